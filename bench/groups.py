@@ -65,17 +65,22 @@ class Groups:
 
     def start(self, number: int) -> Any:
         from dray.groups.group import Slots, WorkerGroup
+        from dray.worker.spec import WorkerSpec
 
-        work = {"settings": SimpleNamespace(environment={}), "load_trial": Held(number), "run": "run", "needs": None}
-        return WorkerGroup(
-            name=f"group-{number}",
-            start=number,
+        settings: Any = SimpleNamespace(environment={})
+        spec = WorkerSpec(
             run="bench",
+            group=f"group-{number}",
+            start=number,
             desk=self._desk,
-            slots=Slots(per_trial=1, gpu=False, cpus_per_slot=1, runtime_env={}),
-            work=work,
-            directory=self._directory,
+            settings=settings,
+            load_trial=Held(number),
+            log_format="",
+            shared_by=1,
+            needs=None,
         )
+        slots = Slots(per_trial=1, gpu=False, cpus_per_slot=1, runtime_env={})
+        return WorkerGroup(spec, slots=slots, directory=self._directory)
 
     def wait_for(self, kind: str, number: int) -> float:
         """When, by the desk's clock, which is this machine's, it got a message of this class about a group."""

@@ -38,6 +38,7 @@ from _measure import (
 
 if TYPE_CHECKING:
     from dray.desk.messages import LeaseOutcome, Message
+    from dray.worker.spec import WorkerSpec
 
 GROUPS_PER_PLAYER = 30
 ROWS = 8
@@ -139,13 +140,12 @@ class LightGroup:
     is_placed = True
     nodes: frozenset[str] = frozenset()
 
-    def __init__(self, *, name: str, start: int, desk: Any, work: Mapping[str, Any], **_: Any) -> None:
-        self.name, self.start = name, start
+    def __init__(self, spec: WorkerSpec, **_: Any) -> None:
+        self.name, self.start = spec.group, spec.start
         player = self.players[LightGroup.made // GROUPS_PER_PLAYER % len(self.players)]
         LightGroup.made += 1
-        experiment = work["settings"]
-        rungs = sorted({int(rung.value) for rung in (*experiment.rungs, experiment.max_length)})
-        player.play.remote(desk, name, start, rungs)
+        lengths = [rung for rung in (*spec.settings.rungs, spec.settings.max_length) if rung is not None]
+        player.play.remote(spec.desk, spec.group, spec.start, sorted({int(length.value) for length in lengths}))
 
     def end(self) -> None:
         """It ends with its player."""

@@ -58,7 +58,7 @@ def as_json(read: ExperimentReader) -> dict[str, Any]:
 
 def describe(read: ExperimentReader) -> None:
     """Print it."""
-    from dray.display.display import best_trials
+    from dray.display.best_trials import best_trials
     from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason, ranked
 
     seen, counts, best = read.stored.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)

@@ -19,6 +19,7 @@ from dray.display.text import duration, number, rough_time, sparkline, speed
 from dray.records.outcomes import NEVER_BEST
 from dray.training.metrics.divergence import is_loss
 from searchers.domains import searched
+from searchers.preview import is_simulated, preview
 from searchers.search import Search
 from searchers.views import TrialView
 
@@ -56,6 +57,7 @@ class Board:
 
     def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str = "batches") -> None:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
+        self._search: Search
         self._trained: dict[int, _Trained] = {}
         self._bests: dict[int, tuple[float, float | None]] = {}
         self._diverged: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)  # each trial's losses that are NaN
@@ -66,9 +68,11 @@ class Board:
         self.share = ""
         """What each trial has of a slot that it shares with others, such as 1/4 GPU; "" if trials share none."""
 
-    def begin(self, forecast: Forecast | None, records: Sequence[Mapping[str, Any]]) -> None:
-        """A run begins; `records` are the journal of the runs before it."""
-        self._forecast = forecast
+    def begin(self, search: Search, records: Sequence[Mapping[str, Any]]) -> None:
+        """A run of the search begins; `records` are the journal so far."""
+        self._search = search
+        # A user's own method could only be simulated, which would change its state.
+        self._forecast = None if is_simulated(search.method) else Forecast(preview(search.method))
         for record in records:
             if record.get("event") == "reported" and isinstance(value := record.get("value"), int | float):
                 self._trained.setdefault(record["trial"], _Trained()).curve.append(value)
@@ -91,9 +95,9 @@ class Board:
             elif row["kind"] == "system" and row["name"] == "batches_per_second":
                 trained.speed = row["value"]
 
-    def look(self, search: Search, groups: int) -> None:
+    def look(self, groups: int) -> None:
         """Take note of the search's progress; at most a few times a second."""
-        views = list(search.trials.values())
+        views = list(self._search.trials.values())
         for view in views:
             if view.ended:
                 self._trained.pop(view.id, None)
@@ -101,9 +105,9 @@ class Board:
             running = {view.id: self._step(view) for view in views if view.state == "RUNNING"}
             self._forecast.look(views, running, groups, time.monotonic())
 
-    def line(self, search: Search, counts: Counts, groups: int, groups_wanted: int) -> str:
+    def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
         """The status in one line."""
-        views = list(search.trials.values())
+        views = list(self._search.trials.values())
         best = self._best(views)
         share = "" if self._forecast is None or not self._forecast.share else f"{self._forecast.share:.0%}"
         parts = [
@@ -114,11 +118,9 @@ class Board:
         ]
         return " · ".join(part.strip() for part in parts if part)
 
-    def picture(
-        self, search: Search, counts: Counts, groups: int, groups_wanted: int, *, width: int, height: int
-    ) -> RenderableType:
+    def picture(self, counts: Counts, groups: int, groups_wanted: int, *, width: int, height: int) -> RenderableType:
         """The overall progress, the best trial, and a table of as many running trials as fit."""
-        views = list(search.trials.values())
+        views = list(self._search.trials.values())
         head = Table.grid(padding=(0, 2), expand=True)
         head.add_column(no_wrap=True, max_width=width // 3)
         head.add_column(ratio=1)
@@ -137,13 +139,13 @@ class Board:
             view, value, step = best
             at = "" if step is None else f" at {number(step)} {self._unit}"
             line = Text.assemble(f"best {self._metric} ", (number(value), "bold green"), f", trial {view.id}{at}")
-            lines.append(self._cut(line.append(f": {self._drawn(search, view)}", "dim")))
+            lines.append(self._cut(line.append(f": {self._drawn(view)}", "dim")))
         running = [view for view in views if view.state == "RUNNING"]
         if running and groups:  # without groups, these are trials that have yet to resume
-            lines.append(self._table(search, running, counts, width, room=max(height - _HEAD, 1)))
+            lines.append(self._table(running, counts, width, room=max(height - _HEAD, 1)))
         return Group(*lines)
 
-    def _table(self, search: Search, running: list[TrialView], counts: Counts, width: int, room: int) -> RenderableType:
+    def _table(self, running: list[TrialView], counts: Counts, width: int, room: int) -> RenderableType:
         shown, wide = running, width >= WIDE
         if len(running) > room:
             # The best of them, in the order of all.
@@ -190,7 +192,7 @@ class Board:
         table.add_column("", no_wrap=True, style="dim")
         rest = max(width - sum(widths) - 2 * len(widths), 0)
         for view, row in zip(shown, rows, strict=True):
-            drawn = Text(self._drawn(search, view))
+            drawn = Text(self._drawn(view))
             drawn.truncate(rest, overflow="ellipsis")
             table.add_row(*row, drawn)
         if len(running) == len(shown):
@@ -260,9 +262,10 @@ class Board:
         assert best is not None, "it was ranked"
         return view, *best
 
-    def _drawn(self, search: Search, view: TrialView) -> str:
+    def _drawn(self, view: TrialView) -> str:
         """The hyperparameters that are searched over."""
-        return "  ".join(f"{name}={number(value)}" for name, value in searched(search.space.root, view.hparams or {}))
+        found = searched(self._search.space.root, view.hparams or {})
+        return "  ".join(f"{name}={number(value)}" for name, value in found)
 
     def _cut(self, text: str | Text) -> Text:
         """One line, cut at the terminal's width."""

@@ -5,23 +5,22 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dray
 from dray.code.factory import ByValue, FromDirectory, place_of
 from dray.code.load import check_entrypoint
 from dray.config.custom import Custom
 from dray.config.faults import missing_field
 from dray.config.load import ExperimentConfig, load_config
-from dray.config.search import as_extended, build_sampler, build_search
+from dray.config.search import build_sampler
 from dray.display.display import Display
 from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.interrupts import Interrupts
+from dray.experiment.opened import OpenSearch, open_search
 from dray.observers import loggers
 from dray.observers.observer import Make, Observer, Observers
 from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path
@@ -31,13 +30,10 @@ from dray.records.mirror import Mirror, fetch_experiment
 from dray.records.numbering import take_number
 from dray.records.result import Result
 from dray.records.secrets import check_secrets, with_secrets
-from searchers.errors import MethodError
-from searchers.events import Exited, Reason
+from searchers.events import DoneReason
 from searchers.journal import Journal
 from searchers.method import Method
-from searchers.records import event_from_json
 from searchers.samplers import Sampler
-from searchers.search import Record, Search
 from searchers.space import Constraint
 
 if TYPE_CHECKING:
@@ -219,150 +215,95 @@ class Experiment:
             Journal(directory.journal) as journal,
             contextlib.closing(Observers(directory, _observers(directory, self._config))) as observers,
         ):
-            records = Journal.read(directory.journal)
-            search, config = self._opened(journal, observers, records)
+
+            def opened_from(records: list[dict[str, Any]]) -> OpenSearch:
+                given = self._config, self._custom, self._extension
+                return open_search(*given, journal=journal, records=records, observers=observers)
+
+            opened = opened_from(Journal.read(directory.journal))
+            searcher = opened.config.searcher
             display = Display(
-                name=config.name,
+                name=opened.config.name,
                 path=directory.path,
-                metric=config.searcher.metric,
-                smaller_is_better=config.searcher.smaller_is_better,
-                unit=config.searcher.unit,
+                metric=searcher.metric,
+                smaller_is_better=searcher.smaller_is_better,
+                unit=searcher.unit,
             )
-            interrupts.final_message = display.last_words
-            observers.begin(records, search.trials, display.say)
-            if search.done is not None:
+            interrupts.final_message = display.stopped_at_once
+            observers.begin(opened.records, opened.search.trials, display.say)
+            if opened.search.done is not None:
                 display.ended()
             losses = 0
-            while search.done is None:
+            while opened.search.done is None:
                 try:
-                    self._run(config, directory, journal, observers, search, display, interrupts, records, on_message)
+                    self._run(opened, directory, journal, observers, display, interrupts, on_message)
                 except DeskLost as lost:
-                    known, records = len(records), Journal.read(directory.journal)
-                    reported = any(record["event"] == "reported" for record in records[known:])
+                    records = Journal.read(directory.journal)
+                    reported = any(record["event"] == "reported" for record in records[len(opened.records) :])
                     losses = 1 if reported else losses + 1
                     if losses == MAX_DESK_LOSSES:
                         raise
                     display.say(f"{str(lost).partition(';')[0]}; restarting from the journal")
-                    search, config = self._opened(journal, observers, records)
+                    opened = opened_from(records)
             observers.close(done=True)
         result = Result(directory.path, trial=self._trial)
         display.result(result)
-        if search.done.reason == "errored":
-            raise ExperimentError(
-                f"every trial failed; all errors are in {directory.journal}, the last one is\n{_last_error(directory)}"
-            )
-        if search.done.reason == "invalid_hp":
-            raise ExperimentError(
-                "too many trials had invalid hyperparameters (they raised InvalidHP); narrow the search space, see "
-                f"{directory.config_file}"
-            )
+        _raise_failure(opened.search.done.reason, directory)
         if mirror.missing is not None:
             raise ExperimentError(f"the search has completed, but {mirror.missing}")
         return result
 
-    def _opened(
-        self, journal: Journal, observers: Observers, records: list[dict[str, object]]
-    ) -> tuple[Search, ExperimentConfig]:
-        """The search as replayed from the journal, and the config as extended."""
-        self._check_given(records)
-
-        def log(record: Record) -> None:
-            stamped = {**record, "time": time.time()}
-            journal.append(stamped)
-            observers.happened(stamped, search.trials)
-
-        search = build_search(self._config, log, records=records, custom=self._custom)
-        opened = {"event": "opened", "version": dray.__version__, **self._custom.names(), "time": time.time()}
-        journal.append(opened)
-        if not search.started:
-            search.start()
-        _end_stopped(search)
-        return search, self._extended(search, as_extended(self._config, records))
-
-    def _check_given(self, records: list[dict[str, object]]) -> None:
-        """Check that what was passed from Python when the experiment was created is passed again."""
-        faults = []
-        for argument, value in self._custom.names().items():
-            opened = (record for record in records if record.get("event") == "opened")
-            had = next((record[argument] for record in opened if record.get(argument)), None)
-            if had is not None and value is None:
-                what = f"the experiment was created with {had}, which can't be stored in its directory; pass it again, "
-                faults.append((argument, f"{what}from Python: dray.Experiment.resume(path, {argument}=...)"))
-        if faults:
-            raise ConfigError(faults)
-        self._custom.check(self._config.searcher)
-
-    def _extended(self, search: Search, config: ExperimentConfig) -> ExperimentConfig:
-        """Extend the search, if requested and not done yet; returns the config as extended."""
-        now = {"max_trials": config.searcher.trial_count, "max_length": config.searcher.length}
-        wanted = {field: value for field, value in self._extension.items() if value != now[field]}
-        if not wanted:
-            return config
-        try:
-            search.extend(**wanted)
-        except MethodError as error:
-            raise ConfigError(error.faults, "The extension") from None
-        return as_extended(config, [{"event": "extended", **wanted}])
-
     def _run(
         self,
-        config: ExperimentConfig,
+        opened: OpenSearch,
         directory: ExperimentDirectory,
         journal: Journal,
         observers: Observers,
-        search: Search,
         display: Display,
         interrupts: Interrupts,
-        records: list[dict[str, object]],
         on_message: Callable[[Message], None] | None,
     ) -> None:
         elsewhere = "" if directory.storage.is_local else f", checkpoints in {directory.storage}"
         number = take_number(directory.path)
         numbered = "experiment" if number is None else f"experiment {number}:"
-        display.say(f"{numbered} {config.name}, stored in {directory.path}{elsewhere}")
-        metrics = MetricsLog(directory.metrics)
-        quiet = contextlib.ExitStack()
-        try:
-            quiet.enter_context(display)
-            display.starting("waiting for Ray")
-            # Here, not above: bad input is reported before Ray is even imported.
-            from dray.cluster import ray_output
-            from dray.cluster.connection import connect
+        display.say(f"{numbered} {opened.config.name}, stored in {directory.path}{elsewhere}")
+        entrypoint = opened.config.entrypoint
+        with contextlib.ExitStack() as stack:
+            metrics = stack.enter_context(contextlib.closing(MetricsLog(directory.metrics)))
+            stack.enter_context(display)
+            try:
+                display.starting("waiting for Ray")
+                # Here, not above: bad input is reported before Ray is even imported.
+                from dray.cluster import ray_output
+                from dray.cluster.connection import connect
 
-            quiet.enter_context(ray_output.redirect_ray_output(directory.path / ray_output.FILE))
-            with ThreadPoolExecutor(1) as pool:
-                # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
-                modules = pool.submit(importlib.import_module, "dray.experiment.run")
-                cluster = connect(self._address)
-                quiet.callback(cluster.close)
-                run = modules.result()
-            display.say(f"on {cluster.description}")
-            display.begin(search, records)
-            entrypoint = config.entrypoint
-            self.last_run = run.Run(
-                config=config,
-                directory=directory,
-                journal=journal,
-                observers=observers,
-                search=search,
-                metrics=metrics,
-                load_trial=FromDirectory(entrypoint=entrypoint, directory=str(directory.code))
-                if entrypoint is not None
-                else ByValue(trial=self._trial),
-                cluster=cluster,
-                display=display,
-                interrupts=interrupts,
-                records=records,
-                revived=_ends(records),
-                on_message=on_message,
-            )
-            self.last_run.run()
-        except KeyboardInterrupt:
-            display.interrupted()
-            raise
-        finally:
-            quiet.close()
-            metrics.close()
+                stack.enter_context(ray_output.redirect_ray_output(directory.path / ray_output.FILE))
+                with ThreadPoolExecutor(1) as pool:
+                    # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
+                    modules = pool.submit(importlib.import_module, "dray.experiment.run")
+                    cluster = connect(self._address)
+                    stack.callback(cluster.close)
+                    run = modules.result()
+                display.say(f"on {cluster.description}")
+                display.begin(opened.search, opened.records)
+                self.last_run = run.Run(
+                    opened=opened,
+                    directory=directory,
+                    journal=journal,
+                    observers=observers,
+                    metrics=metrics,
+                    load_trial=FromDirectory(entrypoint=entrypoint, directory=str(directory.code))
+                    if entrypoint is not None
+                    else ByValue(trial=self._trial),
+                    cluster=cluster,
+                    display=display,
+                    interrupts=interrupts,
+                    on_message=on_message,
+                )
+                self.last_run.run()
+            except KeyboardInterrupt:
+                display.interrupted()
+                raise
 
 
 def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str, Make]:
@@ -377,19 +318,16 @@ def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict
     return {directory.study.name: study, **loggers.makes(directory, config)}
 
 
-def _end_stopped(search: Search) -> None:
-    """End the trials that the search had stopped, where the driver died before it recorded their end."""
-    while stopped := [view.id for view in search.trials.values() if view.stop_requested and not view.ended]:
-        for trial in stopped:
-            search.on(Exited(trial=trial, reason="stopped"))
-
-
-def _ends(records: list[dict[str, object]]) -> dict[int, Reason]:
-    """How trials have ended, as far as an extension of the search may resume them."""
-    exits = (event_from_json(record) for record in records if record.get("event") == "exited")
-    return {exit.trial: exit.reason for exit in exits if isinstance(exit, Exited)}
-
-
-def _last_error(directory: ExperimentDirectory) -> str:
-    errors = [record["error"] for record in Journal.read(directory.journal) if "error" in record]
-    return str(errors[-1]) if errors else "not recorded"
+def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:
+    """Raise what ended the search, unless it has completed."""
+    if reason == "errored":
+        errors = [record["error"] for record in Journal.read(directory.journal) if "error" in record]
+        raise ExperimentError(
+            f"every trial failed; all errors are in {directory.journal}, the last one is\n"
+            f"{errors[-1] if errors else 'not recorded'}"
+        )
+    if reason == "invalid_hp":
+        raise ExperimentError(
+            "too many trials had invalid hyperparameters (they raised InvalidHP); narrow the search space, see "
+            f"{directory.config_file}"
+        )

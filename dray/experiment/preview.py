@@ -13,6 +13,7 @@ from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
 from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, GridSearcher, SingleSearcher
+from dray.display.text import rough_time
 from dray.errors import ConfigError
 from searchers.method import Method
 from searchers.preview import Preview, expected, is_certain, is_simulated
@@ -105,9 +106,9 @@ def _totals(config: ExperimentConfig, seen: Preview, trials_per_hour: float | No
     if trials_per_hour is not None:
         between = ""
         if likely is not None and length is not None:
-            between = " (" + " to ".join(_hours(total / length / trials_per_hour) for total in likely) + ")"
+            between = " (" + " to ".join(rough_time(3600 * total / length / trials_per_hour) for total in likely) + ")"
         rate = f"at {trials_per_hour:g} full-length trials per hour"
-        lines.append(f"about {_hours(full / trials_per_hour)}{between} {rate}")
+        lines.append(f"about {rough_time(3600 * full / trials_per_hour)}{between} {rate}")
     return lines
 
 
@@ -124,15 +125,3 @@ def _method(config: ExperimentConfig) -> str:
     if not isinstance(searcher, SingleSearcher | GridSearcher):
         words.append(f"sampler {searcher.sampler.name}")
     return ", ".join(words)
-
-
-def _hours(hours: float) -> str:
-    """A time for people: 40 min, 3 h 20 min, 4 days 3 h."""
-    minutes = round(hours * 60)
-    if minutes < 1:
-        return "less than a minute"
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // 1440} days {minutes % 1440 // 60} h"

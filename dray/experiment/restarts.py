@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from dray.config.load import ExperimentConfig
@@ -26,32 +25,33 @@ class Restarts:
         records: the journal so far.
         config, directory, journal, display: of the experiment.
         has_logs: whether ``directory`` has the newest logs of trials, wherever they ran.
-        revived: trials that had ended and were extended, and how they had ended: they keep that if they fail.
 
     Attributes:
         counted: how often each trial was restarted, also in earlier runs of the experiment.
+        ended_before: how trials had ended before this run. If an extension of the search resumes one and it fails, it
+            keeps that end.
     """
 
     def __init__(
         self,
-        records: Iterable[Mapping[str, Any]],
+        records: Sequence[Mapping[str, Any]],
         *,
         config: ExperimentConfig,
         directory: ExperimentDirectory,
         journal: Journal,
         display: Display,
         has_logs: bool,
-        revived: Mapping[int, Reason] = MappingProxyType({}),
     ) -> None:
         self._config, self._directory, self._journal, self._display = config, directory, journal, display
-        self._has_logs, self._revived = has_logs, revived
+        self._has_logs = has_logs
         self._failures = recorded(records)
+        self.ended_before = {each["trial"]: each["reason"] for each in records if each.get("event") == "exited"}
         self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
 
     def end_of(self, left: TrialLeft) -> Reason | None:
         """Record how a trial failed ("errored", "diverged" or "invalid_hp"). Returns how it ends; None: it restarts."""
         trial, error = left.trial, left.error
-        kept = self._revived.get(trial)
+        kept: Reason | None = self.ended_before.get(trial)
         if left.outcome == "diverged":
             self._display.say(f"trial {trial} is stopped (stop_on_nan): {error}")
             return "diverged"
@@ -75,7 +75,7 @@ class Restarts:
         return None
 
     def _give_up(self, trial: int, error: str, why: str, failure: Failure) -> None:
-        kept = self._revived.get(trial, "")
+        kept = self.ended_before.get(trial, "")
         self._display.failure(trial, error, why, kept)
         record = {"event": "gave_up", "why": why, **_fields(trial, error, failure)}
         self._journal.append({**record, "kept": kept} if kept else record)
@@ -129,9 +129,6 @@ def recorded(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Failure]]:
     found: dict[int, list[Failure]] = {}
     for each in records:
         if each.get("event") == "restarted":
-            # Journals of older versions have only the error.
-            failure = Failure(
-                kind=each.get("kind", "died"), where=each.get("where", ""), batches=each.get("batches", -1)
-            )
+            failure = Failure(kind=each["kind"], where=each["where"], batches=each["batches"])
             found.setdefault(each["trial"], []).append(failure)
     return found

@@ -14,7 +14,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,21 +129,9 @@ class Retention:
         )
         self._thread = threading.Thread(target=self._run, name="dray-retention", daemon=True)
 
-    def start(
-        self,
-        records: Iterable[Mapping[str, Any]],
-        trials: Iterable[int],
-        value_of: Callable[[CheckpointStore, int], float | None],
-    ) -> None:
-        """Start with the checkpoints of earlier runs, from the journal and the store.
-
-        Args:
-            records: the journal.
-            trials: those that may have checkpoints.
-            value_of: returns the metric of a checkpoint missing in the journal, by its store and batches.
-        """
-        records, trials = list(records), list(trials)
-        self._work.put(lambda: self._recover(records, trials, value_of))
+    def start(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Start with the checkpoints of earlier runs, from the journal's records and from the trials' stores."""
+        self._work.put(lambda: self._recover(records))
         self._thread.start()
 
     def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
@@ -185,33 +173,28 @@ class Retention:
             else:
                 log.warning("can't delete all old checkpoints: %s; %s", errors[0], _LATER)
 
-    def _recover(
-        self,
-        records: list[Mapping[str, Any]],
-        trials: list[int],
-        value_of: Callable[[CheckpointStore, int], float | None],
-    ) -> None:
+    def _recover(self, records: Sequence[Mapping[str, Any]]) -> None:
         for each in saved_in(records):
             self._saved.setdefault(each.trial, {})[each.batches] = each
         self._changed.update(self._saved)
         self._damaged.update(str(record["checkpoint"]) for record in records if record.get("event") == "damaged")
-        for trial in trials:
+        for trial in sorted({record["trial"] for record in records if record.get("event") == "started"}):
             store = self._store_of(trial)
             found, mine = dict(store.listed()), self._saved.setdefault(trial, {})
             for batches in mine.keys() - found.keys():
                 del mine[batches]
             for batches, checkpoint in found.items():
-                if batches in mine:
+                if batches in mine or checkpoint in self._damaged:
                     continue
                 if store.find(batches) is not None:
-                    self._add(trial, batches, checkpoint, value_of(store, batches))
+                    self._add(trial, batches, checkpoint, _metric_at(store, batches))
                 elif not self._needs(trial) and not store.is_complete(batches):
                     store.delete(batches)  # unfinished; while its trial runs, it may be being written
 
     def _add(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
         value = value if value is not None and math.isfinite(value) else None
         saved = Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value)
-        self._damaged.discard(saved.checkpoint)  # written anew
+        self._damaged.discard(saved.checkpoint)  # it was written again
         self._on_disk.discard(saved)
         self._changed.add(saved.trial)
         mine = self._saved.setdefault(saved.trial, {})
@@ -275,7 +258,7 @@ def checkpoints_needed(trial: TrialView) -> int:
     return 0 if trial.ended else 2 if trial.state == "RUNNING" else 1
 
 
-def metric_at(store: CheckpointStore, batches: int) -> float | None:
+def _metric_at(store: CheckpointStore, batches: int) -> float | None:
     """The searcher's metric that a checkpoint carries; None if it carries none."""
     try:
         value = json.loads(store.read(batches, REPORT_FILE)).get("metric")

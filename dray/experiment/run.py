@@ -1,8 +1,7 @@
 """One run of an experiment on Ray, from its journal's state to the end of the search: the driver's side.
 
-Two threads share the search under one lock. Tune's thread passes the trials' results to it and carries out its
-decisions (`_act`). The thread that called `run()` reads the desk's messages (`_read`): it binds leases to parameters,
-records metrics, restarts trials, starts and ends groups, and updates the display.
+The thread that called `Run.run` reads the desk's messages: it binds leases to hyperparameters, records metrics,
+restarts trials, starts and ends groups, and updates the display. Tune's thread takes the trials' results to the search.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable
 
 import ray
 from typing_extensions import assert_never
@@ -21,31 +18,28 @@ from typing_extensions import assert_never
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.code.factory import ByValue, FromDirectory
-from dray.config.load import ExperimentConfig
 from dray.desk import messages
 from dray.desk.messages import LeaseGranted, Message, ReportReceived, TrialLeft
 from dray.display.counts import Counts
 from dray.display.display import Display
 from dray.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining
 from dray.experiment.interrupts import Interrupts
+from dray.experiment.opened import OpenSearch
 from dray.experiment.preflight import error_of_unfit_worker
 from dray.experiment.restarts import Restarts
-from dray.experiment.retention import Policy, Retention, checkpoints_needed, metric_at
+from dray.experiment.retention import Policy, Retention, checkpoints_needed
+from dray.experiment.trial_queue import TrialQueue
 from dray.experiment.workers import prepare_workers
 from dray.groups.group import start_desk
 from dray.groups.pool import IN_TURN_S, Groups
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import MetricsLog
-from dray.records.outcomes import NEVER_BEST
 from dray.records.timeline import Timeline
-from dray.worker.lease import SEND_EVERY_S, TrialLease
+from dray.worker.lease import SEND_EVERY_S
 from searchers.errors import SpaceError
-from searchers.events import Reason, Started
 from searchers.journal import Journal
-from searchers.ray_tune import Answer, TuneDriver
-from searchers.search import Search
-from searchers.views import TrialView
+from searchers.ray_tune import TuneDriver
 
 POLL_S = 0.25
 """How often the driver checks signals and updates the display when nothing happens."""
@@ -61,38 +55,33 @@ LOOK_S = 1.0
 
 class Run:
     """Args:
-    config, directory, journal, observers, search, metrics: of the experiment; the search has been started, and the
-        config includes its extensions.
-    revived: trials that had ended, and continue because the search was extended; and how they had ended.
+    opened: the experiment's search.
+    directory, journal, observers, metrics: of the experiment.
     load_trial: loads the trial's class on the workers.
     cluster: where to run.
     interrupts: signals that ask the run to stop.
-    records: the journal so far.
     on_message: called with each of the desk's messages; for benchmarks and tests.
     """
 
     def __init__(
         self,
         *,
-        config: ExperimentConfig,
+        opened: OpenSearch,
         directory: ExperimentDirectory,
         journal: Journal,
         observers: Observers,
-        search: Search,
         metrics: MetricsLog,
         load_trial: FromDirectory | ByValue,
         cluster: Cluster,
         display: Display,
         interrupts: Interrupts,
-        records: Sequence[Mapping[str, Any]],
-        revived: Mapping[int, Reason] = MappingProxyType({}),
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
-        self.config, self.search, self.display, self.cluster = config, search, display, cluster
-        self._directory, self._metrics, self._records = directory, metrics, records
-        self._on_message, self._revived, self._observers = on_message, revived, observers
-        self._interrupts = interrupts
-        self._lock = threading.RLock()
+        config, search = opened.config, opened.search
+        self.search, self.config, self._records = search, config, opened.records
+        self.display, self.cluster = display, cluster
+        self._directory, self._metrics, self._observers = directory, metrics, observers
+        self._on_message, self._interrupts = on_message, interrupts
         self._error: BaseException | None = None
         self._trains = False
         self._recorded: Counter[int] = Counter()
@@ -102,14 +91,13 @@ class Run:
         self._tune_may_start = not cluster.own
         self._timeline = Timeline(directory.metrics)
         self._restarts = Restarts(
-            records,
+            opened.records,
             config=config,
             directory=directory,
             journal=journal,
             display=display,
             # If machines share no disk, a log here may be that of an earlier process of the rank.
             has_logs=cluster.own or directory.storage.is_local,
-            revived=revived,
         )
         self.counts = Counts(restarts=self._restarts.counted)
         self._retention = Retention(
@@ -123,6 +111,7 @@ class Run:
         display.shares(self._workers.slots.share)
         desk_name = f"dray-desk-{self._workers.run}"
         self.desk = start_desk(desk_name, self._workers.slots.runtime_env)
+        self._queue = TrialQueue(search, desk=self.desk, directory=directory, changed=self._retention.look)
         self.groups = Groups(
             lambda name, start, slots: self._workers.start(name, start, slots, self.desk),
             desk=self.desk,
@@ -130,7 +119,7 @@ class Run:
             capacity=self._workers.capacity,
             elastic=self._workers.elastic,
             own_cluster=cluster.own,
-            runnable=self._count_runnable,
+            runnable=self._queue.count_runnable,
             counts=self.counts,
             timeline=self._timeline,
             display=display,
@@ -138,9 +127,9 @@ class Run:
         )
         self._tune = TuneDriver(
             search,
-            lock=self._lock,
+            lock=self._queue.lock,
             together=journal.together,
-            act=self._act,
+            act=self._queue.act,
             source=desk_name,
             namespace=ray.get_runtime_context().namespace,
             directory=directory.ray / f"tune-{time.time_ns()}",
@@ -164,7 +153,8 @@ class Run:
                 silent=self._head_is_silent,
             )
             try:
-                self._queue_trials()
+                self._queue.begin(self._workers.settings.score)
+                self._retention.start(self._records)
                 self._serve(tune)
             except ray.exceptions.RayError as e:
                 self._error = DeskLost(
@@ -181,35 +171,6 @@ class Run:
         if self._tune.error is not None:
             raise ExperimentError(f"the search failed: {self._tune.error}") from self._tune.error
         self._interrupts.check()
-
-    # ------------------------------------------------------------------ the search's state
-    def _queue_trials(self) -> None:
-        """Queue the trials that can run, and start the removal of old checkpoints."""
-        trials = self.search.trials.values()
-        best = [trial.best for trial in trials if trial.best is not None and trial.state not in NEVER_BEST]
-        self.desk.set_best.remote(min(map(self._workers.settings.score, best), default=None))
-        self.desk.enqueue.remote([trial.id for trial in trials if _is_runnable(trial)])
-        started = [trial.id for trial in trials if trial.hparams is not None]
-        self._retention.start(self._records, started, metric_at)
-
-    def _count_runnable(self) -> int:
-        with self._lock:
-            return sum(map(_is_runnable, self.search.trials.values()))
-
-    def _act(self, answer: Answer) -> None:
-        """Carry out a decision that is already in the journal. Called in Tune's thread."""
-        self.desk.answer.remote(answer.trial, answer.number, answer.decision)
-        if answer.stops:
-            self.desk.withdraw.remote(list(answer.stops))
-        if answer.resumes:
-            # Before new trials: the search has chosen them as the best to train next.
-            self.desk.enqueue.remote(list(answer.resumes), first=True)
-        if answer.creates:
-            self.desk.enqueue.remote(list(answer.creates))
-        if answer.decision != "continue" or answer.stops:
-            self._retention.look([answer.trial, *answer.stops])
-        if answer.done:
-            self.desk.end_search.remote()
 
     # ------------------------------------------------------------------ the desk's messages
     def _serve(self, tune: threading.Thread) -> None:
@@ -235,7 +196,7 @@ class Run:
             if self.groups.error is not None:
                 self._error = self.groups.error
             self._metrics.pack()
-            self.display.update(self.search, self.counts, self.groups.ready_count, self.groups.count)
+            self.display.update(self.counts, self.groups.ready_count, self.groups.count)
 
     def _ask_for_mail(self) -> None:
         self._mail = self.desk.messages.remote(dict(self._recorded))
@@ -269,7 +230,7 @@ class Run:
             case messages.GroupEnded():
                 self.groups.ended(message.group, message.start, is_lost=message.is_lost, error=message.error)
             case messages.LeaseGranted():
-                self._timeline.lent(message.group, message.trial, message.time)
+                self._timeline.granted(message.group, message.trial, message.time)
                 self._bind(message)
             case messages.ReportReceived():
                 self._record(message)
@@ -287,29 +248,14 @@ class Run:
                 assert_never(message)
 
     def _bind(self, granted: LeaseGranted) -> None:
-        """Draw the trial's hyperparameters, and give them to its group."""
-        with self._lock:
-            view = self.search.trials[granted.trial]
-            if not _is_runnable(view):
-                self.desk.drop.remote(granted.lease)
-                return
-            try:
-                self.search.on(Started(trial=granted.trial))
-            except SpaceError as error:  # no sample meets the constraint
-                self._error = FoundInTraining(error.faults, "The search")
-                return
-            lease = TrialLease(
-                number=granted.lease,
-                trial_id=granted.trial,
-                trial_seed=self.search.seed_of(granted.trial),
-                hparams=self.search.params(granted.trial),
-                trial_dir=self._directory.trial(granted.trial),
-                store=self._directory.store(granted.trial),
-                last_step=view.last_step,
-                revived=granted.trial in self._revived,
+        try:
+            self._queue.bind(
+                granted,
+                revived=granted.trial in self._restarts.ended_before,
                 send_every_s=max(SEND_EVERY_S, self.groups.count / REPORTS_PER_S),
             )
-        self.desk.bind.remote(granted.lease, lease)
+        except SpaceError as error:
+            self._error = FoundInTraining(error.faults, "The search")
 
     def _record(self, received: ReportReceived) -> None:
         trial, rows = received.trial, received.rows
@@ -333,12 +279,8 @@ class Run:
             return
         if (reason := self._restarts.end_of(left)) is not None:
             self.desk.end_trial.remote(left.trial, reason)
-            return
-        with self._lock:
-            # If it was paused meanwhile, or paused and queued again, it continues when its turn comes.
-            if self.search.trials[left.trial].state == "RUNNING":
-                # Within the lock: a decision in Tune's thread may withdraw it, and must not reach the desk before this.
-                self.desk.enqueue.remote([left.trial], first=True)
+        else:
+            self._queue.retry(left.trial)
 
     # ------------------------------------------------------------------ the end
     def _close(self, tune: threading.Thread, watch: Watch) -> None:
@@ -393,8 +335,3 @@ class Run:
             "the head of the Ray cluster does not answer; if it is gone, resume with: dray experiment resume "
             f"{self._directory.path}"
         )
-
-
-def _is_runnable(trial: TrialView) -> bool:
-    """Whether the trial should have workers."""
-    return trial.state in ("PENDING", "RUNNING")

@@ -1,14 +1,15 @@
-"""What the worker groups of a run are made of: their slots, the trial's code, and what every worker gets."""
+"""What the worker groups of a run are made of: their slots, the trial's code, and the settings of all trials."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dray
+from dray.cluster.checks.node import Needs
 from dray.cluster.connection import Cluster
 from dray.code.factory import ByValue, FromDirectory, Sent
 from dray.config.load import ExperimentConfig
@@ -21,18 +22,22 @@ from dray.groups.group import Slots, WorkerGroup
 from dray.records.directory import ExperimentDirectory
 from dray.training.units import Batch, TrainUnit
 from dray.worker.lease import SharedSettings
+from dray.worker.spec import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """Attributes:
-    run: unique name of this run; one that resumes the experiment has another.
-    slots: of a group; of the smallest, if its size may change.
-    capacity: how many groups fit.
-    elastic: the size of the only group, if it may change.
-    settings: of all trials.
-    work: for every worker, see ``dray.worker.entry.serve_leases``.
-    directory: where Ray Train would keep its state.
+class Workers:
+    """The workers of a run, before any group is started.
+
+    Attributes:
+        run: unique name of this run; one that resumes the experiment has another.
+        slots: of a group; of the smallest, if its size may change.
+        capacity: how many groups fit.
+        elastic: the size of the only group, if it may change.
+        settings: of all trials.
+        load_trial: loads the trial's class, or the program.
+        needs: what nodes must have; None if the cluster was started on this machine.
+        directory: where Ray Train would keep its state.
     """
 
     run: str
@@ -40,14 +45,24 @@ class WorkerSpec:
     capacity: Capacity
     elastic: Elastic | None
     settings: SharedSettings
-    work: Mapping[str, Any]
+    load_trial: FromDirectory | ByValue | Sent
+    needs: Needs | None
     directory: Path
 
-    def start(self, name: str, start: int, slots: Slots, desk: Any) -> WorkerGroup:
+    def start(self, group: str, start: int, slots: Slots, desk: Any) -> WorkerGroup:
         """Start a group, as the start with this number."""
-        return WorkerGroup(
-            name=name, start=start, run=self.run, desk=desk, slots=slots, work=self.work, directory=self.directory
+        spec = WorkerSpec(
+            run=self.run,
+            group=group,
+            start=start,
+            desk=desk,
+            settings=self.settings,
+            load_trial=self.load_trial,
+            log_format=dray.LOG_FORMAT,
+            shared_by=slots.shared_by,
+            needs=self.needs,
         )
+        return WorkerGroup(spec, slots=slots, directory=self.directory)
 
 
 def prepare_workers(
@@ -57,7 +72,7 @@ def prepare_workers(
     load_trial: FromDirectory | ByValue,
     rungs: Sequence[float],
     say: Callable[[str], None],
-) -> WorkerSpec:
+) -> Workers:
     """Find the slots, send the code to a cluster of others, and check its nodes.
 
     Args:
@@ -83,22 +98,15 @@ def prepare_workers(
         shared_by=resources.trials_per_slot,
     )
     run = f"{directory.path.name}-{secrets.token_hex(4)}"
-    settings = trial_settings(config, rungs, device(gpu=slots.gpu))
     is_elastic = len(sizes) > 1
-    return WorkerSpec(
+    return Workers(
         run=run,
         slots=slots,
         capacity=Capacity(slots, limits, sizes[0] if is_elastic else resources.max_slots),
         elastic=Elastic(slots, sizes, name=run) if is_elastic else None,
-        settings=settings,
-        work={
-            "settings": settings,
-            "load_trial": loads,
-            "run": run,
-            "log_format": dray.LOG_FORMAT,
-            "shared_by": slots.shared_by,
-            "needs": None if cluster.own else check_nodes(directory, run, gpu=slots.gpu),
-        },
+        settings=trial_settings(config, rungs, device(gpu=slots.gpu)),
+        load_trial=loads,
+        needs=None if cluster.own else check_nodes(directory, run, gpu=slots.gpu),
         directory=directory.ray,
     )
 

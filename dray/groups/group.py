@@ -25,6 +25,7 @@ from dray.desk.failure import LOW_MEMORY
 from dray.groups.deaths import oom_kills, oom_kills_of, why_it_died
 from dray.groups.train_workers import start_workers
 from dray.worker.entry import ended, serve_leases
+from dray.worker.spec import WorkerSpec
 from searchers.ray_tune import HEAD_NODE
 
 WAIT_S = 60.0
@@ -102,26 +103,21 @@ class WorkerGroup:
     start.
 
     Args:
-        name: unique among the groups that exist.
-        start: number of this start, unique in this run.
-        run: the name of this run of the experiment, unique on the cluster.
-        desk: the desk's actor handle.
+        spec: of its workers.
         slots: size and resources.
-        work: for every worker, see ``dray.worker.entry.serve_leases``.
         directory: where Ray Train would keep its state.
     """
 
-    def __init__(
-        self, *, name: str, start: int, run: str, desk: Any, slots: Slots, work: Mapping[str, Any], directory: Path
-    ) -> None:
-        self.name, self.start = name, start
+    def __init__(self, spec: WorkerSpec, *, slots: Slots, directory: Path) -> None:
+        self.name, self.start = spec.group, spec.start
         self.is_placed = False
         """Whether it has its slots."""
-        self._run, self._desk, self._slots, self._directory = run, desk, slots, directory
-        self._work = {**work, "desk": desk, "group": name, "start": start}
+        self._spec, self._slots, self._directory = spec, slots, directory
         # Until it is ready, an autoscaler sees it as demand. It ends with this process, and the workers with it.
         self._placement = placement_group(
-            [slots.resources] * slots.per_trial, strategy=slots.placement_strategy, name=f"{run}/{name}/{start}"
+            [slots.resources] * slots.per_trial,
+            strategy=slots.placement_strategy,
+            name=f"{spec.run}/{self.name}/{self.start}",
         )
         # By rank, once the processes run: their nodes, their `ended` calls, and the earlier OOM kills on their nodes.
         self._nodes: list[str] = []
@@ -130,7 +126,7 @@ class WorkerGroup:
         self._lock = threading.Lock()
         self._is_ending = False
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._start_workers, name=f"dray-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._start_workers, name=f"dray-{self.name}", daemon=True)
         self._thread.start()
 
     @property
@@ -160,9 +156,9 @@ class WorkerGroup:
                     return
             self.is_placed = True
             workers = start_workers(
-                functools.partial(serve_leases, self._work),
+                functools.partial(serve_leases, self._spec),
                 self._placement,
-                name=f"{self._run}-{self.name}",
+                name=f"{self._spec.run}-{self.name}",
                 resources=self._slots.resources,
                 runtime_env=self._slots.runtime_env,
                 directory=self._directory,
@@ -227,7 +223,7 @@ class WorkerGroup:
         return first
 
     def _report_end(self, dead: Mapping[int, str], error: str) -> None:
-        self._desk.group_ended.remote(self.name, self.start, dead, error)
+        self._spec.desk.group_ended.remote(self.name, self.start, dead, error)
         self._ended.set()
 
 

@@ -1,4 +1,4 @@
-"""The loggers that a config names, which write an experiment down elsewhere than in its directory."""
+"""The loggers that a config names: MLflow, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def makes(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str,
 
 
 def identity(directory: ExperimentDirectory, config: ExperimentConfig) -> str:
-    """Tells the experiment from others, also if its directory was moved: its name, and when its journal began."""
+    """Identifies the experiment, also if its directory was moved: its name, and when its journal began."""
     [first, *_] = Journal.read(directory.journal)
     return f"{config.name} {first['time']}"
 

@@ -6,7 +6,7 @@ is SCHEDULED; one that the search stopped is FINISHED, like one that completed, 
 apart. When the search is over, the experiment's run gets `experiment.yaml` and `best_trial.json`, which has the path of
 the checkpoint.
 
-Runs are found by tags: a resumed experiment finds its own, and adds what they lack.
+Runs are found by tags: a resumed experiment finds its own, and adds what is missing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AT_ONCE = 1000
 """Metrics in one request: MLflow's limit."""
 PARAMS_AT_ONCE = 100
 LONGEST_PARAM = 500
-"""Characters of a value that servers of older versions take."""
+"""Characters of a value that older servers accept."""
 _STATUS = {
     "PENDING": "SCHEDULED",
     "RUNNING": "RUNNING",
@@ -50,11 +50,10 @@ ID, KIND, TRIAL, STATE, PARENT = "dray.id", "dray.kind", "dray.trial", "dray.sta
 
 
 class MLflowRuns:
-    """Writes them; an `Observer`.
+    """An `Observer` that writes these runs.
 
     Args:
-        directory: of the experiment.
-        config: of it.
+        directory, config: of the experiment.
     """
 
     def __init__(self, directory: ExperimentDirectory, config: ExperimentConfig) -> None:
@@ -83,13 +82,13 @@ class MLflowRuns:
         self._client.update_run(self._parent, status="RUNNING")
 
     def update(self, news: Sequence[News]) -> None:
-        """As for `Observer`."""
+        """See `Observer`."""
         for one in news:
             if one.view.hparams is not None:
                 self._write(one)
 
     def close(self, done: bool) -> None:
-        """As for `Observer`."""
+        """See `Observer`."""
         if done:
             self._write_best()
         self._client.set_terminated(self._parent, "FINISHED" if done else "KILLED")
@@ -109,7 +108,7 @@ class MLflowRuns:
         if one.view.ended and trial in self._best:
             metrics.append(self._best[trial][1])
         if (before := self._before.pop(trial, None)) is not None:
-            metrics = self._lacking(before, metrics)
+            metrics = self._missing(before, metrics)
         for some in _pieces(params, PARAMS_AT_ONCE):
             self._client.log_batch(run, params=some)
         for some_metrics in _pieces(metrics, AT_ONCE):
@@ -130,19 +129,19 @@ class MLflowRuns:
                 if math.isfinite(score) and score < self._best.get(trial, (math.inf,))[0]:
                     self._best[trial] = (score, _metric({**row, "kind": "best"}))
 
-    def _lacking(self, run: Run, metrics: list[Metric]) -> list[Metric]:
-        """Those of the metrics that the run does not have."""
+    def _missing(self, run: Run, metrics: list[Metric]) -> list[Metric]:
+        """The metrics that the run does not have yet."""
         by_key: defaultdict[str, list[Metric]] = defaultdict(list)
         for metric in metrics:
             by_key[metric.key].append(metric)
-        lacking: list[Metric] = []
+        missing: list[Metric] = []
         for key, mine in by_key.items():
             if run.info.status in _OVER and _same(run.data.metrics.get(key), mine[-1].value):
                 continue  # the run is over, and has the last value
             history = self._client.get_metric_history(run.info.run_id, key)
             known = {(each.step, each.timestamp) for each in history}
-            lacking += [metric for metric in mine if (metric.step, metric.timestamp) not in known]
-        return lacking
+            missing += [metric for metric in mine if (metric.step, metric.timestamp) not in known]
+        return missing
 
     def _found(self, kind: str) -> Iterator[Run]:
         page: str | None = None
@@ -192,7 +191,7 @@ class MLflowRuns:
 
 
 def _is_not_of_mlflow(record: logging.LogRecord) -> bool:
-    """Retried requests are not logged: a server that was idle closes connections. The last failure is."""
+    """Retried requests are not logged, as an idle server closes connections. The last failure is."""
     return "/mlflow" not in record.getMessage()
 
 

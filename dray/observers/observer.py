@@ -24,20 +24,20 @@ from searchers.views import TrialView
 
 EVERY_S = 1.0
 """How often observers are updated."""
-AGAIN_S = 300.0
+RETRY_S = 300.0
 """How long after a failure an observer is created again."""
-TOGETHER = 500
-"""How many trials an update has at most when an observer receives the whole history."""
+TRIALS_PER_UPDATE = 500
+"""Most trials in one update when an observer receives the whole history."""
 CLOSE_S = 60.0
 """How long the end of a run waits for observers to finish writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What is new of one trial.
+    """What is new about one trial.
 
     Attributes:
-        view: its present state.
+        view: its current state.
         started, ended: when it did, in seconds since the epoch; None if it has not.
         rows: new metrics (after a failure some may come again): mappings of batches, epochs, kind (training |
             validation | system), name, value, time.
@@ -93,8 +93,8 @@ class _Known:
 
     def all(self, metrics: pd.DataFrame) -> Iterator[list[News]]:
         trials = sorted(self.views)
-        for begin in range(0, len(trials), TOGETHER):
-            some = trials[begin : begin + TOGETHER]
+        for begin in range(0, len(trials), TRIALS_PER_UPDATE):
+            some = trials[begin : begin + TRIALS_PER_UPDATE]
             rows: dict[int, list[Mapping[str, Any]]] = {trial: [] for trial in some}
             for row in metrics[metrics["trial_id"].isin(some)].to_dict("records"):
                 rows[row["trial_id"]].append({str(name): value for name, value in row.items()})
@@ -175,7 +175,7 @@ class Observers:
 
     # ------------------------------------------------------------------ in an observer's thread
     def _follow(self, name: str, make: Make) -> None:
-        # By then the first worker is up: an observer's imports don't delay Ray's start.
+        # The first worker is up by then: an observer's imports don't delay Ray's start.
         self._wanted.wait()
         metrics, failed = self._past.pop(name), False
         while True:
@@ -204,8 +204,8 @@ class Observers:
                 failed = True
             if is_last:
                 return
-            # By then the disk may have room again, or the server be back.
-            self._over.wait(AGAIN_S)
+            # The disk may have room again by then, or the server may be back.
+            self._over.wait(RETRY_S)
             if self._directory.is_gone():
                 return
             self._take(name)

@@ -42,7 +42,7 @@ _ENDS = {"COMPLETED": "COMPLETE", "STOPPED": "PRUNED", "ERRORED": "FAIL", "INVAL
 
 
 class OptunaStudy:
-    """Writes the study; an `Observer`.
+    """An `Observer` that writes the study.
 
     Args:
         path: the file; its content is rewritten.

@@ -32,11 +32,10 @@ _FAILED = ("ERRORED", "INVALID_HP", "CANCELED")
 
 
 class WandBRuns:
-    """Writes them; an `Observer`.
+    """An `Observer` that writes these runs.
 
     Args:
-        directory: of the experiment.
-        config: of it.
+        directory, config: of the experiment.
 
     Raises:
         RuntimeError: online, and there is no API key.
@@ -55,23 +54,23 @@ class WandBRuns:
         kept.mkdir(exist_ok=True)
         self._file = (kept / "written.jsonl").open("a+")
         self._file.seek(0)
-        #: Of each trial: the time of its last metric, and its state.
+        #: By trial: the time of its last metric, and its state.
         self._before: dict[int, tuple[float, str]] = {}
         for line in self._file:
-            if line.endswith("\n"):  # else the last one, torn
+            if line.endswith("\n"):  # the last one may be incomplete
                 trial, until, state = json.loads(line)
                 self._before[trial] = (until, state)
         self._known = dict(self._before)
         self._runs: dict[int, wandb.Run] = {}
 
     def update(self, news: Sequence[News]) -> None:
-        """As for `Observer`."""
+        """See `Observer`."""
         for one in news:
             if one.view.hparams is not None:
                 self._write(one)
 
     def close(self, done: bool) -> None:
-        """As for `Observer`."""
+        """See `Observer`."""
         for trial in list(self._runs):
             self._end(trial)
         self._file.close()

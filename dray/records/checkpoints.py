@@ -14,9 +14,9 @@ from typing import Any
 
 from dray.records.directory import ExperimentDirectory
 from dray.storage import CheckpointError, Location, RemoteDirectory, opened
+from dray.storage.manifest import MANIFEST
 
 _FILE = re.compile(r"trial_(\d+)/checkpoint_(\d+)/(.+)")
-_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +45,20 @@ def list_checkpoints(directory: ExperimentDirectory) -> list[StoredCheckpoint]:
     """
     storage = directory.storage
     sizes: dict[tuple[int, int], int] = {}
-    whole = set()
+    complete = set()
     for name, size in _files(storage):
         if match := _FILE.fullmatch(name):
             key = int(match.group(1)), int(match.group(2))
             sizes[key] = sizes.get(key, 0) + size
-            if match.group(3) == _MANIFEST:
-                whole.add(key)
+            if match.group(3) == MANIFEST:
+                complete.add(key)
     return [
         StoredCheckpoint(
             trial=trial,
             batches=batches,
             location=storage.child(f"trial_{trial}", f"checkpoint_{batches}"),
             size=size,
-            is_complete=(trial, batches) in whole,
+            is_complete=(trial, batches) in complete,
         )
         for (trial, batches), size in sorted(sizes.items())
     ]

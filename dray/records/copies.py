@@ -1,4 +1,4 @@
-"""Download or delete a whole experiment."""
+"""Download or delete an experiment."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NOT_COPIED = ("journal.jsonl.lock", "storage.json", "secrets.yaml")
 
 
 def download(found: StoredExperiment, target: Path) -> list[str]:
-    """Copy a complete experiment, from here and from its object store, into a new directory.
+    """Copy an experiment, from this machine and from its object store, into a new directory.
 
     Args:
         found: the experiment.
         target: does not exist yet, or is empty.
 
     Returns:
-        What is wrong with damaged checkpoints; these are copied as they are.
+        What is wrong with each damaged checkpoint; these are copied too.
 
     Raises:
         StorageError: the object store can't be used.
@@ -63,14 +63,14 @@ def _fetch(remote: RemoteDirectory, target: Path) -> None:
 
 
 def delete(found: StoredExperiment) -> None:
-    """Remove a complete experiment, here and in its object store. A half-deleted one no longer counts as one.
+    """Delete an experiment, here and in its object store. Once that has begun, it is no experiment any more.
 
     Raises:
         JournalError: a driver on this machine runs it.
         StorageError: the object store can't be used.
     """
     directory = found.directory
-    # Locked until all is gone, so that nobody resumes it meanwhile.
+    # Locked until everything is deleted, so that nobody resumes it meanwhile.
     with Journal(directory.journal) if not found.is_copy else nullcontext():
         if not directory.storage.is_local:
             RemoteDirectory(directory.storage).delete(first=directory.config_file.name)

@@ -24,7 +24,7 @@ from dray.storage.disk import force_to_disk
 log = logging.getLogger(__name__)
 
 _LONGEST_NAME = 200
-"""Bytes of an experiment's name in that of its directory; file systems take 255, with the time and more."""
+"""Most bytes of an experiment's name in that of its directory, which also has the time; file systems allow 255."""
 
 PROBE_S = 10.0
 """How long an unreachable object store is tried before a run begins."""
@@ -36,13 +36,13 @@ class ExperimentDirectory:
     ::
 
         <path>/experiment.yaml         the config, every default filled in
-               code/                   the model's code, see `.ignore`, as it was when the experiment was created
+               code/                   the model's code when the experiment was created, see `dray.code.ignore`
                journal.jsonl           every event of the search; the source of truth
                metrics/                see `dray.records.metrics`
                optuna.db               see `dray.observers.optuna_study`; derived from the two above
                trial_7/checkpoint_352/ see `dray.training.checkpoint.files`; or in an object store, below a like path
-               storage.json            where that is, and the config's credentials for it; readable by the owner alone
-               secrets.yaml            the config's secrets, as storage.json for its owner alone
+               storage.json            where that is, and the config's credentials for it; only its owner can read it
+               secrets.yaml            the config's secrets; only its owner can read it
                ray.log                 Ray's output in the driver's process, see `dray.cluster.ray_output`
                ray/                    Ray's own state of this experiment; never read back
                .seen-by-all            lets the nodes of a cluster check that they see this very directory
@@ -98,17 +98,17 @@ class ExperimentDirectory:
         return store_at(self.storage.child(f"trial_{trial_id}"), self.trial(trial_id))
 
     def write_storage(self, where: Location) -> None:
-        """Write down where checkpoints are, if not here."""
+        """Record where checkpoints are, if not here."""
         descriptor = os.open(self.storage_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump({"location": where.uri, "secrets": dict(where.secrets)}, file, indent=1)
 
     @classmethod
     def create(cls, path: Path, config: ExperimentConfig, code: Path | None) -> ExperimentDirectory:
-        """Make the directory, with the config and a copy of the model's code.
+        """Create the directory, with the config and a copy of the model's code.
 
         Raises:
-            ConfigError: there is an experiment already, the directory can't be made, or the code is too large.
+            ConfigError: there is an experiment already, the directory can't be created, or the code is too large.
         """
         directory = cls(path)
         try:
@@ -117,7 +117,7 @@ class ExperimentDirectory:
             found = None if code is None else code_of(code, leave_out=path)
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            what = f"can't make the experiment's directory: {error}; choose another place"
+            what = f"can't create the experiment's directory: {error}; choose another place"
             raise ConfigError([("checkpoint_storage", what)]) from None
         if found is not None:
             directory.copy_code(found, config)
@@ -126,9 +126,9 @@ class ExperimentDirectory:
         if where is not None and not where.is_local:
             directory.write_storage(where.child(path.name))
         # Written last: a directory with a config is complete.
-        unnamed = directory.config_file.with_suffix(".tmp")
-        unnamed.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
-        os.replace(unnamed, directory.config_file)
+        temporary = directory.config_file.with_suffix(".tmp")
+        temporary.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
+        os.replace(temporary, directory.config_file)
         # The directory must be on the disk before its journal's records are.
         force_to_disk(path)
         return directory
@@ -168,7 +168,7 @@ def results_root() -> Path:
 
 def link_into_results(path: Path) -> None:
     """Link a new experiment that is elsewhere into the default storage, so that its name and ``latest`` find it."""
-    with suppress(OSError):  # it is there; or the default storage can't be written, which is no reason not to run
+    with suppress(OSError):  # the link exists; or the default storage can't be written, which is no reason not to run
         results_root().mkdir(parents=True, exist_ok=True)
         (results_root() / path.name).symlink_to(path)
 
@@ -181,7 +181,7 @@ def unlink_from_results(path: Path) -> None:
 
 
 def check_storage(where: Location | None) -> None:
-    """Check, by doing so, that an object store can be written, read and deleted from, before anything trains.
+    """Check, before anything trains, that an object store can be written to, read and deleted from, by doing it.
 
     Raises:
         ConfigError: it can't.

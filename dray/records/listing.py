@@ -42,8 +42,8 @@ class Overview:
         title: the config's ``name``.
         state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed. STOPPED:
             it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
-            store, where a driver elsewhere can't be seen; or it is a local run of which nobody knows. DAMAGED: its
-            files can't be read; ``why`` says why.
+            store, where a driver elsewhere can't be seen; or it is a local run whose end was not recorded. DAMAGED:
+            its files can't be read; ``why`` says why.
         trials, ended: how many trials there are so far, and how many of them have ended.
         max_trials: how many there will be; None if that is not known in advance.
         metric: the searcher's metric.
@@ -147,16 +147,16 @@ def list_experiments(root: str | None = None) -> list[Overview]:
     location = Location.of(results_root()) if root is None else parse_location(root)
     if not location.is_local:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            there = [each for each in pool.map(_glance_afar, _children(location)) if each is not None]
+            there = [each for each in pool.map(_overview_of_remote, _children(location)) if each is not None]
     else:
         if root is not None and not location.path.is_dir():
             raise NoExperiment(f"no such directory: {location}")
         known = numbers_by_path()
-        there = [_glance(path, known.get(path.resolve())) for path in experiment_directories(location.path)]
+        there = [_overview_of_local(path, known.get(path.resolve())) for path in experiment_directories(location.path)]
     return sorted(there, key=lambda each: (each.began or 0, each.name))
 
 
-def _glance(path: Path, number: int | None) -> Overview:
+def _overview_of_local(path: Path, number: int | None) -> Overview:
     where = StoredExperiment(directory=ExperimentDirectory(path), where=str(path), is_copy=False, number=number)
     try:
         return local_overview(LocalRun(path)) if is_local_run(path) else where.overview()
@@ -165,7 +165,7 @@ def _glance(path: Path, number: int | None) -> Overview:
 
 
 def local_overview(run: LocalRun) -> Overview:
-    """A local run as an experiment of one trial."""
+    """The overview of a local run, as an experiment with one trial."""
     state, times = run.state, [row["time"] for row in run.rows]
     return Overview(
         name=run.path.name,
@@ -184,7 +184,7 @@ def local_overview(run: LocalRun) -> Overview:
     )
 
 
-def _glance_afar(location: Location) -> Overview | None:
+def _overview_of_remote(location: Location) -> Overview | None:
     remote = RemoteDirectory(location, patience_s=PATIENCE_S)
     try:
         config = remote.read("experiment.yaml")

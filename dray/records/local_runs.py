@@ -1,4 +1,4 @@
-"""Local runs: what `Trainer.fit()` and `core.init()` leave outside of an experiment, in `DRAY_HOME/local`.
+"""Local runs: what `Trainer.fit()` and `core.init()` write outside of an experiment, in `DRAY_HOME/local`.
 
 A run has a directory with `metrics.jsonl`, a line per report, and its checkpoints; see `dray.hosts.local`.
 """
@@ -26,7 +26,7 @@ LOCAL = "local"
 
 
 def is_local_run(path: Path) -> bool:
-    """Whether this is the directory of a local run. Not a checkpoint of one, which has its metrics, too."""
+    """Whether this is the directory of a local run. A checkpoint of one is not, although it has its metrics too."""
     return (path / METRICS).is_file() and not (path / MANIFEST).exists() and not (path / "experiment.yaml").exists()
 
 
@@ -57,7 +57,7 @@ class LocalRun:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """Its reports; those that were written whole."""
+        """Its reports, without an incomplete last one."""
         lines = (self.path / METRICS).read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -78,7 +78,7 @@ class LocalRun:
 
     @cached_property
     def searcher(self) -> dict[str, Any]:
-        """That section of its config, as its latest checkpoint has it; {} for a script without a config."""
+        """The ``searcher`` section of its config, from its latest checkpoint; {} for a script without a config."""
         for _, checkpoint in self.checkpoints:
             try:
                 return dict(read_mapping(Path(checkpoint) / "experiment.yaml").get("searcher") or {})
@@ -104,12 +104,12 @@ class LocalRun:
         return [each for each in CheckpointStore(self.path).listed() if (Path(each[1]) / MANIFEST).exists()]
 
     def metrics(self) -> pd.DataFrame:
-        """A table as that of an experiment with one trial, 0."""
+        """Its metrics, as a table like that of an experiment with one trial, 0."""
         import pandas as pd
 
         columns = ["trial_id", "batches", "epochs", "kind", "name", "value", "time"]
         table = pd.DataFrame([(0, *values) for row in self.rows for values in _values(row)], columns=columns)
-        # A run that was resumed after a kill has measured some batches again.
+        # A run that was resumed after it was killed has measured some batches again.
         once = table.drop_duplicates(["batches", "kind", "name"], keep="last")
         return once.sort_values(["batches", "kind", "name"], kind="stable")
 

@@ -42,7 +42,7 @@ TAIL = "_tail.jsonl"
 ROWS_PER_PART = 50_000
 PACK_EVERY_S = 5.0
 PACK_SHARE = 0.01
-"""The largest share of the driver's time for writing parts: if that takes long, it is done less often."""
+"""The largest share of the driver's time that is spent on writing parts: if that takes long, it is done less often."""
 
 
 class MetricsLog:
@@ -58,9 +58,9 @@ class MetricsLog:
         directory.mkdir(parents=True, exist_ok=True)
         self._tail = directory / TAIL
         _cut_torn_line(self._tail)
-        #: The last batch of each trial in the full parts, and the first one that was measured again since.
+        #: By trial, the last batch in the full parts, and the first one that was measured again since.
         self._last: dict[int, int] = {}
-        self._again: dict[int, int] = {}
+        self._remeasured: dict[int, int] = {}
         self._full, self._open = 0, SCHEMA.empty_table()
         parts = _parts(directory)
         for path in parts:
@@ -68,10 +68,10 @@ class MetricsLog:
             if path == parts[-1] and part.num_rows < ROWS_PER_PART:
                 self._open = part
             else:
-                self._filled(part)
+                self._count_full(part)
         self._rows = _tail_rows(self._tail)
         for row in self._rows:
-            self._look(row["trial_id"], row["batches"])
+            self._note(row["trial_id"], row["batches"])
         self._due = clock()
         self._file = self._tail.open("ab")
 
@@ -83,7 +83,7 @@ class MetricsLog:
             self._file.flush()
             self._rows += added
             for row in added:
-                self._look(trial_id, row["batches"])
+                self._note(trial_id, row["batches"])
         if len(self._rows) >= ROWS_PER_PART:
             self._pack()
 
@@ -98,57 +98,59 @@ class MetricsLog:
             self._pack()
             self._file.close()
 
-    def _look(self, trial_id: int, batches: int) -> None:
+    def _note(self, trial_id: int, batches: int) -> None:
         if batches <= self._last.get(trial_id, -1):
-            self._again[trial_id] = min(batches, self._again.get(trial_id, batches))
+            self._remeasured[trial_id] = min(batches, self._remeasured.get(trial_id, batches))
 
-    def _filled(self, part: pa.Table) -> None:
+    def _count_full(self, part: pa.Table) -> None:
         self._full += 1
         last = part.select(["trial_id", "batches"]).group_by("trial_id").aggregate([("batches", "max")])
         for trial_id, batches in zip(last["trial_id"].to_pylist(), last["batches_max"].to_pylist(), strict=True):
             self._last[trial_id] = max(batches, self._last.get(trial_id, -1))
 
     def _pack(self) -> None:
-        """Move the tail into the newest part. If it is killed in between, rows are in both, but are read once."""
+        """Move the tail into the newest part. After a kill in between, rows are in both, but are read once."""
         began = self._clock()
         if self._rows:
-            packed = _once(pa.concat_tables([self._open, _table(self._rows)]))
-            self._take_out_of_full_parts(packed)
+            packed = _deduplicated(pa.concat_tables([self._open, _table(self._rows)]))
+            self._drop_remeasured(packed)
             self._write(self._full + 1, packed)
             self._open = packed
             if packed.num_rows >= ROWS_PER_PART:
-                self._filled(packed)
+                self._count_full(packed)
                 self._open = SCHEMA.empty_table()
         self._file.truncate(0)
         self._rows = []
         now = self._clock()
         self._due = now + max(PACK_EVERY_S, (now - began) / PACK_SHARE)
 
-    def _take_out_of_full_parts(self, packed: pa.Table) -> None:
+    def _drop_remeasured(self, packed: pa.Table) -> None:
         """Remove rows that were measured again from the full parts."""
-        if not self._again:
+        if not self._remeasured:
             return
         for number in range(1, self._full + 1):
             part = _read_part(self._path(number))
             trials = part["trial_id"].to_numpy()
-            since = np.array([self._again.get(trial, np.iinfo(np.int64).max) for trial in trials.tolist()], np.int64)
+            since = np.array(
+                [self._remeasured.get(trial, np.iinfo(np.int64).max) for trial in trials.tolist()], np.int64
+            )
             if (part["batches"].to_numpy() >= since).any():
-                kept = _once(pa.concat_tables([part, packed]), among=part.num_rows)
+                kept = _deduplicated(pa.concat_tables([part, packed]), among=part.num_rows)
                 if kept.num_rows < part.num_rows:
                     self._write(number, kept)
-        self._again.clear()
+        self._remeasured.clear()
 
     def _path(self, number: int) -> Path:
         return self._directory / f"part-{number:05}.parquet"
 
     def _write(self, number: int, table: pa.Table) -> None:
-        unnamed = self._directory / f".part-{number:05}.tmp"
-        with unnamed.open("wb") as file:
+        temporary = self._directory / f".part-{number:05}.tmp"
+        with temporary.open("wb") as file:
             pq.write_table(table, file)
             file.flush()
-            # A power failure must not replace a complete part by an empty one.
+            # A power failure must not replace a complete part with an empty one.
             os.fsync(file.fileno())
-        os.replace(unnamed, self._path(number))
+        os.replace(temporary, self._path(number))
 
 
 def read_metrics(directory: Path) -> pd.DataFrame:
@@ -173,8 +175,8 @@ def _read(directory: Path, wanted: Callable[[pa.ChunkedArray], pa.ChunkedArray])
     return found
 
 
-def _once(table: pa.Table, among: int | None = None) -> pa.Table:
-    """The rows that do not come again later, in their order.
+def _deduplicated(table: pa.Table, among: int | None = None) -> pa.Table:
+    """The rows without those that come again later, in their order.
 
     Args:
         among: return only those of this many first rows.

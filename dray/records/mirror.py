@@ -1,8 +1,8 @@
 """Keeps a complete copy of an experiment in its checkpoints' object store, so that it outlives its driver's machine.
 
 The config, the code, the metrics, the trials' logs and the journal are copied there every few seconds while it runs,
-and at its end. A file in an object store can't be appended to, so what has grown is copied as a whole, and copies of a
-large experiment are rarer: while it runs they take at most `BYTES_PER_S` on average.
+and at its end. A file in an object store can't be appended to, so one that has grown is copied again, and a large
+experiment is copied less often: while it runs, copies take at most `BYTES_PER_S` on average.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ EVERY_S = 10.0
 metrics, logs) are larger than `EVERY_S * BYTES_PER_S`: 100 s if they have 100 MiB, a million events.
 Trials that ended in that time run again, from their checkpoints."""
 FIRST_S = 1.0
+"""The first copy is made this long after the run begins."""
 PATIENCE_S = 5.0
 LAST_PATIENCE_S = 60.0
 """How long the last copy is retried while the store is away: there is no other after it."""
@@ -88,7 +89,7 @@ class Mirror:
         """Copy what has changed; returns the bytes that were sent."""
         sent = 0
         for path, name, state in self._changed():
-            with contextlib.suppress(FileNotFoundError):  # metrics that were packed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # metrics that were moved to another part meanwhile
                 content = path.read_bytes()
                 self._remote.write(name, content)
                 self._copied[name] = state
@@ -165,7 +166,7 @@ def fetch_experiment(where: str | os.PathLike[str]) -> Path:
     (partial / "code").mkdir(exist_ok=True)
     directory = ExperimentDirectory(partial)
     directory.write_storage(location)
-    # Trials that began after the last copy start anew, perhaps with other hyperparameters.
+    # Trials that began after the last copy start from scratch, perhaps with other hyperparameters.
     started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
     trials = {int(match.group(1)) for name in sizes if (match := _TRIAL.match(name))}
     for trial in trials - started:

@@ -1,4 +1,4 @@
-"""What a `Result` shows of itself: a line in an interpreter, a table of the best trials in a notebook."""
+"""How a `Result` is shown: a line in an interpreter, a table of the best trials in a notebook."""
 
 from __future__ import annotations
 

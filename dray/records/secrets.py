@@ -23,7 +23,7 @@ def check_secrets(config: ExperimentConfig) -> None:
     """Check that no secret is masked in a config that is to be run.
 
     Raises:
-        ConfigError: one is masked: the config was copied from another experiment or a checkpoint.
+        ConfigError: one is: the config was copied from another experiment or a checkpoint.
     """
     what = "is masked, as in an experiment's own copy of its config; write the real value"
     if faults := [(path, what) for path in _masked_in(config)]:
@@ -54,8 +54,6 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         what = f"is missing: secrets stay on the machine that they were given on; write all of them to {path}"
         raise ConfigError([(name, what) for name in masked]) from None
-    if not found.keys() & _secrets(config).keys():  # written by an older version
-        found = {_DATA: found}
     data, environment = dict(config.data), config.environment
     if _DATA in found:
         data["secrets"] = found[_DATA]

@@ -47,7 +47,7 @@ class Timeline:
         """All processes of a group were up at this time, in seconds since the epoch."""
         self._note("joined", time=at, group=group)
 
-    def lent(self, group: str, trial: int, at: float) -> None:
+    def granted(self, group: str, trial: int, at: float) -> None:
         """A group got a trial."""
         self._note("granted", time=at, group=group, trial=trial)
 

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from dray.records.outcomes import FAILED
-from dray.records.timeline import PHASES
 from dray.report.data import MAX_POINTS, Metric, ReportData
 from dray.report.scale import logarithms, scaled, ticks_of
 
@@ -21,24 +20,8 @@ RUNG_COLOURS = ("#8796aa", "#2f86d1", "#12a07a", "#e39a00", "#d5493a", "#9a4fc4"
 BEST_COLOUR = "#d81b60"
 RANK_SCALE = [(0.0, BEST_COLOUR), (0.1, "#e3a400"), (0.5, "#2f86d1"), (1.0, "#8796aa")]
 """From the best trial to the worst."""
-PHASE_COLOURS = {
-    "training": "#12a07a",
-    "data": "#7cc576",
-    "validating": "#2f86d1",
-    "checkpointing": "#9a4fc4",
-    "starting": "#e3a400",
-    "waiting": "#d5493a",
-    "ending": "#f08a4b",
-    "idle": "#b9c3cf",
-    "booting": "#6f7d8f",
-}
-PHASE_NAMES = {"data": "waiting for data", "waiting": "waiting for the search", "booting": "processes starting"}
 LEAST_EXPLAINED = 0.1
 """The R² below which a forest's importances mean nothing."""
-MAX_STRETCHES = 4_000
-BINS = 240
-_BELOW_MODEBAR = {"l": 62, "r": 12, "t": 34, "b": 48}
-"""The margins of a figure without a legend, where plotly's buttons would cover the bars."""
 
 
 def curves(report: ReportData, metric: Metric | None = None) -> Figure:
@@ -113,7 +96,7 @@ def history(report: ReportData) -> Figure:
     steps = sound[so_far.diff().fillna(-1) < 0]
     last = finite.groupby("trial_id")["time"].max()
     shown = report.shown[report.shown.index.isin(last.index)]
-    unit_s, unit = _time_unit(float(finite["time"].max() - began) if len(finite) else 0.0)
+    unit_s, unit = time_unit(float(finite["time"].max() - began) if len(finite) else 0.0)
     end = [] if sound.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
     figure = {
         "data": [
@@ -258,92 +241,8 @@ def importances(report: ReportData) -> Figure | None:
     }
 
 
-def stretches(report: ReportData) -> Figure | None:
-    """When each worker group was in which phase, a bar each; None if there are too many to show."""
-    table, unit_s, unit, began = _timed(report)
-    if table.empty or len(table) > MAX_STRETCHES:
-        return None
-    data = []
-    for phase in PHASES:
-        rows = table[table["phase"] == phase]
-        if len(rows):
-            data.append(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "name": PHASE_NAMES.get(phase, phase),
-                    "y": rows["group"].tolist(),
-                    "base": ((rows["start"] - began) / unit_s).tolist(),
-                    "x": ((rows["end"] - rows["start"]) / unit_s).tolist(),
-                    "customdata": [f"trial {trial}, " if trial >= 0 else "" for trial in rows["trial_id"]],
-                    "hovertemplate": f"%{{customdata}}{PHASE_NAMES.get(phase, phase)}: %{{x:.3g}} {unit}"
-                    "<extra></extra>",
-                    "marker": {"color": PHASE_COLOURS[phase], "line": {"width": 0}},
-                }
-            )
-    groups = table["group"].nunique()
-    return {
-        "data": data,
-        "layout": {
-            "barmode": "overlay",
-            "bargap": 0.15,
-            "height": 97 + 26 * min(groups, 40),
-            "showlegend": False,
-            "margin": _BELOW_MODEBAR,
-            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
-            "yaxis": {"automargin": True, "autorange": "reversed", "fixedrange": True},
-        },
-    }
-
-
-def shares(report: ReportData) -> Figure | None:
-    """How many slots were in each phase, over time."""
-    table, unit_s, unit, began = _timed(report)
-    if table.empty:
-        return None
-    low, high = float(table["start"].min()), float(table["end"].max())
-    edges = np.linspace(low, high, BINS + 1)
-    data = []
-    for phase in PHASES:
-        rows = table[table["phase"] == phase]
-        if len(rows):
-            spent = np.zeros(BINS + 1)
-            starts, ends, slots = (rows[name].to_numpy() for name in ("start", "end", "slots"))
-            for i, edge in enumerate(edges):
-                spent[i] = (slots * np.clip(edge - starts, 0, ends - starts)).sum()
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "stackgroup": "slots",
-                    "name": PHASE_NAMES.get(phase, phase),
-                    "x": ((edges[:-1] + np.diff(edges) / 2 - began) / unit_s).tolist(),
-                    "y": (np.diff(spent) / np.diff(edges)).tolist(),
-                    "hovertemplate": "%{y:.2f}",
-                    "line": {"width": 0, "color": PHASE_COLOURS[phase], "shape": "hvh"},
-                    "fillcolor": PHASE_COLOURS[phase],
-                }
-            )
-    return {
-        "data": data,
-        "layout": {
-            "hovermode": "x unified",
-            "showlegend": False,
-            "margin": _BELOW_MODEBAR,
-            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": "slots"}, "rangemode": "tozero"},
-        },
-    }
-
-
-def _timed(report: ReportData) -> tuple[pd.DataFrame, float, str, float]:
-    table = report.timeline
-    began = report.overview.began or 0.0
-    unit_s, unit = _time_unit(float(table["end"].max() - began) if len(table) else 0.0)
-    return table, unit_s, unit, began
-
-
-def _time_unit(seconds: float) -> tuple[float, str]:
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit for an axis of so many seconds: its length in seconds, and its name."""
     return (1.0, "seconds") if seconds < 300 else (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 

@@ -9,7 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 import dray
@@ -19,26 +18,13 @@ from dray.records.listing import open_experiment
 from dray.records.logs import grouped_failures, last_line, where
 from dray.records.lookup import Name
 from dray.records.outcomes import FAILED, divergence_summary, failure_summary, nan_since_text, no_best_reason
-from dray.records.timeline import PHASES
-from dray.report import figures, html
+from dray.report import figures, html, slot_time
 from dray.report.data import MAX_CURVES, MAX_TRIALS, ReportData
-from dray.report.figures import PHASE_COLOURS, PHASE_NAMES, RANK_SCALE, Figure
+from dray.report.figures import RANK_SCALE, Figure
 
 ASSETS = Path(__file__).parent
 BEST_SHOWN = 10
 FAILURES_SHOWN = 30
-
-_PHASE_TOLD = {
-    "booting": "a worker group's processes start, and import torch",
-    "starting": "from a trial's hyperparameters to its first batch",
-    "training": "training batches, without waiting for data",
-    "data": "the trial waits for its data loader",
-    "validating": "",
-    "checkpointing": "training waits while a checkpoint is made",
-    "waiting": "the trial waits for the search's decisions, and for other ranks",
-    "ending": "from the decision on a trial's last report until its processes are free",
-    "idle": "running, without a trial",
-}
 
 
 def write_report(path: Name, out: str | os.PathLike[str] | None = None) -> Path:
@@ -96,7 +82,7 @@ class _Page:
         sections = [self._head(), self._searched()]
         if not self.report.ranked.empty:
             sections += [self._best(), self._learning(), self._hyperparameters()]
-        sections += [self._timeline(), self._failures(), self._config()]
+        sections += [slot_time.section(self.report, self._place), self._failures(), self._config()]
         return "\n".join(section for section in sections if section)
 
     # ------------------------------------------------------------------ sections
@@ -251,42 +237,6 @@ class _Page:
 reached: how much worse a random forest predicts a trial's rank when one hyperparameter is shuffled. The forest explains
 {found.explained:.0%} of the ranks of trials that it has not seen ({found.trials:,} trials).</p>"""
 
-    def _timeline(self) -> str:
-        report = self.report
-        table = report.timeline
-        if table.empty:
-            return ""
-        spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
-        total = float(spent.sum())
-        rows = [
-            (
-                f'<i style="background:{PHASE_COLOURS[phase]}"></i>{PHASE_NAMES.get(phase, phase)}',
-                f"{spent[phase] / total:.1%}",
-                html.duration(float(spent[phase])),
-                escape(_PHASE_TOLD[phase]),
-            )
-            for phase in PHASES
-            if phase in spent.index
-        ]
-        rows.sort(key=lambda row: -float(row[1].rstrip("%")))
-        before = float(table["start"].min()) - (report.overview.began or float(table["start"].min()))
-        parts = ["<section><h2>Use of slot time</h2>"]
-        # Its squares are the legend of the figures below.
-        parts.append(f'<div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>')
-        if before > 0:
-            parts.append(f'<p class="quiet">Before the first worker group was started: {html.duration(before)}.</p>')
-        shares, stretches = figures.shares(report), figures.stretches(report)
-        if shares is not None:
-            parts.append(self._place("shares", shares))
-        if stretches is not None:
-            parts.append("<h3>Each worker group</h3>")
-            parts.append(self._place("stretches", stretches, height=stretches["layout"]["height"]))
-            parts.append('<p class="quiet">Trials report the time of each phase every five seconds: a bar each.</p>')
-        else:
-            parts.append(f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>')
-        parts.append(_system(report))
-        return "\n".join(parts) + "</section>"
-
     def _failures(self) -> str:
         report = self.report
         failed = [record for record in report.records if record.get("event") in ("restarted", "gave_up")]
@@ -330,27 +280,6 @@ reached: how much worse a random forest predicts a trial's rank when one hyperpa
         if shown == there:
             return ""
         return f"{shown:,} of {there:,} {what} are shown: the {most // 2:,} best, and others evenly by rank. "
-
-
-def _system(report: ReportData) -> str:
-    """What trials used of their machines."""
-    rows = report.result.system_metrics
-    names = {
-        "batches_per_second": "batches per second",
-        "cpu_cores": "CPU cores per trial",
-        "memory_gb": "memory per trial, GB",
-        "gpu_percent": "GPU utilization, % of time",
-        "gpu_memory_gb": "GPU memory per rank, GB",
-    }
-    table = []
-    for name, label in names.items():
-        values = rows.loc[rows["name"] == name, "value"]
-        if len(values):
-            low, middle, high = values.quantile(np.array([0.05, 0.5, 0.95]))
-            table.append((label, html.rough(middle), f"{html.rough(low)} to {html.rough(high)}"))
-    if not table:
-        return ""
-    return "<h3>Resource usage of trials</h3>" + html.table(["", "median", "5th to 95th percentile"], table)
 
 
 def _first(values: pd.Series[Any]) -> Any:

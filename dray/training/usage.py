@@ -88,7 +88,7 @@ class Usage:
         self._failed: set[str] = set()
         self._cpu_s: dict[str, float] = {}
         self._looked = time.monotonic()
-        self._measured("cpu_cores", self._grown_cpu_s)
+        self._measured("cpu_cores", lambda: self._grown_cpu_s(_processes()))
         self._machine: Machine | None = None
         self._ranks: Sequence[Machine] = ()
 
@@ -111,11 +111,12 @@ class Usage:
         if elapsed >= LOOK_EVERY_S or (self._machine is None and elapsed > 0.05):
             device = self._device
             gpu = device.type == "cuda"
+            processes = _processes()
             held = self._measured("gpu_memory_gb", lambda: torch.cuda.memory_reserved(device) / 1e9) if gpu else None
             percent = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device))) if gpu else None
             self._machine = Machine(
-                cpu_cores=self._measured("cpu_cores", lambda: self._grown_cpu_s() / elapsed),
-                memory_gb=self._measured("memory_gb", lambda: _memory_gb_of(_processes())),
+                cpu_cores=self._measured("cpu_cores", lambda: self._grown_cpu_s(processes) / elapsed),
+                memory_gb=self._measured("memory_gb", lambda: _memory_gb_of(processes)),
                 gpu_memory_gb=held,
                 gpu_percent=percent,
             )
@@ -135,8 +136,8 @@ class Usage:
                 log.warning("%s can't be measured from now on: %s: %s", name, type(error).__name__, error)
             return None
 
-    def _grown_cpu_s(self) -> float:
-        before, self._cpu_s = self._cpu_s, _cpu_s_of(_processes())
+    def _grown_cpu_s(self, processes: Sequence[str]) -> float:
+        before, self._cpu_s = self._cpu_s, _cpu_s_of(processes)
         return sum(seconds - before.get(process, 0.0) for process, seconds in self._cpu_s.items())
 
     def set_ranks(self, ranks: Sequence[Machine | None]) -> None:

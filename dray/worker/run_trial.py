@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.isolation.handlers import redirect_handlers
 from dray.worker.lease import LeaseLost, TrialLease
 from dray.worker.log.trial_log import TrialLog, log_to_stderr, redirect_output, reset_logging
+from dray.worker.spec import WorkerSpec
 
 Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
@@ -43,7 +44,7 @@ def run_trial(
     program: Program,
     code: Path | None,
     lease: TrialLease,
-    work: Mapping[str, Any],
+    worker: WorkerSpec,
     distributed: core.DistributedContext,
 ) -> Departure:
     """Run one lease; whatever the trial raises is part of the answer.
@@ -52,16 +53,15 @@ def run_trial(
         program: the trial's class, or the program to run.
         code: the directory of the user's code, if there is one.
         lease: the trial.
-        work: as in `dray.worker.entry.serve_leases`.
         distributed: the group's ranks.
     """
     kind = RayProgramHost if isinstance(program, Script) else RayHost
-    host = kind(desk=work["desk"], lease=lease, settings=work["settings"], code_dir=code)
-    with redirect_output(log_path(lease, distributed.rank), work["settings"].secrets) as log:
+    host = kind(desk=worker.desk, lease=lease, settings=worker.settings, code_dir=code)
+    with redirect_output(log_path(lease, distributed.rank), worker.settings.secrets) as log:
         try:
-            watched = _exit_if_hung(host, work["desk"], distributed.rank, log)
+            watched = _exit_if_hung(host, worker.desk, distributed.rank, log)
             with watched, use_host(host, distributed), redirect_handlers():
-                return _run(program, code, host, work["log_format"], distributed)
+                return _run(program, code, host, worker.log_format, distributed)
         except BaseException as error:  # also SystemExit: a class may call sys.exit(), which would end the process
             return _departure(error, host, code, log)
         finally:

@@ -11,7 +11,6 @@ import functools
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ray
 import ray.train
@@ -30,62 +29,55 @@ from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import joined
 from dray.worker.run_trial import Program, log_path, run_trial
+from dray.worker.spec import WorkerSpec
 
 
-def serve(work: dict[str, Any]) -> None:
-    """Join the group's ranks, load the trial's code, and serve leases until the desk has no more.
-
-    Args:
-        work: as in `dray.worker.entry.serve_leases`.
-    """
+def serve(worker: WorkerSpec) -> None:
+    """Join the group's ranks, load the trial's code, and serve leases until the desk has no more."""
     context = ray.train.get_context()
     # As Ray Train does it: files that trials write to their working directory stay apart.
     directory = Path(context.get_storage().local_working_directory)
     directory.mkdir(parents=True, exist_ok=True)
     os.chdir(directory)
-    load = work["load_trial"]
     try:
-        code = load.place()
+        code = worker.load_trial.place()
         if code is not None:
-            run_startup_hook_once(code, work["run"])
+            run_startup_hook_once(code, worker.run)
     except Exception as error:
-        return give_up(work, error)
+        return give_up(worker, error)
 
     def meet(mine: tuple[str, int] | None) -> tuple[str, int]:
-        return tuple(ray.get(work["desk"].address.remote(work["start"], mine)))
+        return tuple(ray.get(worker.desk.address.remote(worker.start, mine)))
 
     try:
-        with deterministic(work["settings"].config["reproducibility"]["deterministic"]), joined(context, meet):
+        with deterministic(worker.settings.config["reproducibility"]["deterministic"]), joined(context, meet):
             # Before the user's code is loaded, which may change the environment.
             distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
             try:
-                program = load()
+                program = worker.load_trial()
             except Exception as error:
-                return give_up(work, error)
-            serve_joined(work, program, code, distributed)
+                return give_up(worker, error)
+            serve_joined(worker, program, code, distributed)
     except NoGpuOfItsOwn as error:
-        give_up(work, error)
+        give_up(worker, error)
 
 
-def serve_joined(
-    work: dict[str, Any], program: Program, code: Path | None, distributed: core.DistributedContext
-) -> None:
+def serve_joined(worker: WorkerSpec, program: Program, code: Path | None, distributed: core.DistributedContext) -> None:
     """Serve leases until the desk has no more, on a rank that has joined its process group.
 
     Args:
-        work: as in `dray.worker.entry.serve_leases`.
         program: what trials run.
         code: its directory, if it has one.
         distributed: the group's ranks.
     """
     distributed.side_store()  # now, on all ranks together: later each asks for it at another time
-    desk, settings, rank = work["desk"], work["settings"], distributed.rank
+    desk, settings, rank = worker.desk, worker.settings, distributed.rank
     snapshot = ProcessSnapshot()
     number = 0
     with contextlib.closing(LogUploader()) as uploader:
         while True:
-            asked = desk.next_lease.remote(work["group"], work["start"], rank, distributed.size, number)
-            lease: TrialLease | None = ray.get(asked)
+            granted = desk.next_lease.remote(worker.group, worker.start, rank, distributed.size, number)
+            lease: TrialLease | None = ray.get(granted)
             if lease is None:
                 return
             number = lease.number
@@ -94,9 +86,9 @@ def serve_joined(
             log = log_path(lease, rank)
             if isinstance(lease.store, RemoteStore) and not _is_shared_with_driver(lease):
                 uploader.begin(log, lease.store.root)
-            if work["shared_by"] > 1 and ray.get_gpu_ids():
-                limit_gpu_memory(work["shared_by"])
-            departure, leaks = snapshot.run(functools.partial(run_trial, program, code, lease, work, distributed))
+            if worker.shared_by > 1 and ray.get_gpu_ids():
+                limit_gpu_memory(worker.shared_by)
+            departure, leaks = snapshot.run(functools.partial(run_trial, program, code, lease, worker, distributed))
             uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)

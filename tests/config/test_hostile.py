@@ -240,7 +240,7 @@ def test_a_directory_that_can_not_be_made_is_one_error(tmp_path: Path) -> None:
     config_ = load_config(config())
     (tmp_path / "file").touch()
     for place, why in ((tmp_path / ("p" * 300) / "x", "name too long"), (tmp_path / "file" / "x", "Not a directory")):
-        with pytest.raises(ConfigError, match=rf"(?i)can't make the experiment's directory: .*{why}"):
+        with pytest.raises(ConfigError, match=rf"(?i)can't create the experiment's directory: .*{why}"):
             ExperimentDirectory.create(place, config_, None)
 
 

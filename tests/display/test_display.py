@@ -13,14 +13,13 @@ import pytest
 from rich.console import Console
 
 from dray.display import display as display_module
+from dray.display import screens
 from dray.display.board import Board
 from dray.display.display import Display
-from dray.display.forecast import Forecast
 from dray.display.text import sparkline
 from searchers.asha import ASHA
 from searchers.events import Event, Exited, Reported, Started
 from searchers.method import Method
-from searchers.preview import preview
 from searchers.random_search import RandomSearch
 from searchers.search import Search
 from searchers.space import parse
@@ -128,7 +127,7 @@ def rows(trial: int, epochs: float, value: float | None = None, speed: float | N
 def line(made: Search, *, groups: int = 2, wanted: int = 2, **screen: Any) -> str:
     shown = Screen(**screen)
     shown.display.begin(made, [])
-    shown.display.update(made, FakeCounts(), groups, wanted)  # type: ignore[arg-type]
+    shown.display.update(FakeCounts(), groups, wanted)  # type: ignore[arg-type]
     return shown.text.strip()
 
 
@@ -137,13 +136,13 @@ def picture(
 ) -> list[str]:
     """The lines of a picture."""
     board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
-    board.begin(Forecast(preview(made.method)), [])
+    board.begin(made, [])
     for trial, reported in told.items():
         board.rows(trial, reported)
-    board.look(made, groups)
+    board.look(groups)
     console = Console(file=io.StringIO(), width=width, height=height)
     with console.capture() as captured:
-        console.print(board.picture(made, FakeCounts(), groups, groups, width=width, height=height))  # type: ignore[arg-type]
+        console.print(board.picture(FakeCounts(), groups, groups, width=width, height=height))  # type: ignore[arg-type]
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -157,20 +156,20 @@ def test_line_tells_what_groups_wait_for_as_long_as_they_do() -> None:
     shown = Screen()
     shown.display.begin(search(), [])
     shown.display.waits("2 of 3 worker groups wait for nodes (2 spot starting)")
-    shown.display.update(search(), FakeCounts(), 1, 3)  # type: ignore[arg-type]
+    shown.display.update(FakeCounts(), 1, 3)  # type: ignore[arg-type]
     told = "digits · 0 of 8 trials ended · 0 running · 2 of 3 worker groups wait for nodes (2 spot starting) · 0:00"
     assert shown.text.strip() == told
     shown.display.waits("")
     shown.display._due = 0.0
-    shown.display.update(search(), FakeCounts(), 1, 3)  # type: ignore[arg-type]
+    shown.display.update(FakeCounts(), 1, 3)  # type: ignore[arg-type]
     assert "starting 2 of 3 worker groups" in shown.text
 
 
 def test_line_tells_what_each_trial_has_of_a_slot_that_it_shares() -> None:
     shown = Screen()
-    shown.display.begin(search(), [])
+    shown.display.begin(search(Started(trial=0), Started(trial=1)), [])
     shown.display.shares("1/4 GPU")
-    shown.display.update(search(Started(trial=0), Started(trial=1)), FakeCounts(), 1, 1)  # type: ignore[arg-type]
+    shown.display.update(FakeCounts(), 1, 1)  # type: ignore[arg-type]
     assert " · 2 running on 1/4 GPU each · " in shown.text
 
 
@@ -192,11 +191,11 @@ def test_line_tells_trials_that_diverged_until_they_recover() -> None:
     shown.display.begin(made, [])
     shown.display.rows(0, rows(0, 1.0, value=math.nan))
     shown.display.rows(1, [{**row, "value": math.inf} for row in rows(1, 1.0)])
-    shown.display.update(made, FakeCounts(), 2, 2)  # type: ignore[arg-type]
+    shown.display.update(FakeCounts(), 2, 2)  # type: ignore[arg-type]
     assert " · 2 running · 2 diverged (NaN) · " in shown.text
     shown.display.rows(1, rows(1, 2.0))  # it was restarted from a checkpoint, say
     shown.display._due = 0.0
-    shown.display.update(made, FakeCounts(), 2, 2)  # type: ignore[arg-type]
+    shown.display.update(FakeCounts(), 2, 2)  # type: ignore[arg-type]
     assert " · 2 running · 1 diverged (NaN) · " in shown.text.splitlines()[-1]
 
 
@@ -284,11 +283,11 @@ def test_curve_of_a_trial_that_continues_after_a_resume_has_its_earlier_values()
     made = search(Started(trial=0), Reported(trial=0, step=1, value=0.5), Reported(trial=0, step=2, value=0.25))
     board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
     records = [{"event": "reported", "trial": 0, "step": step, "value": value} for step, value in ((1, 0.5), (2, 0.25))]
-    board.begin(None, [*records, {"event": "reported", "trial": 0, "step": 2, "value": None}])
+    board.begin(made, [*records, {"event": "reported", "trial": 0, "step": 2, "value": None}])
     board.rows(0, rows(0, 3, 0.0))
     console = Console(file=io.StringIO(), width=80)
     with console.capture() as captured:
-        console.print(board.picture(made, FakeCounts(), 1, 1, width=80, height=24))  # type: ignore[arg-type]
+        console.print(board.picture(FakeCounts(), 1, 1, width=80, height=24))  # type: ignore[arg-type]
     assert "█▅▁" in captured.get()
 
 
@@ -308,8 +307,9 @@ def test_without_a_terminal_a_line_comes_every_ten_seconds_and_later_every_minut
     monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
     screen, made, seen = Screen(), search(), []
     with screen.display as shown:
+        shown.begin(made, [])
         for half in range(2 * 3600):
-            shown.update(made, FakeCounts(), 1, 1)  # type: ignore[arg-type]
+            shown.update(FakeCounts(), 1, 1)  # type: ignore[arg-type]
             clock += 0.5
             if half in (60, 3600, 4800, 7199):
                 seen.append(screen.text.count("trials ended"))
@@ -326,8 +326,9 @@ def test_on_a_terminal_the_picture_is_drawn_a_few_times_a_second_and_gone_in_the
     screen = Screen(terminal=True)
     made = search()
     with screen.display as shown:
+        shown.begin(made, [])
         for _ in range(1000):
-            shown.update(made, FakeCounts(), 1, 1)  # type: ignore[arg-type]
+            shown.update(FakeCounts(), 1, 1)  # type: ignore[arg-type]
             clock += 0.001
         shown.say("experiment digits")
     # Each quarter of a second, below what is said, and once more before it is erased.
@@ -367,7 +368,7 @@ def test_on_a_terminal_what_is_waited_for_is_shown_before_there_is_a_picture() -
 def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, ipython = 1000.0, FakeIPython()
     monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
-    monkeypatch.setattr(display_module, "_ipython", lambda: ipython)
+    monkeypatch.setattr(screens, "ipython", lambda: ipython)
     shown = Display(
         name="digits",
         path=LONG_PATH,
@@ -377,15 +378,16 @@ def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyP
     )
     made = search(Started(trial=0))
     with shown:
+        shown.begin(made, [])
         for _ in range(100):
-            shown.update(made, FakeCounts(), 1, 1)  # type: ignore[arg-type]
+            shown.update(FakeCounts(), 1, 1)  # type: ignore[arg-type]
             clock += 0.1
         assert ipython.versions == 10
-        assert "0 trials ended · 1 running" in ipython.shown[0]
+        assert "0 of 8 trials ended · 1 running" in ipython.shown[0]
         for event in ended(0, 0.5)[1:]:
             made.on(event)
     # It stays, so it is as in the end.
-    assert "1 trial ended · 0 running" in ipython.shown[0]
+    assert "1 of 8 trials ended · 0 running" in ipython.shown[0]
     assert len(ipython.shown) == 1
     assert ipython.shown[0].startswith("<pre")
 
@@ -425,7 +427,7 @@ def test_a_failure_outside_user_code_shows_its_last_line_and_not_forever() -> No
     screen.display.failure(31, "")
     told = screen.text.splitlines()
     assert told[0] == "trial 0 failed: KeyError: 'lr'"
-    assert len(told) == display_module.SHOWN_TRIALS + 1
+    assert len(told) == display_module.MAX_MESSAGES + 1
     assert "dray experiment describe" in told[-1]
 
 

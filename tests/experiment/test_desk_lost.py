@@ -10,9 +10,9 @@ import pytest
 import dray
 from dray.errors import DeskLost
 from dray.experiment.experiment import MAX_DESK_LOSSES
+from dray.experiment.opened import OpenSearch
 from searchers.events import Exited, Reported, Started
 from searchers.journal import Journal
-from searchers.search import Search
 
 TRIALS = Path(__file__).parents[1] / "ray" / "trials"
 
@@ -23,7 +23,8 @@ class Experiment(dray.Experiment):
     per_run: int
     runs = 0
 
-    def _run(self, config: Any, directory: Any, journal: Any, observers: Any, search: Search, *_: Any) -> None:
+    def _run(self, opened: OpenSearch, *_: Any) -> None:
+        search = opened.search
         self.runs += 1
         for trial in [view.id for view in search.trials.values() if not view.ended][: self.per_run]:
             search.on(Started(trial=trial))

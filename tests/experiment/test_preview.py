@@ -56,7 +56,8 @@ def test_adaptive_shows_each_bracket_with_its_rungs_and_a_range() -> None:
     assert total == pytest.approx(added_up(rows), abs=1)
     # More than by Determined's rule, by which 4 and 1 of 18 go on, and 1 of 6.
     assert 14 + 12 + 16 + 20 + 16 < low < total < high < 24 * 16
-    times = [f"{round(10 * length / 16) // 60} h {round(10 * length / 16) % 60} min" for length in (total, high)]
+    minutes = [round(10 * length / 16) for length in (total, high)]
+    times = [f"{each // 60} h {each % 60 // 10 * 10} min" for each in minutes]
     assert below.endswith(f"\nabout {times[0]} (58 min to {times[1]}) at 6 full-length trials per hour"), below
 
 

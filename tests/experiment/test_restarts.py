@@ -80,13 +80,12 @@ def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_pa
     )
     with Journal(directory.journal) as journal:
         restarts = Restarts(
-            [],
+            [{"event": "exited", "trial": 3, "reason": "completed"}],
             config=config,
             directory=directory,
             journal=journal,
             display=display,
             has_logs=True,
-            revived={3: "completed"},
         )
         left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error="ValueError: over", failure=error(16))
         assert restarts.end_of(left) is None
@@ -111,7 +110,3 @@ def test_failures_are_recovered_from_the_journal() -> None:
         {"event": "restarted", "trial": 3, "error": "...", **record(OOM)},
     ]
     assert recorded(records) == {3: [error(4), OOM], 1: [DIED]}
-
-
-def test_journals_of_older_versions_are_read() -> None:
-    assert recorded([{"event": "restarted", "trial": 3, "error": "boom"}]) == {3: [DIED]}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dray.config.load import load_config
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
 from dray.storage import CheckpointStore, Location, store_at, verify
+from dray.worker.host import REPORT_FILE
 from tests.storage.power import Disk
 
 METRICS = {1: [None, None, 0.6, 0.5, 0.4], 2: [None, 0.2, 0.3, None, None]}
@@ -120,13 +121,14 @@ class Experiment:
             note=lambda record: self.records.append(json.loads(json.dumps(record, allow_nan=False))),
             say=self.said.append,
         )
-        self.retention.start(list(self.records), trials or [], lambda store, batches: float(store.read(batches, "v")))
+        started = [{"event": "started", "trial": trial} for trial in trials or []]
+        self.retention.start([*self.records, *started])
 
     def save(self, trial: int, batches: int, value: float | None, *, tell: bool = True) -> None:
         store = self.store(trial)
         self.trials.add(trial)
         staging = store.stage(batches)
-        (staging / "v").write_text(str(value))
+        (staging / REPORT_FILE).write_text(json.dumps({"metric": value}))
         checkpoint = store.commit(staging, batches)
         if tell:
             assert self.retention is not None

@@ -222,7 +222,7 @@ def test_one_whose_experiment_was_deleted_is_not_made_anew(tmp_path: Path) -> No
 
 
 def test_a_failed_observer_is_created_again_during_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dray.observers.observer, "AGAIN_S", 0.0)
+    monkeypatch.setattr(dray.observers.observer, "RETRY_S", 0.0)
     made: list[Notebook] = []
     all_told, again = threading.Event(), threading.Event()
 

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from dray.groups import group as lending
 from dray.groups.deaths import oom_kills, oom_kills_of
 from dray.groups.group import Slots, WorkerGroup, start_desk
 from tests.ray.harness import wait_for
+from tests.workers import worker_spec
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -57,21 +58,10 @@ class World:
         self.heard: list[Message] = []
 
     def start(self, *, slots: int, cpus: float, start: int = 1) -> WorkerGroup:
-        work = {
-            "settings": SimpleNamespace(environment={}),
-            "load_trial": Held(self.directory),
-            "run": "run",
-            "needs": None,
-        }
-        return WorkerGroup(
-            name="g",
-            start=start,
-            run=self.directory.name,
-            desk=self.desk,
-            slots=Slots(per_trial=slots, gpu=False, cpus_per_slot=cpus, runtime_env={}),
-            work=work,
-            directory=self.directory,
-        )
+        where = {"run": self.directory.name, "group": "g", "start": start, "load_trial": Held(self.directory)}
+        spec = worker_spec(self.desk, SimpleNamespace(environment={}), **where)
+        slot = Slots(per_trial=slots, gpu=False, cpus_per_slot=cpus, runtime_env={})
+        return WorkerGroup(spec, slots=slot, directory=self.directory)
 
     def processes(self, count: int) -> list[dict[str, Any]]:
         """What they have told, by rank."""
@@ -146,7 +136,8 @@ def test_a_process_that_died_when_the_kernel_killed_one_of_its_node_was_out_of_m
     heard: list[tuple[Any, ...]] = []
     group = world.start(slots=1, cpus=0.5)
     [process] = world.processes(1)
-    group._desk = SimpleNamespace(group_ended=SimpleNamespace(remote=lambda *told: heard.append(told)))
+    desk = SimpleNamespace(group_ended=SimpleNamespace(remote=lambda *told: heard.append(told)))
+    monkeypatch.setattr(group, "_spec", replace(group._spec, desk=desk))
     monkeypatch.setattr(lending, "oom_kills_of", lambda node, runtime_env: oom_kills()[1] + 1)
     os.kill(process["pid"], signal.SIGKILL)
     assert group.ended(by=time.monotonic() + 60)

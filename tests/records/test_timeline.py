@@ -143,7 +143,7 @@ def test_what_the_driver_notes_is_read_also_while_it_writes(tmp_path: Path, monk
     notes = Timeline(tmp_path)  # at 10
     notes.starts("g", 2)  # at 11
     notes.ready("g", 20)
-    notes.lent("g", 4, 21)
+    notes.granted("g", 4, 21)
     notes.left("g", 4, 30)
     with (tmp_path / FILE).open("ab") as file:
         file.write(b'{"event": "gran')

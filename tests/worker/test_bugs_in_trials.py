@@ -26,6 +26,7 @@ from dray.worker.process_group import outliving_programs
 from dray.worker.run_trial import run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.ray.harness import recorded
+from tests.workers import worker_spec
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
 ALONE |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -104,8 +105,7 @@ def left(
     lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
     desk = Desk(verdict, stops=stops)
     program = load_entrypoint(parse_entrypoint(entrypoint), model)
-    work = {"desk": desk, "settings": settings, "log_format": "%(message)s"}
-    return run_trial(program, model, lease, work, DistributedContext()), desk
+    return run_trial(program, model, lease, worker_spec(desk, settings), DistributedContext()), desk
 
 
 @pytest.mark.parametrize("bug", OF_A_CLASS)

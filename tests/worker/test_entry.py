@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dray.worker import entry
+from tests.workers import worker_spec
 
 
 class Desk:
@@ -37,8 +38,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], g
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
     monkeypatch.setitem(sys.modules, "dray.worker.serve", None)  # as if it were not there
     desk = Desk()
-    settings = SimpleNamespace(environment=environment)
-    entry.serve_leases({"desk": desk, "group": "group-0", "needs": None, "settings": settings})
+    entry.serve_leases(worker_spec(desk, SimpleNamespace(environment=environment)))
     return [str(cause) for cause in desk.causes]
 
 

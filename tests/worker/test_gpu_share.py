@@ -15,6 +15,7 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.worker import gpu_share
 from dray.worker import serve as worker
 from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory
+from tests.workers import worker_spec
 
 GB = 1 << 30
 
@@ -83,8 +84,8 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, li
         ray = SimpleNamespace(get=lambda answer: answer, get_gpu_ids=lambda: gpu_ids)
         monkeypatch.setattr(worker, "ray", ray)
         settings = SimpleNamespace(config={"resources": {"reuse_workers": True}}, secrets=[])
-        work: Any = {"desk": Desk(tmp_path), "group": "g", "start": 1, "settings": settings, "shared_by": shared_by}
-        worker.serve_joined(work, type("Trial", (), {}), None, DistributedContext())
+        spec = worker_spec(Desk(tmp_path), settings, shared_by=shared_by)
+        worker.serve_joined(spec, type("Trial", (), {}), None, DistributedContext())
         return found
 
     monkeypatch.setattr(worker, "run_trial", trial)

@@ -1,0 +1,71 @@
+"""The table of the best trials, as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from dray.records.outcomes import FAILED, ranked
+
+if TYPE_CHECKING:
+    from dray.records.result import Result
+
+SHOWN_TRIALS = 10
+
+
+def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[str]:
+    """The best trials, best first, as lines of a table, with as many hyperparameters and other metrics as fit. Trials
+    that failed are left out. No lines if no other has validated."""
+    trials = result.trials
+    there = ranked(trials, sign)  # trials that have not started have no hyperparameters yet
+    validated = there[there["state"] != FAILED]
+    if validated.empty:
+        return []
+    # Compared as text: a hyperparameter can be a list, which has no hash.
+    drawn = [column for column in trials.columns if column.startswith("hparams.")]
+    names = [column for column in drawn if there[column].map(_shown).nunique() > 1]
+    others = _other_metrics(result, metric)
+    top, at_best = validated.head(SHOWN_TRIALS), result.best_batches()
+    columns = {
+        "trial": [str(trial) for trial in top["trial_id"]],
+        "state": [str(s).lower() for s in top["state"]],
+        "batches": [str(at_best[trial]) for trial in top["trial_id"]],
+        metric: list(map(_shown, top["best_metric"])),
+    }
+    if top["nan_since"].notna().any():
+        columns["NaN since"] = top["nan_since"].astype("string").fillna("").tolist()
+    more = {name.removeprefix("hparams."): list(map(_shown, top[name])) for name in names}
+    for name in others.columns:
+        more.setdefault(name, [_shown(others[name].get(trial)) for trial in top["trial_id"]])
+    left_out = []
+    for name, cells in more.items():
+        if sum(_width(each, heads) + 2 for each, heads in {**columns, name: cells}.items()) - 2 <= width:
+            columns[name] = cells
+        else:
+            left_out.append(name)
+    lines = [f"best trials by {metric}:"]
+    widths = [_width(name, cells) for name, cells in columns.items()]
+    for row in [tuple(columns), *zip(*columns.values(), strict=True)]:
+        lines.append("  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)))
+    if left_out:
+        lines.append(f"(not shown: {', '.join(left_out)})")
+    return lines
+
+
+def _width(heading: str, cells: Sequence[str]) -> int:
+    return max(map(len, [heading, *cells]))
+
+
+def _other_metrics(result: Result, metric: str) -> pd.DataFrame:
+    """The other validation metrics at each trial's best validation: a column for each metric, by trial."""
+    rows = result.metrics
+    rows = rows[rows["kind"] == "validation"]
+    best = result.best_batches()
+    at_best = rows[rows["batches"] == rows["trial_id"].map(best)]
+    return at_best[at_best["name"] != metric].pivot(index="trial_id", columns="name", values="value")
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

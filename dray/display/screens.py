@@ -1,0 +1,86 @@
+"""Where a picture of the run is shown and updated: below the lines of a terminal, or in a notebook's cell."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from typing import Any, Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+DRAWN_EVERY_S = 0.25
+"""How often the picture on a terminal is drawn; in a notebook a quarter as often."""
+NOTEBOOK = 100, 30
+"""Columns and lines of the picture in a notebook."""
+
+
+class Screen(Protocol):
+    """Shows a picture, and replaces it."""
+
+    every_s: float
+
+    def size(self) -> tuple[int, int]: ...  # columns, lines
+
+    def draw(self, picture: RenderableType) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def screen_of(console: Console) -> Screen | None:
+    """A new screen; None if the console can't replace what it shows."""
+    if console.is_terminal:
+        return _Terminal(console)
+    return _Notebook() if console.is_jupyter else None
+
+
+class _Terminal:
+    """The picture is below all printed lines, and is removed at the end."""
+
+    every_s = DRAWN_EVERY_S
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        # Drawn by the driver's own loop, without a thread.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def size(self) -> tuple[int, int]:
+        return self._console.size
+
+    def draw(self, picture: RenderableType) -> None:
+        self._live.update(picture, refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class _Notebook:
+    """The picture is one output of the notebook's cell, and is replaced."""
+
+    every_s = 4 * DRAWN_EVERY_S
+
+    def __init__(self) -> None:
+        self._handle = ipython().display(_html(Text()), display_id=True)
+
+    def size(self) -> tuple[int, int]:
+        return NOTEBOOK
+
+    def draw(self, picture: RenderableType) -> None:
+        self._handle.update(_html(picture))
+
+    def close(self) -> None:
+        """The last picture stays: a notebook is read later."""
+
+
+def ipython() -> Any:
+    """IPython's display module, which every notebook has; dray does not depend on it."""
+    return importlib.import_module("IPython.display")
+
+
+def _html(picture: RenderableType) -> Any:
+    console = Console(file=io.StringIO(), record=True, width=NOTEBOOK[0], force_jupyter=False)
+    console.print(picture)
+    shown = '<pre style="line-height:normal;font-family:Menlo,Consolas,monospace">{code}</pre>'
+    return ipython().HTML(console.export_html(inline_styles=True, code_format=shown))

@@ -1,0 +1,103 @@
+"""An experiment's search, opened to be run: replayed from its journal, and extended if requested."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dray
+from dray.config.custom import Custom
+from dray.config.load import ExperimentConfig
+from dray.config.search import as_extended, build_search
+from dray.errors import ConfigError
+from dray.observers.observer import Observers
+from searchers.errors import MethodError
+from searchers.events import Exited
+from searchers.journal import Journal
+from searchers.search import Record, Search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSearch:
+    """Attributes:
+    search: started; its events go to the journal.
+    config: of the experiment, as extended.
+    records: the journal before it was opened.
+    """
+
+    search: Search
+    config: ExperimentConfig
+    records: list[dict[str, Any]]
+
+
+def open_search(
+    config: ExperimentConfig,
+    custom: Custom,
+    extension: Mapping[str, int],
+    *,
+    journal: Journal,
+    records: list[dict[str, Any]],
+    observers: Observers,
+) -> OpenSearch:
+    """Replay the search, and start or extend it.
+
+    Args:
+        config: as the experiment was created with.
+        custom: what the user gave from Python.
+        extension: ``max_trials`` and ``max_length`` in all, if they are to change.
+        records: of the journal so far.
+
+    Raises:
+        ConfigError: what was given from Python when the experiment was created is missing; or the search can't be
+            extended like that.
+    """
+    _check_given(custom, records)
+    custom.check(config.searcher)
+
+    def log(record: Record) -> None:
+        stamped = {**record, "time": time.time()}
+        journal.append(stamped)
+        observers.happened(stamped, search.trials)
+
+    search = build_search(config, log, records=records, custom=custom)
+    journal.append({"event": "opened", "version": dray.__version__, **custom.names(), "time": time.time()})
+    if not search.started:
+        search.start()
+    _end_stopped(search)
+    extended = _extended(search, as_extended(config, records), extension)
+    return OpenSearch(search=search, config=extended, records=records)
+
+
+def _check_given(custom: Custom, records: list[dict[str, Any]]) -> None:
+    """Check that what was given from Python when the experiment was created is given again."""
+    faults = []
+    for argument, value in custom.names().items():
+        opened = (record for record in records if record.get("event") == "opened")
+        had = next((record[argument] for record in opened if record.get(argument)), None)
+        if had is not None and value is None:
+            what = f"the experiment was created with {had}, which can't be stored in its directory; pass it again, "
+            faults.append((argument, f"{what}from Python: dray.Experiment.resume(path, {argument}=...)"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _end_stopped(search: Search) -> None:
+    """End the trials that the search had stopped, where the driver died before it recorded their end."""
+    while stopped := [view.id for view in search.trials.values() if view.stop_requested and not view.ended]:
+        for trial in stopped:
+            search.on(Exited(trial=trial, reason="stopped"))
+
+
+def _extended(search: Search, config: ExperimentConfig, extension: Mapping[str, int]) -> ExperimentConfig:
+    """Extend the search, if that is requested and not done yet; returns the config as extended."""
+    now = {"max_trials": config.searcher.trial_count, "max_length": config.searcher.length}
+    wanted = {field: value for field, value in extension.items() if value != now[field]}
+    if not wanted:
+        return config
+    try:
+        search.extend(**wanted)
+    except MethodError as error:
+        raise ConfigError(error.faults, "The extension") from None
+    return as_extended(config, [{"event": "extended", **wanted}])

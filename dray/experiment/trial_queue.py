@@ -1,0 +1,110 @@
+"""The desk's queue of trials, kept in step with the search.
+
+Two threads share the search under one lock. Tune's thread passes the trials' results to it, then carries out its
+decisions (`TrialQueue.act`); the thread that called `Run.run` gives trials to worker groups, and reports their ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dray.desk.messages import LeaseGranted
+from dray.records.directory import ExperimentDirectory
+from dray.records.outcomes import NEVER_BEST
+from dray.worker.lease import TrialLease
+from searchers.events import Started
+from searchers.ray_tune import Answer
+from searchers.search import Search
+from searchers.views import TrialView
+
+
+class TrialQueue:
+    """Args:
+    search: has been started.
+    desk: the desk's actor handle.
+    directory: of the experiment.
+    changed: called with trials that leave their workers, by the search's decision.
+
+    Attributes:
+        lock: held while the search is used.
+    """
+
+    def __init__(
+        self, search: Search, *, desk: Any, directory: ExperimentDirectory, changed: Callable[[Iterable[int]], None]
+    ) -> None:
+        self._search, self._desk, self._directory, self._changed = search, desk, directory, changed
+        self.lock = threading.RLock()
+
+    def begin(self, score: Callable[[float], float]) -> None:
+        """Queue the trials that can run, and set the best value so far.
+
+        Args:
+            score: a metric as the search ranks it.
+        """
+        trials = self._search.trials.values()
+        best = [trial.best for trial in trials if trial.best is not None and trial.state not in NEVER_BEST]
+        self._desk.set_best.remote(min(map(score, best), default=None))
+        self._desk.enqueue.remote([trial.id for trial in trials if _is_runnable(trial)])
+
+    def count_runnable(self) -> int:
+        """How many trials could run now, including those that do."""
+        with self.lock:
+            return sum(map(_is_runnable, self._search.trials.values()))
+
+    def act(self, answer: Answer) -> None:
+        """Carry out a decision that is already in the journal. Called in Tune's thread."""
+        self._desk.answer.remote(answer.trial, answer.number, answer.decision)
+        if answer.stops:
+            self._desk.withdraw.remote(list(answer.stops))
+        if answer.resumes:
+            # Before new trials: the search has chosen them as the best to train next.
+            self._desk.enqueue.remote(list(answer.resumes), first=True)
+        if answer.creates:
+            self._desk.enqueue.remote(list(answer.creates))
+        if answer.decision != "continue" or answer.stops:
+            self._changed([answer.trial, *answer.stops])
+        if answer.done:
+            self._desk.end_search.remote()
+
+    def bind(self, granted: LeaseGranted, *, revived: bool, send_every_s: float) -> None:
+        """Draw the trial's hyperparameters, and give them to its group.
+
+        Args:
+            revived, send_every_s: of the lease, see `TrialLease`.
+
+        Raises:
+            SpaceError: no sample meets the constraint.
+        """
+        with self.lock:
+            view = self._search.trials[granted.trial]
+            if not _is_runnable(view):
+                self._desk.drop.remote(granted.lease)
+                return
+            self._search.on(Started(trial=granted.trial))
+            lease = TrialLease(
+                number=granted.lease,
+                trial_id=granted.trial,
+                trial_seed=self._search.seed_of(granted.trial),
+                hparams=self._search.params(granted.trial),
+                trial_dir=self._directory.trial(granted.trial),
+                store=self._directory.store(granted.trial),
+                last_step=view.last_step,
+                revived=revived,
+                send_every_s=send_every_s,
+            )
+        self._desk.bind.remote(granted.lease, lease)
+
+    def retry(self, trial: int) -> None:
+        """Queue a trial that failed, before all others."""
+        with self.lock:
+            # If it was paused meanwhile, or paused and queued again, it continues when its turn comes.
+            if self._search.trials[trial].state == "RUNNING":
+                # Within the lock: a decision in Tune's thread may withdraw it, and must not reach the desk before this.
+                self._desk.enqueue.remote([trial], first=True)
+
+
+def _is_runnable(trial: TrialView) -> bool:
+    """Whether the trial should have workers."""
+    return trial.state in ("PENDING", "RUNNING")

@@ -1,0 +1,182 @@
+"""The section on the use of slot time: what worker groups did when, and what trials used of their machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from dray.records.timeline import PHASES
+from dray.report import html
+from dray.report.data import ReportData
+from dray.report.figures import Figure, time_unit
+
+
+class _Phase(NamedTuple):
+    name: str
+    colour: str
+    meaning: str = ""
+
+
+_PHASES = {
+    "booting": _Phase("processes starting", "#6f7d8f", "a worker group's processes start, and import torch"),
+    "starting": _Phase("starting", "#e3a400", "from a trial's hyperparameters to its first batch"),
+    "training": _Phase("training", "#12a07a", "training batches, without waiting for data"),
+    "data": _Phase("waiting for data", "#7cc576", "the trial waits for its data loader"),
+    "validating": _Phase("validating", "#2f86d1"),
+    "checkpointing": _Phase("checkpointing", "#9a4fc4", "training waits while a checkpoint is made"),
+    "waiting": _Phase(
+        "waiting for the search", "#d5493a", "the trial waits for the search's decisions, and for other ranks"
+    ),
+    "ending": _Phase("ending", "#f08a4b", "from the decision on a trial's last report until its processes are free"),
+    "idle": _Phase("idle", "#b9c3cf", "the processes run, without a trial"),
+}
+MAX_STRETCHES = 4_000
+BINS = 240
+_BELOW_MODEBAR = {"l": 62, "r": 12, "t": 34, "b": 48}
+"""The margins of a figure without a legend, where plotly's buttons would cover the bars."""
+
+
+def section(report: ReportData, place: Callable[..., str]) -> str:
+    """The section's HTML; "" if there is no timeline.
+
+    Args:
+        place: takes a figure into the page, by a name and perhaps a height, and returns its HTML.
+    """
+    table = report.timeline
+    if table.empty:
+        return ""
+    spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
+    total = float(spent.sum())
+    rows = [
+        (
+            f'<i style="background:{_PHASES[phase].colour}"></i>{_PHASES[phase].name}',
+            f"{spent[phase] / total:.1%}",
+            html.duration(float(spent[phase])),
+            escape(_PHASES[phase].meaning),
+        )
+        for phase in PHASES
+        if phase in spent.index
+    ]
+    rows.sort(key=lambda row: -float(row[1].rstrip("%")))
+    before = float(table["start"].min()) - (report.overview.began or float(table["start"].min()))
+    parts = ["<section><h2>Use of slot time</h2>"]
+    # Its squares are the legend of the figures below.
+    parts.append(f'<div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>')
+    if before > 0:
+        parts.append(f'<p class="quiet">Before the first worker group was started: {html.duration(before)}.</p>')
+    parts.append(place("shares", shares(report)))
+    if (by_group := stretches(report)) is not None:
+        parts.append("<h3>Each worker group</h3>")
+        parts.append(place("stretches", by_group, height=by_group["layout"]["height"]))
+        parts.append('<p class="quiet">Trials report the time of each phase every five seconds: a bar each.</p>')
+    else:
+        parts.append(f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>')
+    parts.append(_system(report))
+    return "\n".join(parts) + "</section>"
+
+
+def stretches(report: ReportData) -> Figure | None:
+    """When each worker group was in which phase, a bar each; None if there are too many to show."""
+    table, unit_s, unit, began = _timed(report)
+    if len(table) > MAX_STRETCHES:
+        return None
+    data = []
+    for phase in PHASES:
+        rows = table[table["phase"] == phase]
+        if len(rows):
+            data.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": _PHASES[phase].name,
+                    "y": rows["group"].tolist(),
+                    "base": ((rows["start"] - began) / unit_s).tolist(),
+                    "x": ((rows["end"] - rows["start"]) / unit_s).tolist(),
+                    "customdata": [f"trial {trial}, " if trial >= 0 else "" for trial in rows["trial_id"]],
+                    "hovertemplate": f"%{{customdata}}{_PHASES[phase].name}: %{{x:.3g}} {unit}<extra></extra>",
+                    "marker": {"color": _PHASES[phase].colour, "line": {"width": 0}},
+                }
+            )
+    groups = table["group"].nunique()
+    return {
+        "data": data,
+        "layout": {
+            "barmode": "overlay",
+            "bargap": 0.15,
+            "height": 97 + 26 * min(groups, 40),
+            "showlegend": False,
+            "margin": _BELOW_MODEBAR,
+            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
+            "yaxis": {"automargin": True, "autorange": "reversed", "fixedrange": True},
+        },
+    }
+
+
+def shares(report: ReportData) -> Figure:
+    """How many slots were in each phase, over time."""
+    table, unit_s, unit, began = _timed(report)
+    low, high = float(table["start"].min()), float(table["end"].max())
+    edges = np.linspace(low, high, BINS + 1)
+    data = []
+    for phase in PHASES:
+        rows = table[table["phase"] == phase]
+        if len(rows):
+            spent = np.zeros(BINS + 1)
+            starts, ends, slots = (rows[name].to_numpy() for name in ("start", "end", "slots"))
+            for i, edge in enumerate(edges):
+                spent[i] = (slots * np.clip(edge - starts, 0, ends - starts)).sum()
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "stackgroup": "slots",
+                    "name": _PHASES[phase].name,
+                    "x": ((edges[:-1] + np.diff(edges) / 2 - began) / unit_s).tolist(),
+                    "y": (np.diff(spent) / np.diff(edges)).tolist(),
+                    "hovertemplate": "%{y:.2f}",
+                    "line": {"width": 0, "color": _PHASES[phase].colour, "shape": "hvh"},
+                    "fillcolor": _PHASES[phase].colour,
+                }
+            )
+    return {
+        "data": data,
+        "layout": {
+            "hovermode": "x unified",
+            "showlegend": False,
+            "margin": _BELOW_MODEBAR,
+            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "slots"}, "rangemode": "tozero"},
+        },
+    }
+
+
+def _timed(report: ReportData) -> tuple[pd.DataFrame, float, str, float]:
+    table = report.timeline
+    began = report.overview.began or 0.0
+    unit_s, unit = time_unit(float(table["end"].max() - began))
+    return table, unit_s, unit, began
+
+
+def _system(report: ReportData) -> str:
+    """What trials used of their machines."""
+    rows = report.result.system_metrics
+    names = {
+        "batches_per_second": "batches per second",
+        "cpu_cores": "CPU cores per trial",
+        "memory_gb": "memory per trial, GB",
+        "gpu_percent": "GPU utilization, % of time",
+        "gpu_memory_gb": "GPU memory per rank, GB",
+    }
+    table = []
+    for name, label in names.items():
+        values = rows.loc[rows["name"] == name, "value"]
+        if len(values):
+            low, middle, high = values.quantile(np.array([0.05, 0.5, 0.95]))
+            table.append((label, html.rough(middle), f"{html.rough(low)} to {html.rough(high)}"))
+    if not table:
+        return ""
+    return "<h3>Resource usage of trials</h3>" + html.table(["", "median", "5th to 95th percentile"], table)
