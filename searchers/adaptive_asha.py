@@ -161,8 +161,9 @@ class AdaptiveASHA:
     def _joined(self, number: int, actions: list[Action]) -> list[Action]:
         """A bracket's actions as those of the search, which is done when every bracket is."""
         self._bracket_of += [number for action in actions if isinstance(action, Create)]
-        if actions and isinstance(actions[-1], Done):
-            self._outcomes[number] = actions.pop().reason
+        if actions and isinstance(done := actions[-1], Done):
+            self._outcomes[number] = done.reason
+            actions.pop()
             if None not in self._outcomes:
                 actions.append(Done(reason=next(known for known in _OUTCOMES if known in self._outcomes)))
         return actions

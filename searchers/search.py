@@ -330,4 +330,6 @@ class Search:
 
 def _as_int(value: int | None) -> int | None:
     """An integer of another type, such as NumPy's, as an int. Anything else is unchanged, for the method to refuse."""
-    return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
+    if value is None or isinstance(value, bool) or not hasattr(value, "__index__"):
+        return value
+    return operator.index(value)
