@@ -7,7 +7,7 @@
     preview                              what a method will do
     space, domains, samplers, convert    hyperparameters: what can be drawn, and what draws it
     search, views                        the one object that a driver holds, and what it knows of each trial
-    journal, records                     the append-only log, and its JSON; a replay of it restores a search
+    journal, records, recorded           the append-only log, and its JSON; a replay of it restores a search
     simulate                             a search in virtual time
     testing, histories                   the contract of methods, for yours too; random histories to check it
     optuna_sampler, _trials, _space, _storage    the adapter to Optuna; not imported here

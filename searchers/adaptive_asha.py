@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
 from searchers.asha import ASHA
-from searchers.errors import IllegalEvent
-from searchers.events import Action, Create, Done, DoneReason, Event, Exited
+from searchers.events import Action, Create, Done, DoneReason, Event
 from searchers.halving import SuccessiveHalving
 from searchers.method import Fields, check_extension
 from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
-from searchers.slots import GIVEN_UP, NEARLY_DONE, default_max_invalid
+from searchers.slots import NEARLY_DONE, TrialCounts
 
 Mode = Literal["aggressive", "standard", "conservative"]
 Variant = Literal["stopping", "promotion"]
@@ -82,11 +80,9 @@ class AdaptiveASHA:
             check.fault("bracket_rungs", f"must be a list of integers >= 1, got {given!r}")
         check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
         check.one_of("variant", variant, _VARIANTS)
-        if max_invalid is not None:
-            check.whole("max_invalid", max_invalid, at_least=0)
+        check.whole("max_invalid", max_invalid, at_least=0, or_none=True)
         check.done()
         most = rungs_that_fit(length=min(max_length, max_trials), divisor=divisor, at_most=max_rungs)
-        self._max_invalid = max_invalid
         wanted = sorted(bracket_rungs, reverse=True) or bracket_rungs_of(mode, most)
         trials = bracket_trials(max_trials, bracket_weights(wanted, divisor=divisor))
         places = bracket_slots(max_concurrent_trials, trials, divisor=divisor)
@@ -99,16 +95,15 @@ class AdaptiveASHA:
                 num_rungs=rungs,
                 divisor=divisor,
                 max_concurrent_trials=width,
-                max_invalid=self._invalid_bound(max_trials),
             )
             for rungs, n, width in zip(wanted, trials, places, strict=True)
             if n
         )
-        self._places: list[tuple[int, int]] = []  # of each trial: its bracket, and its number in the bracket
-        # Of each bracket: its trials, by their number in it.
-        self._trials: list[list[int]] = [[] for _ in self.brackets]
+        self._counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)
+        for bracket in self.brackets:
+            bracket.share(self._counts)
+        self._bracket_of: list[int] = []  # of each trial
         self._outcomes: list[DoneReason | None] = [None for _ in self.brackets]
-        self._invalid = 0
 
     @property
     def rungs(self) -> tuple[int, ...]:
@@ -123,37 +118,23 @@ class AdaptiveASHA:
     @property
     def created(self) -> int:
         """Trials created so far."""
-        return len(self._places)
+        return self._counts.created
 
     def bracket_of(self, trial: int) -> int:
         """Index in `brackets` of the trial's bracket."""
-        return self._places[trial][0]
-
-    def _invalid_bound(self, max_trials: int) -> int:
-        return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
+        return self._bracket_of[trial]
 
     def start(self) -> list[Action]:
         """The first trials of the first bracket, then of the second, and so on."""
         return [
-            action
-            for number, bracket in enumerate(self.brackets)
-            for action in self._renumbered(number, bracket.start())
+            action for number, bracket in enumerate(self.brackets) for action in self._joined(number, bracket.start())
         ]
 
     def on(self, event: Event) -> list[Action]:
         """The actions of the trial's bracket."""
-        if not 0 <= event.trial < len(self._places):
-            raise IllegalEvent(
-                f"trial {event.trial} was never created; {len(self._places)} were so far, numbered from 0"
-            )
-        number, trial = self._places[event.trial]
-        bracket = self.brackets[number]
-        if isinstance(event, Exited) and event.reason == "invalid_hp" and bracket.is_live(trial):
-            self._invalid += 1
-            if self._invalid > self._invalid_bound(self.max_trials):
-                for each in self.brackets:
-                    each.give_up()
-        return self._renumbered(number, bracket.on(replace(event, trial=trial)))
+        self._counts.check(event.trial)
+        number = self._bracket_of[event.trial]
+        return self._joined(number, self.brackets[number].on(event))
 
     def progress(self, trained: Mapping[int, float]) -> float:
         """Mean of the brackets' progress."""
@@ -169,35 +150,23 @@ class AdaptiveASHA:
         """
         check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self.rungs[-1]))
         trials, length = max_trials or self.max_trials, max_length or self.rungs[-1]
-        bound = self._invalid_bound(trials)
         more = extra_trials(trials - self.max_trials, self._weights)
+        self._counts.extend(trials)
         self._outcomes = [None for _ in self.brackets]
         actions: list[Action] = []
         for number, bracket in enumerate(self.brackets):
-            limit = bound if self._invalid <= bound else GIVEN_UP
-            actions += self._renumbered(number, bracket.extend_to(bracket.max_trials + more[number], length, limit))
+            actions += self._joined(number, bracket.extend_to(bracket.max_trials + more[number], length))
         return actions
 
-    def _create(self, number: int) -> Create:
-        trial = len(self._places)
-        self._places.append((number, len(self._trials[number])))
-        self._trials[number].append(trial)
-        return Create(trial=trial)
-
-    def _renumbered(self, number: int, actions: list[Action]) -> list[Action]:
-        """A bracket's actions with the trials' numbers in this search; `Done` only when every bracket is done."""
-        ours: list[Action] = []
-        for action in actions:
-            match action:
-                case Create():
-                    ours.append(self._create(number))
-                case Done(reason=reason):
-                    self._outcomes[number] = reason
-                    if None not in self._outcomes:
-                        ours.append(Done(reason=next(known for known in _OUTCOMES if known in self._outcomes)))
-                case _:
-                    ours.append(replace(action, trial=self._trials[number][action.trial]))
-        return ours
+    def _joined(self, number: int, actions: list[Action]) -> list[Action]:
+        """A bracket's actions as those of the search, which is done when every bracket is."""
+        self._bracket_of += [number for action in actions if isinstance(action, Create)]
+        if actions and isinstance(done := actions[-1], Done):
+            self._outcomes[number] = done.reason
+            actions.pop()
+            if None not in self._outcomes:
+                actions.append(Done(reason=next(known for known in _OUTCOMES if known in self._outcomes)))
+        return actions
 
 
 _OUTCOMES: tuple[DoneReason, ...] = ("invalid_hp", "completed", "errored", "canceled")

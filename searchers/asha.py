@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from searchers.events import Action, Exited, Reported, Stop
+from searchers.events import Action, Exited, Stop
 from searchers.halving import SuccessiveHalving
 from searchers.rung import Rung, longer_rungs
 
@@ -36,6 +36,7 @@ class ASHA(SuccessiveHalving):
     Raises:
         MethodError: A field is invalid; all are named.
 
+    >>> from searchers import Reported
     >>> asha = ASHA(max_trials=8, max_length=16, num_rungs=3, divisor=4, max_concurrent_trials=2)
     >>> asha.rungs
     (1, 4, 16)
@@ -51,15 +52,11 @@ class ASHA(SuccessiveHalving):
         self._rungs = [Rung(divisor=self.divisor) for _ in self.rungs]
         self._next: dict[int, int] = {}  # the next rung of each live trial that was ranked
 
-    def _fill(self) -> list[Action]:
-        return self._slots.fill()
-
-    def _report(self, report: Reported) -> list[Action]:
+    def _report(self, trial: int, step: float, value: float) -> list[Action]:
         """Rank the trial at each rung it has reached, up to the one that stops it."""
-        trial, step, top = report.trial, report.step, len(self.rungs) - 1
+        top = len(self.rungs) - 1
         if not self._slots.has_slot(trial):  # a report from a trial that is being stopped
             return []
-        value = math.inf if report.value is None or math.isnan(report.value) else report.value
         while (rung := self._next.get(trial, 0)) <= top and step >= self.rungs[rung]:
             self._next[trial] = rung + 1
             continues = self._rungs[rung].rank(trial, value)
@@ -72,17 +69,12 @@ class ASHA(SuccessiveHalving):
         self._rank_exit(exited, next_rung=self._next.pop(exited.trial, 0))
         self._slots.end(exited.trial, exited.reason)
 
-    def extend_to(self, max_trials: int, max_length: int, max_invalid: int) -> list[Action]:
+    def extend_to(self, max_trials: int, max_length: int) -> list[Action]:
         stops: list[Action] = []
         to_resume: list[int] = []
         if max_length > self.rungs[-1]:
             stops, to_resume = self._add_rungs(max_length)
-        self._slots.extend(
-            max_trials=max_trials,
-            max_concurrent=self._max_concurrent(max_trials),
-            max_invalid=max_invalid,
-            to_resume=to_resume,
-        )
+        self._slots.extend(max_trials=max_trials, max_concurrent=self._max_concurrent(), to_resume=to_resume)
         return [*stops, *self._fill()]
 
     def _add_rungs(self, max_length: int) -> tuple[list[Action], list[int]]:

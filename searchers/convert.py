@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from searchers.domains import Faults
-from searchers.errors import SpaceError
+from searchers.errors import Faults, SpaceError
 
 Spec = dict[str, object]
 

@@ -4,7 +4,7 @@ The kinds are Determined's: const, categorical, int, double, log, nested. Additi
 integers, and categories that are domains themselves (a conditional space: only the drawn branch has hyperparameters).
 
 Every domain has `sample(rng)`, `grid(path, faults)` and `check(value, path, faults)`. The last two add what is wrong to
-`faults`, by path; `check` returns the value as it would be sampled.
+`faults`, by path; `check` returns the value as it would be sampled. Those of numbers are in `numeric`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from random import Random
-from typing import Any, TypeGuard
+from typing import Any
 
-from searchers.errors import SHOWN
-
-Faults = list[tuple[str, str]]
-
-_SLACK = 1e-9  # relative: base ** exponent and sums of steps may be off in the last digit
+from searchers.errors import SHOWN, Faults
+from searchers.numeric import MAX_GRID, Double, Int, Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,155 +89,6 @@ class Categorical:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Int:
-    """An integer from minval to maxval, both included, in steps of `step`.
-
-    Uniform or, with `log`, uniform in its logarithm. `count`: points on a grid.
-
-    >>> Int(minval=1, maxval=9, count=3).grid("n", [])
-    [1, 5, 9]
-    """
-
-    minval: int
-    maxval: int
-    count: int | None = None
-    step: int = 1
-    log: bool = False
-
-    def sample(self, rng: Random) -> object:
-        if self.log:
-            drawn = math.exp(rng.uniform(math.log(self.minval - 0.5), math.log(self.maxval + 0.5)))
-            return self.nearest(drawn)
-        if self.step != 1:
-            return self.minval + self.step * rng.randrange((self.maxval - self.minval) // self.step + 1)
-        return rng.randint(self.minval, self.maxval)
-
-    def nearest(self, value: float) -> int:
-        """The closest value of the domain."""
-        top = (self.maxval - self.minval) // self.step
-        return self.minval + self.step * min(max(round((value - self.minval) / self.step), 0), top)
-
-    def grid(self, path: str, faults: Faults) -> list[object]:
-        size = (self.maxval - self.minval) // self.step + 1
-        count = self.count if self.count is not None else size if self.step != 1 else _missing(path, faults)
-        if _is_too_large(min(count, size), path, faults):
-            return []
-        if count >= size:
-            return [self.minval + self.step * i for i in range(size)]
-        points = _even(self.minval, self.maxval, count)
-        rounded = [_rounded(point) for point in points]
-        return [self.nearest(value) for value in rounded] if self.step != 1 else list(rounded)
-
-    def check(self, value: object, path: str, faults: Faults) -> object:
-        if not _is_number(value) or value != value // 1:
-            faults.append((path, f"must be an integer from {self.minval} to {self.maxval}, got {value!r}"))
-            return value
-        whole = int(value)
-        if not self.minval <= whole <= self.maxval or (whole - self.minval) % self.step:
-            steps = f" in steps of {self.step}" if self.step != 1 else ""
-            faults.append((path, f"must be an integer from {self.minval} to {self.maxval}{steps}, got {value!r}"))
-        return whole
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Double:
-    """A float, uniform from minval to maxval; with `step`, one of minval + k * step. `count`: points on a grid."""
-
-    minval: float
-    maxval: float
-    count: int | None = None
-    step: float | None = None
-
-    def sample(self, rng: Random) -> object:
-        if self.step is not None:
-            return self._nth(rng.randrange(self._steps() + 1))
-        return rng.uniform(self.minval, self.maxval)
-
-    def nearest(self, value: float) -> float:
-        """The closest value of the domain."""
-        if self.step is None:
-            return min(max(value, self.minval), self.maxval)
-        return self._nth(min(max(round((value - self.minval) / self.step), 0), self._steps()))
-
-    def _steps(self) -> int:
-        assert self.step is not None
-        return math.floor((Fraction(str(self.maxval)) - Fraction(str(self.minval))) / Fraction(str(self.step)))
-
-    def _nth(self, n: int) -> float:
-        # As decimals: the third step of 0.1 is 0.3, not 0.30000000000000004.
-        return float(Fraction(str(self.minval)) + n * Fraction(str(self.step)))
-
-    def grid(self, path: str, faults: Faults) -> list[object]:
-        steps = self.count is None and self.step is not None
-        count = self.count if self.count is not None else self._steps() + 1 if steps else _missing(path, faults)
-        if _is_too_large(count, path, faults):
-            return []
-        if steps:
-            return [self._nth(n) for n in range(count)]
-        points = [float(point) for point in _even(Fraction(str(self.minval)), Fraction(str(self.maxval)), count)]
-        return list(points) if self.step is None else list(dict.fromkeys(map(self.nearest, points)))
-
-    def check(self, value: object, path: str, faults: Faults) -> object:
-        slack = _SLACK * (self.maxval - self.minval)
-        if not _is_number(value) or not self.minval - slack <= value <= self.maxval + slack:
-            faults.append((path, f"must be a number from {self.minval} to {self.maxval}, got {value!r}"))
-            return value
-        if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:
-            faults.append((path, f"must be from {self.minval} to {self.maxval} in steps of {self.step}, got {value!r}"))
-        return float(value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
-    """base ** e, the exponent e uniform from minval to maxval; with `step`, rounded to a multiple of it.
-
-    `count`: points on a grid.
-    """
-
-    base: float
-    minval: float
-    maxval: float
-    count: int | None = None
-    step: float | None = None
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The smallest and the largest value."""
-        ends = float(self.base**self.minval), float(self.base**self.maxval)
-        return min(ends), max(ends)
-
-    def sample(self, rng: Random) -> object:
-        return self.nearest(self.base ** rng.uniform(self.minval, self.maxval))
-
-    def nearest(self, value: float) -> float:
-        """The closest value of the domain."""
-        if self.step is None:
-            return float(value)
-        low, high = self.bounds
-        step = Fraction(str(self.step))
-        inside = min(
-            max(round(Fraction(value) / step), math.ceil(low / step - _SLACK)), math.floor(high / step + _SLACK)
-        )
-        return float(inside * step)
-
-    def grid(self, path: str, faults: Faults) -> list[object]:
-        count = self.count if self.count is not None else _missing(path, faults)
-        if _is_too_large(count, path, faults):
-            return []
-        exponents = _even(Fraction(str(self.minval)), Fraction(str(self.maxval)), count)
-        return list(dict.fromkeys(self.nearest(float(self.base ** float(exponent))) for exponent in exponents))
-
-    def check(self, value: object, path: str, faults: Faults) -> object:
-        low, high = self.bounds
-        if not _is_number(value) or not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
-            faults.append((path, f"must be a number from {low:g} to {high:g}, got {value!r}"))
-            return value
-        if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:
-            faults.append((path, f"must be a multiple of {self.step}, got {value!r}"))
-        return float(value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Nested:
     """A mapping of domains, its keys in sorted order."""
 
@@ -286,9 +133,6 @@ class Nested:
 
 Domain = Const | Categorical | Int | Double | Log | Nested
 DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
-
-MAX_GRID = 1_000_000
-"""Most points of a grid, which is kept in memory."""
 
 
 def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
@@ -335,33 +179,3 @@ def same(value: object, other: object) -> bool:
     if isinstance(value, Mapping) and isinstance(other, Mapping):
         return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
     return value == other or (value != value and other != other)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_too_large(count: int, path: str, faults: Faults) -> bool:
-    if count > MAX_GRID:
-        faults.append(
-            (path, f"must have at most {MAX_GRID} points on a grid, got {count}; use fewer, or random search")
-        )
-    return count > MAX_GRID
-
-
-def _missing(path: str, faults: Faults) -> int:
-    faults.append((f"{path}.count", "is required for a grid: the number of points"))
-    return 1
-
-
-def _even(low: Fraction | int, high: Fraction | int, count: int) -> list[Fraction]:
-    """`count` evenly spaced numbers including both ends, or only the middle if count is 1. Exact."""
-    if count == 1:
-        return [Fraction(low + high) / 2]
-    return [low + Fraction(high - low) * i / (count - 1) for i in range(count)]
-
-
-def _rounded(value: Fraction) -> int:
-    """The nearest integer, halves away from zero."""
-    whole = math.floor(abs(value) + Fraction(1, 2))
-    return whole if value >= 0 else -whole

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+Faults = list[tuple[str, str]]
+"""`(path, message)` pairs, e.g. `("searcher.divisor", "must be > 1, got 1")`."""
+
 SHOWN = 20
 """Most faults that are shown; the others are counted."""
 _LONGEST = 1000
@@ -54,6 +57,11 @@ class SpaceError(FieldError):
 
 class IllegalEvent(ValueError):
     """An impossible event, e.g. of a trial that was never created. Raised before anything changes."""
+
+
+def never_created(trial: int, *, created: int) -> IllegalEvent:
+    """The error about an event of a trial beyond the `created` ones."""
+    return IllegalEvent(f"trial {trial} was never created; {created} were so far, numbered from 0")
 
 
 class JournalError(ValueError):

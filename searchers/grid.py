@@ -24,9 +24,7 @@ class Grid(RandomSearch):
 
     _budget, _least = "points", 0
     _fixed_trials = "a grid has as many trials as points"
+    _replaces_invalid = False
 
     def __init__(self, *, points: int, max_concurrent_trials: int = 16, max_length: int | None = None) -> None:
         super().__init__(max_trials=points, max_concurrent_trials=max_concurrent_trials, max_length=max_length)
-
-    def _invalid_bound(self, max_trials: int) -> int | None:
-        return None

@@ -13,7 +13,7 @@ from fractions import Fraction
 from searchers.events import Action, Event, Exited, Reported, Started, assert_never
 from searchers.method import Fields, check_extension
 from searchers.rung import Rung, rung_lengths
-from searchers.slots import TrialSlots, default_max_invalid
+from searchers.slots import TrialCounts, TrialSlots
 
 _RANKED_LAST = ("errored", "diverged", "canceled")
 
@@ -39,17 +39,12 @@ class SuccessiveHalving:
         check.whole("num_rungs", num_rungs, at_least=1)
         check.above("divisor", divisor, limit=1)
         check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
-        if max_invalid is not None:
-            check.whole("max_invalid", max_invalid, at_least=0)
+        check.whole("max_invalid", max_invalid, at_least=0, or_none=True)
         check.done()
         self.divisor = divisor
         self.rungs = rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor)
-        self._max_concurrent_trials, self._max_invalid = max_concurrent_trials, max_invalid
-        self._slots = TrialSlots(
-            max_trials=max_trials,
-            max_concurrent=self._max_concurrent(max_trials),
-            max_invalid=self._invalid_bound(max_trials),
-        )
+        self._max_concurrent_trials = max_concurrent_trials
+        self._slots = TrialSlots(max_trials=max_trials, max_concurrent=self._max_concurrent(), max_invalid=max_invalid)
         self._unranked = 0  # trials that ended by themselves before the first rung
         self._set_up()
 
@@ -59,9 +54,9 @@ class SuccessiveHalving:
 
     def _fill(self) -> list[Action]:
         """Actions for the free slots, or `Done`."""
-        raise NotImplementedError
+        return self._slots.fill()
 
-    def _report(self, report: Reported) -> list[Action]:
+    def _report(self, trial: int, step: float, value: float) -> list[Action]:
         """What follows from a live trial's report."""
         raise NotImplementedError
 
@@ -69,7 +64,7 @@ class SuccessiveHalving:
         """Record a live trial's end."""
         raise NotImplementedError
 
-    def extend_to(self, max_trials: int, max_length: int, max_invalid: int) -> list[Action]:
+    def extend_to(self, max_trials: int, max_length: int) -> list[Action]:
         """`extend` with values that were checked, for a bracket of `AdaptiveASHA`."""
         raise NotImplementedError
 
@@ -83,12 +78,8 @@ class SuccessiveHalving:
         """For each rung, its trials and the values they reported there."""
         return tuple(rung.values for rung in self._rungs)
 
-    def _max_concurrent(self, max_trials: int) -> int:
-        given = self._max_concurrent_trials
-        return min(given or math.floor(Fraction(str(self.divisor)) ** (len(self.rungs) - 1)), max_trials)
-
-    def _invalid_bound(self, max_trials: int) -> int:
-        return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
+    def _max_concurrent(self) -> int:
+        return self._max_concurrent_trials or math.floor(Fraction(str(self.divisor)) ** (len(self.rungs) - 1))
 
     def start(self) -> list[Action]:
         """One `Create` for each slot, up to `max_trials`."""
@@ -99,8 +90,8 @@ class SuccessiveHalving:
         if not self._slots.is_live(event.trial):
             return []
         match event:
-            case Reported():
-                return self._report(event)
+            case Reported(trial=trial, step=step, value=value):
+                return self._report(trial, step, math.inf if value is None or math.isnan(value) else value)
             case Exited():
                 self._exit(event)
                 return self._fill()
@@ -142,16 +133,9 @@ class SuccessiveHalving:
         """
         check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self.rungs[-1]))
         trials = max_trials or self.max_trials
-        return self.extend_to(trials, max_length or self.rungs[-1], self._invalid_bound(trials))
+        self._slots.counts.extend(trials)
+        return self.extend_to(trials, max_length or self.rungs[-1])
 
-    def give_up(self) -> None:
-        """Create no more trials: too many were invalid in all brackets of `AdaptiveASHA` together."""
-        self._slots.give_up()
-
-    def is_live(self, trial: int) -> bool:
-        """Whether the trial has not ended.
-
-        Raises:
-            IllegalEvent: It was never created.
-        """
-        return self._slots.is_live(trial)
+    def share(self, counts: TrialCounts) -> None:
+        """Number trials, and count the invalid ones, together with the other brackets of a search."""
+        self._slots.counts = counts

@@ -85,9 +85,11 @@ class Fields:
         """The field is invalid."""
         self._faults.append((f"searcher.{name}", message))
 
-    def whole(self, name: str, value: object, *, at_least: int) -> None:
-        """`value` must be an integer >= `at_least`, and within the limits of a search."""
+    def whole(self, name: str, value: object, *, at_least: int, or_none: bool = False) -> None:
+        """`value` must be an integer >= `at_least` within the limits of a search, or None where that is allowed."""
         most = _MOST.get(name, 2**63 - 1)
+        if value is None and or_none:
+            return
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
             self.fault(name, f"must be an integer >= {at_least}, got {value!r:.80}")
         elif value > most:

@@ -12,7 +12,8 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from searchers.domains import DOMAINS, Categorical, Const, Double, Int, Log, Nested
+from searchers.domains import DOMAINS, Categorical, Const, Nested
+from searchers.numeric import Double, Int, Log
 from searchers.space import Space
 
 _WIDE = 16

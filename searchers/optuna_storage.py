@@ -8,7 +8,6 @@ from typing import Any
 from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
-from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
 from searchers.optuna_trials import SamplerTrial, frozen
@@ -33,12 +32,11 @@ class AskStorage(BaseStorage):
         return trials if states is None else [trial for trial in trials if trial.state in states]
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        if trial_id == self.current._trial_id:
-            return self.current
-        return next(trial for trial in self.history if trial._trial_id == trial_id)
+        # `frozen` gives each trial its number as its id.
+        return next(trial for trial in (self.current, *self.history) if trial.number == trial_id)
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        return self.current._trial_id
+        return self.current.number
 
     def set_trial_param(
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
@@ -66,7 +64,7 @@ class AskStorage(BaseStorage):
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         return {}
 
-    def get_all_studies(self) -> list[FrozenStudy]:
+    def get_all_studies(self) -> list[Any]:
         raise NotImplementedError
 
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:

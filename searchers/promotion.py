@@ -33,7 +33,7 @@ import math
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from searchers.events import Action, Create, Done, Exited, Pause, Reported, Resume, Stop
+from searchers.events import Action, Create, Done, Exited, Pause, Resume, Stop
 from searchers.halving import SuccessiveHalving
 from searchers.rung import Rung, longer_rungs
 
@@ -100,6 +100,7 @@ class PromotionASHA(SuccessiveHalving):
     Raises:
         MethodError: A field is invalid; all are named.
 
+    >>> from searchers import Reported
     >>> asha = PromotionASHA(max_trials=4, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=1)
     >>> asha.start(), asha.on(Reported(trial=0, step=2, value=0.5))
     ([Create(trial=0)], [Pause(trial=0), Create(trial=1)])
@@ -188,10 +189,8 @@ class PromotionASHA(SuccessiveHalving):
         for rung in self._rungs:
             rung.set_least(0)
 
-    def _report(self, report: Reported) -> list[Action]:
+    def _report(self, number: int, step: float, value: float) -> list[Action]:
         """Rank the trial at its next rung, if it reached it; there it pauses, unless it is promoted at once."""
-        number, step = report.trial, report.step
-        value = math.inf if report.value is None or math.isnan(report.value) else report.value
         trial = self._trials[number]
         if not self._slots.has_slot(number):
             if trial.last is not None and step > trial.last[0]:  # it ran on before it paused
@@ -225,7 +224,7 @@ class PromotionASHA(SuccessiveHalving):
             self._reopen_rungs()
         self._slots.end(number, exited.reason)
 
-    def extend_to(self, max_trials: int, max_length: int, max_invalid: int) -> list[Action]:
+    def extend_to(self, max_trials: int, max_length: int) -> list[Action]:
         stops: list[Action] = []
         running: list[int] = []
         if max_length > self.rungs[-1]:
@@ -236,9 +235,7 @@ class PromotionASHA(SuccessiveHalving):
                 if not rung.is_paused(number):
                     rung.pause(number)
         self._reopen_rungs()
-        self._slots.extend(
-            max_trials=max_trials, max_concurrent=self._max_concurrent(max_trials), max_invalid=max_invalid
-        )
+        self._slots.extend(max_trials=max_trials, max_concurrent=self._max_concurrent())
         actions = self._fill()
         for number in running:
             _pause_unless_resumed(number, actions)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from searchers.events import Action, Event, Exited
 from searchers.method import Fields, check_extension
-from searchers.slots import TrialSlots, default_max_invalid
+from searchers.slots import TrialSlots
 
 
 class RandomSearch:
@@ -30,6 +30,7 @@ class RandomSearch:
 
     _budget, _least = "max_trials", 1
     _fixed_trials: str | None = None  # why there can't be more trials
+    _replaces_invalid = True
 
     def __init__(
         self,
@@ -42,29 +43,22 @@ class RandomSearch:
         check = Fields()
         check.whole(self._budget, max_trials, at_least=self._least)
         check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
-        if max_length is not None:
-            check.whole("max_length", max_length, at_least=1)
-        if max_invalid is not None:
-            check.whole("max_invalid", max_invalid, at_least=0)
+        check.whole("max_length", max_length, at_least=1, or_none=True)
+        check.whole("max_invalid", max_invalid, at_least=0, or_none=True)
         check.done()
         self.rungs: tuple[int, ...] = () if max_length is None else (max_length,)
-        self._max_concurrent_trials, self._max_invalid = max_concurrent_trials, max_invalid
+        self._max_concurrent = max_concurrent_trials
         self._slots = TrialSlots(
             max_trials=max_trials,
-            max_concurrent=self._max_concurrent(max_trials),
-            max_invalid=self._invalid_bound(max_trials),
+            max_concurrent=max_concurrent_trials,
+            max_invalid=max_invalid,
+            replaces_invalid=self._replaces_invalid,
         )
 
     @property
     def max_trials(self) -> int:
         """Trials to run, as given or extended to."""
         return self._slots.max_trials
-
-    def _max_concurrent(self, max_trials: int) -> int:
-        return self._max_concurrent_trials or max_trials
-
-    def _invalid_bound(self, max_trials: int) -> int | None:
-        return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
 
     def start(self) -> list[Action]:
         """One `Create` for each slot, up to `max_trials`."""
@@ -97,14 +91,10 @@ class RandomSearch:
                 self.rungs[0] if self.rungs else "this search does not set the length of its trials",
             ),
         )
-        longer = max_length is not None and self.rungs != (max_length,)
-        if max_length is not None:
-            self.rungs = (max_length,)
+        to_resume: list[int] = []
+        if max_length is not None and self.rungs != (max_length,):
+            self.rungs, to_resume = (max_length,), sorted(self._slots.completed)
         trials = max_trials or self.max_trials
-        self._slots.extend(
-            max_trials=trials,
-            max_concurrent=self._max_concurrent(trials),
-            max_invalid=self._invalid_bound(trials),
-            to_resume=sorted(self._slots.completed) if longer else (),
-        )
+        self._slots.counts.extend(trials)
+        self._slots.extend(max_trials=trials, max_concurrent=self._max_concurrent, to_resume=to_resume)
         return self._slots.fill()

@@ -28,7 +28,13 @@ from searchers.events import (
     assert_never,
 )
 
-_NAMES: dict[type[Action], str] = {Create: "create", Stop: "stop", Pause: "pause", Resume: "resume"}
+_ACTIONS: dict[str, type[Create | Stop | Pause | Resume]] = {
+    "create": Create,
+    "stop": Stop,
+    "pause": Pause,
+    "resume": Resume,
+}
+_NAMES = {kind: name for name, kind in _ACTIONS.items()}
 FLOAT = "$float"
 """The key in the journal of a hyperparameter that is a float but not finite."""
 EVENT_KINDS = frozenset({"started", "reported", "exited"})
@@ -109,14 +115,8 @@ def action_from_json(record: Mapping[str, object]) -> Action:
             for known in get_args(DoneReason):
                 if reason == known:
                     return Done(reason=known)
-        case {"action": "create", "trial": int(trial)}:
-            return Create(trial=trial)
-        case {"action": "stop", "trial": int(trial)}:
-            return Stop(trial=trial)
-        case {"action": "pause", "trial": int(trial)}:
-            return Pause(trial=trial)
-        case {"action": "resume", "trial": int(trial)}:
-            return Resume(trial=trial)
+        case {"action": str(name), "trial": int(trial)} if name in _ACTIONS:
+            return _ACTIONS[name](trial=trial)
     raise ValueError(f"not an action of a search: {dict(record)}")
 
 

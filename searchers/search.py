@@ -28,12 +28,12 @@ from random import Random
 from types import MappingProxyType
 from typing import cast
 
-from searchers.errors import FieldError, IllegalEvent, JournalError, SpaceError
+from searchers.errors import FieldError, IllegalEvent, JournalError, SpaceError, never_created
 from searchers.events import Action, Create, Done, Event, Reported, Started
-from searchers.method import Fields, Method
+from searchers.method import Method
+from searchers.recorded import RecordedMethod
 from searchers.records import (
     EVENT_KINDS,
-    action_from_json,
     action_to_json,
     event_from_json,
     event_to_json,
@@ -141,7 +141,7 @@ class Search:
             MethodError: The method does not support it, or the budget does not grow. Nothing has changed.
         """
         assert self.started, "the search has not started; configure it with the larger budget instead of extending it"
-        max_trials, max_length = _budget("max_trials", max_trials), _budget("max_length", max_length)
+        max_trials, max_length = _as_int(max_trials), _as_int(max_length)
         actions = self._enlarge(max_trials, max_length)
         self._write({"event": "extended", "max_trials": max_trials, "max_length": max_length}, actions)
         return actions
@@ -203,7 +203,7 @@ class Search:
                 actions = search._replay_one(record)
             except (ValueError, TypeError) as error:
                 raise JournalError(f"journal, line {line}: {error}") from error
-            if isinstance(method, _Recorded):
+            if isinstance(method, RecordedMethod):
                 continue
             decided = [action_to_json(action) for action in actions]
             if decided != record.get("actions"):
@@ -223,8 +223,9 @@ class Search:
             JournalError: A record is impossible, or of another seed or direction. Its actions and hyperparameters are
                 taken as they are.
         """
+        method = RecordedMethod(record for record in records if record.get("event") in _KINDS)
         return cls.replay(
-            records, _Recorded(records), space, seed=seed, smaller_is_better=smaller_is_better, log=lambda record: None
+            records, method, space, seed=seed, smaller_is_better=smaller_is_better, log=lambda record: None
         )
 
     def _drawn(self, trial: int) -> dict[str, object]:
@@ -278,7 +279,7 @@ class Search:
         hparams = hparams_from_json(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
-        if hparams is not None and not isinstance(self.method, _Recorded):
+        if hparams is not None and not isinstance(self.method, RecordedMethod):
             faults = self.space.faults(hparams, path=self.space.path)
             if faults:
                 other = "the journal is another search's: this one can't have drawn the hyperparameters of"
@@ -287,7 +288,7 @@ class Search:
 
     def _view(self, trial: int) -> TrialView:
         if trial not in self._trials:
-            raise IllegalEvent(f"trial {trial} was never created; {len(self._trials)} were so far, numbered from 0")
+            raise never_created(trial, created=len(self._trials))
         return self._trials[trial]
 
     def _is_late(self, event: Event) -> bool:
@@ -327,41 +328,8 @@ class Search:
                     self._trials[action.trial] = self._trials[action.trial].under(action)
 
 
-def _budget(name: str, value: int | None) -> int | None:
-    """A field of an extension as an int, e.g. from a NumPy integer."""
-    check = Fields()
-    if value is not None and not isinstance(value, bool) and hasattr(value, "__index__"):
-        value = operator.index(value)
-    elif value is not None:
-        check.fault(name, f"must be an integer, got {value!r:.80}")
-    check.done()
-    return value
-
-
-class _Recorded:
-    """A method that returns the recorded actions."""
-
-    rungs = ()
-
-    def __init__(self, records: Iterable[Mapping[str, object]]) -> None:
-        decided = (record for record in records if record.get("event") in _KINDS)
-        self._actions = (_actions_of(record) for record in decided)
-
-    def start(self) -> list[Action]:
-        return next(self._actions)
-
-    def on(self, event: Event) -> list[Action]:
-        return next(self._actions)
-
-    def progress(self, trained: Mapping[int, float]) -> float:
-        raise NotImplementedError("this search is read-only")
-
-    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        return next(self._actions)
-
-
-def _actions_of(record: Mapping[str, object]) -> list[Action]:
-    actions = record.get("actions")
-    if not isinstance(actions, list) or not all(isinstance(action, Mapping) for action in actions):
-        raise ValueError(f"actions must be a list of mappings, got {actions!r}")
-    return [action_from_json(action) for action in actions]
+def _as_int(value: int | None) -> int | None:
+    """An integer of another type, such as NumPy's, as an int. Anything else is unchanged, for the method to refuse."""
+    if value is None or isinstance(value, bool) or not hasattr(value, "__index__"):
+        return value
+    return operator.index(value)

@@ -9,14 +9,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
-from searchers.events import Action, Event
+from searchers.events import Action, DoneReason, Event, Reason
 from searchers.method import Method
 from searchers.search import Search
-from searchers.simulator import Conditions, Curve, Simulation, Simulator
+from searchers.simulator import Conditions, Curve, Simulator
 
 __all__ = ["Curve", "Simulation", "simulate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """The outcome of a simulated search.
+
+    Attributes:
+        time: Time of the last event, or `until`.
+        done: Why the search ended; None if it was cut at `until`.
+        trials: Trials that were created.
+        ended: How many ended, by reason.
+        trained: Length trained by all trials together, including what failures lost.
+        busy: Time in which workers had a trial, summed over workers; `busy / (workers * time)` is the utilisation.
+        events: Number of events sent to the search.
+    """
+
+    time: float
+    done: DoneReason | None
+    trials: int
+    ended: Mapping[Reason, int]
+    trained: float
+    busy: float
+    events: int
 
 
 def simulate(
@@ -84,4 +107,14 @@ def simulate(
     )
     if faults := [fault for holds, fault in rules if not holds]:
         raise ValueError("\n".join(faults))
-    return Simulator(search, workers, trial, steps, conditions, watch).run()
+    run = Simulator(search, workers, trial, steps, conditions, watch)
+    run.run()
+    return Simulation(
+        time=run.time,
+        done=run.done,
+        trials=run.created,
+        ended=dict(run.ended),
+        trained=run.trained,
+        busy=run.busy,
+        events=run.events,
+    )

@@ -60,29 +60,6 @@ class Curve:
             raise ValueError(f"cost: must be a finite number > 0, got {self.cost!r}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """The outcome of a simulated search.
-
-    Attributes:
-        time: Time of the last event, or `until`.
-        done: Why the search ended; None if it was cut at `until`.
-        trials: Trials that were created.
-        ended: How many ended, by reason.
-        trained: Length trained by all trials together, including what failures lost.
-        busy: Time in which workers had a trial, summed over workers; `busy / (workers * time)` is the utilisation.
-        events: Number of events sent to the search.
-    """
-
-    time: float
-    done: DoneReason | None
-    trials: int
-    ended: Mapping[Reason, int]
-    trained: float
-    busy: float
-    events: int
-
-
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """Costs, failures and noise; `simulate` documents them."""
@@ -138,7 +115,7 @@ class Simulator:
     free: list[int] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
 
-    def run(self) -> Simulation:
+    def run(self) -> None:
         conditions, heap, trials = self.conditions, self.heap, self.trials
         rng = Random(f"{conditions.seed}:workers")
         self.free = list(reversed(range(self.workers)))
@@ -169,29 +146,18 @@ class Simulator:
                 f"all {self.workers} workers are idle, {len(trials)} of {self.created} trials are paused, but the "
                 "method neither resumed nor stopped one, nor decided on Done; see searchers.testing.check_method"
             )
-        return Simulation(
-            time=self.time,
-            done=self.done,
-            trials=self.created,
-            ended=dict(self.ended),
-            trained=self.trained,
-            busy=self.busy,
-            events=self.events,
-        )
 
     def report(self, name: int, trial: _Trial) -> None:
         assert trial.curve is not None
-        due, step = trial.due, self.steps[trial.next]
+        step = self.steps[trial.next]
         self.trained += step - trial.position
         trial.position, trial.next, trial.since = step, trial.next + 1, math.inf
         value = trial.curve.value(step)
         if trial.rng is not None and value is not None and self.conditions.noise:
             value += trial.rng.gauss(0, self.conditions.noise)
-        self.send(
-            Reported(trial=name, step=step, value=value if isinstance(self.search, Search) else _normalised(value))
-        )
-        self.carry_out()
-        if trial.due == due and name in self.trials:  # neither stopped nor paused
+        if not isinstance(self.search, Search) and (value is None or not math.isfinite(value)):
+            value = math.inf  # as `Search` passes it to a method
+        if self.runs_on(trial, Reported(trial=name, step=step, value=value)):
             self.train(name, trial, self.time)
 
     def fail(self, name: int, trial: _Trial) -> None:
@@ -202,19 +168,13 @@ class Simulator:
         if trial.restarts > self.conditions.max_restarts:
             self.exit(name, trial, "errored")
             return
-        due = trial.due
-        self.send(Started(trial=name))
-        self.carry_out()
-        if trial.due == due and name in self.trials:
+        if self.runs_on(trial, Started(trial=name)):
             self.train(name, trial, self.time + self.conditions.resume_cost)
 
     def start(self, name: int, trial: _Trial) -> None:
         """The trial gets a worker."""
         trial.worker, trial.assigned, trial.since = self.free.pop(), self.time, math.inf
-        due = trial.due
-        self.send(Started(trial=name))
-        self.carry_out()
-        if trial.due != due or name not in self.trials:
+        if not self.runs_on(trial, Started(trial=name)):
             return
         if trial.curve is None:
             trial.curve = self.curve_of(self.hparams(name))
@@ -265,6 +225,13 @@ class Simulator:
         if self.time <= trial.since:
             return 0.0
         return min((self.time - trial.since) / trial.rate, self.steps[trial.next] - trial.position)
+
+    def runs_on(self, trial: _Trial, event: Event) -> bool:
+        """Send the trial's event and carry out what follows. Returns whether it was neither stopped nor paused."""
+        due = trial.due
+        self.send(event)
+        self.carry_out()
+        return trial.due == due and event.trial in self.trials
 
     def send(self, event: Event) -> None:
         actions = self.search.on(event)
@@ -359,8 +326,3 @@ class Simulator:
         position = view.last_step or 0.0
         following = sum(step <= position for step in self.steps)
         return _Trial(rng=self.rng_of(name), position=position, next=following, began=view.hparams is not None)
-
-
-def _normalised(value: float | None) -> float:
-    """The value as `Search` passes it to a method."""
-    return value if value is not None and math.isfinite(value) else math.inf

@@ -5,40 +5,65 @@ itself. `fill()` gives free slots to new trials while the budget lasts, and ends
 the number of concurrent trials neither shrinks (every end is followed by a new trial) nor grows.
 
 Always true: a trial that holds a slot is live, a live trial was created and has not ended, and trials are numbered
-0, 1, 2, ... in the order of creation.
+0, 1, 2, ... in the order of creation, in all brackets of a search together.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from typing import get_args
 
-from searchers.errors import IllegalEvent
+from searchers.errors import never_created
 from searchers.events import Action, Create, Done, DoneReason, Reason, Resume
 
 MAX_CONCURRENT = 1_000_000
 """Most slots, even where the method sets no limit: each first trial takes memory from the start."""
 NEARLY_DONE = math.nextafter(1.0, 0.0)
 """The largest progress of a search that is not done."""
-GIVEN_UP = -1
-"""As `max_invalid`: no more trials are created."""
 
 
-def default_max_invalid(max_trials: int) -> int:
-    """`max_invalid` by default: enough for a space of which a fifth is valid, and at least 16."""
-    return max(16, 4 * max_trials)
+class TrialCounts:
+    """How many trials were created and how many were invalid, in all brackets of a search together.
+
+    Args:
+        max_trials: Trials of the search.
+        max_invalid: Invalid trials that are replaced. After one more the search gives up: no trial is created, live
+            ones run to their end, and the search is done with the reason "invalid_hp". None: 4 per trial, which is
+            enough for a space of which a fifth is valid, and at least 16.
+    """
+
+    def __init__(self, *, max_trials: int, max_invalid: int | None) -> None:
+        self.created = self.invalid = 0
+        self._max_invalid = max_invalid
+        self.extend(max_trials)
+
+    def extend(self, max_trials: int) -> None:
+        """Allow for a larger number of trials."""
+        self._most = max(16, 4 * max_trials) if self._max_invalid is None else self._max_invalid
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether too many trials were invalid."""
+        return self.invalid > self._most
+
+    def check(self, trial: int) -> None:
+        """Raise an `IllegalEvent` if the trial was never created."""
+        if not 0 <= trial < self.created:
+            raise never_created(trial, created=self.created)
 
 
 class TrialSlots:
-    """The trials of one search, and the slots they hold.
+    """The trials of one search or bracket, and the slots they hold.
 
     Args:
         max_trials: Trials to create. Trials with invalid hyperparameters are replaced and don't count.
-        max_concurrent: Slots; at most `MAX_CONCURRENT` are used.
-        max_invalid: Invalid trials that are replaced. After one more, no trial is created, live ones run to their end,
-            and the search is done with the reason "invalid_hp". None: an invalid trial counts like any other.
+        max_concurrent: Slots; 0 = no limit, but at most `MAX_CONCURRENT` are used.
+        max_invalid: As in `TrialCounts`.
+        replaces_invalid: Whether invalid trials are replaced; else they count like any other.
+
+    Attributes:
+        counts: Of the whole search. Brackets share one.
 
     >>> slots = TrialSlots(max_trials=3, max_concurrent=2, max_invalid=0)
     >>> slots.fill()
@@ -48,20 +73,20 @@ class TrialSlots:
     [Create(trial=2)]
     """
 
-    def __init__(self, *, max_trials: int, max_concurrent: int, max_invalid: int | None) -> None:
-        self._set_budget(max_trials, max_concurrent, max_invalid)
-        self._created = 0
+    def __init__(
+        self, *, max_trials: int, max_concurrent: int, max_invalid: int | None = None, replaces_invalid: bool = True
+    ) -> None:
+        self.counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)
+        self.max_trials, self._num_slots = max_trials, _num_slots(max_concurrent)
+        self._replaces_invalid = replaces_invalid
+        self._counted = 0  # trials created, except those that were replaced
         self._live: set[int] = set()
         self._with_slot: set[int] = set()
-        self._ended: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
+        self._ended: Counter[Reason] = Counter()
         self._completed: set[int] = set()  # ended, but an extension may resume them
         self._to_resume: deque[int] = deque()  # completed trials that an extension resumes as slots become free
         self._done = False
         self._progress = 0.0
-
-    def _set_budget(self, max_trials: int, max_concurrent: int, max_invalid: int | None) -> None:
-        self.max_trials, self._max_invalid = max_trials, max_invalid
-        self._max_concurrent = min(max_concurrent, MAX_CONCURRENT)
 
     def is_live(self, trial: int) -> bool:
         """Whether the trial has not ended.
@@ -69,9 +94,10 @@ class TrialSlots:
         Raises:
             IllegalEvent: It was never created.
         """
-        if not 0 <= trial < self._created:
-            raise IllegalEvent(f"trial {trial} was never created; {self._created} were so far, numbered from 0")
-        return trial in self._live
+        if trial in self._live:
+            return True
+        self.counts.check(trial)
+        return False
 
     def has_slot(self, trial: int) -> bool:
         """Whether the trial is live and was neither stopped nor paused."""
@@ -80,15 +106,12 @@ class TrialSlots:
     @property
     def is_full(self) -> bool:
         """Whether every slot is taken."""
-        return len(self._with_slot) >= self._max_concurrent
+        return len(self._with_slot) >= self._num_slots
 
     @property
     def may_create(self) -> bool:
         """Whether the budget allows one more trial."""
-        invalid = self._ended["invalid_hp"]
-        if self._max_invalid is None:
-            return self._created < self.max_trials
-        return invalid <= self._max_invalid and self._created - invalid < self.max_trials
+        return self._counted < self.max_trials and not self.counts.gave_up
 
     @property
     def completed(self) -> set[int]:
@@ -98,12 +121,13 @@ class TrialSlots:
     @property
     def ended(self) -> int:
         """How many trials have ended, except those that were replaced."""
-        return self._created - len(self._live) - (0 if self._max_invalid is None else self._ended["invalid_hp"])
+        return self._counted - len(self._live)
 
     def create(self) -> Create:
         """Create a trial in a free slot."""
-        trial = self._created
-        self._created += 1
+        trial = self.counts.created
+        self.counts.created += 1
+        self._counted += 1
         self._live.add(trial)
         self._with_slot.add(trial)
         return Create(trial=trial)
@@ -130,6 +154,9 @@ class TrialSlots:
         self._ended[reason] += 1
         if reason == "completed":
             self._completed.add(trial)
+        elif reason == "invalid_hp" and self._replaces_invalid:
+            self._counted -= 1
+            self.counts.invalid += 1
 
     def fill(self) -> list[Action]:
         """Trials for the free slots, or `Done` if no trial is left, or nothing."""
@@ -148,23 +175,17 @@ class TrialSlots:
         return [Done(reason=self._outcome())]
 
     def _outcome(self) -> DoneReason:
-        if self._max_invalid is not None and self._ended["invalid_hp"] > self._max_invalid:
+        if self.counts.gave_up:
             return "invalid_hp"
-        if not self._created or any(self._ended[reason] for reason in ("completed", "stopped", "diverged")):
+        if not self._ended or any(self._ended[reason] for reason in ("completed", "stopped", "diverged")):
             return "completed"
         if self._ended["errored"]:
             return "errored"
         return "canceled" if self._ended["canceled"] else "invalid_hp"
 
-    def give_up(self) -> None:
-        """Create no more trials, as after too many invalid ones."""
-        self._max_invalid = GIVEN_UP
-
-    def extend(
-        self, *, max_trials: int, max_concurrent: int, max_invalid: int | None, to_resume: Iterable[int] = ()
-    ) -> None:
+    def extend(self, *, max_trials: int, max_concurrent: int, to_resume: Iterable[int] = ()) -> None:
         """Enlarge the budget, and queue completed trials to be resumed before new ones are created."""
-        self._set_budget(max_trials, max_concurrent, max_invalid)
+        self.max_trials, self._num_slots = max_trials, _num_slots(max_concurrent)
         self._to_resume.extend(to_resume)
         self._done = False
         self._progress = 0.0
@@ -180,3 +201,7 @@ class TrialSlots:
             return 1.0
         self._progress = max(self._progress, min(share, NEARLY_DONE))
         return self._progress
+
+
+def _num_slots(max_concurrent: int) -> int:
+    return min(max_concurrent or MAX_CONCURRENT, MAX_CONCURRENT)

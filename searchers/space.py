@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import cast
 
-from searchers.domains import Categorical, Const, Domain, Double, Faults, Int, Log, Nested, closest, names
-from searchers.errors import SHOWN, SpaceError
+from searchers.domains import Categorical, Const, Domain, Nested, closest, names
+from searchers.errors import SHOWN, Faults, SpaceError
+from searchers.numeric import Double, Int, Log
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
 MAX_DRAWS = 1000

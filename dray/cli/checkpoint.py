@@ -18,8 +18,8 @@ from dray.cli.arguments import (
     TrialOrBestArg,
     target,
 )
-from dray.cli.errors import FAILED, BadUse, handle_errors
-from dray.cli.reader import ExperimentReader, read_experiment
+from dray.cli.errors import FAILED, BadUse
+from dray.cli.reader import read_experiment
 from dray.errors import NoExperiment
 from dray.storage import CheckpointError, Location, holds_a_trial
 
@@ -27,105 +27,85 @@ app = typer.Typer(help="List, verify, download and export checkpoints.", no_args
 
 
 @app.command(name="list")
-def list_(
-    experiment: ExperimentArg,
-    trial: TrialOrAllArg = None,
-    json: Json = False,
-) -> None:
+def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = False) -> None:
     """List the checkpoints of an experiment, without verifying them (see dray checkpoint verify).
 
     \b
     dray checkpoint list latest best
     """
-    with handle_errors(), read_experiment(experiment) as read:
-        from dray.records.checkpoints import list_checkpoints
-
-        number = None if trial is None else read.trial(trial)
-        values = _validations(read)
-        there = [
-            each
-            for each in list_checkpoints(read.stored.directory)
-            if each.is_complete and number in (None, each.trial)
+    with read_experiment(experiment) as read:
+        there = read.checkpoints(None if trial is None else read.trial(trial))
+        values = {(row.trial_id, row.batches): row.value for row in read.validations.itertuples()}
+        found = [
+            {
+                "trial": each.trial,
+                "batches": each.batches,
+                "metric": values.get((each.trial, each.batches)),
+                "is_best": read.best_batches.get(each.trial) == each.batches,
+                "size": each.size,
+                "path": each.location.uri,
+            }
+            for each in there
         ]
         if json:
-            show.as_json(
-                [
-                    {
-                        "trial": each.trial,
-                        "batches": each.batches,
-                        "metric": values.get((each.trial, each.batches)),
-                        "is_best": read.best_batches.get(each.trial) == each.batches,
-                        "size": each.size,
-                        "path": each.location.uri,
-                    }
-                    for each in there
-                ]
-            )
+            show.as_json(found)
+            return
+        if not found:
+            typer.echo("no checkpoints yet", err=True)
             return
         rows = [
             (
                 each.trial,
                 each.batches,
-                values.get((each.trial, each.batches)),
-                "best" if read.best_batches.get(each.trial) == each.batches else "",
+                row["metric"],
+                "best" if row["is_best"] else "",
                 show.size(each.size),
                 f"trial_{each.trial}/{each.location.name}",
             )
-            for each in there
+            for each, row in zip(there, found, strict=True)
         ]
-        if not rows:
-            typer.echo("no checkpoints yet", err=True)
-            return
-        headings = ["trial", "batches", read.config.searcher.metric, "", "size", "name"]
-        show.table(headings, rows, left=["", "name"])
+        show.table(["trial", "batches", read.config.searcher.metric, "", "size", "name"], rows, left=["", "name"])
         typer.echo(f"in {read.stored.directory.storage}")
 
 
 @app.command()
-def verify(
-    experiment: CheckpointArg,
-    trial: TrialOrAllArg = None,
-    json: Json = False,
-) -> None:
+def verify(experiment: CheckpointArg, trial: TrialOrAllArg = None, json: Json = False) -> None:
     """Read checkpoints in full and compare them with their checksums. Exit code 1 if any is damaged.
 
     \b
     dray checkpoint verify latest
     """
-    with handle_errors():
-        from dray.records.checkpoints import damage, list_checkpoints
-        from dray.records.listing import open_experiment
+    from dray.records.checkpoints import damage, list_checkpoints
+    from dray.records.listing import open_experiment
 
-        one = _one(experiment)
-        if one is not None:
-            places = [one]
-        else:
-            with open_experiment(experiment) as stored:
-                number = None if trial is None else _number(experiment, trial)
-                # While a driver runs, a checkpoint without a manifest is being written or deleted.
-                runs = stored.overview().state in ("RUNNING", "UNKNOWN")
-                places = [
-                    each.location
-                    for each in list_checkpoints(stored.directory)
-                    if number in (None, each.trial) and (each.is_complete or not runs)
-                ]
-        found_bad: list[tuple[Location, str | None]] = []
-        for place in places:
-            try:
-                found_bad.append((place, damage(place)))
-            except FileNotFoundError as error:  # deleted since it was listed
-                if one is not None:
-                    raise NoExperiment(str(error)) from None
-        if json:
-            show.as_json([{"path": place.uri, "is_whole": why is None, "why": why} for place, why in found_bad])
-        else:
-            for place, why in found_bad:
-                if why is not None:
-                    typer.echo(why if str(place) in why else f"{place}: {why}")
-            bad = sum(why is not None for _, why in found_bad)
-            typer.echo(f"{len(found_bad)} checkpoint{'s' * (len(found_bad) != 1)} verified, {bad} damaged")
-        if any(why is not None for _, why in found_bad):
-            raise typer.Exit(FAILED)
+    one = _one(experiment)
+    if one is not None:
+        places = [one]
+    else:
+        with open_experiment(experiment) as stored:
+            number = None if trial is None else _number(experiment, trial)
+            # While a driver runs, a checkpoint without a manifest is being written or deleted.
+            runs = stored.overview().state in ("RUNNING", "UNKNOWN")
+            places = [
+                each.location
+                for each in list_checkpoints(stored.directory)
+                if number in (None, each.trial) and (each.is_complete or not runs)
+            ]
+    verified: dict[Location, str | None] = {}
+    for place in places:
+        try:
+            verified[place] = damage(place)
+        except FileNotFoundError as error:  # deleted since it was listed
+            if one is not None:
+                raise NoExperiment(str(error)) from None
+    damaged = {place: why for place, why in verified.items() if why is not None}
+    if json:
+        show.as_json([{"path": place.uri, "is_whole": why is None, "why": why} for place, why in verified.items()])
+    else:
+        show.lines(why if str(place) in why else f"{place}: {why}" for place, why in damaged.items())
+        typer.echo(f"{len(verified)} checkpoint{'s' * (len(verified) != 1)} verified, {len(damaged)} damaged")
+    if damaged:
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -140,21 +120,17 @@ def download(
     dray checkpoint download latest
     dray c download s3://bucket/results/digits-1 7 -o trial-7
     """
-    with handle_errors():
-        from dray.records.checkpoints import download
+    from dray.records.checkpoints import download
 
-        with _chosen(experiment, trial, batches) as (place, name):
-            path = target(output, name)
-            download(place, path)
-        typer.echo(path)
+    with _chosen(experiment, trial, batches) as (place, name):
+        path = target(output, name)
+        download(place, path)
+    typer.echo(path)
 
 
 @app.command()
 def export(
-    experiment: CheckpointArg,
-    trial: TrialOrBestArg = "best",
-    batches: Batches = None,
-    output: Output = None,
+    experiment: CheckpointArg, trial: TrialOrBestArg = "best", batches: Batches = None, output: Output = None
 ) -> None:
     """Export a checkpoint's weights and hyperparameters for use without dray.
 
@@ -164,16 +140,15 @@ def export(
     \b
     dray checkpoint export latest -o model
     """
-    with handle_errors():
-        from dray.records.checkpoints import export
+    from dray.records.checkpoints import export
 
-        with _chosen(experiment, trial, batches) as (place, name):
-            try:
-                files = export(place, target(output, f"{name}-weights"))
-            except ValueError as error:
-                raise BadUse(" ".join(str(error).split())) from None
-        for file in files:
-            typer.echo(file)
+    with _chosen(experiment, trial, batches) as (place, name):
+        try:
+            files = export(place, target(output, f"{name}-weights"))
+        except ValueError as error:
+            raise BadUse(" ".join(str(error).split())) from None
+    for file in files:
+        typer.echo(file)
 
 
 @contextmanager
@@ -225,13 +200,3 @@ def _one(where: str) -> Location | None:
 def _number(experiment: str, trial: str) -> int:
     with read_experiment(experiment) as read:
         return read.trial(trial)
-
-
-def _validations(read: ExperimentReader) -> dict[tuple[int, int], float]:
-    """The searcher's metric, by trial and batches."""
-    rows = read.result.metrics
-    rows = rows[(rows["kind"] == "validation") & (rows["name"] == read.config.searcher.metric)]
-    return {
-        (int(trial), int(batches)): float(value)
-        for trial, batches, value in zip(rows["trial_id"], rows["batches"], rows["value"], strict=True)
-    }

@@ -10,7 +10,7 @@ import typer
 
 from dray.cli import show
 from dray.cli.arguments import Json
-from dray.cli.errors import BAD_INPUT, FAILED, BadUse, handle_errors
+from dray.cli.errors import BAD_INPUT, FAILED, BadUse
 
 if TYPE_CHECKING:
     from dray.cluster.checks.findings import ClusterCheck
@@ -32,31 +32,28 @@ def status(
     \b
     RAY_ADDRESS=head:6379 dray cluster status
     """
-    with handle_errors():
-        from dray.cluster.status import status
+    from dray.cluster.status import status
 
-        found = status(address)
-        if json:
-            show.as_json(found)
-            return
-        if found["address"] is None:
-            typer.echo(
-                f"RAY_ADDRESS is not set: an experiment starts its own Ray on this machine ({found['cpus']} CPUs)"
-            )
-            return
-        rows = [
-            (
-                node["address"],
-                "alive" if node["is_alive"] else "dead",
-                node["cpus"],
-                node["gpus"],
-                show.size(node["memory"]),
-            )
-            for node in found["nodes"]
-        ]
-        show.table(["node", "state", "CPUs", "GPUs", "memory"], rows, left=["node", "state"])
-        free = f"{found['cpus_free']} of {found['cpus']} CPUs and {found['gpus_free']} of {found['gpus']} GPUs"
-        typer.echo(f"Ray at {found['address']}: {free} free")
+    found = status(address)
+    if json:
+        show.as_json(found)
+        return
+    if found["address"] is None:
+        typer.echo(f"RAY_ADDRESS is not set: an experiment starts its own Ray on this machine ({found['cpus']} CPUs)")
+        return
+    rows = [
+        (
+            node["address"],
+            "alive" if node["is_alive"] else "dead",
+            node["cpus"],
+            node["gpus"],
+            show.size(node["memory"]),
+        )
+        for node in found["nodes"]
+    ]
+    show.table(["node", "state", "CPUs", "GPUs", "memory"], rows, left=["node", "state"])
+    free = f"{found['cpus_free']} of {found['cpus']} CPUs and {found['gpus_free']} of {found['gpus']} GPUs"
+    typer.echo(f"Ray at {found['address']}: {free} free")
 
 
 @app.command()
@@ -86,19 +83,18 @@ def check(
     RAY_ADDRESS=auto dray cluster check --storage s3://bucket/results
     RAY_ADDRESS=auto dray cluster check --storage asha.yaml --json
     """
-    with handle_errors():
-        place = _place(storage)
-        # Imported after the config's own errors were reported.
-        from dray.cluster.checks.cluster import check as checked_cluster
-        from dray.records.directory import results_root
-        from dray.storage import Location
+    place = _place(storage)
+    # Imported after the config's own errors were reported.
+    from dray.cluster.checks.cluster import check as checked_cluster
+    from dray.records.directory import results_root
+    from dray.storage import Location
 
-        checked = checked_cluster(address, place, Location.of(results_root()))
-        if json:
-            show.as_json(checked.to_dict())
-        else:
-            _tell(checked)
-        raise typer.Exit(0 if checked.is_fit else FAILED)
+    checked = checked_cluster(address, place, Location.of(results_root()))
+    if json:
+        show.as_json(checked.to_dict())
+    else:
+        _tell(checked)
+    raise typer.Exit(0 if checked.is_fit else FAILED)
 
 
 def _place(storage: str | None) -> Location | None:
@@ -159,18 +155,17 @@ def validate(
     \b
     dray cluster validate cluster.yaml
     """
-    with handle_errors():
-        from dray.config.yaml_file import read_mapping
-        from dray.errors import ConfigError
+    from dray.config.yaml_file import read_mapping
+    from dray.errors import ConfigError
 
-        config = read_mapping(file)
-        # Imported after the file's own errors were reported: it takes a second.
-        from dray.cluster.checks.launcher_file import faults, provider
+    config = read_mapping(file)
+    # Imported after the file's own errors were reported: it takes a second.
+    from dray.cluster.checks.launcher_file import faults, provider
 
-        found = faults(config)
-        if json:
-            show.as_json([{"path": path, "what": what} for path, what in found])
-            raise typer.Exit(BAD_INPUT if found else 0)
-        if found:
-            raise ConfigError(found, str(file))
-        typer.echo(f"{file}: no errors found (provider {provider(config)}); start the cluster with `ray up {file}`")
+    found = faults(config)
+    if json:
+        show.as_json([{"path": path, "what": what} for path, what in found])
+        raise typer.Exit(BAD_INPUT if found else 0)
+    if found:
+        raise ConfigError(found, str(file))
+    typer.echo(f"{file}: no errors found (provider {provider(config)}); start the cluster with `ray up {file}`")

@@ -12,7 +12,7 @@ import typer.main
 
 import dray
 from dray.cli import checkpoint, cluster, config, experiment, migrate, report, search, trial
-from dray.cli.errors import run
+from dray.cli.errors import handle_errors, run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
 
@@ -50,6 +50,10 @@ app.command()(search.preview)
 app.command()(report.report)
 app.command()(report.ui)
 app.command()(migrate.migrate)
+for _group in (app, experiment.app, trial.app, checkpoint.app, config.app, cluster.app):
+    for _registered in _group.registered_commands:
+        assert _registered.callback is not None
+        _registered.callback = handle_errors()(_registered.callback)
 
 
 def _print_version(wanted: bool) -> None:

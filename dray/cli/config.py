@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from dray.cli import show
-from dray.cli.errors import handle_errors
 
 app = typer.Typer(help="Print the schema of experiment configs.", no_args_is_help=True)
 
@@ -24,7 +23,6 @@ def schema() -> None:
 
     Then put this in the config file's first line: # yaml-language-server: $schema=dray.schema.json
     """
-    with handle_errors():
-        from dray.config.json_schema import json_schema
+    from dray.config.json_schema import json_schema
 
-        show.as_json(json_schema())
+    show.as_json(json_schema())

@@ -97,7 +97,7 @@ def describe(read: ExperimentReader) -> None:
     if read.ranked:
         typer.echo()
         width = show.console().width
-        show.lines(best_trials(read.result, searcher.metric, read.sign, width=width), None)
+        show.lines(best_trials(read.result, searcher.metric, read.sign, width=width))
 
 
 def _best(read: ExperimentReader) -> dict[str, Any] | None:

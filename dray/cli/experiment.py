@@ -13,8 +13,19 @@ import typer
 
 import dray
 from dray.cli import description, local_runs, show
-from dray.cli.arguments import Changes, Config, ExperimentArg, Follow, Json, ModelDir, Output, TailArg, target
-from dray.cli.errors import FAILED, SOME_FAILED, BadUse, exit_on_signals, handle_errors
+from dray.cli.arguments import (
+    Changes,
+    Config,
+    ExperimentArg,
+    Follow,
+    Json,
+    ModelDir,
+    Output,
+    TailArg,
+    check_follow,
+    target,
+)
+from dray.cli.errors import FAILED, SOME_FAILED, BadUse, exit_on_signals
 from dray.cli.reader import journal, read_experiment
 
 if TYPE_CHECKING:
@@ -47,21 +58,19 @@ def create(
     dray experiment create asha.yaml . --local   one trial, for a debugger
     dray experiment create asha.yaml . --config searcher.max_trials=8
     """
-    with handle_errors(), nullcontext() if local else exit_on_signals():
+    if local and storage_path is not None:
+        raise BadUse("--storage-path can't be used with --local, which stores all in one directory; use --path")
+    with nullcontext() if local else exit_on_signals():
         from dray.config.load import load_config
 
-        _tell_all()
-        checked = load_config(config, changes or ())
-        code = model_dir if model_dir is not None else config.parent
-        if local and storage_path is not None:
-            raise BadUse("--storage-path can't be used with --local, which has all in one directory; use --path")
+        _log_info()
+        checked, code = load_config(config, changes or ()), model_dir or config.parent
         if local:
             from dray.experiment.local import run_local
 
             again = ["dray", "experiment", "create", str(config), *([] if model_dir is None else [str(model_dir)])]
             again += [word for change in changes or () for word in ("--config", change)]
-            command = shlex.join([*again, "--local"])
-            directory = run_local(checked, code, path=path, command=command)
+            directory = run_local(checked, code, path=path, command=shlex.join([*again, "--local"]))
             typer.echo(f"results: {directory}")
         else:
             _run(dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path))
@@ -88,35 +97,34 @@ def list_(
     dray experiment list
     dray e list s3://bucket/results --json | jq -r '.[].name'
     """
-    with handle_errors():
-        from dray.records.listing import list_experiments
+    from dray.records.listing import list_experiments
 
-        there = list_experiments(where)
-        if json:
-            show.as_json([description.overview(each) for each in there])
-            return
-        rows = [
-            (
-                each.number,
-                each.name,
-                each.state,
-                f"{each.ended}/{each.max_trials or each.trials}{f', {each.failed} failed' if each.failed else ''}",
-                each.best,
-                each.metric,
-                show.clock(each.began),
-            )
-            for each in there
-        ]
-        if rows:
-            columns = ["#", "name", "state", "trials", "best", "metric", "started"]
-            show.table(columns, rows, left=["name", "state", "metric"])
-        for each in there:
-            if each.why:
-                typer.echo(f"{each.name} can't be read: {each.why}", err=True)
-        if not there:
-            from dray.records.directory import results_root
+    there = list_experiments(where)
+    if json:
+        show.as_json([description.overview(each) for each in there])
+        return
+    rows = [
+        (
+            each.number,
+            each.name,
+            each.state,
+            f"{each.ended}/{each.max_trials or each.trials}{f', {each.failed} failed' if each.failed else ''}",
+            each.best,
+            each.metric,
+            show.clock(each.began),
+        )
+        for each in there
+    ]
+    if rows:
+        columns = ["#", "name", "state", "trials", "best", "metric", "started"]
+        show.table(columns, rows, left=["name", "state", "metric"])
+    for each in there:
+        if each.why:
+            typer.echo(f"{each.name} can't be read: {each.why}", err=True)
+    if not there:
+        from dray.records.directory import results_root
 
-            typer.echo(f"no experiments in {where or results_root()} yet", err=True)
+        typer.echo(f"no experiments in {where or results_root()} yet", err=True)
 
 
 @app.command()
@@ -127,17 +135,16 @@ def describe(experiment: ExperimentArg, json: Json = False) -> None:
     dray experiment describe latest
     dray e describe digits --json | jq .best.hparams
     """
-    with handle_errors():
-        from dray.records.listing import local_overview
-        from dray.records.lookup import local_run
+    from dray.records.listing import local_overview
+    from dray.records.lookup import local_run
 
-        if (run := local_run(experiment)) is not None:
-            if json:
-                show.as_json({**description.overview(local_overview(run)), **local_runs.details(run)})
-            else:
-                local_runs.describe(run, local_overview(run))
-            return
-    with handle_errors(), read_experiment(experiment) as read:
+    if (run := local_run(experiment)) is not None:
+        if json:
+            show.as_json({**description.overview(local_overview(run)), **local_runs.details(run)})
+        else:
+            local_runs.describe(run, local_overview(run))
+        return
+    with read_experiment(experiment) as read:
         if json:
             show.as_json(description.as_json(read))
         else:
@@ -151,21 +158,19 @@ def logs(experiment: ExperimentArg, follow: Follow = False, tail: TailArg = None
     \b
     dray experiment logs latest -f
     """
-    with handle_errors():
-        from dray.records.listing import open_experiment
-        from dray.records.logs import event_lines
+    from dray.records.listing import open_experiment
+    from dray.records.logs import event_lines
 
-        if json and follow:
-            raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
-        with open_experiment(experiment) as stored:
-            records = journal(stored)
-            if json:
-                show.as_json(records[-tail:] if tail else records if tail is None else [])
-                return
-            config = stored.directory.config()
-            show.lines(list(event_lines(config, records)), tail)
-            if follow and not stored.is_copy:
-                _follow(stored.directory.journal, len(records), config)
+    check_follow(follow, json)
+    with open_experiment(experiment) as stored:
+        records = journal(stored)
+        if json:
+            show.as_json(show.last(records, tail))
+            return
+        config = stored.directory.config()
+        show.lines(show.last(list(event_lines(config, records)), tail))
+        if follow and not stored.is_copy:
+            _follow(stored.directory.journal, len(records), config)
 
 
 @app.command()
@@ -177,16 +182,15 @@ def stop(experiment: ExperimentArg) -> None:
     \b
     dray experiment stop latest
     """
-    with handle_errors():
-        from dray.experiment.stop import stop as stop_driver
-        from dray.records.listing import open_experiment
+    from dray.experiment.stop import stop as stop_driver
+    from dray.records.listing import open_experiment
 
-        with open_experiment(experiment) as stored:
-            stop_driver(stored, lambda line: typer.echo(line, err=True))
-            if stored.overview().state == "STOPPED":
-                typer.echo(f"stopped; resume with: dray experiment resume {shlex.quote(experiment)}", err=True)
-            else:
-                typer.echo("it ended by itself meanwhile", err=True)
+    with open_experiment(experiment) as stored:
+        stop_driver(stored, lambda line: typer.echo(line, err=True))
+        if stored.overview().state == "STOPPED":
+            typer.echo(f"stopped; resume with: dray experiment resume {shlex.quote(experiment)}", err=True)
+        else:
+            typer.echo("it ended by itself meanwhile", err=True)
 
 
 @app.command()
@@ -196,8 +200,8 @@ def resume(experiment: ExperimentArg) -> None:
     \b
     dray experiment resume latest
     """
-    with handle_errors(), exit_on_signals():
-        _tell_all()
+    with exit_on_signals():
+        _log_info()
         _run(dray.Experiment.resume(experiment))
 
 
@@ -217,10 +221,10 @@ def extend(
     \b
     dray experiment extend latest --max-trials 128
     """
-    with handle_errors(), exit_on_signals():
+    with exit_on_signals():
         if max_trials is None and max_length is None:
             raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")
-        _tell_all()
+        _log_info()
         _run(dray.Experiment.resume(experiment, max_trials=max_trials, max_length=max_length))
 
 
@@ -233,18 +237,17 @@ def download(experiment: ExperimentArg, output: Output = None) -> None:
     \b
     dray experiment download s3://bucket/results/digits-1 -o digits-1
     """
-    with handle_errors():
-        from dray.records import copies
-        from dray.records.listing import open_experiment
+    from dray.records import copies
+    from dray.records.listing import open_experiment
 
-        with open_experiment(experiment) as stored:
-            path = target(output, stored.name)
-            damages = copies.download(stored, path)
-        typer.echo(path)
-        for damage in damages:
-            typer.echo(f"dray: {damage}", err=True)
-        if damages:
-            raise typer.Exit(FAILED)
+    with open_experiment(experiment) as stored:
+        path = target(output, stored.name)
+        damages = copies.download(stored, path)
+    typer.echo(path)
+    for damage in damages:
+        typer.echo(f"dray: {damage}", err=True)
+    if damages:
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -259,29 +262,25 @@ def delete(
     \b
     dray experiment delete digits-asha-20261121-175912-ab9a
     """
-    with handle_errors():
-        from dray.records import copies
-        from dray.records.checkpoints import list_checkpoints
-        from dray.records.listing import open_experiment
-        from searchers.journal import Journal
+    from dray.records import copies
+    from dray.records.checkpoints import list_checkpoints
+    from dray.records.listing import open_experiment
+    from searchers.journal import Journal
 
-        with open_experiment(experiment) as stored:
-            if not stored.is_copy and (driver := Journal.writer(stored.directory.journal)) is not None:
-                raise BadUse(
-                    f"{stored.where} is running, in process {driver}; stop it first: dray experiment stop {stored.name}"
-                )
-            if not yes:
-                there = list_checkpoints(stored.directory)
-                what = f"{len(there)} checkpoints, {show.size(sum(each.size for each in there))}"
-                places = (
-                    [stored.where]
-                    if stored.is_copy or stored.directory.storage.is_local
-                    else [stored.where, stored.directory.storage]
-                )
-                afar = "; it may be running on another machine" if not stored.directory.storage.is_local else ""
-                _ask(f"Delete {' and '.join(map(str, places))} ({what}{afar})?")
-            copies.delete(stored)
-            typer.echo(f"deleted {stored.where}", err=True)
+    with open_experiment(experiment) as stored:
+        if not stored.is_copy and (driver := Journal.writer(stored.directory.journal)) is not None:
+            raise BadUse(
+                f"{stored.where} is running, in process {driver}; stop it first: dray experiment stop {stored.name}"
+            )
+        if not yes:
+            there = list_checkpoints(stored.directory)
+            what = f"{len(there)} checkpoints, {show.size(sum(each.size for each in there))}"
+            storage = stored.directory.storage
+            places = stored.where if stored.is_copy or storage.is_local else f"{stored.where} and {storage}"
+            afar = "" if storage.is_local else "; it may be running on another machine"
+            _ask(f"Delete {places} ({what}{afar})?")
+        copies.delete(stored)
+        typer.echo(f"deleted {stored.where}", err=True)
 
 
 def _run(experiment: dray.Experiment) -> None:
@@ -294,7 +293,7 @@ def _run(experiment: dray.Experiment) -> None:
         raise typer.Exit(SOME_FAILED)
 
 
-def _tell_all() -> None:
+def _log_info() -> None:
     """Log from level INFO on in commands that train: with ``--local`` a trial's own ``logging.info`` too."""
     logging.getLogger().setLevel(logging.INFO)
 
@@ -311,14 +310,12 @@ def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
     from dray.records.logs import GrowingFile, event_lines, followed
     from searchers.journal import Journal
 
-    lines, seen = GrowingFile(path), 0
+    lines = GrowingFile(path)
 
     def new(_: bool) -> list[str]:
-        nonlocal seen
+        nonlocal known
         texts = lines.new_lines()
-        begin, seen = seen, seen + len(texts)
-        records = Journal.parse("\n".join([*texts, ""]).encode(), where=str(path))
-        return list(event_lines(config, records[max(0, known - begin) :]))
+        fresh, known = texts[known:], max(0, known - len(texts))
+        return list(event_lines(config, Journal.parse("\n".join([*fresh, ""]).encode(), where=str(path))))
 
-    for line in followed(new, lambda: Journal.writer(path) is not None):
-        typer.echo(line)
+    show.lines(followed(new, lambda: Journal.writer(path) is not None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dray.cli import show
+from dray.cli.reader import last_values
 from dray.display.text import duration
 
 if TYPE_CHECKING:
@@ -14,12 +15,9 @@ if TYPE_CHECKING:
 
 def details(run: LocalRun) -> dict[str, Any]:
     """What a local run has besides an overview."""
-    last = run.metrics().drop_duplicates(["kind", "name"], keep="last")
     return {
         "batches": max((row["batches"] for row in run.rows), default=0),
-        "metrics": {
-            f"{kind} {name}": value for kind, name, value in zip(last["kind"], last["name"], last["value"], strict=True)
-        },
+        "metrics": last_values(run.metrics()),
         "checkpoints": [{"batches": batches, "path": path} for batches, path in run.checkpoints],
     }
 

@@ -10,7 +10,7 @@ import typer
 
 from dray.cli import show
 from dray.cli.arguments import Json
-from dray.cli.errors import FAILED, BadUse, handle_errors
+from dray.cli.errors import FAILED, BadUse
 
 
 def migrate(
@@ -28,28 +28,27 @@ def migrate(
     dray migrate .
     dray migrate vision/resnet --json
     """
-    with handle_errors():
-        from dray.migrate import check
+    from dray.migrate import check
 
-        if not model_dir.is_dir():
-            raise BadUse(f"DIR must be a directory with a model's code, got {model_dir}, which is not a directory")
-        checked = check(model_dir)
-        to_change = sum(finding.verdict == "change" for finding in checked.findings)
-        if json:
-            show.as_json(
-                {
-                    "directory": str(model_dir),
-                    "runs": not to_change,
-                    "experiments": checked.experiments,
-                    "findings": [asdict(finding) for finding in checked.findings],
-                }
-            )
-        else:
-            for finding in checked.findings:
-                typer.echo(finding)
-            python, experiments = len(checked.python), len(checked.experiments)
-            typer.echo(
-                f"checked {python} Python file{'s' * (python != 1)} and {experiments} experiment "
-                f"config{'s' * (experiments != 1)}: {to_change} to change, {len(checked.findings) - to_change} ignored"
-            )
-        raise typer.Exit(FAILED if to_change else 0)
+    if not model_dir.is_dir():
+        raise BadUse(f"DIR must be a directory with a model's code, got {model_dir}, which is not a directory")
+    checked = check(model_dir)
+    to_change = sum(finding.verdict == "change" for finding in checked.findings)
+    if json:
+        show.as_json(
+            {
+                "directory": str(model_dir),
+                "runs": not to_change,
+                "experiments": checked.experiments,
+                "findings": [asdict(finding) for finding in checked.findings],
+            }
+        )
+    else:
+        for finding in checked.findings:
+            typer.echo(finding)
+        python, experiments = len(checked.python), len(checked.experiments)
+        typer.echo(
+            f"checked {python} Python file{'s' * (python != 1)} and {experiments} experiment "
+            f"config{'s' * (experiments != 1)}: {to_change} to change, {len(checked.findings) - to_change} ignored"
+        )
+    raise typer.Exit(FAILED if to_change else 0)

@@ -13,7 +13,10 @@ from dray.errors import NoExperiment
 from searchers.journal import Journal
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from dray.config.schema import ExperimentConfig
+    from dray.records.checkpoints import StoredCheckpoint
     from dray.records.listing import StoredExperiment
     from dray.records.result import Result
 
@@ -70,15 +73,22 @@ class ExperimentReader:
         return None if first is None or self.trials[first]["state"] == "ERRORED" else first
 
     @cached_property
-    def validated(self) -> set[int]:
-        """The trials that have reported the searcher's metric, as a number or not."""
+    def validations(self) -> pd.DataFrame:
+        """The rows of ``result.metrics`` with the searcher's metric."""
         rows = self.result.metrics
-        return set(rows["trial_id"][(rows["kind"] == "validation") & (rows["name"] == self.config.searcher.metric)])
+        return rows[(rows["kind"] == "validation") & (rows["name"] == self.config.searcher.metric)]
 
     @cached_property
     def best_batches(self) -> dict[int, int]:
         """The batches at each trial's best validation."""
         return {int(trial): int(batches) for trial, batches in self.result.best_batches().items()}  # type: ignore[call-overload]
+
+    def checkpoints(self, trial: int | None) -> list[StoredCheckpoint]:
+        """The complete checkpoints of a trial, by batches; None: of all trials. Not verified."""
+        from dray.records.checkpoints import list_checkpoints
+
+        there = list_checkpoints(self.stored.directory)
+        return [each for each in there if each.is_complete and trial in (None, each.trial)]
 
     def checkpoint(self, trial: int) -> str | None:
         """The id of the checkpoint at a trial's best validation, else of its latest one; not verified."""
@@ -124,7 +134,7 @@ def read_experiment(experiment: str) -> Iterator[ExperimentReader]:
     """Read an experiment; a copy of a remote one exists only within the block.
 
     Raises:
-        NoExperiment, StorageError: see ``found``.
+        NoExperiment, StorageError: see ``open_experiment``.
         BadUse: it has not started, or its metrics are damaged.
         JournalError: its journal is damaged.
     """
@@ -140,6 +150,15 @@ def read_experiment(experiment: str) -> Iterator[ExperimentReader]:
             why = " ".join(str(error).split())
             raise BadUse(f"the metrics in {stored.directory.metrics} can't be read: {why}") from None
         yield ExperimentReader(stored=stored, records=records, result=result)
+
+
+def last_values(metrics: pd.DataFrame) -> dict[str, float]:
+    """The last value of each metric, by its kind and name."""
+    last = metrics.drop_duplicates(["kind", "name"], keep="last")
+    return {
+        f"{kind} {name}": float(value)
+        for kind, name, value in zip(last["kind"], last["name"], last["value"], strict=True)
+    }
 
 
 def journal(stored: StoredExperiment) -> list[dict[str, Any]]:

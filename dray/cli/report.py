@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from dray.cli.arguments import ExperimentArg
-from dray.cli.errors import handle_errors
 from dray.cli.reader import read_experiment
 
 
@@ -29,7 +28,7 @@ def report(
     \b
     dray report latest -o report.html
     """
-    with handle_errors(), read_experiment(experiment) as read:
+    with read_experiment(experiment) as read:
         from dray.report import write_report
 
         # A copy's directory is removed when this command ends.
@@ -48,9 +47,8 @@ def ui(
     \b
     dray ui latest
     """
-    with handle_errors():
-        from dray.records.listing import open_experiment
-        from dray.report.ui import serve
+    from dray.records.listing import open_experiment
+    from dray.report.ui import serve
 
-        with open_experiment(experiment) as stored:
-            serve(stored.directory.path, port=port, say=typer.echo)
+    with open_experiment(experiment) as stored:
+        serve(stored.directory.path, port=port, say=typer.echo)

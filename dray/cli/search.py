@@ -9,7 +9,7 @@ import typer
 
 from dray.cli import show
 from dray.cli.arguments import Changes, Config, Json, ModelDir
-from dray.cli.errors import BadUse, handle_errors
+from dray.cli.errors import BadUse
 
 
 def preview(
@@ -27,14 +27,13 @@ def preview(
     \b
     dray preview asha.yaml --trials-per-hour 12
     """
-    with handle_errors():
-        from dray.config.load import load_config
-        from dray.experiment.preview import preview_as_dict, show_preview
+    from dray.config.load import load_config
+    from dray.experiment.preview import preview_as_dict, show_preview
 
-        if trials_per_hour is not None and not 0 < trials_per_hour < math.inf:
-            raise BadUse(f"--trials-per-hour must be a number > 0, got {trials_per_hour:g}")
-        checked, code = load_config(config, changes or ()), model_dir if model_dir is not None else config.parent
-        if json:
-            show.as_json(preview_as_dict(checked, model_dir=code))
-        else:
-            show_preview(checked, model_dir=code, trials_per_hour=trials_per_hour, console=show.console())
+    if trials_per_hour is not None and not 0 < trials_per_hour < math.inf:
+        raise BadUse(f"--trials-per-hour must be a number > 0, got {trials_per_hour:g}")
+    checked, code = load_config(config, changes or ()), model_dir if model_dir is not None else config.parent
+    if json:
+        show.as_json(preview_as_dict(checked, model_dir=code))
+    else:
+        show_preview(checked, model_dir=code, trials_per_hour=trials_per_hour, console=show.console())

@@ -9,12 +9,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+T = TypeVar("T")
 
 WIDE = 10_000
 """The width if standard output is no terminal: a program wants each row in one line."""
@@ -70,10 +72,15 @@ def red(text: str) -> str:
     return typer.style(text, fg=typer.colors.RED, bold=True) if text and sys.stdout.isatty() else text
 
 
-def lines(all_of_them: Sequence[str], tail: int | None) -> None:
-    """Print all lines, or only the last ``tail`` of them."""
-    for line in all_of_them if tail is None else all_of_them[max(0, len(all_of_them) - tail) :]:
-        typer.echo(line)
+def lines(texts: Iterable[str]) -> None:
+    """Print each text in a line."""
+    for text in texts:
+        typer.echo(text)
+
+
+def last(items: Sequence[T], tail: int | None) -> Sequence[T]:
+    """The last ``tail`` items; None: all."""
+    return items if tail is None else items[max(0, len(items) - tail) :]
 
 
 def shown(value: object) -> str:

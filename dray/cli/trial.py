@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dray.cli import show
-from dray.cli.arguments import ExperimentArg, Follow, Json, TailArg, TrialArg
-from dray.cli.errors import BadUse, handle_errors
-from dray.cli.reader import ExperimentReader, read_experiment
+from dray.cli.arguments import ExperimentArg, Follow, Json, TailArg, TrialArg, check_follow
+from dray.cli.errors import BadUse
+from dray.cli.reader import ExperimentReader, last_values, read_experiment
 from dray.records.hparams import flatten
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def list_(
     dray trial list latest --best
     dray t list digits --state ERRORED --json | jq '.[].trial'
     """
-    with handle_errors(), read_experiment(experiment) as read:
+    with read_experiment(experiment) as read:
         numbers = read.ranked if best else list(read.trials)
         if state is not None:
             states = {row["state"] for row in read.trials.values()}
@@ -57,7 +57,7 @@ def list_(
         names = _differing(read.hparams.values(), read.config.hyperparameters)
         rows = []
         any_since = any(read.trials[number]["nan_since"] is not None for number in numbers)
-        not_numbers = {number for number in numbers if math.isnan(read.trials[number]["metric"])} & read.validated
+        validated = set(read.validations["trial_id"])
         for number in numbers:
             row = read.trials[number]
             drawn = {name: value for name, value in flatten(read.hparams.get(number, {})).items() if name in names}
@@ -66,7 +66,7 @@ def list_(
                     number,
                     row["state"],
                     row["batches"],
-                    "NaN" if number in not_numbers else row["metric"],
+                    "NaN" if math.isnan(row["metric"]) and number in validated else row["metric"],
                     row["best_metric"],
                     *([row["nan_since"]] if any_since else []),
                     row["restarts"],
@@ -85,21 +85,20 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
     \b
     dray trial describe latest best
     """
-    with handle_errors(), read_experiment(experiment) as read:
-        from dray.records.checkpoints import list_checkpoints
+    with read_experiment(experiment) as read:
         from dray.records.outcomes import nan_since_text
 
         number = read.trial(trial)
         about = _trial(read, number)
-        directory = read.stored.directory
-        there = [each for each in list_checkpoints(directory) if each.trial == number and each.is_complete]
+        there = read.checkpoints(number)
         failures = [
             record
             for record in read.records
             if record.get("event") in ("restarted", "gave_up") and record.get("trial") == number
         ]
-        metrics = _last_metrics(read, number)
-        logs = directory.trial(number) / "logs"
+        rows = read.result.metrics
+        metrics = last_values(rows[(rows["trial_id"] == number) & rows["kind"].isin(["training", "validation"])])
+        logs = read.stored.directory.trial(number) / "logs"
         if json:
             show.as_json(
                 {
@@ -158,13 +157,12 @@ def logs(
     dray trial logs latest 7 -f
     dray t logs digits best -n 20
     """
-    with handle_errors(), read_experiment(experiment) as read, contextlib.ExitStack() as stack:
+    with read_experiment(experiment) as read, contextlib.ExitStack() as stack:
         from dray.records.logs import GrowingFile, followed, trial_lines
         from dray.storage.logs import fetch_logs
         from searchers.journal import Journal
 
-        if json and follow:
-            raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
+        check_follow(follow, json)
         number = read.trial(trial)
         directory = read.stored.directory
         here, afar = directory.trial(number) / "logs", Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -173,9 +171,9 @@ def logs(
         new = trial_lines(afar, here, rank=rank)
         lines = new(not follow)
         if json:
-            show.as_json(lines if tail is None else lines[max(0, len(lines) - tail) :])
+            show.as_json(show.last(lines, tail))
             return
-        show.lines(lines, tail)
+        show.lines(show.last(lines, tail))
         if follow:
             journal, ended = GrowingFile(directory.journal), False
 
@@ -185,8 +183,7 @@ def logs(
                     ended = event == "exited"  # it starts again if the search is extended
                 return not ended and Journal.writer(directory.journal) is not None
 
-            for line in followed(new, goes_on):
-                typer.echo(line)
+            show.lines(followed(new, goes_on))
         elif not lines:
             typer.echo(f"trial {number} has printed nothing" + ("" if rank is None else f" on rank {rank}"), err=True)
 
@@ -209,34 +206,33 @@ def metrics(
     dray trial metrics latest best --kind validation
     dray t metrics digits 7 --json | jq -c '.[] | [.batches, .name, .value]'
     """
-    with handle_errors():
-        number, rows = _metrics(experiment, trial)
-        for column, wanted in (("kind", [kind] if kind else []), ("name", name or [])):
-            there = sorted(set(rows[column]))
-            for each in wanted:
-                if each not in there:
-                    known = ", ".join(there) or "none"
-                    raise BadUse(f"trial {number} has no metric of {column} {each!r}; the {column}s are: {known}")
-            rows = rows[rows[column].isin(wanted)] if wanted else rows
-        if json:
-            columns = ["batches", "epochs", "kind", "name", "value", "time"]
-            show.as_json([dict(zip(columns, row, strict=True)) for row in rows[columns].itertuples(index=False)])
-            return
-        if rows.empty:
-            typer.echo(f"trial {number} has reported no metrics yet", err=True)
-            return
-        both = rows["kind"].nunique() > 1
-        heading = rows["kind"].str.cat(rows["name"], sep=" ") if both else rows["name"]
-        # As text, since a missing value is NaN in the table.
-        values = rows["value"].astype(object).where(rows["value"].notna(), "NaN")
-        wide = rows.assign(heading=heading, value=values).pivot_table(
-            index=["batches", "epochs"], columns="heading", values="value", aggfunc="last", dropna=False, observed=True
-        )
-        wide = wide.dropna(how="all")
-        show.table(
-            ["batches", "epochs", *map(str, wide.columns)],
-            [(*index, *values) for index, values in zip(wide.index, wide.to_numpy().tolist(), strict=True)],
-        )
+    number, rows = _metrics(experiment, trial)
+    for column, wanted in (("kind", [kind] if kind else []), ("name", name or [])):
+        there = sorted(set(rows[column]))
+        for each in wanted:
+            if each not in there:
+                known = ", ".join(there) or "none"
+                raise BadUse(f"trial {number} has no metric of {column} {each!r}; the {column}s are: {known}")
+        rows = rows[rows[column].isin(wanted)] if wanted else rows
+    if json:
+        columns = ["batches", "epochs", "kind", "name", "value", "time"]
+        show.as_json([dict(zip(columns, row, strict=True)) for row in rows[columns].itertuples(index=False)])
+        return
+    if rows.empty:
+        typer.echo(f"trial {number} has reported no metrics yet", err=True)
+        return
+    both = rows["kind"].nunique() > 1
+    heading = rows["kind"].str.cat(rows["name"], sep=" ") if both else rows["name"]
+    # As text, since a missing value is NaN in the table.
+    values = rows["value"].astype(object).where(rows["value"].notna(), "NaN")
+    wide = rows.assign(heading=heading, value=values).pivot_table(
+        index=["batches", "epochs"], columns="heading", values="value", aggfunc="last", dropna=False, observed=True
+    )
+    wide = wide.dropna(how="all")
+    show.table(
+        ["batches", "epochs", *map(str, wide.columns)],
+        [(*index, *values) for index, values in zip(wide.index, wide.to_numpy().tolist(), strict=True)],
+    )
 
 
 def _metrics(experiment: str, trial: str | None) -> tuple[int, pd.DataFrame]:
@@ -280,16 +276,6 @@ def _seconds(read: ExperimentReader, number: int, column: str) -> float | None:
     """A time of the table as Unix time; the table's are in UTC, and NaT is none."""
     value = read.trials[number][column]
     return float(value.tz_localize("UTC").timestamp()) if value == value else None
-
-
-def _last_metrics(read: ExperimentReader, number: int) -> dict[str, float]:
-    rows = read.result.metrics
-    rows = rows[(rows["trial_id"] == number) & (rows["kind"].isin(["training", "validation"]))]
-    last = rows.drop_duplicates(["kind", "name"], keep="last")
-    return {
-        f"{kind} {name}": float(value)
-        for kind, name, value in zip(last["kind"], last["name"], last["value"], strict=True)
-    }
 
 
 def _differing(hparams: Collection[Mapping[str, Any]], space: Mapping[str, Any]) -> set[str]:

@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -23,7 +22,7 @@ from typing import IO, Any
 from dray.hosts.bottom_line import TerminalLine, bottom_line
 from dray.hosts.progress import ProgressDisplay, is_wanted
 from dray.hosts.unsaved import UnsavedRows
-from dray.storage import CheckpointStore, Location, verify
+from dray.storage import CheckpointStore, Location, opened, verify
 from dray.storage.manifest import Listed
 from dray.training.errors import ShouldExit
 from dray.training.host import Reached, Report
@@ -91,7 +90,7 @@ class LocalHost:
         self._interrupted_at: float | None = None  # by Ctrl-C
         self._announced_stop = False
         self._previous_handler: Any = None
-        self._fetched: tempfile.TemporaryDirectory[str] | None = None
+        self._downloads = contextlib.ExitStack()
         self._metrics: IO[str] | None = None
         self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._display: ProgressDisplay | None = None
@@ -115,9 +114,7 @@ class LocalHost:
             self._metrics.close()
             self._metrics = None
         self._store.close()
-        if self._fetched is not None:
-            self._fetched.cleanup()
-            self._fetched = None
+        self._downloads.close()
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self._stop_requested_by = "SIGTERM"
@@ -251,11 +248,9 @@ class LocalHost:
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         """A checkpoint below `home()` by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
-        if not Location.of(checkpoint).is_local and self.is_remote:
-            return self._store.open(checkpoint)  # with the store's own credentials
         if not Location.of(checkpoint).is_local:
-            self._fetched = tempfile.TemporaryDirectory(prefix="dray-checkpoint-")
-            return CheckpointStore(Path(self._fetched.name)).open(checkpoint)
+            # The store of this run has credentials.
+            return self._store.open(checkpoint) if self.is_remote else self._downloads.enter_context(opened(checkpoint))
         candidates = (Path(checkpoint), home() / "local" / checkpoint, self.directory.parent / checkpoint)
         for path in candidates:
             if path.is_dir():

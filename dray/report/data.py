@@ -20,8 +20,9 @@ from dray.records.listing import Overview, StoredExperiment
 from dray.records.outcomes import FAILED, ranked
 from dray.records.result import Result
 from dray.report.importance import Importance, importance
-from searchers.domains import Categorical, Const, Domain, Int, Log, Nested
+from searchers.domains import Categorical, Const, Domain, Nested
 from searchers.journal import Journal
+from searchers.numeric import Int, Log
 from searchers.views import TrialView
 
 MAX_TRIALS = 2_000

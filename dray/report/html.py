@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from searchers.domains import Categorical, Const, Domain, Double, Int, Log, Nested
+from searchers.domains import Categorical, Const, Domain, Nested
+from searchers.numeric import Double, Int, Log
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, raw: bool = False) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dray.storage.disk import files_in
 from dray.storage.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def listed_in(directory: Path, digests: Mapping[str, str] | None = None) -> dict
     known = digests or {}
     return {
         name: Listed(os.stat(f"{directory}/{name}").st_size, known.get(name) or _sha256(directory / name))
-        for name in _files(directory)
+        for name in files_in(directory)
     }
 
 
@@ -134,7 +135,7 @@ def verify(checkpoint: Path, name: object = None, *, without_manifest: bool = Fa
             return checkpoint
         raise never_completed(name)
     listed = parse_manifest((checkpoint / MANIFEST).read_bytes(), name)
-    check_files({file: (checkpoint / file).stat().st_size for file in _files(checkpoint)}, listed, name)
+    check_files({file: (checkpoint / file).stat().st_size for file in files_in(checkpoint)}, listed, name)
     for file, expected in listed.items():
         if _sha256(checkpoint / file) != expected.sha256:
             raise CheckpointError(f"{name} is damaged: {file} is not what was written; use an earlier checkpoint")
@@ -174,14 +175,6 @@ def _typed(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, got {value!r}")
     return value
-
-
-def _files(directory: Path) -> list[str]:
-    # Strings, because pathlib takes longer than the disk.
-    start = len(os.path.join(directory, ""))
-    return [
-        os.path.join(root, name)[start:].replace(os.sep, "/") for root, _, names in os.walk(directory) for name in names
-    ]
 
 
 def _sha256(path: Path) -> str:

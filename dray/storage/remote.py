@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dray.storage.disk import files_in
 from dray.storage.errors import CheckpointError, StorageError, is_full
 from dray.storage.location import Location
 
@@ -120,12 +121,12 @@ class RemoteDirectory:
 
         An earlier file of that name is removed first, so that the directory is incomplete in the meantime.
         """
-        before = self.sizes()
+        before, names = self.sizes(), files_in(directory)
         if last in before:
-            if self.read(last) == (directory / last).read_bytes() and self._has(directory):
+            sizes = {name: (directory / name).stat().st_size for name in names}
+            if before == sizes and self.read(last) == (directory / last).read_bytes():
                 return  # uploaded before, but the response was lost
             self._remove(last)
-        names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file()]
         for name in before.keys() - set(names) - {last} - set(keep):
             self._remove(name)
         _in_parallel(lambda name: self._send(directory, name), [name for name in names if name != last])
@@ -135,8 +136,7 @@ class RemoteDirectory:
         """Add a local directory's files to those here. The file `without`, which marks them as complete, is removed."""
         if without in self.sizes():
             self._remove(without)
-        names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file()]
-        _in_parallel(lambda name: self._send(directory, name), names)
+        _in_parallel(lambda name: self._send(directory, name), files_in(directory))
 
     def download(self, directory: Path, names: Iterable[str]) -> None:
         """Download these files into a local directory, which is created.
@@ -168,16 +168,10 @@ class RemoteDirectory:
         finally:
             self._remove(name)
 
-    def _has(self, directory: Path) -> bool:
-        local = {p.relative_to(directory).as_posix(): p.stat().st_size for p in directory.rglob("*") if p.is_file()}
-        return self.sizes() == local
-
     def _send(self, directory: Path, name: str) -> None:
         def send(filesystem: Any, path: str) -> None:
             with (directory / name).open("rb") as source, filesystem.open_output_stream(f"{path}/{name}") as target:
-                while chunk := source.read(CHUNK_BYTES):
-                    target.write(chunk)
-                    self._activity.progressed()
+                self._copy(source, target)
 
         self._tried("write to", send)
 
@@ -186,11 +180,14 @@ class RemoteDirectory:
             file = directory / name
             file.parent.mkdir(parents=True, exist_ok=True)
             with filesystem.open_input_stream(f"{path}/{name}") as source, file.open("wb") as target:
-                while chunk := source.read(CHUNK_BYTES):
-                    target.write(chunk)
-                    self._activity.progressed()
+                self._copy(source, target)
 
         self._tried("read", fetch)
+
+    def _copy(self, source: Any, target: Any) -> None:
+        while chunk := source.read(CHUNK_BYTES):
+            target.write(chunk)
+            self._activity.progressed()
 
     def _remove(self, name: str) -> None:
         def remove(filesystem: Any, path: str) -> None:
@@ -201,33 +198,28 @@ class RemoteDirectory:
 
     def _tried(self, doing: str, work: Callable[[Any, str], T]) -> T:
         """Call `work` until it succeeds, is refused, or `patience_s` have passed."""
+        deadline, wait = time.monotonic() + self._patience_s, FIRST_WAIT_S
         try:
-            return self._tried_again(doing, work)
+            while True:
+                self._activity.progressed()
+                try:
+                    return work(*self.location.filesystem())
+                except FileNotFoundError:
+                    raise
+                except (ValueError, TypeError, ImportError) as error:
+                    raise StorageError(f"can't {doing} {self.location}: {error}") from error
+                except Exception as error:  # each filesystem of fsspec raises its own
+                    if is_full(error):
+                        raise
+                    why, what = " ".join(str(error).split()), f"can't {doing} {self.location}"
+                    if _REFUSED.search(why) or time.monotonic() + wait > deadline:
+                        raise StorageError(f"{what}: {why}") from error
+                    if wait == FIRST_WAIT_S:
+                        log.warning("%s; retrying for %.0f s: %s", what, self._patience_s, why)
+                    time.sleep(wait)
+                    wait = min(2 * wait, LONGEST_WAIT_S)
         finally:
             self._activity.ended()
-
-    def _tried_again(self, doing: str, work: Callable[[Any, str], T]) -> T:
-        deadline, wait = time.monotonic() + self._patience_s, FIRST_WAIT_S
-        warned = False
-        while True:
-            self._activity.progressed()
-            try:
-                return work(*self.location.filesystem())
-            except FileNotFoundError:
-                raise
-            except (ValueError, TypeError, ImportError) as error:
-                raise StorageError(f"can't {doing} {self.location}: {error}") from error
-            except Exception as error:  # each filesystem of fsspec raises its own
-                if is_full(error):
-                    raise
-                message = " ".join(str(error).split())
-                if _REFUSED.search(message) or time.monotonic() + wait > deadline:
-                    raise StorageError(f"can't {doing} {self.location}: {message}") from error
-                if not warned:
-                    log.warning("can't %s %s; retrying for %.0f s: %s", doing, self.location, self._patience_s, message)
-                    warned = True
-                time.sleep(wait)
-                wait = min(2 * wait, LONGEST_WAIT_S)
 
 
 def _in_parallel(work: Callable[[str], None], names: Iterable[str]) -> None:
