@@ -13,6 +13,8 @@ import yaml
 
 CONFIG_PAGE = Path(__file__).parent / "config.md"
 MIGRATION_PAGE = Path(__file__).parent / "migration.md"
+#: The fields of Determined's experiment file, by its JSON schemas.
+DETERMINED_FIELDS = Path(__file__).parents[1] / "tests" / "config" / "determined_fields.txt"
 
 CONFIG_INTRODUCTION = """\
 # The experiment file
@@ -78,6 +80,7 @@ def _section(title: str, where: str, kinds: Mapping[str, dict[str, Any]], anchor
         where: its path.
         kinds: its JSON Schema, or several, by kind.
     """
+    from dray.config.section import example_value
     from dray.config.sections import KINDS, SECTIONS
 
     model, said = SECTIONS[where], KINDS.get(where)
@@ -100,9 +103,8 @@ def _section(title: str, where: str, kinds: Mapping[str, dict[str, Any]], anchor
         else:
             is_required = all(name in kinds[kind].get("required", ()) for kind in forms)
         default = "required" if is_required else _value_of(form.get("default"))
-        example = next(iter(about.examples or ()), None)
-        value = yaml.safe_load(example) if isinstance(example, str) and not example.endswith("...") else example
-        cells = [f"`{name}`", str(about.description), _form(form, anchors), default, _value_of(value)]
+        example = example_value(next(iter(about.examples or ()), None))
+        cells = [f"`{name}`", str(about.description), _form(form, anchors), default, _value_of(example)]
         if said:
             names = [f"`{kind}`" if ":" in kind else kind for kind in forms]
             cells.append("all" if len(forms) == len(kinds) else ", ".join(names))
@@ -164,17 +166,17 @@ def _references(node: Any, schema: dict[str, Any], path: tuple[str, ...]) -> lis
 
 def determined_fields() -> dict[str, tuple[str, str]]:
     """Each field of Determined's experiment file: what becomes of it (used, not used, error), and what it does here."""
-    from dray.config.determined_fields import DRAY_FIELDS, IGNORED_FIELDS, OLDER_NAMES, REMOVED_FIELDS
+    from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
     from dray.config.sections import SECTIONS
 
-    tables = {"used": OLDER_NAMES, "not used": IGNORED_FIELDS, "error": REMOVED_FIELDS}
-    found = {path: (state, what) for state, table in tables.items() for path, what in table.items()}
-    for place, section in SECTIONS.items():
+    known = {line for line in DETERMINED_FIELDS.read_text().splitlines() if not line.startswith("#")}
+    found = {path: ("not used", why) for path, why in IGNORED_FIELDS.items()}
+    found |= {path: ("error", why) for path, why in REMOVED_FIELDS.items()}
+    for section in SECTIONS.values():
         for name, field in section.model_fields.items():
-            path = f"{place}.{name}".removeprefix(".")
+            path = section.path(name)
             # A section is described by its fields; below resources.slots_per_trial there are none of Determined's.
-            is_section = path in SECTIONS and path != "resources.slots_per_trial"
-            if not is_section and path not in DRAY_FIELDS and place not in DRAY_FIELDS and path.count(".") < 2:
+            if path in known and (path not in SECTIONS or path == "resources.slots_per_trial"):
                 found[path] = ("used", str(field.description))
     return dict(sorted(found.items()))
 

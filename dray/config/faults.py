@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
+from dray.config.kinds import ABSENT, CLASS, UNKNOWN
 from dray.config.resources import SlotRange
 from dray.config.sections import KINDS, SECTIONS
 from dray.config.storage import SECRETS
@@ -35,13 +35,8 @@ _KINDS_OF_VALUES = {
 _WITH_FORMS = (*KINDS, SlotRange.place)
 
 
-def faults_of(error: ValidationError, given: Mapping[str, Any]) -> list[Fault]:
-    """All faults that pydantic found, in the order of the config's fields.
-
-    Args:
-        error: From validating a config.
-        given: The valid fields that were given, by path.
-    """
+def faults_of(error: ValidationError) -> list[Fault]:
+    """All faults that pydantic found in a config, in the order of its fields."""
     found: list[Fault] = []
     listed: set[str] = set()
     for details in error.errors(include_url=False):
@@ -49,12 +44,15 @@ def faults_of(error: ValidationError, given: Mapping[str, Any]) -> list[Fault]:
         if isinstance(cause, FieldError):  # has whole paths
             found += (Fault(path, what) for path, what in cause.faults)
             continue
-        fault = _fault(details, given, hint=len(found) < SHOWN)
-        section = fault.path.rpartition(".")[0]
-        if fault.what.startswith(_KNOWN):  # which is long: once for each section
-            fault = fault._replace(what=_UNKNOWN) if section in listed else fault
+        path, kind = _path(details)
+        section = path.rpartition(".")[0]
+        if details["type"] == "missing" and kind == UNKNOWN and not _is_common(path):
+            continue
+        what = _what(details, path, kind, hint=len(found) < SHOWN)
+        if what.startswith(_KNOWN):  # which is long: once for each section
+            what = _UNKNOWN if section in listed else what
             listed.add(section)
-        found.append(fault)
+        found.append(Fault(path, what))
     return found
 
 
@@ -63,20 +61,6 @@ def missing_field(path: str) -> Fault:
     section, _, name = path.rpartition(".")
     field = SECTIONS[section].model_fields[name]
     return Fault(path, f"missing required field; {field.description}, {_example(name, field)}")
-
-
-def _fault(details: ErrorDetails, given: Mapping[str, Any], *, hint: bool) -> Fault:
-    path, kind = _path(details)
-    section, _, name = path.rpartition(".")
-    if details["type"] == "missing":
-        return missing_field(path)
-    if details["type"] != "extra_forbidden":
-        return Fault(path, _what(details, path))
-    if path in REMOVED_FIELDS:
-        return Fault(path, REMOVED_FIELDS[path])
-    if section in KINDS and name in SECTIONS[section].model_fields:
-        return Fault(path, _of_other_kinds(section, name, kind, details["input"], given))
-    return Fault(path, _unknown_field(section, name) if hint else _UNKNOWN)
 
 
 def _path(details: ErrorDetails) -> tuple[str, str]:
@@ -88,6 +72,25 @@ def _path(details: ErrorDetails) -> tuple[str, str]:
         if ".".join(names) in _WITH_FORMS:
             kind = str(next(parts, kind))
     return ".".join(names), kind
+
+
+def _is_common(path: str) -> bool:
+    """Whether a section has this field whatever its kind."""
+    section, _, name = path.rpartition(".")
+    return all(name in model.model_fields for model in KINDS[section].models.values())
+
+
+def _what(details: ErrorDetails, path: str, kind: str, *, hint: bool) -> str:
+    section, _, name = path.rpartition(".")
+    if details["type"] == "missing":
+        return missing_field(path).what
+    if details["type"] != "extra_forbidden":
+        return _wrong_value(details, path)
+    if path in REMOVED_FIELDS:
+        return REMOVED_FIELDS[path]
+    if section in KINDS and name in SECTIONS[section].model_fields:
+        return _of_other_kinds(section, name, kind)
+    return _unknown_field(section, name) if hint else _UNKNOWN
 
 
 def _unknown_field(section: str, name: str) -> str:
@@ -105,23 +108,17 @@ def _unknown_field(section: str, name: str) -> str:
     return f"{_KNOWN} {', '.join(sorted(known))}"
 
 
-def _of_other_kinds(section: str, name: str, kind: str, got: object, given: Mapping[str, Any]) -> str:
+def _of_other_kinds(section: str, name: str, kind: str) -> str:
     """That a field belongs to other kinds of the section."""
-    field, models = KINDS[section]
-    instead = f"{field}: {' or '.join(each for each, model in models.items() if name in model.model_fields)}"
-    if section == "checkpoint_storage":  # what was given may be a secret
-        return (
-            f"needs {instead}" if kind not in models else f"type {kind} has no such field; remove it, or use {instead}"
-        )
-    method = given.get(f"{section}.{field}", kind)
-    if kind == "module:Class":
-        instead = f"put it below options, if {method} takes it"
-    else:
-        instead = f"use {instead}"
-    return f"{method} has no such field, got {got!r}; remove it, or {instead}"
+    kinds = KINDS[section]
+    needed = " or ".join(each for each, model in kinds.models.items() if name in model.model_fields)
+    if kind == ABSENT:
+        return f"needs {kinds.field}: {needed}"
+    instead = "put it below options, if the class takes it" if kind == CLASS else f"use {kinds.field}: {needed}"
+    return f"{kind} has no such field; remove it, or {instead}"
 
 
-def _what(details: ErrorDetails, path: str) -> str:
+def _wrong_value(details: ErrorDetails, path: str) -> str:
     kind, got, context = details["type"], details["input"], details.get("ctx", {})
     section, _, name = path.rpartition(".")
     if kind == "value_error":

@@ -30,15 +30,18 @@ from dray.config.length import Length, length_schema, parse_length
 from dray.config.log_policies import EXAMPLE_POLICY, LogPolicy, policies, policies_schema
 from dray.config.loggers import Loggers, LoggersForm, named_loggers
 from dray.config.resources import Resources, SlotRange, even_sizes
-from dray.config.searcher import AnyMethod, ClassSearcher
-from dray.config.section import Section, as_dict, whole_if_whole
+from dray.config.searcher import BY_METHOD, ClassSearcher, Searcher
+from dray.config.section import Notes, Section, as_dict, whole_if_whole
 from dray.config.storage import CheckpointStorage, Storage
 from dray.masking import masked, texts
 from dray.script import Script
-from searchers.space import Space, parse
+from searchers.space import Space, parse, spaces_in_lists
 
 MAX_SEED = 2**32 - 1
 MAX_NAME = 200
+_IN_LIST = (
+    "a list is a constant, with any spaces in it, as in Determined; give the space a name of its own to search it"
+)
 
 
 def _one_line(name: str) -> str:
@@ -49,8 +52,10 @@ def _one_line(name: str) -> str:
 
 def _period(raw: object) -> Length | None:
     if isinstance(raw, int) and not isinstance(raw, bool):
-        # Determined has no such form any more: in its oldest files it counted steps of 100 batches.
-        raise ValueError(f"must have a unit, got {raw}; write {{batches: {raw}}} or {{epochs: {raw}}}")
+        raise ValueError(
+            f"must have a unit, got {raw}; write {{batches: {raw}}} or {{epochs: {raw}}}; in Determined's oldest files "
+            "it counts steps of batches_per_step batches, 100 by default"
+        )
     # Determined writes "no period" as {batches: 0}.
     length = None if raw is None else parse_length(raw, minimum=0)
     return length if length is not None and length.value > 0 else None
@@ -81,6 +86,13 @@ def _with_text_names(value: Any) -> Any:
             name if isinstance(name, str) else json.dumps(name): _with_text_names(item) for name, item in value.items()
         }
     return [_with_text_names(item) for item in value] if isinstance(value, list) else value
+
+
+def _without_spaces_in_lists(spec: Any) -> Any:
+    """A hyperparameter in which each list that contains a space is an explicit constant."""
+    if isinstance(spec, Mapping) and "type" not in spec:
+        return {name: _without_spaces_in_lists(item) for name, item in spec.items()}
+    return {"type": "const", "val": spec} if isinstance(spec, list) and spaces_in_lists(spec, "") else spec
 
 
 def _name_of(fields: dict[str, Any]) -> str:
@@ -197,10 +209,11 @@ class ExperimentConfig(Section):
     )
     hyperparameters: Free = Field(
         default_factory=dict,
+        validate_default=True,
         description="the hyperparameters: constants, and spaces to search",
         examples=["{global_batch_size: 64}"],
     )
-    searcher: AnyMethod = Field(
+    searcher: Annotated[Searcher, BY_METHOD] = Field(
         description="the search method and its settings",
         examples=["{name: single, metric: validation_loss, max_length: {epochs: 16}}"],
     )
@@ -274,15 +287,17 @@ class ExperimentConfig(Section):
 
     @field_validator("hyperparameters")
     @classmethod
-    def _parsed(cls, hyperparameters: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if info.context is not None:
+    def _parsed(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        hyperparameters = {name: _without_spaces_in_lists(spec) for name, spec in given.items()}
+        if (notes := info.context) is not None:
+            notes.ignored.update(dict.fromkeys(spaces_in_lists(given, "hyperparameters"), _IN_LIST))
             # First what rules read, even if it is no space.
-            info.context["hyperparameters"] = hyperparameters
-            info.context["space"] = parse(hyperparameters)
+            notes.given["hyperparameters"] = hyperparameters
+            notes.given["space"] = parse(hyperparameters)
         return hyperparameters
 
-    def model_post_init(self, context: dict[str, Any] | None, /) -> None:
-        self._space = (context or {}).get("space") or parse(self.hyperparameters)
+    def model_post_init(self, notes: Notes | None, /) -> None:
+        self._space = parse(self.hyperparameters) if notes is None else notes.given["space"]
 
     @property
     def space(self) -> Space:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.desk.failure import Failure
 from dray.desk.messages import TrialLeft
 from dray.display.display import Display

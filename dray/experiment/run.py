@@ -21,7 +21,7 @@ from typing_extensions import assert_never
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.code.factory import ByValue, FromDirectory
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.desk import messages
 from dray.desk.messages import LeaseGranted, Message, ReportReceived, TrialLeft
 from dray.display.counts import Counts

@@ -11,7 +11,7 @@ from typing import Any
 import dray
 from dray.cluster.connection import Cluster
 from dray.code.factory import ByValue, FromDirectory, Sent
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.environment import Device, device
 from dray.experiment.preflight import check_nodes
 from dray.experiment.travel import send

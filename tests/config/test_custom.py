@@ -14,7 +14,8 @@ from rich.console import Console
 import dray
 from dray import imports
 from dray.config.custom import Custom
-from dray.config.load import build_method, build_sampler, build_search, load_config
+from dray.config.load import load_config
+from dray.config.search import build_method, build_sampler, build_search
 from dray.errors import ConfigError
 from dray.experiment.preview import show_preview
 from dray.records.directory import ExperimentDirectory
