@@ -16,6 +16,7 @@ from dray.config.section import Section
 
 #: The kind of all names of classes.
 CLASS = "module:Class"
+_NOT_IN_JSON_SCHEMA = SkipJsonSchema()  # type: ignore[type-arg]
 ABSENT, UNKNOWN = "absent", "unknown"
 
 
@@ -36,7 +37,7 @@ class Kinds:
     absent: type[Section] | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        models: dict[str, Any] = {**self.models, UNKNOWN: Annotated[self.unknown, SkipJsonSchema[Any]()]}
+        models: dict[str, Any] = {**self.models, UNKNOWN: Annotated[self.unknown, _NOT_IN_JSON_SCHEMA]}
         if self.absent is not None:
             models = {ABSENT: self.absent, **models}
         kinds = tuple(Annotated[model, Tag(kind)] for kind, model in models.items())
