@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Union
@@ -13,6 +12,7 @@ from pydantic_core import CoreSchema
 
 from dray.config.entrypoint import is_class
 from dray.config.section import Section
+from dray.errors import did_you_mean
 
 #: The kind of all names of classes.
 CLASS = "module:Class"
@@ -62,8 +62,6 @@ def unknown_kind(known: Collection[str], removed: Mapping[str, str]) -> BeforeVa
     def refuse(kind: object) -> object:
         if isinstance(kind, str) and kind in removed:
             raise ValueError(f"{kind} was removed from Determined; use {removed[kind]}")
-        near = difflib.get_close_matches(str(kind), known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"must be one of {', '.join(known)}, got {kind!r:.60}{hint}")
+        raise ValueError(f"must be one of {', '.join(known)}, got {kind!r:.60}{did_you_mean(kind, known)}")
 
     return BeforeValidator(refuse)

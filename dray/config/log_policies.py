@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -11,6 +10,7 @@ from pydantic import Field, ValidationInfo
 
 from dray.config.determined_fields import IGNORED_FIELDS
 from dray.config.section import Section
+from dray.errors import did_you_mean
 from searchers.errors import FieldError
 
 _FIELDS = ("pattern", "action", "actions", "policy", "signal", "name")
@@ -66,9 +66,8 @@ def _checked_actions(policy: object) -> list[str]:
         raise ValueError(f"must be a mapping, got {policy!r:.60}; for example {EXAMPLE_POLICY}")
     for field in policy:
         if field not in _FIELDS:
-            near = difflib.get_close_matches(str(field), _FIELDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known fields are {', '.join(_FIELDS)}"
-            raise ValueError(f"unknown field {field}; {hint}")
+            hint = did_you_mean(field, _FIELDS, f"; known fields are {', '.join(_FIELDS)}")
+            raise ValueError(f"unknown field {field}{hint}")
     pattern, name = policy.get("pattern"), policy.get("name")
     if not isinstance(name if pattern is None else pattern, str):
         raise ValueError(f"must have a pattern; for example {EXAMPLE_POLICY}")

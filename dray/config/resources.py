@@ -88,12 +88,12 @@ class Resources(Section):
         examples=["STRICT_PACK"],
     )
     is_single_node: bool | None = Field(
-        default=None, description="as in Determined: true means placement_strategy: STRICT_PACK", examples=["true"]
+        default=None, description="as in Determined: true means placement_strategy: STRICT_PACK", examples=[True]
     )
     reuse_workers: bool = Field(
         default=True,
         description="run successive trials in the same processes, as new ones take seconds to start",
-        examples=["false"],
+        examples=[False],
     )
 
     @property

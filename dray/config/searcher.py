@@ -52,7 +52,7 @@ class Searcher(Section):
     )
     smaller_is_better: bool = Field(default=True, description="minimize the metric, else maximize it", examples=[True])
     max_length: MaxLength | None = Field(
-        default=None, description="maximum length of a trial", examples=["{epochs: 16}"]
+        default=None, description="maximum length of a trial", examples=[{"epochs": 16}]
     )
     source_trial_id: Annotated[
         str | None, BeforeValidator(as_text, json_schema_input_type=str), BeforeValidator(_no_number)
@@ -164,7 +164,7 @@ class SamplingSearcher(Searcher):
         default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
     )
     points: list[dict[str, Any]] = Field(
-        default_factory=list, description="hyperparameters of the first trials", examples=["[{lr: 0.01}]"]
+        default_factory=list, description="hyperparameters of the first trials", examples=[[{"lr": 0.01}]]
     )
 
 
@@ -238,7 +238,7 @@ class AdaptiveASHASearcher(_Halving):
         default_factory=list,
         max_length=MAX_RUNGS,
         description="number of rungs of each bracket, instead of mode",
-        examples=["[3, 2]"],
+        examples=[[3, 2]],
     )
 
 
@@ -253,7 +253,7 @@ class ClassSearcher(SamplingSearcher, _Timed):
 
     name: Annotated[str, WithJsonSchema({"type": "string", "pattern": CLASS_PATTERN})] = _NAME
     options: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of the class in name", examples=["{max_trials: 64}"]
+        default_factory=dict, description="arguments of the class in name", examples=[{"max_trials": 64}]
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -96,18 +95,11 @@ class Section(BaseModel):
         fields = schema["properties"]
         for name, form in fields.items():
             form.pop("title", None)
-            if "examples" in form:
-                form["examples"] = [example_value(example) for example in form["examples"]]
             if name not in schema.get("required", ()):
                 fields[name] = _or_null(form)
         for name, why in cls.ignored_fields().items():
             fields[name] = {"description": f"ignored: {why}", "deprecated": True}
         return found
-
-
-def example_value(example: Any) -> Any:
-    """The value of a field's example, which is written in YAML, as messages show it."""
-    return yaml.safe_load(example) if isinstance(example, str) and not example.endswith("...") else example
 
 
 def _or_null(form: dict[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,16 @@ def read_mapping(path: Path) -> dict[Any, Any]:
     return content
 
 
+def as_yaml(value: object) -> str:
+    """A value as YAML on one line.
+
+    >>> as_yaml({"epochs": 16})
+    '{epochs: 16}'
+    """
+    text = yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
 def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any, Any]:
     """A copy with fields set to other values.
 
