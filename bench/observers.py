@@ -26,7 +26,7 @@ WORKERS = 32
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     """Search in virtual time, and have it written down."""
-    from dray.config.load import build_method, build_space
+    from dray.config.search import build_method, build_space
     from dray.observers.observer import News, Observers
     from dray.observers.optuna_study import OptunaStudy
     from dray.records.directory import ExperimentDirectory

@@ -153,7 +153,8 @@ def plan_of(trials: int, seed: int | None = None) -> dict[str, Any]:
     """
     import yaml
 
-    from dray.config.load import build_method, build_space, load_config
+    from dray.config.load import load_config
+    from dray.config.search import build_method, build_space
     from searchers import Search
 
     config = yaml.safe_load((DIGITS / "asha.yaml").read_text())

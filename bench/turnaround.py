@@ -181,7 +181,8 @@ class _Middle:
 
 def _disturbed(case: Case, config: dict[str, Any]) -> Method:
     """The method of the config, which is then to be given beside it, made to go quiet or to be busy in the middle."""
-    from dray.config.load import build_method, load_config
+    from dray.config.load import load_config
+    from dray.config.search import build_method
 
     method, trials = build_method(load_config(config)), config["searcher"]["max_trials"]
     common = ("metric", "smaller_is_better", "max_length")

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
+from dray.config.json_schema import json_schema
+from dray.config.kinds import CLASS
+from dray.config.sections import KINDS, SECTIONS
+from dray.config.yaml_file import as_yaml
 
 CONFIG_PAGE = Path(__file__).parent / "config.md"
 MIGRATION_PAGE = Path(__file__).parent / "migration.md"
+#: The fields of Determined's experiment file, by its JSON schemas.
+DETERMINED_FIELDS = Path(__file__).parents[1] / "tests" / "config" / "determined_fields.txt"
 
 CONFIG_INTRODUCTION = """\
 # The experiment file
@@ -50,72 +54,57 @@ hyperparameters:
 
 
 def config_page() -> str:
-    """The whole document."""
-    from dray.config.json_schema import json_schema
-    from dray.config.sections import KINDS
-
+    """The text of docs/config.md."""
     schema = json_schema()
-    sections: dict[str, list[str]] = {}
-    for where, name in _references(schema, schema, ()):
-        sections.setdefault(where, []).append(name)
-    # What Markdown makes of their headings.
-    anchors = {name: where.replace(".", "") for where, names in sections.items() for name in names}
-    anchors["Hyperparameters"] = "hyperparameters"
-    parts = [CONFIG_INTRODUCTION, *_section("The experiment", "", {"": schema}, anchors)]
-    for where, names in sections.items():
-        kinds = {"": schema["$defs"][names[0]]}
-        if where in KINDS:  # one table of all, with a column that says which of them each field is for
-            models = KINDS[where].models
-            kinds = {kind: schema["$defs"][model.__name__] for kind, model in models.items() if kind != "async_halving"}
-        parts += _section(f"`{where}`", where, kinds, anchors)
-    return "\n".join(parts)
+    anchors = {"Hyperparameters": "hyperparameters"}  # of headings, as Markdown makes them, by definition in the schema
+    for place, model in SECTIONS.items():
+        kinds = KINDS[place].models.values() if place in KINDS else ()
+        anchors |= {each.__name__: place.replace(".", "") for each in (*model.__mro__, *kinds)}
+    tables = [line for place in SECTIONS for line in _table(place, schema, anchors)]
+    return "\n".join([CONFIG_INTRODUCTION, *tables])
 
 
-def _section(title: str, where: str, kinds: Mapping[str, dict[str, Any]], anchors: dict[str, str]) -> list[str]:
-    """A table of its fields, some of which are sections too.
-
-    Args:
-        where: its path.
-        kinds: its JSON Schema, or several, by kind.
-    """
-    from dray.config.sections import KINDS, SECTIONS
-
-    model, said = SECTIONS[where], KINDS.get(where)
-    base = next(each for each in reversed(model.__mro__) if getattr(each, "place", None) == where and each.__doc__)
-    columns = ["field", "meaning", "value", "default", "example", *([f"{said.field}s"] if said else [])]
-    if said and said.field == "name":
-        columns[-1] = "methods"
-    description = kinds[""]["description"] if "" in kinds else " ".join(str(base.__doc__).partition("\n\n")[0].split())
-    parts = [f"## {title}\n", description.replace("``", "`") + "\n"]
-    parts += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for name, about in model.model_fields.items():
-        forms = {kind: each["properties"][name] for kind, each in kinds.items() if name in each["properties"]}
-        # Determined's, without a meaning here, are in docs/migration.md.
+def _table(place: str, schema: dict[str, Any], anchors: dict[str, str]) -> list[str]:
+    """A section's heading, what it is, and a table of its fields."""
+    model, kinds = SECTIONS[place], KINDS.get(place)
+    columns = ["field", "meaning", "value", "default", "example"]
+    base = next(each for each in reversed(model.__mro__) if getattr(each, "place", None) == place)
+    if kinds is None:
+        definitions = {"": schema["$defs"].get(model.__name__, schema)}
+    else:  # one table of all kinds, with a column that says which of them each field is for
+        columns.append("methods" if kinds.field == "name" else f"{kinds.field}s")
+        models = {kind: each for kind, each in kinds.models.items() if kind != "async_halving"}
+        definitions = {kind: schema["$defs"][each.__name__] for kind, each in models.items()}
+    description = schema["description"] if not place else " ".join(str(base.__doc__).partition("\n\n")[0].split())
+    rows = [columns, ["---"] * len(columns)]
+    for name, field in model.model_fields.items():
+        forms = {kind: each["properties"][name] for kind, each in definitions.items() if name in each["properties"]}
+        # Determined's that are ignored are in docs/migration.md.
         forms = {kind: form for kind, form in forms.items() if not form.get("deprecated")}
         form = next(iter(forms.values()))
-        if said and name == said.field:
-            known = [kind for kind in said.models if ":" not in kind]
-            form = {"anyOf": [{"enum": known}, *({"pattern": ""} for kind in said.models if ":" in kind)]}
-            is_required = about.is_required()
-        else:
-            is_required = all(name in kinds[kind].get("required", ()) for kind in forms)
+        is_required = all(name in definitions[kind].get("required", ()) for kind in forms)
+        if kinds is not None and name == kinds.field:
+            form = {"anyOf": [{"enum": [kind for kind in kinds.models if kind != CLASS]}]}
+            form["anyOf"] += [{"pattern": ""}] if CLASS in kinds.models else []
+            is_required = field.is_required()
         default = "required" if is_required else _value_of(form.get("default"))
-        example = next(iter(about.examples or ()), None)
-        value = yaml.safe_load(example) if isinstance(example, str) and not example.endswith("...") else example
-        cells = [f"`{name}`", str(about.description), _form(form, anchors), default, _value_of(value)]
-        if said:
-            names = [f"`{kind}`" if ":" in kind else kind for kind in forms]
-            cells.append("all" if len(forms) == len(kinds) else ", ".join(names))
-        parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return [*parts, ""]
+        example = _value_of(next(iter(field.examples or ()), None))
+        row = [f"`{name}`", str(field.description), _form(form, anchors), default, example]
+        if kinds is not None:
+            named = [f"`{kind}`" if kind == CLASS else kind for kind in forms]
+            row.append("all" if len(forms) == len(definitions) else ", ".join(named))
+        rows.append([cell.replace("|", "\\|") for cell in row])
+    title = f"`{place}`" if place else "The experiment"
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines[1] = "|---" * len(columns) + "|"
+    return [f"## {title}\n", description.replace("``", "`") + "\n", *lines, ""]
 
 
 def _value_of(value: Any) -> str:
     """As it stands in a config; nothing, for what has nothing in it."""
     if value in ({}, [], "", "...", None):
         return ""
-    text = yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False).removesuffix("...\n").strip()
-    return f"`{text}`"
+    return f"`{as_yaml(value)}`"
 
 
 def _form(field: dict[str, Any], anchors: dict[str, str]) -> str:
@@ -151,30 +140,17 @@ def _plural(form: str) -> str:
     return re.sub(r"^(string|integer|number|mapping)\b", r"\1s", form)
 
 
-def _references(node: Any, schema: dict[str, Any], path: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Where in a config each section stands, as (path, its name)."""
-    found: list[tuple[str, str]] = []
-    for name, field in node.get("properties", {}).items():
-        for target in re.findall(r"#/\$defs/(\w+)", json.dumps(field)):
-            if target not in ("Hyperparameters", "Hyperparameter", *(name for _, name in found)):
-                found.append((".".join((*path, name)), target))
-                found += _references(schema["$defs"][target], schema, (*path, name))
-    return found
-
-
 def determined_fields() -> dict[str, tuple[str, str]]:
     """Each field of Determined's experiment file: what becomes of it (used, not used, error), and what it does here."""
-    from dray.config.determined_fields import DRAY_FIELDS, IGNORED_FIELDS, OLDER_NAMES, REMOVED_FIELDS
-    from dray.config.sections import SECTIONS
 
-    tables = {"used": OLDER_NAMES, "not used": IGNORED_FIELDS, "error": REMOVED_FIELDS}
-    found = {path: (state, what) for state, table in tables.items() for path, what in table.items()}
-    for place, section in SECTIONS.items():
+    known = {line for line in DETERMINED_FIELDS.read_text().splitlines() if not line.startswith("#")}
+    found = {path: ("not used", why) for path, why in IGNORED_FIELDS.items()}
+    found |= {path: ("error", why) for path, why in REMOVED_FIELDS.items()}
+    for section in SECTIONS.values():
         for name, field in section.model_fields.items():
-            path = f"{place}.{name}".removeprefix(".")
+            path = section.path(name)
             # A section is described by its fields; below resources.slots_per_trial there are none of Determined's.
-            is_section = path in SECTIONS and path != "resources.slots_per_trial"
-            if not is_section and path not in DRAY_FIELDS and place not in DRAY_FIELDS and path.count(".") < 2:
+            if path in known and (path not in SECTIONS or path == "resources.slots_per_trial"):
                 found[path] = ("used", str(field.description))
     return dict(sorted(found.items()))
 

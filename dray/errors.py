@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from searchers.errors import shown
+
+
+def did_you_mean(name: object, known: Collection[str], otherwise: str = "") -> str:
+    """A hint at the known name that is nearest to a misspelt one, or ``otherwise``.
+
+    >>> did_you_mean("max_trails", ["max_trials", "max_length"])
+    '; did you mean max_trials?'
+    """
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f"; did you mean {near[0]}?" if near else otherwise
 
 
 class Fault(NamedTuple):

@@ -19,11 +19,10 @@ import yaml
 
 from dray.code.ignore import code_of
 from dray.compat.names import COUNTERPARTS, MEMBERS, MISSING, MODULES
-from dray.config.determined_fields import ignored_fields, without_ignored
-from dray.config.load import load_config
+from dray.config.load import parse_config
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError
-from searchers.errors import shown
+from searchers.errors import SHOWN, shown
 
 _SEARCHER = re.compile(r"^searcher\s*:", re.MULTILINE)
 _LINE = re.compile(r"line (\d+), column \d+")
@@ -179,18 +178,13 @@ def _check_experiment(file: str, path: Path) -> list[Note] | None:
         return [Note(file, int(line[1]) if line else 0, "change", what)]
     if not isinstance(raw["searcher"], dict):
         return None
-    faults: list[tuple[str, str]] = []
-    try:
-        load_config(without_ignored(raw))
-    except ConfigError as error:
-        faults += [(fault.path, fault.what) for fault in error.faults]
+    parsed = parse_config(raw)
     root = yaml.compose(text, yaml.SafeLoader)
-    paths = [path for path, _ in faults]
-    found = [
-        Note(file, _line(root, paths[number]) if number < len(paths) else 0, "change", what)
-        for number, what in enumerate(shown(faults))
+    lines = [*(_line(root, fault.path) for fault in parsed.faults[:SHOWN]), 0]  # 0 is for "... and 3 more"
+    changes = [Note(file, line, "change", what) for line, what in zip(lines, shown(parsed.faults), strict=False)]
+    return changes + [
+        Note(file, _line(root, path), "ignored", f"{path}: {why}") for path, why in parsed.ignored.items()
     ]
-    return found + [Note(file, _line(root, path), "ignored", f"{path}: {what}") for path, what in ignored_fields(raw)]
 
 
 def _line(root: Any, path: str) -> int:

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 import dray
 from dray import imports
 from dray.cli import app
-from dray.config.load import ConfigError, load_config
+from dray.config.load import load_config
+from dray.errors import ConfigError
 from tests.docs.pages import PAGES, ROOT, blocks
 
 README = PAGES["README.md"]

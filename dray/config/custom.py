@@ -11,7 +11,6 @@ searcher:
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import yaml
 from dray.config.entrypoint import is_class
 from dray.config.sampler import SamplerChoice
 from dray.config.searcher import ClassSearcher, CustomSearcher, Searcher
-from dray.errors import ConfigError, EntrypointError
+from dray.errors import ConfigError, EntrypointError, did_you_mean
 from dray.imports import import_model
 from searchers.errors import FieldError
 from searchers.method import Method
@@ -147,9 +146,8 @@ def _class(field: str, name: str, directory: Path | None) -> Any:
     classes = [
         key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__
     ]
-    near = difflib.get_close_matches(class_name, classes, n=1)
-    hint = f"did you mean {module_name}:{near[0]}?" if near else f"its classes are {', '.join(classes) or 'none'}"
-    raise ConfigError([(field, f"{module_name} has no class {class_name}; {hint}")])
+    hint = did_you_mean(class_name, classes, f"; its classes are {', '.join(classes) or 'none'}")
+    raise ConfigError([(field, f"{module_name} has no class {class_name}{hint}")])
 
 
 def _check_protocol(field: str, made: object, protocol: type) -> None:

@@ -15,16 +15,19 @@ _PYTHON = re.compile(r"(.*/)?python(\d+(\.\d+)*)?")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # Launchers that start one process per slot; a worker group has these processes already.
 _LAUNCHERS = re.compile(r"(determined|dray)\.launch\.(torch_distributed|(auto_?)?(deepspeed|horovod))")
-_OTHER_LAUNCHERS = re.compile(r"(.*/)?(torchrun|horovodrun|mpirun|deepspeed|accelerate)")
-_OTHER_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_OTHER_LAUNCHERS = re.compile(
+    r"(.*/)?(torchrun|horovodrun|mpirun|deepspeed|accelerate)"
+    r"|torch\.distributed\.(run|launch)|accelerate\.commands\.launch"
+)
 # Determined's module that runs a class; its oldest configs name it.
 _HARNESS = "determined.exec.harness"
-_FRAMEWORKS = {"tensorflow": "TensorFlow"}
 # Options of the interpreter without effect here.
 _IDLE_OPTIONS = ("-u", "-B", "-q")
-_SHELL = frozenset("();<>|&")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_OPERATORS = "();<>|&"
 _SHELLS = re.compile(r"(.*/)?(ba|z|da|k)?sh")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# What only a shell understands, outside of single quotes: a second line, another command, an expansion.
+_FOR_A_SHELL = re.compile(r"\n|\$[\w{(]+|`")
 
 EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
 
@@ -93,27 +96,14 @@ def parse_entrypoint(entrypoint: object) -> Entrypoint:
 
 def _parsed(entrypoint: object) -> Entrypoint:
     words = _words(entrypoint)
-    if len(words) == 1 and _CLASS.fullmatch(words[0]):
+    if len(words) == 1 and is_class(words[0]):
         return _class(words[0])
-    command = entrypoint if isinstance(entrypoint, str) else " ".join(map(shlex.quote, words))
+    command = entrypoint if isinstance(entrypoint, str) else shlex.join(words)
     if isinstance(entrypoint, str):  # in a list no word is for a shell
-        _check_needs_no_shell(entrypoint, words, command)
+        _check_needs_no_shell(entrypoint, words)
     while words:
         program, *words = words
-        if _OTHER_LAUNCHERS.fullmatch(program):
-            raise ValueError(_launcher(program, command))
-        if _SHELLS.fullmatch(program):
-            raise ValueError(
-                f"can't be a shell script, got {command!r}: dray runs the program itself, in its workers; give the "
-                f"program that the script runs, {EXAMPLES}, and put what comes before it into startup-hook.sh, in the "
-                "model's directory"
-            )
-        if _ASSIGNMENT.fullmatch(program):
-            raise ValueError(
-                f"can't set {program.partition('=')[0]}, got {command!r}: the program runs in a worker, where Python "
-                f"is running already; write environment: {{environment_variables: [{program}]}}, and here only "
-                f"{shlex.join(words) or EXAMPLES}"
-            )
+        _check_program(program, words, command)
         if program.endswith(".py"):  # an executable script, as in Determined's tutorials
             return Script(command=command, file=program, arguments=tuple(words))
         if not _PYTHON.fullmatch(program):
@@ -123,28 +113,25 @@ def _parsed(entrypoint: object) -> Entrypoint:
         if not words:
             raise ValueError(f"must have a script after python, got {command!r}; {EXAMPLES}")
         first, *rest = words
+        if first.startswith("-") and first != "-m":
+            raise ValueError(
+                f"can't give Python the option {first}, got {command!r}: the script runs in a worker, where Python is "
+                "running already; remove the option"
+            )
         if first != "-m":
-            if first.startswith("-"):
-                raise ValueError(
-                    f"can't give Python the option {first}, got {command!r}: the script runs in a worker, where Python "
-                    "is running already; remove the option"
-                )
             return Script(command=command, file=first, arguments=tuple(rest))
         if not rest or not _MODULE.fullmatch(rest[0]):
             raise ValueError(f"must have a module after -m, got {command!r}; for example python3 -m package.train")
         module, *rest = rest
-        if module in _OTHER_LAUNCHER_MODULES:
-            raise ValueError(_launcher(module, command))
+        _check_program(module, rest, command)
         if module == _HARNESS:
             return _class_after(module, rest, command)
         if not _LAUNCHERS.fullmatch(module):
-            if module.startswith("determined."):
-                raise ValueError(_unsupported(module, command))
             return Script(command=command, module=module, arguments=tuple(rest))
         words = _without_options(rest, command)
         if words[0] == "--trial":
             return _class_after("--trial", words[1:], command)
-        if len(words) == 1 and _CLASS.fullmatch(words[0]):  # the old launchers took just this
+        if len(words) == 1 and is_class(words[0]):  # the old launchers took just this
             return _class(words[0])
     raise ValueError(
         f"must be module:Class, or a Python program, got {command!r}; dray runs it inside its workers, so it can't be "
@@ -152,11 +139,36 @@ def _parsed(entrypoint: object) -> Entrypoint:
     )
 
 
+def _check_program(program: str, arguments: list[str], command: str) -> None:
+    """Refuses, each with its cure, what can't run inside a worker."""
+    if _OTHER_LAUNCHERS.fullmatch(program):
+        raise ValueError(
+            f"can't start {program}, got {command!r}: dray starts a trial's processes itself, one per slot "
+            "(resources.slots_per_trial); give only the script: python3 train.py"
+        )
+    if _SHELLS.fullmatch(program):
+        raise ValueError(
+            f"can't be a shell script, got {command!r}: dray runs the program itself, in its workers; give the program "
+            f"that the script runs, {EXAMPLES}, and put what comes before it into startup-hook.sh, in the model's "
+            "directory"
+        )
+    if _ASSIGNMENT.fullmatch(program):
+        raise ValueError(
+            f"can't set {program.partition('=')[0]}, got {command!r}: the program runs in a worker, where Python is "
+            f"running already; write environment: {{environment_variables: [{program}]}}, and here only "
+            f"{shlex.join(arguments) or EXAMPLES}"
+        )
+    if program.startswith("determined.") and program != _HARNESS and not _LAUNCHERS.fullmatch(program):
+        raise ValueError(
+            f"can't run {program}, got {command!r}: dray has no counterpart to this part of Determined; {EXAMPLES}"
+        )
+
+
 def _words(entrypoint: object) -> list[str]:
     if isinstance(entrypoint, str):
         try:
             # Like shlex.split(), but a shell's operators are words of their own, and \\ continues a line.
-            lexer = shlex.shlex(entrypoint.replace("\\\n", ""), posix=True, punctuation_chars="();<>|&")
+            lexer = shlex.shlex(entrypoint.replace("\\\n", ""), posix=True, punctuation_chars=_OPERATORS)
             lexer.whitespace_split, lexer.commenters = True, ""
             words = list(lexer)
         except ValueError as error:
@@ -174,15 +186,12 @@ def _words(entrypoint: object) -> list[str]:
 
 
 def _without_options(words: list[str], command: str) -> list[str]:
-    """The words after a launcher's own options."""
-    if words[:1] == ["--autohorovod"]:
-        words = words[1:]
-    if words and words[0].startswith("-") and words[0] not in ("--", "--trial"):
-        if "--" not in words:
+    """The words after a launcher's own options, which end with -- or --trial."""
+    if words and words[0].startswith("-"):
+        end = next((word for word in ("--", "--trial") if word in words), None)
+        if end is None:
             raise ValueError(f"needs -- between the launcher's options and the command, got {command!r}")
-        words = words[words.index("--") :]
-    if words[:1] == ["--"]:
-        words = words[1:]
+        words = words[words.index(end) + (end == "--") :]
     if not words:
         raise ValueError(f"must have a command for the launcher to run, got {command!r}; {EXAMPLES}")
     return words
@@ -193,43 +202,20 @@ def _class(text: str) -> ClassName:
 
 
 def _class_after(what: str, words: list[str], command: str) -> ClassName:
-    if len(words) != 1 or not _CLASS.fullmatch(words[0]):
+    if len(words) != 1 or not is_class(words[0]):
         raise ValueError(
             f"must have module:Class after {what}, and nothing else, got {command!r}; for example model_def:DigitsTrial"
         )
     return _class(words[0])
 
 
-def _check_needs_no_shell(text: str, words: list[str], command: str) -> None:
+def _check_needs_no_shell(command: str, words: list[str]) -> None:
     """Check that there is a single command, with nothing that a shell would expand."""
-    shell = next((word for word in words if word and set(word) <= _SHELL), "")
-    outside = re.sub(r"\\.|'[^']*'", "", text.strip().replace("\\\n", ""))
-    if not shell and "\n" in outside:
-        shell = "a second line"
-    if not shell and (expanded := re.search(r"\$[\w{(]+|`", outside)):
+    operator = next((word for word in words if word and set(word) <= set(_OPERATORS)), None)
+    found = _FOR_A_SHELL.search(re.sub(r"\\.|'[^']*'", "", command.strip().replace("\\\n", "")))
+    if operator is not None or found is not None:
+        what = operator or str(found and found[0]).replace("\n", "a second line")
         raise ValueError(
-            f"can't use {expanded[0]}, got {command!r}: it runs without a shell; read the variable in the program "
-            "(os.environ), or write its value here"
+            f"can't use {what}, got {command!r}: it runs without a shell; read variables in the program (os.environ), "
+            "and put what comes before the training into startup-hook.sh, in the model's directory"
         )
-    if shell:
-        raise ValueError(
-            f"can't use {shell}, got {command!r}: it runs without a shell; put what comes before the training into "
-            "startup-hook.sh, in the model's directory"
-        )
-
-
-def _unsupported(module: str, command: str) -> str:
-    framework = _FRAMEWORKS.get(module.rpartition(".")[2])
-    if framework is not None and module.startswith("determined.launch."):
-        return (
-            f"can't start {module}, got {command!r}: dray does not support {framework}; use a PyTorchTrial, or a "
-            "program for torch.distributed: python3 -m determined.launch.torch_distributed python3 train.py"
-        )
-    return f"can't run {module}, got {command!r}: dray has no counterpart to this part of Determined; {EXAMPLES}"
-
-
-def _launcher(program: str, command: str) -> str:
-    return (
-        f"can't start {program}, got {command!r}: dray starts a trial's processes itself, one per slot "
-        "(resources.slots_per_trial); give only the script: python3 train.py"
-    )

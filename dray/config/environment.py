@@ -71,7 +71,7 @@ class Environment(Section):
         default_factory=dict,
         description="variables to set before any code of the trial is imported: a list of NAME=VALUE (a NAME alone is "
         "unset), or a mapping; or one of these for each of cpu, cuda, rocm. Values are never stored or shown",
-        examples=["[OMP_NUM_THREADS=4]"],
+        examples=[["OMP_NUM_THREADS=4"]],
         repr=False,
     )
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
+from dray.config.kinds import ABSENT, CLASS, UNKNOWN
 from dray.config.resources import SlotRange
 from dray.config.sections import KINDS, SECTIONS
 from dray.config.storage import SECRETS
-from dray.errors import Fault
+from dray.config.yaml_file import as_yaml
+from dray.errors import Fault, did_you_mean
 from searchers.errors import SHOWN, FieldError
 
 _UNKNOWN = "unknown field"
@@ -35,13 +36,8 @@ _KINDS_OF_VALUES = {
 _WITH_FORMS = (*KINDS, SlotRange.place)
 
 
-def faults_of(error: ValidationError, given: Mapping[str, Any]) -> list[Fault]:
-    """All faults that pydantic found, in the order of the config's fields.
-
-    Args:
-        error: From validating a config.
-        given: The valid fields that were given, by path.
-    """
+def faults_of(error: ValidationError) -> list[Fault]:
+    """All faults that pydantic found in a config, in the order of its fields."""
     found: list[Fault] = []
     listed: set[str] = set()
     for details in error.errors(include_url=False):
@@ -49,12 +45,14 @@ def faults_of(error: ValidationError, given: Mapping[str, Any]) -> list[Fault]:
         if isinstance(cause, FieldError):  # has whole paths
             found += (Fault(path, what) for path, what in cause.faults)
             continue
-        fault = _fault(details, given, hint=len(found) < SHOWN)
-        section = fault.path.rpartition(".")[0]
-        if fault.what.startswith(_KNOWN):  # which is long: once for each section
-            fault = fault._replace(what=_UNKNOWN) if section in listed else fault
-            listed.add(section)
-        found.append(fault)
+        field = _located(details)
+        if details["type"] == "missing" and field.kind == UNKNOWN and not field.is_common:
+            continue
+        what = _what(details, field, hint=len(found) < SHOWN)
+        if what.startswith(_KNOWN):  # which is long: once for each section
+            what = _UNKNOWN if field.section in listed else what
+            listed.add(field.section)
+        found.append(Fault(field.path, what))
     return found
 
 
@@ -65,29 +63,49 @@ def missing_field(path: str) -> Fault:
     return Fault(path, f"missing required field; {field.description}, {_example(name, field)}")
 
 
-def _fault(details: ErrorDetails, given: Mapping[str, Any], *, hint: bool) -> Fault:
-    path, kind = _path(details)
-    section, _, name = path.rpartition(".")
-    if details["type"] == "missing":
-        return missing_field(path)
-    if details["type"] != "extra_forbidden":
-        return Fault(path, _what(details, path))
-    if path in REMOVED_FIELDS:
-        return Fault(path, REMOVED_FIELDS[path])
-    if section in KINDS and name in SECTIONS[section].model_fields:
-        return Fault(path, _of_other_kinds(section, name, kind, details["input"], given))
-    return Fault(path, _unknown_field(section, name) if hint else _UNKNOWN)
+class _Field(NamedTuple):
+    """Where pydantic found a fault.
+
+    Attributes:
+        section: The path of its section.
+        name: Its name; an unknown one may have dots.
+        kind: The kind of its section, if that has kinds.
+    """
+
+    section: str
+    name: str
+    kind: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.section}.{self.name}".removeprefix(".")
+
+    @property
+    def is_common(self) -> bool:
+        """Whether each kind of the section has the field."""
+        return all(self.name in model.model_fields for model in KINDS[self.section].models.values())
 
 
-def _path(details: ErrorDetails) -> tuple[str, str]:
-    """The path of the field, and the kind of its section if that has kinds."""
+def _located(details: ErrorDetails) -> _Field:
     names: list[str] = []
     kind, parts = "", iter(details["loc"])
     for part in parts:
         names.append(str(part))
         if ".".join(names) in _WITH_FORMS:
             kind = str(next(parts, kind))
-    return ".".join(names), kind
+    return _Field(".".join(names[:-1]), names[-1], kind)
+
+
+def _what(details: ErrorDetails, field: _Field, *, hint: bool) -> str:
+    if details["type"] == "missing":
+        return missing_field(field.path).what
+    if details["type"] != "extra_forbidden":
+        return _wrong_value(details, field)
+    if field.path in REMOVED_FIELDS:
+        return REMOVED_FIELDS[field.path]
+    if field.section in KINDS and field.name in SECTIONS[field.section].model_fields:
+        return _of_other_kinds(field)
+    return _unknown_field(field.section, field.name) if hint else _UNKNOWN
 
 
 def _unknown_field(section: str, name: str) -> str:
@@ -95,9 +113,8 @@ def _unknown_field(section: str, name: str) -> str:
     known = SECTIONS[section].model_fields
     prefix = f"{section}." if section else ""
     ignored = [path.removeprefix(prefix) for path in IGNORED_FIELDS if path.startswith(prefix)]
-    near = difflib.get_close_matches(name, [*known, *(field for field in ignored if "." not in field)], n=1)
-    if near:
-        return f"{_UNKNOWN}; did you mean {near[0]}?"
+    if near := did_you_mean(name, [*known, *(field for field in ignored if "." not in field)]):
+        return _UNKNOWN + near
     places = [f"{place}.{name}".removeprefix(".") for place, model in SECTIONS.items() if name in model.model_fields]
     places += [path for path in IGNORED_FIELDS if path.rpartition(".")[2] == name]
     if places:
@@ -105,38 +122,30 @@ def _unknown_field(section: str, name: str) -> str:
     return f"{_KNOWN} {', '.join(sorted(known))}"
 
 
-def _of_other_kinds(section: str, name: str, kind: str, got: object, given: Mapping[str, Any]) -> str:
+def _of_other_kinds(field: _Field) -> str:
     """That a field belongs to other kinds of the section."""
-    field, models = KINDS[section]
-    instead = f"{field}: {' or '.join(each for each, model in models.items() if name in model.model_fields)}"
-    if section == "checkpoint_storage":  # what was given may be a secret
-        return (
-            f"needs {instead}" if kind not in models else f"type {kind} has no such field; remove it, or use {instead}"
-        )
-    method = given.get(f"{section}.{field}", kind)
-    if kind == "module:Class":
-        instead = f"put it below options, if {method} takes it"
-    else:
-        instead = f"use {instead}"
-    return f"{method} has no such field, got {got!r}; remove it, or {instead}"
+    kinds = KINDS[field.section]
+    needed = " or ".join(each for each, model in kinds.models.items() if field.name in model.model_fields)
+    if field.kind == ABSENT:
+        return f"needs {kinds.field}: {needed}"
+    instead = "put it below options, if the class takes it" if field.kind == CLASS else f"use {kinds.field}: {needed}"
+    return f"{field.kind} has no such field; remove it, or {instead}"
 
 
-def _what(details: ErrorDetails, path: str) -> str:
+def _wrong_value(details: ErrorDetails, field: _Field) -> str:
     kind, got, context = details["type"], details["input"], details.get("ctx", {})
-    section, _, name = path.rpartition(".")
     if kind == "value_error":
         return str(context["error"])
-    if name in SECRETS:
+    if field.name in SECRETS:
         return f"must be a string, got a {type(got).__name__}"
-    if path.partition(".")[0] in ("data", "environment"):  # it may contain a secret
+    if field.path.partition(".")[0] in ("data", "environment"):  # it may contain a secret
         return f"must be a mapping of names to values, got a {type(got).__name__}"
     # A path that is no field is inside a list or a free mapping: labels.0
-    field = SECTIONS[section].model_fields.get(name) if section in SECTIONS else None
-    example = f"; {_example(name, field)}" if field is not None else ""
+    known = SECTIONS[field.section].model_fields.get(field.name) if field.section in SECTIONS else None
+    example = f"; {_example(field.name, known)}" if known is not None else ""
     if kind == "literal_error":
         choices = str(context["expected"]).replace("'", "").replace(" or ", ", ")
-        near = difflib.get_close_matches(str(got), choices.split(", "), n=1)
-        return f"must be one of {choices}, got {_shown(got)}{f'; did you mean {near[0]}?' if near else example}"
+        return f"must be one of {choices}, got {_shown(got)}{did_you_mean(got, choices.split(', '), example)}"
     if kind in _KINDS_OF_VALUES:
         return f"must be {_KINDS_OF_VALUES[kind]}, got {_shown(got)}{example}"
     if kind == "string_too_long":
@@ -153,8 +162,7 @@ def _what(details: ErrorDetails, path: str) -> str:
 
 def _example(name: str, field: FieldInfo) -> str:
     assert field.examples, f"{name} needs an example in the schema, its error messages show it"
-    example = field.examples[0]
-    return f"for example {name}: {str(example).lower() if isinstance(example, bool) else example}"
+    return f"for example {name}: {as_yaml(field.examples[0])}"
 
 
 def _shown(got: object) -> str:

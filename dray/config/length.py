@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from dray.errors import did_you_mean
 from dray.training.units import Batch, Epoch, Records, TrainUnit
 
 LengthUnit: TypeAlias = Literal["batches", "epochs", "records"]
@@ -59,7 +59,8 @@ def parse_length(raw: object, *, minimum: int) -> Length:
     value: object = raw
     if isinstance(raw, Mapping):
         if len(raw) != 1 or next(iter(raw)) not in UNITS:
-            raise ValueError(f"must have exactly one of {', '.join(UNITS)}, got {dict(raw)!r}{_hint(raw)}")
+            hint = did_you_mean(next(iter(raw), ""), UNITS if len(raw) == 1 else (), "; write {epochs: 16}")
+            raise ValueError(f"must have exactly one of {', '.join(UNITS)}, got {dict(raw)!r}{hint}")
         [(unit, value)] = raw.items()
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"must be a whole number of batches, epochs or records, got {value!r}; write {{epochs: 16}}")
@@ -75,11 +76,3 @@ def length_schema(minimum: int, *, is_period: bool = False) -> dict[str, Any]:
     length = {"type": "object", "properties": units, "additionalProperties": False}
     length |= {"minProperties": 1, "maxProperties": 1}
     return length if is_period else {"anyOf": [length, {**number, "description": "in batches"}]}
-
-
-def _hint(raw: Mapping[object, object]) -> str:
-    for key in raw:
-        near = difflib.get_close_matches(str(key), UNITS, n=1)
-        if near and key != near[0]:
-            return f"; did you mean {near[0]}?"
-    return "; write {epochs: 16}"

@@ -5,46 +5,41 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from dray.config.determined_fields import ignored_fields, without_ignored, without_steps
 from dray.config.faults import faults_of, missing_field
-from dray.config.length import Length, LengthUnit
-from dray.config.limits import beyond_limits
-from dray.config.resources import Resources
+from dray.config.limits import check_limits
 from dray.config.rules import broken_rules
-from dray.config.schema import ExperimentConfig, Reproducibility
-from dray.config.search import build_method, build_sampler, build_search, build_space
-from dray.config.searcher import ClassSearcher, CustomSearcher, Searcher
-from dray.config.storage import CheckpointStorage
+from dray.config.schema import ExperimentConfig
+from dray.config.search import build_method
+from dray.config.searcher import ClassSearcher, CustomSearcher
+from dray.config.section import Notes
 from dray.config.yaml_file import read_mapping, with_changes
-from dray.errors import ConfigError, EntrypointError, Fault
+from dray.errors import ConfigError, Fault
 from dray.storage import Location
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.errors import FieldError
 
-__all__ = [
-    "CheckpointStorage",
-    "ConfigError",
-    "EntrypointError",
-    "ExperimentConfig",
-    "Fault",
-    "Length",
-    "LengthUnit",
-    "Reproducibility",
-    "Resources",
-    "Searcher",
-    "build_method",
-    "build_sampler",
-    "build_search",
-    "build_space",
-    "load_config",
-]
-
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """A parsed config.
+
+    Attributes:
+        config: The config; None if it has faults.
+        faults: Of each field the first.
+        ignored: Determined's fields that are given and have no effect, by path, each with what to use instead.
+    """
+
+    config: ExperimentConfig | None
+    faults: list[Fault]
+    ignored: dict[str, str]
 
 
 def load_config(
@@ -77,16 +72,46 @@ def load_config(
         content = with_changes(read_mapping(Path(source)), changes)
         if content.get("name") is None:
             content["name"] = Path(source).stem
-    if too_large := list(beyond_limits(content)):
-        raise ConfigError(too_large, origin)
-    try:
-        raw = _plain(_with_domains(content))
-        config = _parsed(without_ignored(raw))
-    except FieldError as error:
-        raise ConfigError(error.faults, origin) from None
-    if ignored := ignored_fields(raw):
-        lines = (f"\n  {field}: {why}" for field, why in ignored)
+    parsed = parse_config(content)
+    if parsed.config is None:
+        raise ConfigError(parsed.faults, origin)
+    if parsed.ignored:
+        lines = (f"\n  {field}: {why}" for field, why in sorted(parsed.ignored.items()))
         log.warning("%s has fields of Determined that are ignored here:%s", origin, "".join(lines))
+    return parsed.config
+
+
+def parse_config(content: Mapping[Any, Any]) -> Parsed:
+    """Parse the mapping of a config."""
+    notes = Notes()
+    try:
+        return Parsed(config=_checked(content, notes), faults=[], ignored=notes.ignored)
+    except FieldError as error:
+        first: dict[str, Fault] = {}
+        for path, what in error.faults:
+            first.setdefault(path, Fault(path, what))
+        return Parsed(config=None, faults=list(first.values()), ignored=notes.ignored)
+
+
+def _checked(content: Mapping[Any, Any], notes: Notes) -> ExperimentConfig:
+    """The config of a mapping.
+
+    Raises:
+        FieldError: it has faults.
+    """
+    check_limits(content)
+    plain = _plain(_with_domains(content))
+    config: ExperimentConfig | None = None
+    faults: list[Fault] = []
+    try:
+        config = ExperimentConfig.model_validate(plain, context=notes)
+    except ValidationError as error:
+        faults = faults_of(error)
+    faults += broken_rules(notes.given, {fault.path for fault in faults})
+    if config is None or faults:
+        raise FieldError(faults)
+    if not isinstance(config.searcher, CustomSearcher | ClassSearcher):  # these are checked where the method is known
+        build_method(config)
     return config
 
 
@@ -105,29 +130,6 @@ def load_storage(section: Mapping[str, Any]) -> Location:
     if where is None:
         raise ConfigError([missing_field("checkpoint_storage.type")], origin)
     return where
-
-
-def _parsed(raw: Mapping[Any, Any]) -> ExperimentConfig:
-    """The config of a plain mapping.
-
-    Raises:
-        FieldError: it has faults.
-    """
-    raw, faults = without_steps(raw)
-    given: dict[str, Any] = {}
-    config = None
-    try:
-        config = ExperimentConfig.model_validate(raw, context=given)
-    except ValidationError as error:
-        faults += faults_of(error, given)
-    faults += broken_rules(given, {fault.path for fault in faults})
-    if faults or config is None:
-        # Only the first fault of each field: that of its value, if a rule found one too.
-        first = dict(reversed(faults))
-        raise FieldError([(path, first[path]) for path in dict.fromkeys(fault.path for fault in faults)])
-    if not isinstance(config.searcher, CustomSearcher | ClassSearcher):  # these are checked where the method is known
-        build_method(config)
-    return config
 
 
 def _with_domains(source: Mapping[str, Any]) -> Mapping[str, Any]:

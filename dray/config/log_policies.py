@@ -2,78 +2,105 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo
 
-from dray.config.determined_fields import actions
+from dray.config.determined_fields import IGNORED_FIELDS
 from dray.config.section import Section
+from dray.errors import did_you_mean
 from searchers.errors import FieldError
 
 _FIELDS = ("pattern", "action", "actions", "policy", "signal", "name")
 _ACTIONS = ("cancel_retries", "exclude_node", "signal", "send_webhook")
-_IN_PYTHON = {
-    r"\z": r"\Z",
-    "[:alnum:]": "0-9A-Za-z",
-    "[:alpha:]": "A-Za-z",
-    "[:blank:]": r"\t ",
-    "[:digit:]": "0-9",
-    "[:lower:]": "a-z",
-    "[:punct:]": r"!-/:-@\[-`{-~",
-    "[:space:]": r"\t\n\v\f\r ",
-    "[:upper:]": "A-Z",
-    "[:word:]": "0-9A-Za-z_",
-    "[:xdigit:]": "0-9A-Fa-f",
-}
-_GO = re.compile(r"\\.|\[:[a-z]+:\]", re.DOTALL)
+#: Names of actions in the first version.
+_OLDER_ACTIONS = {"on_failure_dont_retry": "cancel_retries", "on_failure_exclude_node": "exclude_node"}
 EXAMPLE_POLICY = "{pattern: CUDA out of memory, action: cancel_retries}"
 
 
-def policies(raw: object) -> object:
-    """The policies that have an effect here, which is not to start a trial again."""
+class LogPolicy(Section):
+    """What to do about a line in a trial's log."""
+
+    place: ClassVar[str] = "log_policies[]"
+
+    pattern: str = Field(
+        description="a regular expression to find in the log of a trial that failed",
+        examples=["CUDA out of memory"],
+    )
+    action: Literal["cancel_retries"] = Field(
+        description="cancel_retries: the trial is not started again", examples=["cancel_retries"]
+    )
+
+
+def policies(raw: object, info: ValidationInfo) -> object:
+    """The policies that have an effect: those that cancel retries. Other actions are noted as ignored."""
     if not isinstance(raw, list):
         return raw
-    kept = []
-    unknown = [
-        (f"log_policies[{number}].{name}", f"unknown field{_hint(name)}")
-        for number, policy in enumerate(raw)
-        if isinstance(policy, Mapping)
-        for name in policy
-        if name not in _FIELDS
-    ]
-    if unknown:
-        raise FieldError(unknown)
+    kept: list[dict[str, str]] = []
+    faults: list[tuple[str, str]] = []
     for number, policy in enumerate(raw):
-        pattern = policy.get("pattern") if isinstance(policy, Mapping) else None
-        is_named = isinstance(policy, Mapping) and isinstance(policy.get("name"), str)
-        if not isinstance(policy, Mapping) or not (isinstance(pattern, str) or (pattern is None and is_named)):
-            raise ValueError(f"number {number} must have a pattern; for example {EXAMPLE_POLICY}")
-        if pattern is None:  # so a config disables one of the master's policies, by its name
-            continue
-        pattern = _in_python(pattern)
         try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(
-                f"number {number}: pattern must be a regular expression, got {pattern!r}: {error}"
-            ) from None
-        asked = actions(policy)
+            asked = _checked_actions(policy)
+        except ValueError as error:
+            faults.append((f"log_policies[{number}]", str(error)))
+            continue
         for action in asked:
-            if action not in _ACTIONS:
-                raise ValueError(f"number {number}: action must be one of {', '.join(_ACTIONS)}, got {action}")
-        if not asked and not is_named:
-            raise ValueError(f"number {number} must have an action; for example {EXAMPLE_POLICY}")
-        if "cancel_retries" in asked:
-            kept.append({"pattern": pattern, "action": "cancel_retries"})
+            if action == "cancel_retries":
+                kept.append({"pattern": policy["pattern"], "action": action})
+            elif info.context is not None:
+                info.context.ignored[f"log_policies.{action}"] = IGNORED_FIELDS[f"log_policies.{action}"]
+    if faults:
+        raise FieldError(faults)
     return kept
 
 
-def _hint(name: object) -> str:
-    near = difflib.get_close_matches(str(name), _FIELDS, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known fields are {', '.join(_FIELDS)}"
+def _checked_actions(policy: object) -> list[str]:
+    """The actions of a policy; none if the config only disables the policy of this name.
+
+    Raises:
+        ValueError: it is no policy.
+    """
+    if not isinstance(policy, Mapping):
+        raise ValueError(f"must be a mapping, got {policy!r:.60}; for example {EXAMPLE_POLICY}")
+    for field in policy:
+        if field not in _FIELDS:
+            hint = did_you_mean(field, _FIELDS, f"; known fields are {', '.join(_FIELDS)}")
+            raise ValueError(f"unknown field {field}{hint}")
+    pattern, name = policy.get("pattern"), policy.get("name")
+    if not isinstance(name if pattern is None else pattern, str):
+        raise ValueError(f"must have a pattern; for example {EXAMPLE_POLICY}")
+    if pattern is None:
+        return []
+    if re.search(r"\[:\w+:\]", pattern):
+        raise ValueError(f"pattern must be in Python's syntax, which has no [:alpha:], got {pattern!r}; write A-Za-z")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"pattern must be a regular expression, got {pattern!r}: {error}") from None
+    found = actions(policy)
+    for action in found:
+        if action not in _ACTIONS:
+            raise ValueError(f"action must be one of {', '.join(_ACTIONS)}, got {action}")
+    if not found and name is None:
+        raise ValueError(f"must have an action; for example {EXAMPLE_POLICY}")
+    return found or ["signal"]  # the name is shown like one
+
+
+def actions(policy: Mapping[str, Any]) -> list[str]:
+    """The actions of a policy, as any version of Determined writes them.
+
+    >>> actions({"pattern": "ECC", "action": {"type": "exclude_node"}, "signal": "bad memory"})
+    ['exclude_node', 'signal']
+    """
+    several = policy.get("actions") or []
+    found = []
+    for each in (policy.get("action"), policy.get("policy"), *(several if isinstance(several, list) else [several])):
+        action = each.get("type", "signal" if each.get("signal") else None) if isinstance(each, Mapping) else each
+        if action is not None:
+            found.append(_OLDER_ACTIONS.get(str(action), str(action)))
+    return found + (["signal"] if policy.get("signal") is not None else [])
 
 
 def policies_schema() -> dict[str, Any]:
@@ -85,22 +112,3 @@ def policies_schema() -> dict[str, Any]:
     named = [{"required": ["pattern"]}, {"required": ["name"]}]
     items = {"type": "object", "properties": fields, "allOf": [{"anyOf": named}], "additionalProperties": False}
     return {"type": "array", "items": items}
-
-
-def _in_python(pattern: str) -> str:
-    """A pattern in Go's syntax, which is Determined's, in Python's: classes such as [:alpha:], and the end."""
-    return _GO.sub(lambda found: _IN_PYTHON.get(found[0], found[0]), pattern)
-
-
-class LogPolicy(Section):
-    """What to do about a line in a trial's log."""
-
-    place: ClassVar[str] = "log_policies"
-
-    pattern: str = Field(
-        description="a regular expression to find in the log of a trial that failed",
-        examples=["CUDA out of memory"],
-    )
-    action: Literal["cancel_retries"] = Field(
-        description="cancel_retries: the trial is not started again", examples=["cancel_retries"]
-    )

@@ -49,8 +49,8 @@ class Loggers(Section):
 
     place: ClassVar[str] = "loggers"
 
-    mlflow: MLflow | None = Field(default=None, description="MLflow", examples=["{tracking_uri: http://mlflow:5000}"])
-    wandb: WandB | None = Field(default=None, description="Weights & Biases", examples=["{project: digits}"])
+    mlflow: MLflow | None = Field(default=None, description="MLflow", examples=[{"tracking_uri": "http://mlflow:5000"}])
+    wandb: WandB | None = Field(default=None, description="Weights & Biases", examples=[{"project": "digits"}])
 
 
 _Form: TypeAlias = Literal["mlflow", "wandb"] | Loggers

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 
-from dray.config.section import Section
+from dray.config.section import Section, replace_older
 
 #: More than any cluster has.
 MAX_SLOTS = 1_000_000
@@ -30,45 +29,33 @@ def _share(number: float) -> float:
     trials = 1 / number if 1 / MAX_SHARES <= number < 1 else 0.0
     if round(trials) > 1 and abs(trials - round(trials)) <= 0.05:
         return 1 / round(trials)
-    near: tuple[float, float] = (1 / MAX_SHARES, 1)
-    if trials:
-        near = 1 / math.ceil(trials), 1 / math.floor(trials)
-    elif number > 1:
-        near = math.floor(number), math.ceil(number)
-    raise ValueError(
-        f"must be a whole number of slots, or 1/n of a slot (0.5, 0.33, 0.25, ..., {1 / MAX_SHARES:g}), "
-        f"got {number:g}; write {near[0]:.4g} or {near[1]:.4g}"
-    )
+    shares = f"1/n of a slot (0.5, 0.33, 0.25, ..., {1 / MAX_SHARES:g})"
+    raise ValueError(f"must be a whole number of slots, or {shares}, got {number:g}")
 
 
 def _slots_form(raw: object) -> str:
     if isinstance(raw, Mapping | SlotRange):
-        return SLOT_FORMS[2]
+        return "range"
     # "1/3" must be a number, not an integer.
-    return SLOT_FORMS[isinstance(raw, str) or (isinstance(raw, float) and not raw.is_integer())]
+    return "share" if isinstance(raw, str) or (isinstance(raw, float) and not raw.is_integer()) else "number"
 
 
-#: The forms of the number of slots, by their names in pydantic's error locations.
-SLOT_FORMS = ("as a number", "as a share", "as a range")
 SlotsPerTrial: TypeAlias = Annotated[
     Annotated[
         int,
         Field(ge=1, le=MAX_SLOTS),
         WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_SLOTS}),
-        Tag(SLOT_FORMS[0]),
+        Tag("number"),
     ]
     | Annotated[
         float,
         AfterValidator(_share),
         WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
-        Tag(SLOT_FORMS[1]),
+        Tag("share"),
     ]
-    | Annotated[SlotRange, Tag(SLOT_FORMS[2])],
+    | Annotated[SlotRange, Tag("range")],
     Discriminator(_slots_form),
 ]
-
-
-_IN_A_RANGE = "with a range of slots (resources.slots_per_trial); give one number of slots, or remove this field"
 
 
 class Resources(Section):
@@ -101,12 +88,12 @@ class Resources(Section):
         examples=["STRICT_PACK"],
     )
     is_single_node: bool | None = Field(
-        default=None, description="as in Determined: true means placement_strategy: STRICT_PACK", examples=["true"]
+        default=None, description="as in Determined: true means placement_strategy: STRICT_PACK", examples=[True]
     )
     reuse_workers: bool = Field(
         default=True,
         description="run successive trials in the same processes, as new ones take seconds to start",
-        examples=["false"],
+        examples=[False],
     )
 
     @property
@@ -122,40 +109,11 @@ class Resources(Section):
 
     @classmethod
     def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        asked, placed = raw.get("slots_per_trial", 1), raw.get("placement_strategy", "STRICT_PACK")
-        if raw.get("is_single_node") is True and placed == "STRICT_PACK" and not isinstance(asked, Mapping):
-            del raw["is_single_node"]
-            raw["placement_strategy"] = "STRICT_PACK"
-        if asked == 0 and not isinstance(asked, bool) and raw.get("slot", "cpu") == "cpu":
+        replace_older(raw, cls.place, "is_single_node", "placement_strategy", {True: "STRICT_PACK"})
+        asked = raw.get("slots_per_trial")
+        if asked == 0 and asked is not False and raw.get("slot", "cpu") == "cpu":
             raw |= {"slots_per_trial": 1, "slot": "cpu"}
         return raw
-
-    @field_validator("slots_per_trial", mode="before")
-    @classmethod
-    def _not_zero(cls, asked: object) -> object:
-        # With slot: cpu it has become 1.
-        if asked == 0 and not isinstance(asked, bool):
-            raise ValueError("0 means one slot of slot: cpu, but slot is not cpu; write slots_per_trial: 1")
-        return asked
-
-    @field_validator("placement_strategy")
-    @classmethod
-    def _not_strict_in_a_range(cls, placed: str, info: ValidationInfo) -> str:
-        if placed.startswith("STRICT_") and isinstance(info.data.get("slots_per_trial"), SlotRange):
-            raise ValueError(f"can't be {placed} {_IN_A_RANGE}")
-        return placed
-
-    @field_validator("is_single_node")
-    @classmethod
-    def _contradicted(cls, is_single: bool, info: ValidationInfo) -> None:
-        # One that agrees with the other fields has become placement_strategy.
-        if is_single and isinstance(info.data.get("slots_per_trial"), SlotRange):
-            raise ValueError(f"can't be true {_IN_A_RANGE}")
-        if is_single and "placement_strategy" in info.data:
-            placed = info.data["placement_strategy"]
-            raise ValueError(
-                f"true means placement_strategy: STRICT_PACK, but placement_strategy is {placed}; remove one"
-            )
 
 
 def even_sizes(asked: SlotRange, batch_size: int, most: int | None) -> tuple[int, ...]:

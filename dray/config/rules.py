@@ -14,10 +14,14 @@ from dray.config.length import Length
 from dray.config.resources import SlotRange, even_sizes
 from dray.config.sampler import SamplerChoice
 from dray.config.schema import constant
-from dray.config.search import point_faults, sampler_faults
+from dray.config.search import sampling_faults
 from dray.config.searcher import COUNTED, METHODS
 from dray.errors import Fault
 from dray.script import Script
+from searchers.domains import Categorical, Const
+from searchers.errors import FieldError
+from searchers.numeric import Int
+from searchers.space import parse
 
 #: Fields that need another one.
 _PAIRS = (
@@ -44,7 +48,9 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
     if "searcher" not in wrong:
         yield from _searcher(given)
         yield from _length(given, wrong)
-    yield from _space(given)
+    if "space" in given and "searcher.name" in given:
+        points, sampler = given.get("searcher.points", []), given.get("searcher.sampler", SamplerChoice())
+        yield from sampling_faults(given["searcher.name"], sampler, points, given["space"])
     asked, most = given.get(_SLOTS, 1), given.get("resources.max_slots")
     fewest = asked.min if isinstance(asked, SlotRange) else asked
     if most is not None and most < fewest:
@@ -81,18 +87,6 @@ def _length(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
             yield missing_field("searcher.max_length")
 
 
-def _space(given: Mapping[str, Any]) -> Iterator[Fault]:
-    """The searcher can draw from the space."""
-    if "space" not in given or "searcher.name" not in given:
-        return
-    name, space = given["searcher.name"], given["space"]
-    for found in (
-        sampler_faults(name, given.get("searcher.sampler", SamplerChoice()), space),
-        point_faults(given.get("searcher.points", []), space),
-    ):
-        yield from (Fault(path, what) for path, what in found)
-
-
 def _batch_size(given: Mapping[str, Any]) -> Iterator[Fault]:
     """``global_batch_size`` is divided among a trial's slots: each possible value must give every slot a record."""
     hyperparameters, asked = given.get("hyperparameters", {}), given.get(_SLOTS, 1)
@@ -102,7 +96,7 @@ def _batch_size(given: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault(_BATCH, "required for lengths in records, which are converted to batches of this size")
         return
     slots = asked if isinstance(asked, int) else 1
-    for value in _extremes(hyperparameters["global_batch_size"]):
+    for value in _batch_sizes(hyperparameters["global_batch_size"]):
         if isinstance(value, bool) or not isinstance(value, int):
             yield Fault(_BATCH, f"must be an integer, got {value!r}; for example global_batch_size: 64")
             return
@@ -123,6 +117,10 @@ def _slot_range(given: Mapping[str, Any]) -> Iterator[Fault]:
     if asked.min > asked.max:
         yield Fault(_SLOTS, f"min must be at most max, got {asked.min} and {asked.max}; swap them")
         return
+    placed = given.get("resources.placement_strategy", "PACK")
+    if placed.startswith("STRICT_"):
+        what = f"can't be {placed} with a range of slots ({_SLOTS}); remove it, or is_single_node, or give one number"
+        yield Fault("resources.placement_strategy", f"{what} of slots, such as {asked.min}")
     name = given.get("searcher.name", "single")
     if name != "single" and given.get("searcher.max_concurrent_trials") != 1:
         has_limit = name in METHODS and "max_concurrent_trials" in METHODS[name].model_fields
@@ -142,18 +140,18 @@ def _slot_range(given: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault(_BATCH, f"{what}; set it to a multiple of {last}")
 
 
-def _extremes(spec: object) -> list[object]:
-    """The values that a hyperparameter can take, or the least of them; none for a spec that is no domain."""
-    if not isinstance(spec, Mapping) or "type" not in spec:
-        return [spec]
-    match spec["type"]:
-        case "const":
-            return [spec["val"]] if "val" in spec else []
-        case "categorical":
-            return list(spec["vals"]) if isinstance(spec.get("vals"), list) else []
-        case "int":
-            return [spec["minval"]] if isinstance(spec.get("minval"), int) else []
-        case "double" | "log":
-            return [f"a {spec['type']}"]
+def _batch_sizes(spec: object) -> list[object]:
+    """The values that a batch size can take; of a range, the least; none if it is invalid, a fault of its own."""
+    try:
+        [(_, domain)] = parse({"global_batch_size": spec}).root.domains
+    except FieldError:
+        return []
+    match domain:
+        case Const():
+            return [domain.val]
+        case Categorical():
+            return list(domain.vals)
+        case Int():
+            return [domain.minval]
         case _:
-            return []
+            return [spec]

@@ -25,7 +25,7 @@ class SamplerChoice(Section):
         examples=["tpe"],
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of the sampler", examples=["{n_startup_trials: 20}"]
+        default_factory=dict, description="arguments of the sampler", examples=[{"n_startup_trials": 20}]
     )
 
 

@@ -27,18 +27,21 @@ from pydantic import (
 from dray.config.entrypoint import Entrypoint, as_written, parse_entrypoint
 from dray.config.environment import Environment
 from dray.config.length import Length, length_schema, parse_length
-from dray.config.log_policies import EXAMPLE_POLICY, LogPolicy, policies, policies_schema
+from dray.config.log_policies import LogPolicy, policies, policies_schema
 from dray.config.loggers import Loggers, LoggersForm, named_loggers
 from dray.config.resources import Resources, SlotRange, even_sizes
-from dray.config.searcher import AnyMethod, ClassSearcher
-from dray.config.section import Section, as_dict, whole_if_whole
+from dray.config.searcher import BY_METHOD, ClassSearcher, Searcher
+from dray.config.section import Notes, Section, as_dict, whole_if_whole
 from dray.config.storage import CheckpointStorage, Storage
 from dray.masking import masked, texts
 from dray.script import Script
-from searchers.space import Space, parse
+from searchers.space import Space, parse, spaces_in_lists
 
 MAX_SEED = 2**32 - 1
 MAX_NAME = 200
+_IN_LIST = (
+    "a list is a constant, with any spaces in it, as in Determined; give the space a name of its own to search it"
+)
 
 
 def _one_line(name: str) -> str:
@@ -49,8 +52,10 @@ def _one_line(name: str) -> str:
 
 def _period(raw: object) -> Length | None:
     if isinstance(raw, int) and not isinstance(raw, bool):
-        # Determined has no such form any more: in its oldest files it counted steps of 100 batches.
-        raise ValueError(f"must have a unit, got {raw}; write {{batches: {raw}}} or {{epochs: {raw}}}")
+        raise ValueError(
+            f"must have a unit, got {raw}; write {{batches: {raw}}} or {{epochs: {raw}}}; in Determined's oldest files "
+            "it counts steps of batches_per_step batches, 100 by default"
+        )
     # Determined writes "no period" as {batches: 0}.
     length = None if raw is None else parse_length(raw, minimum=0)
     return length if length is not None and length.value > 0 else None
@@ -81,6 +86,13 @@ def _with_text_names(value: Any) -> Any:
             name if isinstance(name, str) else json.dumps(name): _with_text_names(item) for name, item in value.items()
         }
     return [_with_text_names(item) for item in value] if isinstance(value, list) else value
+
+
+def _without_spaces_in_lists(spec: Any) -> Any:
+    """A hyperparameter in which each list that contains a space is an explicit constant."""
+    if isinstance(spec, Mapping) and "type" not in spec:
+        return {name: _without_spaces_in_lists(item) for name, item in spec.items()}
+    return {"type": "const", "val": spec} if isinstance(spec, list) and spaces_in_lists(spec, "") else spec
 
 
 def _name_of(fields: dict[str, Any]) -> str:
@@ -119,10 +131,10 @@ class Optimizations(Section):
         default=1, ge=1, description="number of batches whose gradients make one optimizer step", examples=[4]
     )
     average_aggregated_gradients: bool = Field(
-        default=True, description="divide aggregated gradients by aggregation_frequency", examples=["true"]
+        default=True, description="divide aggregated gradients by aggregation_frequency", examples=[True]
     )
     gradient_compression: bool = Field(
-        default=False, description="exchange gradients between slots in float16", examples=["true"]
+        default=False, description="exchange gradients between slots in float16", examples=[True]
     )
     mixed_precision: Annotated[Literal["O0", "O1", "O2"], BeforeValidator(_precision)] = Field(
         default="O0", description="O1 or O2: mixed precision, as with use_amp(); O0: full precision", examples=["O1"]
@@ -147,7 +159,7 @@ class Reproducibility(Section):
         default=False,
         description="use only torch's deterministic algorithms, so that equal trials on equal GPUs are bit-identical; "
         "they are slower, and an operation that has none is an error",
-        examples=["true"],
+        examples=[True],
     )
 
 
@@ -188,34 +200,35 @@ class ExperimentConfig(Section):
         examples=["digits-asha"],
     )
     description: str = Field(default="", description="a description, for people", examples=["a first sweep"])
-    labels: Labels = Field(default_factory=list, description="labels, for people", examples=["[digits, sweep]"])
+    labels: Labels = Field(default_factory=list, description="labels, for people", examples=[["digits", "sweep"]])
     data: Free = Field(
         default_factory=dict,
         description="any data for the trial's code; values below secrets are never stored or shown",
-        examples=["{path: /data}"],
+        examples=[{"path": "/data"}],
         repr=False,
     )
     hyperparameters: Free = Field(
         default_factory=dict,
+        validate_default=True,
         description="the hyperparameters: constants, and spaces to search",
-        examples=["{global_batch_size: 64}"],
+        examples=[{"global_batch_size": 64}],
     )
-    searcher: AnyMethod = Field(
+    searcher: Annotated[Searcher, BY_METHOD] = Field(
         description="the search method and its settings",
-        examples=["{name: single, metric: validation_loss, max_length: {epochs: 16}}"],
+        examples=[{"name": "single", "metric": "validation_loss", "max_length": {"epochs": 16}}],
     )
     resources: Resources = Field(
-        default_factory=Resources, description="the slots that a trial runs on", examples=["{slots_per_trial: 1}"]
+        default_factory=Resources, description="the slots that a trial runs on", examples=[{"slots_per_trial": 1}]
     )
     optimizations: Optimizations = Field(
         default_factory=Optimizations,
         description="gradient aggregation and mixed precision",
-        examples=["{aggregation_frequency: 4}"],
+        examples=[{"aggregation_frequency": 4}],
     )
     environment: Environment = Field(
         default_factory=Environment,
         description="the environment of trials",
-        examples=["{environment_variables: [OMP_NUM_THREADS=4]}"],
+        examples=[{"environment_variables": ["OMP_NUM_THREADS=4"]}],
     )
     scheduling_unit: int = Field(
         default=100,
@@ -232,13 +245,13 @@ class ExperimentConfig(Section):
         examples=[50000],
     )
     perform_initial_validation: bool = Field(
-        default=False, description="validate before the first batch, for a trial that is a class", examples=["true"]
+        default=False, description="validate before the first batch, for a trial that is a class", examples=[True]
     )
     min_validation_period: Period = Field(
-        default=None, description="validate at least this often", examples=["{epochs: 1}"]
+        default=None, description="validate at least this often", examples=[{"epochs": 1}]
     )
     min_checkpoint_period: Period = Field(
-        default=None, description="save at least this often", examples=["{epochs: 1}"]
+        default=None, description="save at least this often", examples=[{"epochs": 1}]
     )
     checkpoint_policy: Literal["best", "all", "none"] = Field(
         default="best", description="the validations after which a checkpoint is saved", examples=["best"]
@@ -246,43 +259,45 @@ class ExperimentConfig(Section):
     checkpoint_storage: Storage = Field(
         default_factory=CheckpointStorage,
         description="where experiments and checkpoints are stored",
-        examples=["{type: directory, container_path: /mnt/results}"],
+        examples=[{"type": "directory", "container_path": "/mnt/results"}],
     )
     max_restarts: int = Field(default=5, ge=0, description="maximum number of restarts of a trial", examples=[5])
     stop_on_nan: bool = Field(
         default=False,
         description="stop a trial at the first report with a loss that is NaN or infinite; otherwise only ASHA stops "
         "it, at its next rung, where a metric that is NaN is the worst",
-        examples=["true"],
+        examples=[True],
     )
     log_policies: Annotated[list[LogPolicy], BeforeValidator(policies), WithJsonSchema(policies_schema())] = Field(
         default_factory=list,
         description="what to do when a trial that failed has printed a line with a given pattern",
-        examples=[f"[{EXAMPLE_POLICY}]"],
+        examples=[[{"pattern": "CUDA out of memory", "action": "cancel_retries"}]],
     )
     hang_timeout_s: Seconds | None = Field(
         default=None, description="seconds without progress after which a trial is ended and restarted", examples=[600]
     )
     loggers: Annotated[Loggers, BeforeValidator(named_loggers, json_schema_input_type=LoggersForm)] = Field(
-        default_factory=Loggers, description="experiment trackers to log to as well", examples=["[mlflow, wandb]"]
+        default_factory=Loggers, description="experiment trackers to log to as well", examples=[["mlflow", "wandb"]]
     )
     reproducibility: Reproducibility = Field(
-        default_factory=Reproducibility, description="the seed", examples=["{experiment_seed: 7}"]
+        default_factory=Reproducibility, description="the seed", examples=[{"experiment_seed": 7}]
     )
 
     _space: Space = PrivateAttr()
 
     @field_validator("hyperparameters")
     @classmethod
-    def _parsed(cls, hyperparameters: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if info.context is not None:
+    def _parsed(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        hyperparameters = {name: _without_spaces_in_lists(spec) for name, spec in given.items()}
+        if (notes := info.context) is not None:
+            notes.ignored.update(dict.fromkeys(spaces_in_lists(given, "hyperparameters"), _IN_LIST))
             # First what rules read, even if it is no space.
-            info.context["hyperparameters"] = hyperparameters
-            info.context["space"] = parse(hyperparameters)
+            notes.given["hyperparameters"] = hyperparameters
+            notes.given["space"] = parse(hyperparameters)
         return hyperparameters
 
-    def model_post_init(self, context: dict[str, Any] | None, /) -> None:
-        self._space = (context or {}).get("space") or parse(self.hyperparameters)
+    def model_post_init(self, notes: Notes | None, /) -> None:
+        self._space = parse(self.hyperparameters) if notes is None else notes.given["space"]
 
     @property
     def space(self) -> Space:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from dray.config.searcher import (
     RandomSearcher,
     SingleSearcher,
 )
+from dray.errors import Fault
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.errors import FieldError
@@ -160,31 +161,28 @@ def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
     return config.model_copy(update={"searcher": searcher})
 
 
-def sampler_faults(method: str, choice: SamplerChoice, space: Space) -> list[tuple[str, str]]:
-    """Why a search can't draw from a space: no such sampler, or none of such options; a grid of a space that has none.
+def sampling_faults(
+    method: str, choice: SamplerChoice, points: Sequence[Mapping[str, Any]], space: Space
+) -> Iterator[Fault]:
+    """Why a search can't draw from a space: its sampler, which is not checked if it is the user's own, or its points.
 
     Args:
-        method: The name of the search method.
-        choice: The sampler; the user's own is not checked.
-        space: What it draws from.
+        method: The name of the search method; grid has no sampler, but needs a space that has a grid.
+        choice: The sampler.
+        points: The first points.
+        space: What they are drawn from.
     """
-    try:
+
+    def chosen() -> Sampler | None:
         if method == "grid":
-            GridSampler(space)
-        elif not is_class(choice.name):
-            _named_sampler(choice, space, seed=0, rungs=())
-    except FieldError as error:
-        return error.faults
-    return []
+            return GridSampler(space)
+        return None if is_class(choice.name) else _named_sampler(choice, space, seed=0, rungs=())
 
-
-def point_faults(points: Sequence[Mapping[str, Any]], space: Space) -> list[tuple[str, str]]:
-    """Why some of ``points`` are not of the space."""
-    try:
-        FirstPoints(space, points, RandomSampler(space, seed=0))
-    except FieldError as error:
-        return error.faults
-    return []
+    for made in (chosen, lambda: FirstPoints(space, points, RandomSampler(space, seed=0))):
+        try:
+            made()
+        except FieldError as error:
+            yield from (Fault(path, what) for path, what in error.faults)
 
 
 def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequence[float]) -> Sampler:

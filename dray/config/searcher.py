@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    PrivateAttr,
-    Tag,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-)
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema
 from typing_extensions import Self
 
-from dray.config.entrypoint import CLASS_PATTERN, is_class
+from dray.config.entrypoint import CLASS_PATTERN
+from dray.config.kinds import CLASS, Kinds, unknown_kind
 from dray.config.length import Length, LengthUnit, length_schema, parse_length
 from dray.config.sampler import Sampler, SamplerChoice
-from dray.config.section import Section, as_dict, as_text, whole_if_whole, with_default
+from dray.config.section import Section, as_dict, as_text, replace_older, whole_if_whole
 from searchers.method import MAX_RUNGS, MAX_TRIALS
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
@@ -63,7 +52,7 @@ class Searcher(Section):
     )
     smaller_is_better: bool = Field(default=True, description="minimize the metric, else maximize it", examples=[True])
     max_length: MaxLength | None = Field(
-        default=None, description="maximum length of a trial", examples=["{epochs: 16}"]
+        default=None, description="maximum length of a trial", examples=[{"epochs": 16}]
     )
     source_trial_id: Annotated[
         str | None, BeforeValidator(as_text, json_schema_input_type=str), BeforeValidator(_no_number)
@@ -168,18 +157,18 @@ class _Concurrent(Searcher):
     )
 
 
-class _Sampling(Searcher):
+class SamplingSearcher(Searcher):
     """A method whose hyperparameters are drawn by a sampler."""
 
     sampler: Sampler = Field(
         default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
     )
     points: list[dict[str, Any]] = Field(
-        default_factory=list, description="hyperparameters of the first trials", examples=["[{lr: 0.01}]"]
+        default_factory=list, description="hyperparameters of the first trials", examples=[[{"lr": 0.01}]]
     )
 
 
-class _Budgeted(_Concurrent, _Sampling):
+class _Budgeted(_Concurrent, SamplingSearcher):
     """A method that runs a given number of trials."""
 
     max_trials: MaxTrials = Field(description="number of trials", examples=[64])
@@ -210,23 +199,8 @@ class _Halving(_Budgeted, _Timed):
 
     @classmethod
     def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(raw.get("stop_once"), bool):
-            meant = _variant_of(raw["stop_once"])
-            if raw.setdefault("variant", meant) == meant:
-                del raw["stop_once"]
+        replace_older(raw, cls.place, "stop_once", "variant", {True: "stopping", False: "promotion"})
         return raw
-
-    @field_validator("stop_once")
-    @classmethod
-    def _contradicted(cls, stop_once: bool, info: ValidationInfo) -> None:
-        # One that agrees with the variant has become it.
-        if "variant" in info.data:
-            said, variant = str(stop_once).lower(), info.data["variant"]
-            raise ValueError(f"{said} means variant: {_variant_of(stop_once)}, but variant is {variant}; remove one")
-
-
-def _variant_of(stop_once: bool) -> Variant:
-    return "stopping" if stop_once else "promotion"
 
 
 class SingleSearcher(Searcher):
@@ -264,22 +238,22 @@ class AdaptiveASHASearcher(_Halving):
         default_factory=list,
         max_length=MAX_RUNGS,
         description="number of rungs of each bracket, instead of mode",
-        examples=["[3, 2]"],
+        examples=[[3, 2]],
     )
 
 
-class CustomSearcher(_Sampling, _Timed):
+class CustomSearcher(SamplingSearcher, _Timed):
     """A search method that is given from Python, as in Determined."""
 
     name: Literal["custom"] = _NAME
 
 
-class ClassSearcher(_Sampling, _Timed):
+class ClassSearcher(SamplingSearcher, _Timed):
     """A search method of the user's, imported from the model's directory."""
 
     name: Annotated[str, WithJsonSchema({"type": "string", "pattern": CLASS_PATTERN})] = _NAME
     options: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of the class in name", examples=["{max_trials: 64}"]
+        default_factory=dict, description="arguments of the class in name", examples=[{"max_trials": 64}]
     )
 
 
@@ -292,10 +266,10 @@ METHODS: dict[str, type[Searcher]] = {
     "async_halving": ASHASearcher,
     "adaptive_asha": AdaptiveASHASearcher,
     "custom": CustomSearcher,
-    "module:Class": ClassSearcher,
+    CLASS: ClassSearcher,
 }
-#: Methods of Determined's older configs, and their successors.
-_SUCCESSORS = {
+#: Methods of Determined's older configs, and what to use instead.
+_REMOVED = {
     "sync_halving": "asha (its max_length, num_rungs and divisor mean the same)",
     "adaptive": "adaptive_asha",
     "adaptive_simple": "adaptive_asha",
@@ -304,43 +278,12 @@ _SUCCESSORS = {
 }
 
 
-def _unknown_method(raw: object) -> object:
-    if not isinstance(raw, str):
-        return raw
-    if raw in _SUCCESSORS:
-        raise ValueError(f"{raw} was removed, also from Determined; use {_SUCCESSORS[raw]}")
-    *known, class_ = METHODS
-    near = difflib.get_close_matches(raw, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "for example name: asha"
-    raise ValueError(f"must be one of {', '.join(known)}, or {class_}, got {raw!r}; {hint}")
-
-
 class AnySearcher(ASHASearcher, AdaptiveASHASearcher, ClassSearcher):
-    """The fields of all methods, to check a searcher by whose method is unknown."""
+    """The fields of all methods."""
 
-    name: Annotated[str, BeforeValidator(_unknown_method)] = Field(  # type: ignore[assignment]
+    name: Annotated[str, unknown_kind(METHODS, _REMOVED)] = Field(  # type: ignore[assignment]
         description="the search method", examples=["asha"]
     )
-    max_trials: MaxTrials = with_default(_Budgeted, "max_trials", 1)
-    num_rungs: RungCount = with_default(ASHASearcher, "num_rungs", 1)
 
 
-def _method_of(raw: object) -> str:
-    name = raw.get("name") if isinstance(raw, dict) else getattr(raw, "name", None)
-    if is_class(name):
-        return "module:Class"
-    return name if isinstance(name, str) and name in METHODS else "any"
-
-
-AnyMethod: TypeAlias = Annotated[
-    Annotated[SingleSearcher, Tag("single")]
-    | Annotated[RandomSearcher, Tag("random")]
-    | Annotated[GridSearcher, Tag("grid")]
-    | Annotated[ASHASearcher, Tag("asha")]
-    | Annotated[ASHASearcher, Tag("async_halving")]
-    | Annotated[AdaptiveASHASearcher, Tag("adaptive_asha")]
-    | Annotated[CustomSearcher, Tag("custom")]
-    | Annotated[ClassSearcher, Tag("module:Class")]
-    | Annotated[SkipJsonSchema[AnySearcher], Tag("any")],
-    Discriminator(_method_of),
-]
+BY_METHOD = Kinds("name", METHODS, unknown=AnySearcher)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -22,45 +22,68 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from dray.config.determined_fields import IGNORED_FIELDS
+from dray.config.determined_fields import IGNORED_FIELDS, says_something
+from searchers.errors import FieldError
 
 #: Linux's.
 MAX_PATH = 4096
 
 
-class Section(BaseModel):
-    """A mapping with these fields only; a null field has its default.
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What validation finds in a config besides its faults; pydantic hands it on as the context.
 
-    Validation notes each valid field that is given in its context, a dict, under the field's path, so that
-    ``rules.py`` can join them whatever else is wrong with the config.
+    Attributes:
+        given: The valid fields that are given, by path, so that ``rules.py`` can join them whatever else is wrong.
+        ignored: Determined's fields that are given and have no effect, by path, each with what to use instead.
     """
+
+    given: dict[str, Any] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+
+
+class Section(BaseModel):
+    """A mapping with these fields only; a null field has its default."""
 
     # strict: "64" is not a number and 1 is not true; a config with these is wrong.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     place: ClassVar[str] = ""
-    """Where the section is in a config."""
-    passed_over: ClassVar[Mapping[str, str]] = {}
-    """Further fields that a file may have, and why they are none of the model."""
+    """The section's path."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_raw(cls, raw: object) -> object:
-        if not isinstance(raw, Mapping):
-            return raw
-        return cls.respelled({str(name): value for name, value in raw.items() if value is not None})
+    def path(cls, field: str) -> str:
+        """The path of a field of this section."""
+        return f"{cls.place}.{field}".removeprefix(".")
+
+    @classmethod
+    def ignored_fields(cls) -> dict[str, str]:
+        """Determined's fields of this section that have no effect, each with what to use instead."""
+        found = {path.rpartition(".")[::2]: why for path, why in IGNORED_FIELDS.items()}
+        return {name: why for (place, name), why in found.items() if place == cls.place}
 
     @classmethod
     def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The section with its other spellings replaced by the usual one."""
+        """The section with older fields replaced by the current ones."""
         return raw
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_raw(cls, raw: object, info: ValidationInfo) -> object:
+        if not isinstance(raw, Mapping):
+            return raw
+        fields = {str(name): value for name, value in raw.items() if value is not None}
+        for name, why in cls.ignored_fields().items():
+            if name in fields and says_something(cls.path(name), fields.pop(name)) and info.context is not None:
+                info.context.ignored[cls.path(name)] = why
+        return cls.respelled(fields)
 
     @field_validator("*", mode="wrap")
     @classmethod
     def _noted(cls, raw: object, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         value = validate(raw)
         if info.context is not None:
-            info.context[f"{cls.place}.{info.field_name}".removeprefix(".")] = value
+            info.context.given[cls.path(str(info.field_name))] = value
         return value
 
     @classmethod
@@ -70,40 +93,35 @@ class Section(BaseModel):
         schema["description"] = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
         schema.pop("title", None)
         fields = schema["properties"]
-        for name, field in fields.items():
-            field.pop("title", None)
-            if "examples" in field:
-                field["examples"] = [_value(example) for example in field["examples"]]
+        for name, form in fields.items():
+            form.pop("title", None)
             if name not in schema.get("required", ()):
-                fields[name] = _or_null(field)
-        for name, why in {**_ignored_in(cls.place), **cls.passed_over}.items():
-            fields[name] = {"description": why, "deprecated": True}
+                fields[name] = _or_null(form)
+        for name, why in cls.ignored_fields().items():
+            fields[name] = {"description": f"ignored: {why}", "deprecated": True}
         return found
 
 
-def _ignored_in(place: str) -> dict[str, str]:
-    found = {path.rpartition(".")[::2]: why for path, why in IGNORED_FIELDS.items()}
-    return {name: f"ignored: {why}" for (section, name), why in found.items() if section == place}
-
-
-def _value(example: Any) -> Any:
-    """An example's value: examples are written as YAML, for messages."""
-    return yaml.safe_load(example) if isinstance(example, str) and not example.endswith("...") else example
-
-
-def _or_null(field: dict[str, Any]) -> dict[str, Any]:
+def _or_null(form: dict[str, Any]) -> dict[str, Any]:
     """A field's JSON Schema that allows null too, which means the default."""
-    kept = {key: field[key] for key in ("description", "examples", "default") if field.get(key) is not None}
-    form = {key: value for key, value in field.items() if key not in ("description", "examples", "default")}
+    kept = {key: form[key] for key in ("description", "examples", "default") if form.get(key) is not None}
+    form = {key: value for key, value in form.items() if key not in ("description", "examples", "default")}
     null = {"type": "null"}
     forms = form["anyOf"] if form.keys() == {"anyOf"} else [form]
     return {**kept, "anyOf": forms if null in forms else [*forms, null]}
 
 
-def with_default(model: type[Section], name: str, default: Any) -> Any:
-    """A model's required field as one with a default."""
-    field = model.model_fields[name]
-    return Field(default=default, description=field.description, examples=field.examples)
+def replace_older(raw: dict[str, Any], place: str, older: str, field: str, values: Mapping[bool, str]) -> None:
+    """Replace an older field, true or false, by the current one.
+
+    Raises:
+        FieldError: Both are given, and contradict each other.
+    """
+    if isinstance(raw.get(older), bool) and (value := values.get(raw[older])) is not None:
+        said = str(raw.pop(older)).lower()
+        if raw.setdefault(field, value) != value:
+            what = f"{said} means {field}: {value}, but {field} is {raw[field]}; remove one"
+            raise FieldError([(f"{place}.{older}", what)])
 
 
 def whole_if_whole(number: float) -> float:

@@ -7,25 +7,15 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    SecretStr,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, WithJsonSchema, model_validator
 from typing_extensions import Self
 
-from dray.config.determined_fields import IGNORED_IN_SHARED_FS, OLDER_NAMES, REMOVED_FIELDS
-from dray.config.section import Directory, Section, Url, with_default
+from dray.config.determined_fields import CONTAINER
+from dray.config.kinds import Kinds, unknown_kind
+from dray.config.section import Directory, Section, Url
 from dray.masking import MASK
 from dray.storage import Location, bucket_uri
 
@@ -135,17 +125,20 @@ class DirectoryStorage(CheckpointStorage):
 class SharedFSStorage(CheckpointStorage):
     """A directory of a file system that every node mounts."""
 
-    passed_over: ClassVar[Mapping[str, str]] = {
-        path.partition(".")[2]: why for path, why in (OLDER_NAMES | IGNORED_IN_SHARED_FS).items()
-    }
-
     type: Literal["shared_fs"] = _TYPE
     host_path: Directory = Field(description="the shared directory", examples=["/mnt/results"])
     storage_path: Directory | None = Field(default=None, description=_STORAGE_PATH, examples=["checkpoints"])
+    checkpoint_path: str | None = Field(
+        default=None, description="older name of storage_path", examples=["checkpoints"]
+    )
+
+    @classmethod
+    def ignored_fields(cls) -> dict[str, str]:
+        return {**super().ignored_fields(), "container_path": CONTAINER + "the directory is host_path, on every node"}
 
     @classmethod
     def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        # The old name of storage_path. If both are given, it has no effect, as in Determined.
+        # Beside storage_path it has no effect, as in Determined.
         older = raw.pop("checkpoint_path", None)
         return raw if older is None else {"storage_path": older, **raw}
 
@@ -221,27 +214,6 @@ class URIStorage(_S3Keys, _AzureKeys):
         return self.storage_path
 
 
-def _no_hdfs(raw: object) -> object:
-    if raw == "hdfs":
-        raise ValueError(REMOVED_FIELDS["checkpoint_storage.hdfs_url"])
-    return raw
-
-
-_Type: TypeAlias = Annotated[Literal["directory", "shared_fs", "s3", "gcs", "azure", "uri"], BeforeValidator(_no_hdfs)]
-
-
-class AnyStorage(S3Storage, GCSStorage, AzureStorage, URIStorage, SharedFSStorage, DirectoryStorage):
-    """The fields of all types, to check a section by whose type is unknown."""
-
-    type: _Type = Field(  # type: ignore[assignment]
-        default="directory", description="the kind of storage", examples=["directory"]
-    )
-    host_path: Directory = with_default(SharedFSStorage, "host_path", "any")
-    bucket: Bucket = with_default(_BucketStorage, "bucket", "any")
-    container: str = with_default(AzureStorage, "container", "any")
-    storage_path: Directory = with_default(URIStorage, "storage_path", "any")
-
-
 #: The model of each type of storage.
 STORAGES: dict[str, type[CheckpointStorage]] = {
     "directory": DirectoryStorage,
@@ -251,28 +223,22 @@ STORAGES: dict[str, type[CheckpointStorage]] = {
     "azure": AzureStorage,
     "uri": URIStorage,
 }
+_REMOVED = {"hdfs": "directory, with HDFS mounted, or s3, gcs or azure"}
 #: Fields of ``checkpoint_storage`` that are never shown or stored.
 SECRETS = (*_S3Keys.__annotations__, *_AzureKeys.__annotations__, "account_key", "sas_token")
 
 
-def _type_of(raw: object) -> str:
-    kind = raw.get("type") if isinstance(raw, dict) else getattr(raw, "type", None)
-    if kind is None and isinstance(raw, dict | CheckpointStorage):
-        return "none"
-    return kind if isinstance(kind, str) and kind in STORAGES else "any"
+class AnyStorage(  # type: ignore[misc]
+    S3Storage, GCSStorage, AzureStorage, URIStorage, SharedFSStorage, DirectoryStorage
+):
+    """The fields of all types."""
+
+    type: Annotated[str | None, unknown_kind(STORAGES, _REMOVED)] = Field(  # type: ignore[assignment]
+        default=None, description="the kind of storage", examples=["directory"]
+    )
 
 
-AnyType: TypeAlias = Annotated[
-    Annotated[CheckpointStorage, Tag("none")]
-    | Annotated[DirectoryStorage, Tag("directory")]
-    | Annotated[SharedFSStorage, Tag("shared_fs")]
-    | Annotated[S3Storage, Tag("s3")]
-    | Annotated[GCSStorage, Tag("gcs")]
-    | Annotated[AzureStorage, Tag("azure")]
-    | Annotated[URIStorage, Tag("uri")]
-    | Annotated[SkipJsonSchema[AnyStorage], Tag("any")],
-    Discriminator(_type_of),
-]
+BY_TYPE = Kinds("type", STORAGES, unknown=AnyStorage, absent=CheckpointStorage)
 
 
 def _section_at(where: str | os.PathLike[str]) -> dict[str, Any]:
@@ -292,10 +258,12 @@ def as_section(raw: object) -> object:
     """The section for a path or a URI; a URI's credentials become fields of their own, which are not stored."""
     if isinstance(raw, str | os.PathLike):
         return _section_at(raw)
-    where = raw.get("storage_path") if isinstance(raw, Mapping) else None
-    return {**raw, **_section_at(where)} if isinstance(raw, dict) and isinstance(where, str) and "://" in where else raw
+    if isinstance(raw, dict) and isinstance(where := raw.get("storage_path"), str) and "://" in where:
+        return raw | _section_at(where)
+    return raw
 
 
+_ByType: TypeAlias = Annotated[CheckpointStorage, BY_TYPE]
 Storage: TypeAlias = Annotated[
-    AnyType, BeforeValidator(as_section, json_schema_input_type=Annotated[str, Field(min_length=1)] | AnyType)
+    _ByType, BeforeValidator(as_section, json_schema_input_type=Annotated[str, Field(min_length=1)] | _ByType)
 ]

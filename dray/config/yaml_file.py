@@ -10,70 +10,25 @@ from typing import Any
 
 import yaml
 
-from dray.config.limits import MAX_BYTES, MAX_DEPTH, MAX_VALUES, TOO_DEEP, TOO_MANY
-from dray.errors import ConfigError
-
-LONGEST_INTEGER = 100
-"""As text, in binary too. Python takes a second for the digits of 100,000, and shows none of more than 4,300."""
-
-
-class _TooLarge(yaml.MarkedYAMLError):
-    """Valid, but no config."""
+from dray.config.limits import MAX_BYTES, MAX_VALUES, TOO_DEEP, TOO_MANY
+from dray.errors import ConfigError, Fault
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe subset, but ``1e-3`` is a number, ``2026-11-22`` is text, and a key given twice is an error.
+    """YAML's safe subset, but ``1e-3`` is a number, ``2026-11-22`` is text, and a key given twice is an error."""
 
-    So is a file that is too large once its anchors are resolved; that is found before they are.
-    """
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._depth = 0
-        self._sizes: dict[int, tuple[int, int]] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise _TooLarge(problem=TOO_DEEP, problem_mark=event.start_mark)
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        if not isinstance(event, yaml.AliasEvent):
-            self._sizes[id(node)] = self._size(node)
-        # An anchor that is not finished contains itself.
-        values, levels = self._sizes.get(id(node), (0, MAX_DEPTH + 1))
-        if values > MAX_VALUES or levels > MAX_DEPTH:
-            raise _TooLarge(problem=TOO_MANY if values > MAX_VALUES else TOO_DEEP, problem_mark=event.start_mark)
-        return node
-
-    def _size(self, node: yaml.Node | None) -> tuple[int, int]:
-        """The values in a node, and its levels."""
-        inner: list[yaml.Node] = []
-        if isinstance(node, yaml.MappingNode):
-            inner = [part for pair in node.value for part in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            inner = node.value
-        sizes = [self._sizes[id(part)] for part in inner]
-        return 1 + sum(values for values, _ in sizes), max((levels + 1 for _, levels in sizes), default=0)
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        if node.tag == "tag:yaml.org,2002:int" and len(node.value) > LONGEST_INTEGER:
-            problem = f"must be an integer of at most 64 bits, got one of {len(node.value):,} digits"
-            raise _TooLarge(problem=problem, problem_mark=node.start_mark)
-        try:
-            return super().construct_object(node, deep=deep)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:  # as of !!timestamp 2026-99-99
-            raise yaml.constructor.ConstructorError(None, None, f"{error}", node.start_mark) from None
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_VALUES:  # merges repeat what they merge, in memory too
+            raise yaml.constructor.ConstructorError(None, None, TOO_MANY, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the field {key.value!r} is given twice", key.start_mark
-                    )
+                    problem = f"the field {key.value!r} is given twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
@@ -106,14 +61,23 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         raise ConfigError([("config", f"{path} is a directory; give a YAML file in it")], str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([("config", f"cannot be read as UTF-8 text: {error}")], str(path)) from None
-    try:
-        content = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError([_fault(error)], str(path)) from None
+    content, fault = _parsed(text)
+    if fault is not None:
+        raise ConfigError([fault], str(path))
     if not isinstance(content, dict):
         got = "an empty file" if content is None else f"{content!r:.60}"
         raise ConfigError([("config", f"must be a mapping of fields to values, got {got}")], str(path))
     return content
+
+
+def as_yaml(value: object) -> str:
+    """A value as YAML on one line.
+
+    >>> as_yaml({"epochs": 16})
+    '{epochs: 16}'
+    """
+    text = yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False)
+    return text.removesuffix("...\n").strip()
 
 
 def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any, Any]:
@@ -136,10 +100,9 @@ def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any
         if not equals or not all([*outer, name]):
             faults.append(("--config", f"must be FIELD=VALUE, got {change!r}; for example searcher.max_trials=8"))
             continue
-        try:
-            value = yaml.load(text, _Loader)
-        except yaml.YAMLError as error:
-            faults.append((path, f"the value is {_fault(error)[1]}, got {text!r}"))
+        value, fault = _parsed(text)
+        if fault is not None:
+            faults.append((path, f"the value is {fault.what}, got {text!r}"))
             continue
         place: Any = changed
         for part in outer:
@@ -156,10 +119,16 @@ def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any
     return changed
 
 
-def _fault(error: yaml.YAMLError) -> tuple[str, str]:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+def _parsed(text: str) -> tuple[Any, Fault | None]:
+    """The value of a YAML text, or why it has none, with the line as its path."""
+    try:
+        return yaml.load(text, _Loader), None
+    except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "config"
         context = f" {error.context}" if error.context else ""
-        what = error.problem if isinstance(error, _TooLarge) else f"not valid YAML{context}: {error.problem}"
-        return f"line {mark.line + 1}, column {mark.column + 1}", str(what)
-    return "config", f"not valid YAML: {' '.join(str(error).split())}"
+        return None, Fault(place, f"not valid YAML{context}: {error.problem}")
+    except RecursionError:
+        return None, Fault("config", TOO_DEEP)
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError: an integer of too many digits, or an impossible date
+        return None, Fault("config", f"not valid YAML: {' '.join(str(error).split())}")

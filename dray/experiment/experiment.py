@@ -14,7 +14,8 @@ from dray.code.factory import ByValue, FromDirectory, place_of
 from dray.code.load import check_entrypoint
 from dray.config.custom import Custom
 from dray.config.faults import missing_field
-from dray.config.load import ExperimentConfig, load_config
+from dray.config.load import load_config
+from dray.config.schema import ExperimentConfig
 from dray.config.search import build_sampler
 from dray.display.display import Display
 from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError

@@ -17,7 +17,7 @@ from dray import core, pytorch
 from dray.code.load import check_entrypoint, load_entrypoint
 from dray.code.startup_hook import run_startup_hook
 from dray.config.custom import Custom
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.config.search import build_search
 from dray.environment import device, variables_set
 from dray.experiment.checkpoint_source import with_source

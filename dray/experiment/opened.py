@@ -9,7 +9,7 @@ from typing import Any
 
 import dray
 from dray.config.custom import Custom
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_search
 from dray.errors import ConfigError
 from dray.observers.observer import Observers

@@ -12,7 +12,7 @@ from rich.text import Text
 from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
-from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, GridSearcher, SingleSearcher
+from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SamplingSearcher
 from dray.display.text import rough_time
 from dray.errors import ConfigError
 from searchers.method import Method
@@ -122,6 +122,6 @@ def _method(config: ExperimentConfig) -> str:
     words: list[str] = [searcher.name]
     if isinstance(searcher, ASHASearcher | AdaptiveASHASearcher):
         words += [searcher.variant, f"divisor {searcher.divisor:g}"]
-    if not isinstance(searcher, SingleSearcher | GridSearcher):
+    if isinstance(searcher, SamplingSearcher):
         words.append(f"sampler {searcher.sampler.name}")
     return ", ".join(words)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.desk.failure import Failure
 from dray.desk.messages import TrialLeft
 from dray.display.display import Display

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dray.config.load import CheckpointStorage
+from dray.config.storage import CheckpointStorage
 from dray.storage import CheckpointStore
 from dray.storage.outage import Outage
 from dray.worker.host import REPORT_FILE

@@ -11,7 +11,7 @@ from ray import cloudpickle
 from dray.code.factory import ByValue, FromDirectory, Sent, home_of
 from dray.code.ignore import code_of, copied
 from dray.code.packages import Package, environment, package
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
 
 

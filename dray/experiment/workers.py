@@ -12,7 +12,7 @@ import dray
 from dray.cluster.checks.node import Needs
 from dray.cluster.connection import Cluster
 from dray.code.factory import ByValue, FromDirectory, Sent
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.environment import Device, device
 from dray.experiment.preflight import check_nodes
 from dray.experiment.travel import send

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.observers.observer import Make, Observer
 from dray.records.directory import ExperimentDirectory

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.errors import ExperimentError
 from dray.observers.loggers import identity
 from dray.observers.observer import News

@@ -29,7 +29,8 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, distribution_to_json
 from optuna.exceptions import ExperimentalWarning
 
-from dray.config.load import ExperimentConfig, build_space
+from dray.config.schema import ExperimentConfig
+from dray.config.search import build_space
 from dray.observers.observer import News
 from searchers.domains import DOMAINS, Categorical, Const, Nested
 from searchers.optuna_space import encoded, to_optuna

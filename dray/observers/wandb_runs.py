@@ -22,7 +22,7 @@ from typing import Any
 
 import wandb
 
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.observers.loggers import identity
 from dray.observers.observer import News
 from dray.records.directory import ExperimentDirectory

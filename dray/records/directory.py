@@ -14,7 +14,8 @@ from pathlib import Path
 import yaml
 
 from dray.code.ignore import Code, code_of
-from dray.config.load import ExperimentConfig, load_config
+from dray.config.load import load_config
+from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError, NoExperiment
 from dray.records.local_runs import reject_local_run
 from dray.records.secrets import hide_in, write_secrets

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dray.code.factory import FromDirectory
-from dray.config.load import ExperimentConfig
+from dray.config.schema import ExperimentConfig
 from dray.config.search import recorded_search
 from dray.errors import ExperimentError
 from dray.records.hparams import flatten

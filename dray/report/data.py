@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from dray.config.load import ExperimentConfig
 from dray.config.sampler import SamplerChoice
+from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_method
 from dray.config.searcher import ClassSearcher, CustomSearcher
 from dray.records.directory import ExperimentDirectory

@@ -14,7 +14,8 @@ from rich.console import Console
 import dray
 from dray import imports
 from dray.config.custom import Custom
-from dray.config.load import build_method, build_sampler, build_search, load_config
+from dray.config.load import load_config
+from dray.config.search import build_method, build_sampler, build_search
 from dray.errors import ConfigError
 from dray.experiment.preview import show_preview
 from dray.records.directory import ExperimentDirectory
@@ -152,7 +153,7 @@ def test_config_comes_back_from_its_file_with_the_options_as_they_were(tmp_path:
     ("searcher", "path", "what"),
     [
         ({"name": "my_serch:Halves"}, "searcher.name", "no module my_serch in {code}; did you mean my_search?"),
-        ({"name": "my_search:Halfs"}, "searcher.name", "my_search has no class Halfs; did you mean my_search:Halves?"),
+        ({"name": "my_search:Halfs"}, "searcher.name", "my_search has no class Halfs; did you mean Halves?"),
         ({"name": "my_search:number"}, "searcher.name", "has no class number; its classes are Halves, Silent, Backw"),
         ({"name": "my_mistake:M"}, "searcher.name", "raised ZeroDivisionError; fix it there:\n"),
         (
@@ -179,7 +180,7 @@ def test_config_comes_back_from_its_file_with_the_options_as_they_were(tmp_path:
             "searcher.options",
             "must be numbers, strings, lists and mapp",
         ),
-        ({**HALVES, "sampler": "my_search:Samplr"}, "searcher.sampler.name", "did you mean my_search:Sampler?"),
+        ({**HALVES, "sampler": "my_search:Samplr"}, "searcher.sampler.name", "did you mean Sampler?"),
         ({**HALVES, "sampler": "my_search:Silent"}, "searcher.sampler.options", "Silent() takes no arguments"),
         (
             {**HALVES, "sampler": {"name": "my_search:Sampler", "options": {"scal": 1}}},

@@ -114,7 +114,7 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3 prepare.py\npython3 train.py", "can't use a second line, got"),
         (
             "python3 train.py --data $DATA/x",
-            "can't use $DATA, got 'python3 train.py --data $DATA/x': it runs without a shell; read the varia",
+            "can't use $DATA, got 'python3 train.py --data $DATA/x': it runs without a shell; read varia",
         ),
         ('python3 train.py "`date`"', "can't use `, got"),
         ("python3", "must have a script after python"),
@@ -130,7 +130,10 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3 -m determined.launch.torch_distributed --trial a:B c", "must have module:Class after --trial, and n"),
         ("python3 -m determined.launch.torch_distributed bash a.sh", "can't be a shell script"),
         ("python3 -m determined.exec.harness train.py", "must have module:Class after determined.exec.harness"),
-        ("python3 -m determined.launch.tensorflow -- python3 train.py", "dray does not support TensorFlow"),
+        (
+            "python3 -m determined.launch.tensorflow -- python3 train.py",
+            "dray has no counterpart to this part of Determined",
+        ),
         ("python3 -m determined.exec.launch", "dray has no counterpart to this part of Determined"),
     ],
 )

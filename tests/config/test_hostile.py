@@ -37,20 +37,26 @@ def many(count: int) -> str:
 
 
 HOSTILE = {
-    "billion laughs": (laughs("[lol, lol]", "[%s]"), "line 9, column 7: has more than 100,000 values"),
-    "billion merges": (laughs("{x: 1}", "{<<: [%s]}"), "line 9, column 16: has more than 100,000 values"),
+    "billion laughs": (laughs("[lol, lol]", "[%s]"), "data: has more than 100,000 values"),
+    "billion merges": (
+        laughs("{x: 1}", "{<<: [%s]}"),
+        "line 10, column 7: not valid YAML: has more than 100,000 values",
+    ),
     "anchors in anchors": (
         BASE + "data:\n  a0: &a0 [1]\n" + "".join(f"  a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 5000)),
         "nested more than 100 levels deep, or contains itself",
     ),
-    "anchor in itself": (BASE + "data: &d {x: *d}\n", "line 3, column 14: is nested more than 100 levels deep, or c"),
-    "root in itself": ("&r\n" + BASE + "data: *r\n", "line 4, column 7: is nested more than 100 levels deep, or conta"),
-    "deep lists": (BASE + "data: " + "[" * 5000 + "]" * 5000, "line 3, column 106: is nested more than 100 levels"),
+    "anchor in itself": (BASE + "data: &d {x: *d}\n", "data: is nested more than 100 levels deep, or contains itself"),
+    "root in itself": ("&r\n" + BASE + "data: *r\n", "data: is nested more than 100 levels deep, or contains itself"),
+    "deep lists": (BASE + "data: " + "[" * 5000 + "]" * 5000, "config: is nested more than 100 levels"),
     "deep mappings": (BASE + "data: " + "{a: " * 5000 + "1" + "}" * 5000, "is nested more than 100 levels deep"),
     "long name": (f"{BASE}name: {'n' * 100_000}\n", "name: must have at most 200 characters, got 100000"),
     "long key": (f"{BASE}? {'k' * 100_000}\n: 1\n", "kkk: unknown field; known fields are"),
     "long value": (f"{BASE}checkpoint_policy: {'k' * 99_999}\n", "must be one of best, all, none, got 'kkk"),
-    "longer value": (f"{BASE}description: {'k' * 100_001}\n", "must be text, of at most 100,000 characters, got 100,"),
+    "longer value": (
+        f"{BASE}description: {'k' * 100_001}\n",
+        "must be text of at most 100,000 characters, got 100,001",
+    ),
     "unknown keys": (BASE + "".join(f"key_{n}: 1\n" for n in range(5_000)), "... and 4,980 more"),
     "unknown keys inside": (f"{BASE}resources: {many(500)}\n", "... and 480 more"),
     "unknown keys of a space": (
@@ -62,9 +68,9 @@ HOSTILE = {
         "... and 480 more",
     ),
     "trials": (RANDOM.replace("}}", "}, max_trials: 1%s}" % ("0" * 30)), "searcher.max_trials: must be an integer of"),
-    "long number": (f"{BASE}max_restarts: 1{'0' * 10_000}\n", "must be an integer of at most 64 bits, got one of 10,0"),
+    "long number": (f"{BASE}max_restarts: 1{'0' * 10_000}\n", "not valid YAML: Exceeds the limit (4300 digits)"),
     "hexadecimal": (f"{BASE}max_restarts: 0x1{'0' * 100_000}\n", "must be an integer of at most 64 bits, got one of"),
-    "hours": (f"{BASE}max_restarts: 1{':00' * 20_000}\n", "must be an integer of at most 64 bits, got one of 60,001"),
+    "hours": (f"{BASE}max_restarts: 1{':00' * 20_000}\n", "must be an integer of at most 64 bits, got one of 118138"),
     "rungs": (
         BASE.replace("single", "asha").replace("}}", "}, max_trials: 4, num_rungs: 999999999999}"),
         "searcher.num_rungs: must be <= 1000, got 999999999999",
@@ -79,9 +85,9 @@ HOSTILE = {
         GRID % "step: 2",
         "hyperparameters.x: must have at most 1000000 points on a grid, got 500000000000",
     ),
-    "no date": (f"{BASE}data: {{x: !!timestamp 2020-99-99}}\n", "line 3, column 11: not valid YAML: month must be in"),
+    "no date": (f"{BASE}data: {{x: !!timestamp 2020-99-99}}\n", "not valid YAML: month must be in 1..12"),
     "half a character": (f'{BASE}name: "a\\ud800b"\n', r"name: must be text, got 'a\ud800b', which has half of a char"),
-    "NUL": (f'{BASE}checkpoint_storage: "a\\0b"\n', r"must be text, without the character NUL, got 'a\x00b'"),
+    "NUL": (f'{BASE}checkpoint_storage: "a\\0b"\n', r"must be text without the character NUL, got 'a\x00b'"),
     "two lines": (f'{BASE}name: "a\\nb"\n', r"name: must be one line of printable characters, got 'a\nb'"),
     "two lines in a key": (f'{BASE}"a\\nb\\e[31m": 1\n', r"  a\nb\x1b[31m: unknown field"),
     "a key twice": (f"{BASE}name: a\nname: b\n", "line 4, column 1: not valid YAML: the field 'name' is given twice"),
@@ -91,7 +97,8 @@ HOSTILE = {
 LOADED = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (2 * 2**30, 2 * 2**30))
-from dray.config.load import ConfigError, load_config
+from dray.config.load import load_config
+from dray.errors import ConfigError
 errors = {}
 for path in sys.argv[1:]:
     try:

@@ -14,9 +14,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dray.config.load import ConfigError, ExperimentConfig, Length, build_method, build_space, load_config
+from dray.config.length import Length
+from dray.config.load import load_config
 from dray.config.resources import MAX_SHARES, Resources, SlotRange
+from dray.config.schema import ExperimentConfig
+from dray.config.search import build_method, build_space
 from dray.config.searcher import ASHASearcher
+from dray.errors import ConfigError
 from dray.training.units import Batch, Epoch, Records
 from searchers import ASHA, RandomSearch, Single
 
@@ -299,10 +303,10 @@ def test_space_has_the_configs_hyperparameters() -> None:
         (
             {"batches_per_step": 5},
             "batches_per_step",
-            "Determined has removed steps, too; write scheduling_unit",
+            "Determined removed steps; write scheduling_unit",
         ),
         ({"searcher__budget": {"epochs": 9}}, "searcher.budget", "use max_trials of adaptive_asha or asha"),
-        ({"searcher__name": "pbt"}, "searcher.name", "pbt was removed, also from Determined; use adaptive_asha"),
+        ({"searcher__name": "pbt"}, "searcher.name", "pbt was removed from Determined; use adaptive_asha"),
         ({"zzz": 1}, "zzz", "unknown field; known fields are checkpoint_policy"),
         ({"searcher": ...}, "searcher", "missing required field"),
         ({"searcher": 5}, "searcher", "must be a mapping, got 5"),
@@ -325,7 +329,7 @@ def test_space_has_the_configs_hyperparameters() -> None:
             "searcher.name",
             "must be one of single, random, grid, asha, async_halving, adapt",
         ),
-        ({"searcher__name": "single"}, "searcher.max_trials", "single has no such field, got 64; remove it"),
+        ({"searcher__name": "single"}, "searcher.max_trials", "single has no such field; remove it"),
         ({"searcher__name": "random"}, "searcher.divisor", "use name: asha"),
         ({"searcher__max_length": {"epoch": 1}}, "searcher.max_length", "did you mean epochs?"),
         ({"searcher__max_length": {"epochs": 1, "batches": 2}}, "searcher.max_length", "exactly one of"),
@@ -337,7 +341,7 @@ def test_space_has_the_configs_hyperparameters() -> None:
         (
             {"resources": {"slots_per_trial": 0, "slot": "gpu"}},
             "resources.slots_per_trial",
-            "0 means one slot of slot: cpu",
+            "must be >= 1, got 0",
         ),
         (
             {"resources": {"is_single_node": True, "placement_strategy": "SPREAD"}},
@@ -358,19 +362,27 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"scheduling_unit": 0}, "scheduling_unit", "must be >= 1, got 0"),
         ({"records_per_epoch": -5}, "records_per_epoch", "must be >= 1, got -5"),
         ({"log_policies": {}}, "log_policies", "must be a list, got {} (a mapping)"),
-        ({"log_policies": [{"action": "cancel_retries"}]}, "log_policies", "number 0 must have a pattern; for example"),
-        ({"log_policies": [{"pattern": "a"}]}, "log_policies", "number 0 must have an action"),
+        (
+            {"log_policies": [{"action": "cancel_retries"}]},
+            "log_policies[0]",
+            "must have a pattern; for example",
+        ),
+        ({"log_policies": [{"pattern": "a"}]}, "log_policies[0]", "must have an action"),
         (
             {"log_policies": [{"pattern": "(", "action": "signal"}]},
-            "log_policies",
+            "log_policies[0]",
             "pattern must be a regular expression, got '('",
         ),
         (
             {"log_policies": [{"pattern": "a", "action": "stop"}]},
-            "log_policies",
+            "log_policies[0]",
             "action must be one of cancel_retries",
         ),
-        ({"log_policies": [{"pattern": "a", "acton": "signal"}]}, "log_policies[0].acton", "did you mean action?"),
+        (
+            {"log_policies": [{"pattern": "a", "acton": "signal"}]},
+            "log_policies[0]",
+            "unknown field acton; did you mean action?",
+        ),
         ({"resources__max_slots": 0}, "resources.max_slots", "must be >= 1, got 0"),
         (
             {"resources": {"max_slots": 1, "slots_per_trial": 2}},
@@ -403,7 +415,7 @@ def test_space_has_the_configs_hyperparameters() -> None:
         (
             {"checkpoint_storage": {"type": "gcs", "bucket": "b", "host_path": "/a"}},
             "checkpoint_storage.host_path",
-            "type gcs has no such field; remove it, or use type: shared_fs",
+            "gcs has no such field; remove it, or use type: shared_fs",
         ),
         ({"max_restarts": -1}, "max_restarts", "must be >= 0, got -1"),
         ({"hang_timeout_s": 0}, "hang_timeout_s", "must be > 0, got 0"),
@@ -521,12 +533,12 @@ def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
         (
             {"resources": {"slots_per_trial": {"min": 1, "max": 6}, "placement_strategy": "STRICT_PACK"}},
             "resources.placement_strategy",
-            "can't be STRICT_PACK with a range of slots (resources.slots_per_trial); give one number of slots",
+            "can't be STRICT_PACK with a range of slots (resources.slots_per_trial); remove it, or is_single_node,",
         ),
         (
             {"resources": {"slots_per_trial": {"min": 1, "max": 6}, "is_single_node": True}},
-            "resources.is_single_node",
-            "can't be true with a range of slots (resources.slots_per_trial); give one number of slots",
+            "resources.placement_strategy",
+            "can't be STRICT_PACK with a range of slots (resources.slots_per_trial); remove it, or is_single_node,",
         ),
         (
             {"resources": {"placement_strategy": "pack"}},
@@ -595,19 +607,18 @@ def test_whole_slots_are_not_shared() -> None:
 @pytest.mark.parametrize(
     ("slots", "what"),
     [
-        (0.4, "0.25, ..., 0.02), got 0.4; write 0.3333 or 0.5"),
+        (0.4, "0.25, ..., 0.02), got 0.4"),
         (0.75, "must be a whole number of slots, or 1/n of a slot (0.5, 0.33, "),
-        (0.75, "got 0.75; write 0.5 or 1"),
-        (0.98, "got 0.98; write 0.5 or 1"),
-        (1.5, "got 1.5; write 1 or 2"),
-        (0.001, "got 0.001; write 0.02 or 1"),
-        (-0.5, "got -0.5; write 0.02 or 1"),
+        (0.98, "got 0.98"),
+        (1.5, "got 1.5"),
+        (0.001, "got 0.001"),
+        (-0.5, "got -0.5"),
         ("1/4", "must be a number, got '1/4' (a string)"),
         (float("nan"), "must be a finite number, got nan"),
         (1.0, "must be an integer, got 1.0"),
     ],
 )
-def test_other_parts_of_slots_are_refused_with_the_nearest_that_can_be(slots: Any, what: str) -> None:
+def test_other_parts_of_slots_are_refused(slots: Any, what: str) -> None:
     [(path, told)] = faults(changed(resources__slots_per_trial=slots)).items()
     assert path == "resources.slots_per_trial"
     assert what in told

@@ -75,9 +75,5 @@ def test_every_field_has_an_example_but_secrets_and_required_fields_are_marked(g
     rows = [[cell.strip(" `") for cell in line.split("|")[1:]] for line in lines]
     assert {name for name, _, _, _, example, *_ in rows if not example} == set(SECRETS) - {"access_key"}
     required = {name for name, _, _, default, *_ in rows if default == "required"}
-    by_themselves = {
-        name for section in SECTIONS.values() for name, field in section.model_fields.items() if field.is_required()
-    }
-    in_their_method = {"max_trials", "num_rungs"}
-    in_their_storage = {"bucket", "container", "host_path"}
-    assert required == by_themselves | in_their_method | in_their_storage
+    fields = [each for section in SECTIONS.values() for each in section.model_fields.items()]
+    assert required == {name for name, field in fields if field.is_required()} - {"storage_path"}  # only a uri needs it

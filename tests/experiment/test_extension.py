@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import dray
-from dray.config.load import build_search, load_config
+from dray.config.load import load_config
+from dray.config.search import build_search
 from dray.errors import ConfigError
 from dray.records.directory import ExperimentDirectory
 from searchers import Exited, Journal, Reported, Started

@@ -16,7 +16,9 @@ import pytest
 
 from dray import imports
 from dray.code.startup_hook import StartupHookFailed
-from dray.config.load import ConfigError, build_space, load_config
+from dray.config.load import load_config
+from dray.config.search import build_space
+from dray.errors import ConfigError
 from dray.experiment.local import run_local
 from dray.pytorch import load_trial_from_checkpoint_path
 from dray.script import ScriptFailed

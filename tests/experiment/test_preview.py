@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dray.config.load import ExperimentConfig, load_config
+from dray.config.load import load_config
+from dray.config.schema import ExperimentConfig
 from dray.experiment.preview import show_preview
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "digits"

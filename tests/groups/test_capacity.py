@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import Limits, NodeType
 from dray.cluster.connection import Cluster
-from dray.config.load import ConfigError
 from dray.config.resources import MAX_SHARES, Resources
+from dray.errors import ConfigError
 from dray.groups.capacity import Capacity, find_slots, groups_in, most_slots, slot_kind, slots_of
 from dray.groups.group import Slots
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import dray
-from dray.config.load import ExperimentConfig, load_config
+from dray.config.load import load_config
+from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.observers import loggers
 from dray.observers.observer import replay_to

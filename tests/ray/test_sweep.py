@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import dray
-from dray.config.load import build_method, build_space, load_config
+from dray.config.load import load_config
+from dray.config.search import build_method, build_space
 from searchers.search import Search
 from tests.pytorch.test_tensorboard import scalars
 from tests.ray.harness import DIGITS, Driver, ends, journal

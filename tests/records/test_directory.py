@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dray.code import ignore
-from dray.config.load import ExperimentConfig, load_config
+from dray.config.load import load_config
+from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError, NoExperiment
 from dray.experiment.checkpoint_source import with_storage
 from dray.records.directory import ExperimentDirectory, new_path

@@ -10,7 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dray.config.load import ExperimentConfig, build_method, build_space, load_config
+from dray.config.load import load_config
+from dray.config.schema import ExperimentConfig
+from dray.config.search import build_method, build_space
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import MetricsLog

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dray.config.load import ConfigError, load_config
+from dray.config.load import load_config
 from dray.core import ClusterInfo, TrialInfo
+from dray.errors import ConfigError
 from dray.experiment.experiment import Experiment
 from dray.masking import MASK
 from dray.records.copies import download

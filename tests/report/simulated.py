@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dray.config.load import ExperimentConfig, build_method, build_space, load_config
+from dray.config.load import load_config
+from dray.config.schema import ExperimentConfig
+from dray.config.search import build_method, build_space
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import SYSTEM, MetricsLog
 from searchers.events import Action, Event, Exited, Reported, Started
