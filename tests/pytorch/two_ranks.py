@@ -24,7 +24,7 @@ from dray.pytorch import Batch
 from dray.training.checkpoint import saver
 from dray.training.host import Report
 from dray.training.parallel import agreement
-from dray.training.parallel.distributed import TorchTransport
+from dray.training.parallel.transport import TorchTransport
 from tests import queued
 from tests.pytorch.fakes import FakeHost
 
