@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from dray.core.checkpoint import CheckpointContext
 from dray.core.preempt import PreemptContext, PreemptMode
+from dray.core.reporter import Reporter
 from dray.core.searcher import SearcherContext
 from dray.core.train import TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
@@ -81,10 +82,11 @@ class Context:
         hparams = {} if info is None else info.trial.hparams
         config = None if info is None else info.trial.config
         device = own_device(distributed, config)
-        self.train = TrainContext(host, distributed, TensorboardMode(tensorboard_mode), hparams, device)
-        self.checkpoint = CheckpointContext(host, distributed, self.train.pulse)
-        self.preempt = PreemptContext(host, distributed, self.train, preempt_mode)
-        self.searcher = SearcherContext(host, distributed, self.train, config)
+        reporter = Reporter(host)
+        self.train = TrainContext(host, distributed, reporter, TensorboardMode(tensorboard_mode), hparams, device)
+        self.checkpoint = CheckpointContext(host, distributed, reporter)
+        self.preempt = PreemptContext(host, distributed, reporter, preempt_mode)
+        self.searcher = SearcherContext(host, distributed, reporter, config)
         self.profiler = ProfilerContext()
         self.experimental = ExperimentalCoreContext()
         self._own = own
