@@ -109,10 +109,10 @@ def run(
             error = f"{type(caught).__name__}: {caught}"
         return {
             "error": error,
-            "weights": context._optimisation.state_dict()["models_state_dict"][0],
+            "weights": context._run.optimisation.state_dict()["models_state_dict"][0],
             "opened": len(host.opened),
             "reports": [(r.batches, r.training, r.validation, r.checkpoint) for r in host.reports],
-            "epoch_length": context._position.epoch_length,
+            "epoch_length": context._run.position.epoch_length,
             "trial": getattr(trial, "seen", None),
         }
 
