@@ -6,8 +6,7 @@ import enum
 import json
 import logging
 import operator
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from dray.core.reporter import Reporter
 from dray.training.errors import InvalidHP
 from dray.training.host import ProgramHost, Report
 from dray.training.metrics.tensorboard import TensorBoard
-from dray.training.metrics.values import as_number, jsonable, to_numpy
+from dray.training.metrics.values import jsonable
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.usage import Usage
 
@@ -176,14 +175,9 @@ class TrainContext:
             return
         if self._reporter.steps_completed is None and self._host.latest_checkpoint is not None:
             self._tensorboard.restart(steps)
-        first = steps - len(batches or ()) + 1
-        rows: Iterable[tuple[int, Mapping[str, Any]]] = [
-            *((first + place, each) for place, each in enumerate(batches or ())),
-            *([(steps, found)] if not batches else []),
-        ]
-        prefix = "val_" if group == "validation" else ""
-        now = time.time()
-        self._tensorboard.write((now, step, tagged) for step, values in rows if (tagged := _tagged(values, prefix)))
+        rows = batches or [found]
+        for step, values in enumerate(rows, start=steps - len(rows) + 1):
+            self._tensorboard.write_metrics(step, values, validation=group == "validation")
 
     # ---------------------------------------------------------------------------------------------------- the trial
     def report_progress(self, progress: float) -> None:
@@ -250,12 +244,3 @@ def _steps(value: Any, source: str) -> int:
     if steps > MAX_STEPS:
         raise ValueError(f"{source}: steps_completed must be at most 2**63 - 1, as 64 bits hold it, got a larger one")
     return steps
-
-
-def _tagged(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    numbers = {name: as_number(to_numpy(value)) for name, value in values.items()}
-    return {
-        f"Determined/{name if name.startswith('val') else prefix + name}": number
-        for name, number in numbers.items()
-        if number is not None
-    }

@@ -21,6 +21,7 @@ from dray.training import rng
 from dray.training.checkpoint import files
 from dray.training.determinism import deterministic
 from dray.training.parallel.device import check_gpus, own_device
+from dray.training.parallel.distributed import check_peers
 from dray.training.plan import check_length
 from dray.training.units import TrainUnit
 
@@ -65,6 +66,7 @@ def init(
     """
     check_length(max_length, "max_length")
     peers = distributed or current_peers() or DistributedContext()
+    check_peers(peers, "pytorch.init()")
     _check_backend(peers)
     relieve()
     with contextlib.ExitStack() as stack:
@@ -151,11 +153,6 @@ def _check_backend(peers: DistributedContext) -> None:
         raise RuntimeError(
             f"training in {peers.size} process(es) needs torch.distributed: call "
             "torch.distributed.init_process_group('gloo' or 'nccl') before pytorch.init(), and start with torchrun"
-        )
-    if initialised and dist.get_world_size() > 1 and peers.size == 1:
-        raise RuntimeError(
-            f"torch.distributed has {dist.get_world_size()} processes, but pytorch.init() knows of only one; pass "
-            "distributed=core.DistributedContext.from_torch_distributed()"
         )
 
 

@@ -257,10 +257,7 @@ class Executor:
             check_metric(self.host.metric, self._validation)
         if not self.rank.is_chief:
             return False, "nothing"
-        self.scalars.write_metrics(
-            self.rank.position.trained,
-            {name if name.startswith("val") else f"val_{name}": value for name, value in self._validation.items()},
-        )
+        self.scalars.write_metrics(self.rank.position.trained, self._validation, validation=True)
         for name, value in self._counts().items():
             shown.setdefault(name, value)
         reached = self.host.reached(self._validation)

@@ -210,6 +210,21 @@ class NotUnderTorchrun(ValueError, KeyError):
     __str__ = ValueError.__str__
 
 
+def check_peers(peers: DistributedContext, caller: str) -> None:
+    """Check that a program with several processes has passed them on.
+
+    Raises:
+        RuntimeError: torch.distributed has several, but `peers` is one alone.
+    """
+    import torch.distributed as dist
+
+    if peers.size == 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise RuntimeError(
+            f"torch.distributed has {dist.get_world_size()} processes, but {caller} knows of only one; pass "
+            "distributed=core.DistributedContext.from_torch_distributed()"
+        )
+
+
 def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
     value = environment.get(name)
     if value is None or not value.lstrip("-").isdigit():
