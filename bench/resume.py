@@ -139,7 +139,7 @@ def _checkpoint(trial: Any, context: Any, directory: Path, place: int) -> Path:
     pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(1))
     store = CheckpointStore(directory)
     staging = store.stage(place)
-    shutil.copytree(context._host.open_checkpoint(made[0]), staging, dirs_exist_ok=True)
+    shutil.copytree(context._run.host.open_checkpoint(made[0]), staging, dirs_exist_ok=True)
     (staging / "manifest.json").unlink()
     progress = json.loads((staging / "progress.json").read_text())
     (staging / "progress.json").write_text(json.dumps({**progress, "batches": place, "saved": place}))

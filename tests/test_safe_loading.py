@@ -46,7 +46,7 @@ ALLOWED = {
     # Never in a file.
     ("dray/training/checkpoint/snapshot.py", "pickle.Unpickler"): "copies a state in memory",
     ("dray/code/factory.py", "pickle.loads"): "the class of a driver's script, from the driver, by way of Ray",
-    ("dray/training/parallel/distributed.py", "pickle.loads"): "what the ranks of a trial tell one another",
+    ("dray/training/parallel/transport.py", "pickle.loads"): "what the ranks of a trial tell one another",
     # The user's own code.
     ("dray/script.py", "exec"): "runs the program that is the config's entrypoint",
 }

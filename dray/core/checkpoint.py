@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import hashlib
 import json
 import logging
 import operator
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from dray.core import shards
+from dray.core.reporter import Reporter
 from dray.storage import CheckpointError, Location, writing
 from dray.storage.manifest import MANIFEST, Listed
 from dray.training.checkpoint.opening import open_together
@@ -49,8 +51,8 @@ class CheckpointContext:
     directory.
     """
 
-    def __init__(self, host: ProgramHost, peers: DistributedContext, pulse: Callable[[], None]) -> None:
-        self._host, self._peers, self._pulse = host, peers, pulse
+    def __init__(self, host: ProgramHost, peers: DistributedContext, reporter: Reporter) -> None:
+        self._host, self._peers, self._reporter = host, peers, reporter
 
     @property
     def outputs(self) -> Location:
@@ -58,10 +60,9 @@ class CheckpointContext:
         return self._host.outputs
 
     # --------------------------------------------------------------------------------------------------------- save
-    @contextlib.contextmanager
     def store_path(
         self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False
-    ) -> Iterator[tuple[Path, str]]:
+    ) -> AbstractContextManager[tuple[Path, str]]:
         """Yield a directory to write files to, and the id of the checkpoint that they become when the block ends.
 
         If the block raises, there is no checkpoint. A later one with the same `steps_completed` replaces the earlier.
@@ -78,16 +79,20 @@ class CheckpointContext:
                 same name, or different machines files of the same name.
             StorageFull: the disk or the storage is full.
         """
-        if not shard:
-            self._check_chief("store_path")
-            steps = _steps(metadata)
-            alone = self._host.new_checkpoint(steps)
-            with writing(alone):
-                yield alone, self._host.checkpoint_id(steps)
-                self._commit(alone, metadata or {}, steps)
-            return
-        merged = _merged(self._peers.allgather(dict(metadata or {})))
-        steps = _steps(merged)
+        return self._store_sharded(metadata) if shard else self._store(metadata)
+
+    @contextlib.contextmanager
+    def _store(self, metadata: Mapping[str, Any] | None) -> Iterator[tuple[Path, str]]:
+        self._check_chief("store_path")
+        steps = _steps(metadata)
+        staging = self._host.new_checkpoint(steps)
+        with writing(staging):
+            yield staging, self._host.checkpoint_id(steps)
+            self._commit(staging, metadata or {}, steps)
+
+    @contextlib.contextmanager
+    def _store_sharded(self, metadata: Mapping[str, Any] | None) -> Iterator[tuple[Path, str]]:
+        steps = _steps(shards.merged(self._peers.allgather(dict(metadata or {}))))
         # If it is to be uploaded, the first rank of each machine stages its part.
         apart = self._host.is_remote and self._peers.cross_size > 1
         stages = (self._peers.local_rank if apart else self._peers.rank) == 0
@@ -99,27 +104,15 @@ class CheckpointContext:
             with all_or_none(self._peers, "writing a sharded checkpoint"):
                 yield staging, self._host.checkpoint_id(steps)
             # A rank may have added metadata in the block.
-            merged = _merged(self._peers.allgather(dict(metadata or {})))
-            others = self._add_parts(staging, steps) if apart else {}
+            merged = shards.merged(self._peers.allgather(dict(metadata or {})))
+            others = {}
+            if apart:
+                others = shards.add_parts(self._host, self._peers, staging, _files(staging) if stages else [], steps)
             with all_or_none(self._peers, "committing a checkpoint"):
                 if self._peers.rank == 0:
                     self._commit(staging, merged, steps, others)
                 elif stages:
                     shutil.rmtree(staging, ignore_errors=True)
-
-    def _add_parts(self, staging: Path, steps: int) -> dict[str, Listed]:
-        """Upload what other machines than the chief's have staged; returns these files."""
-        first = self._peers.local_rank == 0
-        names = [name for each in self._peers.allgather(_files(staging, None) if first else []) for name in each]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise RuntimeError(
-                f"store_path(shard=True): several machines wrote a file {twice[0]!r}; put the rank into the names"
-            )
-        part: dict[str, Listed] = {}
-        with all_or_none(self._peers, "storing a part of a checkpoint"):
-            if first and self._peers.rank > 0:
-                part = self._host.add_to_checkpoint(staging, steps)
-        return {name: listed for each in self._peers.allgather(part) for name, listed in each.items()}
 
     def upload(
         self,
@@ -141,51 +134,37 @@ class CheckpointContext:
             RuntimeError: as `store_path`; or no rank gives a directory; or ranks have different files of the same name.
             NotADirectoryError: the directory does not exist.
         """
+        source = None if ckpt_dir is None else Path(ckpt_dir)
         if not shard:
             self._check_chief("upload")
-        if not shard and ckpt_dir is None:
-            raise RuntimeError("upload(ckpt_dir=None) without shard=True would save nothing; give a directory")
-        if ckpt_dir is None and selector is not None:
+            if source is None:
+                raise RuntimeError("upload(ckpt_dir=None) without shard=True would save nothing; give a directory")
+            names = _files_to_upload(source, selector)
+            with self._store(metadata) as (staging, checkpoint):
+                _copy(source, staging, names)
+            return checkpoint
+        if source is None and selector is not None:
             raise RuntimeError(
                 "upload(ckpt_dir=None, selector=...): there is nothing to select from; give a directory, or no selector"
             )
-        source = None if ckpt_dir is None else Path(ckpt_dir)
-        if source is not None and not source.is_dir() and not shard:
-            raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
-        if not shard:
-            with self.store_path(metadata) as (staging, checkpoint):
-                assert source is not None
-                _copy(source, staging, _files(source, selector))
-            return checkpoint
+        return self._upload_sharded(source, metadata, selector)
+
+    def _upload_sharded(
+        self, source: Path | None, metadata: Mapping[str, Any] | None, selector: Selector | None
+    ) -> str:
         with all_or_none(self._peers, "listing the files to upload"):
-            if source is not None and not source.is_dir():
-                raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
-            mine = [] if source is None else _files(source, selector)
-        ranks = self._peers.allgather(None if source is None else mine)
+            mine = None if source is None else _files_to_upload(source, selector)
+        ranks = self._peers.allgather(mine)
         if all(names is None for names in ranks):
             raise RuntimeError(
                 "upload(ckpt_dir=None, shard=True) on all ranks would save nothing; give a directory on at least one"
             )
-        self._check_conflicts(source, mine, [names or [] for names in ranks])
-        before = {name for names in ranks[: self._peers.rank] for name in names or []}
-        with self.store_path(metadata, shard=True) as (staging, checkpoint):
+        shards.check_conflicts(self._peers, source, [names or [] for names in ranks])
+        earlier = {name for names in ranks[: self._peers.rank] for name in names or []}
+        with self._store_sharded(metadata) as (staging, checkpoint):
             if source is not None:
-                _copy(source, staging, [name for name in mine if name not in before])
+                _copy(source, staging, [name for name in mine or [] if name not in earlier])
         return checkpoint
-
-    def _check_conflicts(self, source: Path | None, mine: Sequence[str], ranks: list[list[str]]) -> None:
-        names = [name for each in ranks for name in each]
-        twice = {name for name in names if names.count(name) > 1} if len(names) > len(set(names)) else set()
-        if not twice:
-            return
-        digests = {} if source is None else {name: _digest(source / name) for name in twice & set(mine)}
-        everyones = self._peers.allgather(digests)
-        different = sorted(name for name in twice if len({each[name] for each in everyones if name in each}) > 1)
-        if different:
-            raise RuntimeError(
-                f"upload(shard=True): ranks have different files of the same name: {', '.join(different)}; put the "
-                "rank into the names, or give each rank a selector"
-            )
 
     def _commit(
         self, staging: Path, metadata: Mapping[str, Any], steps: int, others: Mapping[str, Listed] | None = None
@@ -196,7 +175,7 @@ class CheckpointContext:
             )
         (staging / METADATA).write_text(json.dumps(dict(metadata), indent=2))
         checkpoint = self._host.commit(staging, Report(batches=steps), {}, others)
-        self._pulse()
+        self._reporter.pulse()
         log.debug("checkpoint %s", checkpoint)
 
     # ------------------------------------------------------------------------------------------------------ restore
@@ -227,7 +206,7 @@ class CheckpointContext:
             with self._in_lockstep(download_mode):
                 directory = self._host.open_checkpoint(storage_id)
         yield directory
-        self._pulse()
+        self._reporter.pulse()
 
     def download(
         self,
@@ -309,42 +288,19 @@ def _steps(metadata: Mapping[str, Any] | None) -> int:
     return steps
 
 
-def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:
-    """The metadata of all ranks, merged; dicts in it recursively.
-
-    Raises:
-        RuntimeError: ranks have different values of the same name.
-    """
-    merged: dict[str, Any] = {}
-    for metadata in ranks:
-        for key, value in metadata.items():
-            there = merged.get(key, value)
-            if isinstance(value, dict) and isinstance(there, dict):
-                merged[key] = _merged([there, value], f"{where}{key}.")
-            elif there != value:
-                raise RuntimeError(
-                    f"the ranks' metadata of a sharded checkpoint differ: {where}{key} is {there!r} on one and "
-                    f"{value!r} on another; use different names"
-                )
-            else:
-                merged[key] = value
-    return merged
-
-
-def _files(directory: Path, selector: Selector | None) -> list[str]:
+def _files(directory: Path, selector: Selector | None = None) -> list[str]:
+    """The files in a directory, by relative path."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return [name for name in names if selector is None or selector(name)]
+
+
+def _files_to_upload(directory: Path, selector: Selector | None) -> list[str]:
+    if not directory.is_dir():
+        raise NotADirectoryError(f"upload(): no such directory: {str(directory)!r}")
+    return _files(directory, selector)
 
 
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from dray.core.checkpoint import CheckpointContext
 from dray.core.preempt import PreemptContext, PreemptMode
+from dray.core.reporter import Reporter
 from dray.core.searcher import SearcherContext
 from dray.core.train import TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
@@ -17,7 +18,7 @@ from dray.storage import Location, store_at
 from dray.training.cluster_info import ClusterInfo, get_cluster_info
 from dray.training.host import ProgramHost
 from dray.training.parallel.device import own_device
-from dray.training.parallel.distributed import DistributedContext
+from dray.training.parallel.distributed import DistributedContext, check_peers
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +82,11 @@ class Context:
         hparams = {} if info is None else info.trial.hparams
         config = None if info is None else info.trial.config
         device = own_device(distributed, config)
-        self.train = TrainContext(host, distributed, TensorboardMode(tensorboard_mode), hparams, device)
-        self.checkpoint = CheckpointContext(host, distributed, self.train.pulse)
-        self.preempt = PreemptContext(host, distributed, self.train, preempt_mode)
-        self.searcher = SearcherContext(host, distributed, self.train, config)
+        reporter = Reporter(host)
+        self.train = TrainContext(host, distributed, reporter, TensorboardMode(tensorboard_mode), hparams, device)
+        self.checkpoint = CheckpointContext(host, distributed, reporter)
+        self.preempt = PreemptContext(host, distributed, reporter, preempt_mode)
+        self.searcher = SearcherContext(host, distributed, reporter, config)
         self.profiler = ProfilerContext()
         self.experimental = ExperimentalCoreContext()
         self._own = own
@@ -148,7 +150,7 @@ def init(
         ValueError: checkpoint_storage is invalid.
     """
     peers = distributed or current_peers() or DistributedContext()
-    _check_peers(peers)
+    check_peers(peers, "core.init()")
     found = current_host()
     with contextlib.ExitStack() as stack:
         if distributed is not None:
@@ -171,16 +173,6 @@ def init(
             tensorboard_mode=tensorboard_mode,
             info=get_cluster_info(),
             own=stack.pop_all(),
-        )
-
-
-def _check_peers(peers: DistributedContext) -> None:
-    import torch.distributed as dist
-
-    if peers.size == 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise RuntimeError(
-            f"torch.distributed has {dist.get_world_size()} processes, but core.init() knows of 1; pass "
-            "distributed=core.DistributedContext.from_torch_distributed()"
         )
 
 

@@ -7,7 +7,7 @@ import logging
 import uuid
 from typing import Any
 
-from dray.core.train import TrainContext
+from dray.core.reporter import Reporter
 from dray.training.host import ProgramHost
 from dray.training.parallel.distributed import DistributedContext
 
@@ -31,8 +31,8 @@ class PreemptContext:
     """Tells a program when to stop: the search has stopped or paused the trial, its workers are needed elsewhere, or
     the experiment was interrupted; in a local run, the process received SIGTERM."""
 
-    def __init__(self, host: ProgramHost, peers: DistributedContext, train: TrainContext, mode: PreemptMode) -> None:
-        self._host, self._peers, self._train, self._mode = host, peers, train, PreemptMode(mode)
+    def __init__(self, host: ProgramHost, peers: DistributedContext, reporter: Reporter, mode: PreemptMode) -> None:
+        self._host, self._peers, self._reporter, self._mode = host, peers, reporter, PreemptMode(mode)
         self._store: Any = None
         self._key = ""
 
@@ -56,7 +56,7 @@ class PreemptContext:
         Raises:
             RuntimeError: called on another rank than the chief, with `PreemptMode.ChiefOnly`.
         """
-        self._train.pulse()
+        self._reporter.pulse()
         chief = self._peers.rank == 0
         if self._mode is PreemptMode.ChiefOnly and not chief:
             raise RuntimeError(
@@ -86,4 +86,4 @@ class PreemptContext:
         self._host.interrupted()
 
     def _stop_requested(self) -> bool:
-        return self._train.stop_requested or self._host.stop_requested()
+        return self._reporter.stop_requested or self._host.stop_requested()

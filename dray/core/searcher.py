@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dray.core.train import TrainContext
+from dray.core.reporter import Reporter
 from dray.training.errors import SearcherMetricError
 from dray.training.host import ProgramHost, Report
 from dray.training.metrics.values import as_number, to_numpy
@@ -41,10 +41,13 @@ class SearcherOperation:
 
     Args:
         length: total length, from the beginning of the trial, in the search's unit.
+        metric: the name of the metric that the search compares.
+        unit: the search's; None if it measures length by another metric.
     """
 
-    def __init__(self, length: float, searcher: SearcherContext, is_chief: bool) -> None:
-        self._length, self._searcher, self._is_chief = length, searcher, is_chief
+    def __init__(self, length: float, reporter: Reporter, *, metric: str, unit: Unit | None, is_chief: bool) -> None:
+        self._length, self._reporter, self._metric, self._unit = length, reporter, metric, unit
+        self._is_chief = is_chief
         self._completed = False
 
     @property
@@ -61,7 +64,8 @@ class SearcherOperation:
         self._check_chief("report_progress")
         if self._completed and length != self.length:
             raise RuntimeError("op.report_progress() was called after op.report_completed(), which ends the operation")
-        self._searcher.progress(length)
+        self._reporter.pulse()
+        log.debug("progress: %s", length)
 
     def report_completed(self, searcher_metric: Any) -> None:
         """Report that training has reached `length`, with the metric that the search compares. On the chief only.
@@ -77,7 +81,19 @@ class SearcherOperation:
         if self._completed:
             raise RuntimeError("op.report_completed() was called twice; call it once per operation")
         self._completed = True
-        self._searcher.completed(self._length, searcher_metric)
+        value = as_number(to_numpy(searcher_metric))
+        if value is None:
+            raise SearcherMetricError(f"searcher.metric: op.report_completed() needs a number, got {searcher_metric!r}")
+        steps = self._reporter.steps_completed or 0
+        self._reporter.publish(
+            Report(
+                # A length without a unit counts as batches, and may be something else.
+                batches=max(steps, int(self._length)) if self._unit is Unit.BATCHES or not steps else steps,
+                epochs=self._length if self._unit is Unit.EPOCHS else None,
+                validation={self._metric: value},
+                length=self._length,
+            )
+        )
 
     def _check_chief(self, what: str) -> None:
         if not self._is_chief:
@@ -92,10 +108,10 @@ class SearcherContext:
         self,
         host: ProgramHost,
         peers: DistributedContext,
-        train: TrainContext,
+        reporter: Reporter,
         config: Mapping[str, Any] | None,
     ) -> None:
-        self._host, self._peers, self._train = host, peers, train
+        self._host, self._peers, self._reporter = host, peers, reporter
         self._searcher: Mapping[str, Any] | None = None if config is None else config.get("searcher") or {}
 
     def operations(
@@ -124,16 +140,16 @@ class SearcherContext:
         self._check_length()
         if not chief:
             while (length := self._peers.broadcast(_NO_MORE)) != _NO_MORE:
-                yield SearcherOperation(length, self, is_chief=False)
+                yield self._operation(length)
             return
         shared = mode is SearcherMode.WorkersAskChief
-        self._train.operate()
+        self._reporter.operating = True
         for length in self._host.lengths if self._searcher is not None else [LOCAL_LENGTH]:
-            if self._train.stop_requested:
+            if self._reporter.stop_requested:
                 break
             if shared:
                 self._peers.broadcast(length)
-            operation = SearcherOperation(length, self, is_chief=True)
+            operation = self._operation(length)
             yield operation
             if not operation._completed:
                 raise RuntimeError(
@@ -142,6 +158,16 @@ class SearcherContext:
                 )
         if shared:
             self._peers.broadcast(_NO_MORE)
+
+    def _operation(self, length: float) -> SearcherOperation:
+        search = self._searcher or {}
+        return SearcherOperation(
+            length,
+            self._reporter,
+            metric=str(search.get("metric") or "searcher_metric"),
+            unit=self.get_configured_units() if self._searcher is not None else None,
+            is_chief=self._peers.rank == 0,
+        )
 
     def acknowledge_out_of_ops(self) -> None:
         """Has no effect."""
@@ -165,26 +191,3 @@ class SearcherContext:
                 "searcher.max_length: the search sets no length, so there are no operations; set searcher.max_length, "
                 "for example {epochs: 10}, or train as long as you like and report validation metrics"
             )
-
-    def progress(self, length: float) -> None:
-        """Called by an operation: it has come so far."""
-        self._train.pulse()
-        log.debug("progress: %s", length)
-
-    def completed(self, length: float, metric: Any) -> None:
-        """Called by an operation: it is completed, with this metric."""
-        value = as_number(to_numpy(metric))
-        if value is None:
-            raise SearcherMetricError(f"searcher.metric: op.report_completed() needs a number, got {metric!r}")
-        unit = self.get_configured_units() if self._searcher is not None else None
-        steps = self._train.steps_completed or 0
-        metric_name = (self._searcher or {}).get("metric")
-        self._train.publish(
-            Report(
-                # A length without a unit counts as batches, and may be something else.
-                batches=max(steps, int(length)) if unit is Unit.BATCHES or not steps else steps,
-                epochs=length if unit is Unit.EPOCHS else None,
-                validation={str(metric_name or "searcher_metric"): value},
-                length=length,
-            )
-        )

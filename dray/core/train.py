@@ -6,17 +6,17 @@ import enum
 import json
 import logging
 import operator
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dray.core.reporter import Reporter
 from dray.training.errors import InvalidHP
 from dray.training.host import ProgramHost, Report
 from dray.training.metrics.tensorboard import TensorBoard
-from dray.training.metrics.values import as_number, jsonable, to_numpy
+from dray.training.metrics.values import jsonable
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.usage import Usage
 
@@ -45,30 +45,21 @@ class TensorboardMode(enum.Enum):
 
 
 class TrainContext:
-    """Reports metrics. Only the chief's (rank 0) are recorded; other ranks need not call anything.
-
-    Attributes:
-        stop_requested: whether the answer to a report was a request to stop.
-        steps_completed: of the last report; None before the first.
-    """
+    """Reports metrics. Only the chief's (rank 0) are recorded; other ranks need not call anything."""
 
     def __init__(
         self,
         host: ProgramHost,
         peers: DistributedContext,
+        reporter: Reporter,
         mode: TensorboardMode,
         hparams: Mapping[str, Any],
         device: torch.device,
     ) -> None:
-        self._host, self._peers, self._mode = host, peers, mode
-        self._board = TensorBoard(host.tensorboard_path, mode is TensorboardMode.AUTO, hparams)
+        self._host, self._peers, self._reporter, self._mode = host, peers, reporter, mode
+        self._tensorboard = TensorBoard(host.tensorboard_path, mode is TensorboardMode.AUTO, hparams)
         self._usage = Usage(device)
         self._warned = False
-        self._operating = False
-        self._calls = 0
-        self.stop_requested = False
-        self.steps_completed: int | None = None
-        host.watch(lambda: (self.steps_completed or 0, self._calls))
 
     # ------------------------------------------------------------------------------------------------------ metrics
     def report_training_metrics(
@@ -133,35 +124,21 @@ class TrainContext:
             raise ValueError(f"{source}: the metric {missing!r} is None; report a number, or leave it out")
         if self._is_peer(source):
             return
-        plain = jsonable({name: v for name, v in found.items() if not isinstance(v, (bytes, bytearray))},
-                                 source=source)  # fmt: skip
+        reportable = {name: value for name, value in found.items() if not isinstance(value, (bytes, bytearray))}
+        plain = jsonable(reportable, source=source)
         if group in ("training", "validation"):
             self._write_scalars(group, steps, plain, batch_metrics)
         self._usage.set_ranks([self._usage.machine()])
-        self.publish(
+        self._reporter.publish(
             Report(
                 batches=steps,
                 training=plain if group == "training" else None,
                 validation=plain if group == "validation" else None,
                 groups=None if group in ("training", "validation") else {group: plain},
-                compared=not self._operating,
+                compared=not self._reporter.operating,
                 system=self._usage.flush(at_once=False),
             )
         )
-
-    def publish(self, report: Report) -> None:
-        """Pass a report on to the host. On the chief only."""
-        self._calls += 1
-        self.steps_completed = report.batches
-        self.stop_requested = self._host.report(report) or self.stop_requested
-
-    def operate(self) -> None:
-        """From now on the search compares the metrics of completed operations, not reported validations."""
-        self._operating = True
-
-    def pulse(self) -> None:
-        """Note progress, for `hang_timeout_s`."""
-        self._calls += 1
 
     def _is_peer(self, source: str) -> bool:
         if self._peers.rank > 0 and not self._warned:
@@ -194,18 +171,13 @@ class TrainContext:
     def _write_scalars(
         self, group: str, steps: int, found: Mapping[str, Any], batches: Sequence[Mapping[str, Any]] | None
     ) -> None:
-        if not self._board.enabled:
+        if not self._tensorboard.enabled:
             return
-        if self.steps_completed is None and self._host.latest_checkpoint is not None:
-            self._board.restart(steps)
-        first = steps - len(batches or ()) + 1
-        rows: Iterable[tuple[int, Mapping[str, Any]]] = [
-            *((first + place, each) for place, each in enumerate(batches or ())),
-            *([(steps, found)] if not batches else []),
-        ]
-        prefix = "val_" if group == "validation" else ""
-        now = time.time()
-        self._board.write((now, step, tagged) for step, values in rows if (tagged := _tagged(values, prefix)))
+        if self._reporter.steps_completed is None and self._host.latest_checkpoint is not None:
+            self._tensorboard.restart(steps)
+        rows = batches or [found]
+        for step, values in enumerate(rows, start=steps - len(rows) + 1):
+            self._tensorboard.write_metrics(step, values, validation=group == "validation")
 
     # ---------------------------------------------------------------------------------------------------- the trial
     def report_progress(self, progress: float) -> None:
@@ -219,12 +191,12 @@ class TrainContext:
         """
         if not 0 <= progress <= 1:
             raise ValueError(f"progress must be a number from 0 to 1, got {progress!r}")
-        self.pulse()
+        self._reporter.pulse()
         log.debug("progress: %.1f%%", 100 * progress)
 
     def set_status(self, status: str) -> None:
         """Describe what the program is doing. Only logged."""
-        self.pulse()
+        self._reporter.pulse()
         log.info("status: %s", status)
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
@@ -257,7 +229,7 @@ class TrainContext:
 
     def close(self) -> None:
         """Close the TensorBoard files."""
-        self._board.close()
+        self._tensorboard.close()
 
 
 def _steps(value: Any, source: str) -> int:
@@ -272,12 +244,3 @@ def _steps(value: Any, source: str) -> int:
     if steps > MAX_STEPS:
         raise ValueError(f"{source}: steps_completed must be at most 2**63 - 1, as 64 bits hold it, got a larger one")
     return steps
-
-
-def _tagged(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    numbers = {name: as_number(to_numpy(value)) for name, value in values.items()}
-    return {
-        f"Determined/{name if name.startswith('val') else prefix + name}": number
-        for name, number in numbers.items()
-        if number is not None
-    }

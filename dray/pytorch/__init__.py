@@ -2,7 +2,7 @@
 
 from dray.core import DistributedContext
 from dray.pytorch import samplers
-from dray.pytorch.batch_functions import adapt_batch_sampler, data_length, to_device
+from dray.pytorch.batch_functions import data_length, to_device
 from dray.pytorch.cached import cached
 from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchTrialContext
@@ -11,6 +11,7 @@ from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.init import init
 from dray.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from dray.pytorch.lr_scheduler import LRScheduler
+from dray.pytorch.samplers import adapt_batch_sampler
 from dray.pytorch.trainer import Trainer
 from dray.pytorch.trial import PyTorchTrial
 from dray.pytorch.units import Batch, Epoch, TrainUnit, _TrainBoundaryType

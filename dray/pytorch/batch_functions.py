@@ -1,14 +1,70 @@
-"""What the data loader and the context do, as functions for your own loops."""
+"""Batches: moving them to a device, and counting their records."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import BatchSampler
 
-from dray.pytorch import samplers
-from dray.pytorch.data import ToDevice, batch_length
+log = logging.getLogger(__name__)
+
+#: Up to this size CUDA copies from unpinned memory without waiting for the device; beyond, it waits.
+MAX_STAGED_BYTES = 1 << 16
+
+
+class ToDevice:
+    """Moves batches to a device: tensors, arrays, whatever has a method `to`; and dicts, lists and tuples of them.
+
+    What can't be moved stays where it is, with one warning per type.
+
+    Args:
+        device: where to move batches.
+        warned_types: types without a warning; each type that gets one is added.
+    """
+
+    def __init__(self, device: torch.device, warned_types: set[type] | None = None) -> None:
+        self.device = device
+        self._on_cpu = device.type == "cpu"
+        self._warned = set() if warned_types is None else warned_types
+
+    def __call__(self, data: Any) -> Any:
+        kind = type(data)
+        if kind is tuple or kind is list:  # a fast path for most batches
+            for item in data:
+                if type(item) is not torch.Tensor or not (self._on_cpu and item.is_cpu):
+                    return kind([self(item) for item in data])
+            return kind(data)  # a new list, as in the other cases: the trial may change it
+        if isinstance(data, torch.Tensor):
+            if data.device == self.device:
+                return data
+            # Pinned memory is copied without waiting; the device uses the tensor only after the copy.
+            return self._pinned(data).to(self.device, non_blocking=True)
+        if callable(getattr(data, "to", None)):
+            # Before the check for tuples: a PackedSequence is one too.
+            return data.to(self.device)
+        if isinstance(data, (list, tuple)):
+            moved = [self(item) for item in data]
+            if hasattr(data, "_fields"):
+                return kind(*moved)
+            return moved if isinstance(data, list) else tuple(moved)
+        if isinstance(data, dict):
+            return {key: self(item) for key, item in data.items()}
+        if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":
+            return self._pinned(torch.from_numpy(data)).to(self.device, non_blocking=True)
+        if type(data) not in self._warned:
+            self._warned.add(type(data))
+            log.warning(
+                "can't move values of type %s in a batch to %s; they stay as they are", type(data).__name__, self.device
+            )
+        return data
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in pinned memory, for a CUDA device; a small one as it is."""
+        if self.device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return tensor
+        return tensor.pin_memory() if tensor.nbytes > MAX_STAGED_BYTES else tensor
 
 
 def to_device(data: Any, device: torch.device, warned_types: set[type] | None = None) -> Any:
@@ -17,48 +73,40 @@ def to_device(data: Any, device: torch.device, warned_types: set[type] | None = 
     Args:
         data: tensors, arrays, whatever has a method `to`; and dicts, lists and tuples of them. Anything else stays.
         device: the device to move it to.
-        warned_types: types to give no warning about; types that one is given about are added.
+        warned_types: types without a warning; each type that gets one is added.
 
     >>> to_device({"x": [torch.zeros(2)]}, torch.device("cpu"))
     {'x': [tensor([0., 0.])]}
     """
-    move = ToDevice(device)
-    if warned_types is not None:
-        move._warned = warned_types
-    return move(data)
+    return ToDevice(device, warned_types)(data)
 
 
 def data_length(data: Any) -> int:
-    """Records in a batch, as `PyTorchTrial.get_batch_length` counts them.
+    """Records in a batch: the length of the first tensor or array in it, at any depth of dicts, lists and tuples.
+
+    Args:
+        data: a batch; its first tensor or array has shape (records, ...).
 
     Raises:
         ValueError: the batch is empty.
-        TypeError: it is of another type.
+        TypeError: it is of another type; override `PyTorchTrial.get_batch_length`.
 
-    >>> data_length([torch.zeros(3, 2), torch.zeros(3)])
-    3
+    >>> data_length({"data": [torch.zeros(4, 2)], "label": torch.zeros(4)})
+    4
     """
-    return batch_length(data)
-
-
-def adapt_batch_sampler(
-    batch_sampler: BatchSampler, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
-) -> BatchSampler:
-    """One process's share of the batches, from where it resumes.
-
-    Args:
-        batch_sampler: gives all batches, in the same order in all processes.
-        repeat: repeat them endlessly.
-        skip: batches of this process to leave out at the beginning.
-        num_replicas: number of processes.
-        rank: which of them this is, from 0.
-
-    >>> every = BatchSampler(range(8), batch_size=2, drop_last=False)
-    >>> list(adapt_batch_sampler(every, skip=1, num_replicas=2, rank=1))
-    [[6, 7]]
-    """
-    if repeat:
-        batch_sampler = samplers.RepeatBatchSampler(batch_sampler)
-    if num_replicas > 1:
-        batch_sampler = samplers.DistributedBatchSampler(batch_sampler, num_replicas, rank)
-    return samplers.SkipBatchSampler(batch_sampler, skip) if skip > 0 else batch_sampler
+    # A fast path for most batches: a third of the cost.
+    kind = type(data)
+    found = data[0] if (kind is list or kind is tuple) and data else data
+    if type(found) is torch.Tensor and found.dim() > 0:
+        return found.shape[0]
+    found = data
+    while not isinstance(found, (torch.Tensor, np.ndarray)):
+        if not isinstance(found, (dict, list, tuple)):
+            raise TypeError(
+                f"get_batch_length() can't count the records of a batch of type {type(found).__module__}."
+                f"{type(found).__qualname__}; override PyTorchTrial.get_batch_length()"
+            )
+        if not found:
+            raise ValueError(f"a batch needs at least one record, got {data!r} with an empty {type(found).__name__}")
+        found = next(iter(found.values() if isinstance(found, dict) else found))
+    return len(found)

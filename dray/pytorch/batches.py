@@ -6,6 +6,7 @@ import collections
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,43 @@ from torch.utils.data import BatchSampler
 from dray.training import rng
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Which of all batches a replica gets: repeated, then sharded, then skipped.
+
+    Args:
+        repeat: repeat the batches endlessly.
+        skip: batches of this replica to leave out at the beginning.
+        num_replicas, rank: take every num_replicas-th batch, beginning with the rank-th.
+
+    Raises:
+        ValueError: rank is negative, or not below num_replicas.
+    """
+
+    repeat: bool = False
+    skip: int = 0
+    num_replicas: int = 1
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_replicas:
+            raise ValueError(f"rank must be >= 0 and < num_replicas={self.num_replicas}, got {self.rank}")
+
+    @property
+    def skipped(self) -> int:
+        """How many batches all replicas leave out."""
+        return self.skip * self.num_replicas
+
+    def of(self, batches: int) -> int:
+        """How many of so many batches are this replica's, if none are skipped."""
+        whole, rest = divmod(batches, self.num_replicas)
+        return whole + (self.rank < rest)
+
+
+WHOLE = Shard()
+"""All batches, once."""
+
+
 class NumberedBatches(BatchSampler):
     """Batches of a sequence of records, any of which can be computed without those before it.
 
@@ -24,8 +62,9 @@ class NumberedBatches(BatchSampler):
 
     Args:
         records: the indices of the records in their natural order.
+        batch_size, drop_last: as torch's.
         seed: None for the natural order.
-        (others): see `DataLoader.get_data_loader`.
+        shard: which of the batches to give.
     """
 
     #: How many batches of a shuffled epoch are made together.
@@ -38,35 +77,26 @@ class NumberedBatches(BatchSampler):
         batch_size: int,
         drop_last: bool = False,
         seed: int | None = None,
-        repeat: bool = False,
-        skip: int = 0,
-        num_replicas: int = 1,
-        rank: int = 0,
+        shard: Shard = WHOLE,
     ) -> None:
-        if not 0 <= rank < num_replicas:
-            raise ValueError(f"rank must be >= 0 and < num_replicas={num_replicas}, got {rank}")
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._records = records
         self._seed = seed
-        self._repeat = repeat
-        self._skip = skip
-        self._num_replicas = num_replicas
-        self._rank = rank
+        self._shard = shard
 
     def __len__(self) -> int:
-        return _share(self._per_epoch(), self._num_replicas, self._rank)
+        return self._shard.of(self._per_epoch())
 
     def __iter__(self) -> Iterator[list[Any]]:
-        per_epoch = self._per_epoch()
+        per_epoch, shard = self._per_epoch(), self._shard
         if per_epoch == 0:
             return
-        first = self._skip * self._num_replicas + self._rank
-        first_epoch, position = divmod(first, per_epoch)
-        for epoch in itertools.count(first_epoch) if self._repeat else range(first_epoch, 1):
-            numbers = range(position, per_epoch, self._num_replicas)
+        first_epoch, position = divmod(shard.skipped + shard.rank, per_epoch)
+        for epoch in itertools.count(first_epoch) if shard.repeat else range(first_epoch, 1):
+            numbers = range(position, per_epoch, shard.num_replicas)
             yield from self._in_order(numbers) if self._seed is None else self._shuffled(epoch, numbers)
-            position += len(numbers) * self._num_replicas - per_epoch
+            position += len(numbers) * shard.num_replicas - per_epoch
 
     def _per_epoch(self) -> int:
         return _batches_in(len(self._records), self.batch_size, self.drop_last)
@@ -136,14 +166,14 @@ class SampledBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[Any]:
         set_epoch = getattr(self._sampler, "set_epoch", None) if self._repeat else None
-        known = self._repeat and (set_epoch is not None or _keeps_no_state(self._sampler))
+        known = self._repeat and (set_epoch is not None or _is_stateless(self._sampler))
         first_epoch, position = divmod(self._first, max(len(self), 1)) if known else (0, self._first)
         for epoch in itertools.count(first_epoch) if self._repeat else (0,):
             if set_epoch is not None:
                 set_epoch(epoch)
             items = self._items(epoch)
             wanted = position * (self._batch_size or 1)
-            passed = _pass_over(items, wanted)
+            passed = _skip_items(items, wanted)
             if passed < wanted:  # the position is in a later epoch
                 if self._batches_in(passed) == 0:
                     return
@@ -179,7 +209,7 @@ class SampledBatches(BatchSampler):
         return items if self._batch_size is None else _batches_in(items, self._batch_size, self._drop_last)
 
 
-class DividedAnew(BatchSampler):
+class ReshardedBatches(BatchSampler):
     """The global batches of a run with another number of processes, each divided evenly among the present ones.
 
     If a global batch has fewer records than there are processes, some processes share a record: each needs one.
@@ -197,8 +227,8 @@ class DividedAnew(BatchSampler):
         self._rank = rank
 
     def __len__(self) -> int:
-        # The length of the chief's share in the earlier run, which was every process's epoch length.
-        return _share(len(self._batches), self._replicas, 0)
+        # The length of the chief's shard in the earlier run, which was every process's epoch length.
+        return Shard(num_replicas=self._replicas).of(len(self._batches))
 
     def __iter__(self) -> Iterator[list[Any]]:
         batches = iter(self._batches)
@@ -243,7 +273,7 @@ class SeededBatch(list[Any]):
         self.seed = seed
 
     def __reduce__(self) -> Any:
-        return _arrive, (list(self), self.seed)
+        return _seed_worker, (list(self), self.seed)
 
 
 def drawn_seed(generator: torch.Generator | None = None) -> int:
@@ -251,7 +281,7 @@ def drawn_seed(generator: torch.Generator | None = None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
-def _arrive(records: list[Any], seed: int) -> list[Any]:
+def _seed_worker(records: list[Any], seed: int) -> list[Any]:
     # Called on unpickling, in a worker process by the thread that then loads these records. torch has no other hook
     # between two batches.
     if torch.utils.data.get_worker_info() is not None:
@@ -263,7 +293,7 @@ def _arrive(records: list[Any], seed: int) -> list[Any]:
     return records
 
 
-def _keeps_no_state(sampler: Any) -> bool:
+def _is_stateless(sampler: Any) -> bool:
     """Whether a sampler carries no state from one epoch to the next: torch's, without its own generator."""
     return type(sampler) in _TORCHS and sampler.generator is None
 
@@ -279,12 +309,7 @@ def _batches_in(records: int, batch_size: int, drop_last: bool) -> int:
     return records // batch_size if drop_last else -(-records // batch_size)
 
 
-def _share(batches: int, num_replicas: int, rank: int) -> int:
-    whole, rest = divmod(batches, num_replicas)
-    return whole + (rank < rest)
-
-
-def _pass_over(items: Iterator[Any], count: int) -> int:
+def _skip_items(items: Iterator[Any], count: int) -> int:
     """Skip up to `count` items; returns how many there were."""
     counter = itertools.count()
     collections.deque(zip(itertools.islice(items, count), counter, strict=False), maxlen=0)

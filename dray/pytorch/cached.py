@@ -15,6 +15,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from dray import memory
+from dray.pytorch.context import PyTorchTrialContext
+from dray.pytorch.trial import PyTorchTrial
 from dray.training import rng
 
 P = ParamSpec("P")
@@ -22,6 +24,8 @@ T = TypeVar("T")
 
 LOW = 1 / 10
 """The share of the machine's memory below which values are dropped: well before the 1/20 at which Ray kills workers."""
+
+_OF_ONE_TRIAL = (torch.Tensor, torch.nn.Module, PyTorchTrial, PyTorchTrialContext)
 
 
 def cached(make: Callable[P, T]) -> Callable[P, T]:
@@ -105,7 +109,7 @@ class _Cached(Generic[P, T]):
         given = self._signature.bind(*args, **kwargs)
         given.apply_defaults()
         for value in (*given.args, *given.kwargs.values()):
-            if isinstance(value, (torch.Tensor, torch.nn.Module)) or _is_of_a_trial(value):
+            if isinstance(value, _OF_ONE_TRIAL):
                 raise TypeError(
                     f"{self._make.__qualname__}() is cached from trial to trial, but got a {type(value).__name__}, "
                     "which belongs to one trial; pass plain values, such as context.get_hparam(...)"
@@ -175,11 +179,3 @@ def unheld() -> tuple[int, int]:
     size, gpu_size = held()
     gpu = torch.cuda.memory_allocated() if memory.gpu_in_use() else 0
     return memory.own_memory() - size, gpu - gpu_size
-
-
-def _is_of_a_trial(value: Any) -> bool:
-    # Imported here: these import much that imports this.
-    from dray.pytorch.context import PyTorchTrialContext
-    from dray.pytorch.trial import PyTorchTrial
-
-    return isinstance(value, (PyTorchTrial, PyTorchTrialContext))

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
+
+from dray.training.trial import Hooks
+
+_CHECKPOINT_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 
 
 class PyTorchCallback:
@@ -95,3 +101,37 @@ class PyTorchCallback:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+
+
+def checked_callbacks(callbacks: Any) -> dict[str, PyTorchCallback]:
+    """What `build_callbacks()` returned, as a new dict.
+
+    Raises:
+        TypeError: it is no dict of callbacks.
+    """
+    if not isinstance(callbacks, dict) or not all(isinstance(each, PyTorchCallback) for each in callbacks.values()):
+        raise TypeError(
+            f"build_callbacks() must return a dict of pytorch.PyTorchCallback instances by name, got {callbacks!r}"
+        )
+    for name, callback in callbacks.items():
+        if overrides(callback, "on_checkpoint_end"):
+            warnings.warn(
+                f"callback {name!r}: on_checkpoint_end is deprecated; use on_checkpoint_write_end",
+                FutureWarning,
+                stacklevel=3,
+            )
+    return dict(callbacks)
+
+
+def overrides(callback: PyTorchCallback, hook: str) -> bool:
+    """Whether a callback has a hook of its own in place of `PyTorchCallback`'s, which does nothing."""
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(PyTorchCallback, hook)
+
+
+def hooks_of(callbacks: Mapping[str, PyTorchCallback]) -> Hooks:
+    """Which hooks that cost something this rank's callbacks have."""
+
+    def has(*hooks: str) -> bool:
+        return any(overrides(callback, hook) for callback in callbacks.values() for hook in hooks)
+
+    return Hooks(batch_metrics=has("on_training_workload_end"), checkpoints=has(*_CHECKPOINT_HOOKS))

@@ -33,7 +33,7 @@ def train(
     with init(aggregation_frequency=optimizations["aggregation_frequency"]) as context:
         trial = trial_class(context)
         if optimizations["mixed_precision"] != "O0":
-            if context.experimental._auto_amp or context._optimisation.scaler is not None:
+            if context._run.uses_amp or context._run.optimisation.scaler is not None:
                 log.info(
                     "optimizations.mixed_precision has no effect: %s sets up mixed precision itself",
                     trial_class.__name__,

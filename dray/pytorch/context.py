@@ -11,21 +11,14 @@ from typing import Any, TypeVar, cast
 import torch
 
 from dray.compat import lacks
-from dray.core import DistributedContext
-from dray.pytorch.data import ToDevice
 from dray.pytorch.experimental_context import PyTorchExperimentalContext
+from dray.pytorch.loaders import epoch_length
 from dray.pytorch.lr_scheduler import LRScheduler
-from dray.pytorch.side_stream import SideStream
-from dray.training.host import Host
-from dray.training.metrics.reducers import ReducerRegistry
-from dray.training.metrics.tensorboard import TensorBoard
-from dray.training.metrics.torchmetrics import TorchMetricReducer, is_torchmetric
-from dray.training.optimisation import Optimisation
+from dray.pytorch.trial_run import TrialRun
 from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
-from dray.training.parallel.division import global_batch_size
 from dray.training.plan import batches_of
-from dray.training.position import Position
-from dray.training.units import ENDLESS, Epoch, TrainUnit
+from dray.training.position import Stop
+from dray.training.units import ENDLESS, Epoch
 
 log = logging.getLogger(__name__)
 
@@ -45,44 +38,16 @@ class PyTorchTrialContext:
         profiler: the profiler of `set_profiler`, else None.
     """
 
-    def __init__(
-        self,
-        *,
-        host: Host,
-        distributed: DistributedContext,
-        device: torch.device,
-        trial_seed: int,
-        hparams: dict[str, Any] | None,
-        exp_conf: dict[str, Any] | None,
-        aggregation_frequency: int = 1,
-        average_aggregated_gradients: bool = True,
-        gradient_compression: bool = False,
-        enable_tensorboard_logging: bool = True,
-        max_length: TrainUnit | None = None,
-    ) -> None:
-        self.distributed = distributed
-        self.device = device
-        self._host = host
-        self._trial_seed = trial_seed
-        self._hparams = hparams
-        self._exp_conf = exp_conf
-        self._gradient_compression = gradient_compression
-        self._max_length = max_length
-        self._length = max_length if host.max_length is None else host.max_length
-        self._position = Position()
-        self._optimisation = Optimisation(self._position, aggregation_frequency, average_aggregated_gradients)
-        self._reducers = ReducerRegistry()
-        self._torchmetrics: list[Any] = []
-        self._to_device = ToDevice(device)
-        self._tensorboard = TensorBoard(host.tensorboard_path, enable_tensorboard_logging, hparams)
+    def __init__(self, run: TrialRun) -> None:
+        self._run = run
+        self.distributed = run.peers
+        self.device = run.device
+        self.models = run.optimisation.models
+        self.optimizers = run.optimisation.optimizers
+        self.lr_schedulers = cast("list[LRScheduler]", run.optimisation.lr_schedulers)
+        self.experimental = PyTorchExperimentalContext(run)
         self.profiler: torch.profiler.profile | None = None
         self._warned_of_batch_size = False
-        self._global_batch_size = global_batch_size(hparams, distributed.size)
-        self.experimental = PyTorchExperimentalContext(self)
-        # Attributes, not properties: one lookup less in the loop over batches.
-        self.models = self._optimisation.models
-        self.optimizers = self._optimisation.optimizers
-        self.lr_schedulers = cast("list[LRScheduler]", self._optimisation.lr_schedulers)
 
     # ------------------------------------------------------------------------------------------- what the run is
 
@@ -92,9 +57,9 @@ class PyTorchTrialContext:
         Raises:
             ValueError: none were passed to `pytorch.init()`.
         """
-        if self._hparams is None:
+        if self._run.hparams is None:
             raise ValueError("there are no hyperparameters; pass them to pytorch.init(hparams=...)")
-        return self._hparams
+        return self._run.hparams
 
     def get_hparam(self, name: str) -> Any:
         """One hyperparameter.
@@ -119,9 +84,9 @@ class PyTorchTrialContext:
         Raises:
             ValueError: the hyperparameter is not set.
         """
-        if self._global_batch_size is None:
+        if self._run.global_batch_size is None:
             raise ValueError("the hyperparameter 'global_batch_size' is not set; pass it to pytorch.init(hparams=...)")
-        return self._global_batch_size
+        return self._run.global_batch_size
 
     def get_per_slot_batch_size(self) -> int:
         """Records per batch on this slot: the `batch_size` for a data loader.
@@ -137,9 +102,9 @@ class PyTorchTrialContext:
         Raises:
             ValueError: none was passed to `pytorch.init()`.
         """
-        if self._exp_conf is None:
+        if self._run.config is None:
             raise ValueError("there is no experiment config; pass it to pytorch.init(exp_conf=...)")
-        return self._exp_conf
+        return self._run.config
 
     def get_data_config(self) -> dict[str, Any]:
         """The section `data` of the experiment's config, {} if it has none."""
@@ -147,15 +112,15 @@ class PyTorchTrialContext:
 
     def get_experiment_id(self) -> int:
         """The experiment's number, 0 in a local run."""
-        return self._host.experiment_id
+        return self._run.host.experiment_id
 
     def get_trial_id(self) -> int:
         """The trial's number, 0 in a local run."""
-        return self._host.trial_id
+        return self._run.host.trial_id
 
     def get_trial_seed(self) -> int:
         """The seed of the order of shuffled data; and of Python's, NumPy's and torch's RNGs if `init()` seeds them."""
-        return self._trial_seed
+        return self._run.seed
 
     def get_initial_batch(self) -> int:
         """The batch that this run starts at: 0 for a fresh one, the number of batches trained when resuming.
@@ -163,7 +128,7 @@ class PyTorchTrialContext:
         In an experiment this is known in the trial's constructor; in a local run only once `Trainer.fit()` is given the
         checkpoint, before the data loaders are built.
         """
-        return self._position.initial_batch
+        return self._run.position.initial_batch
 
     def get_total_batches(self, training_loader: Any = None) -> int:
         """The number of batches on each slot that the trial is to train in all, those before a resume included.
@@ -188,15 +153,19 @@ class PyTorchTrialContext:
                 loader yet.
             ValueError: the length is in epochs, but the loader has no length; or it is below 1.
         """
-        if self._length is None or self._length == ENDLESS:
+        length = self._run.length
+        if length is None or length == ENDLESS:
             raise RuntimeError(
                 "get_total_batches(): how long the trial trains is not known; in an experiment, set "
                 "searcher.max_length in batches, records or epochs; elsewhere pass max_length to pytorch.init(), not "
                 "only to fit()"
             )
-        epoch_length = self.get_epoch_length(training_loader) if isinstance(self._length, Epoch) else None
-        size = self._global_batch_size
-        return batches_of(self._length, name="max_length", epoch_length=epoch_length, global_batch_size=size)
+        return batches_of(
+            length,
+            name="max_length",
+            epoch_length=self.get_epoch_length(training_loader) if isinstance(length, Epoch) else None,
+            global_batch_size=self._run.global_batch_size,
+        )
 
     def get_epoch_length(self, training_loader: Any = None) -> int:
         """The number of batches of an epoch on each slot, as the trainer counts epochs.
@@ -208,18 +177,15 @@ class PyTorchTrialContext:
             RuntimeError: there is no loader yet.
             ValueError: the loader has no length, and the config no records_per_epoch.
         """
-        # Here, not above, because it imports this module.
-        from dray.pytorch.loaders import epoch_length
-
-        if self._position.epoch_length is not None:
-            return self._position.epoch_length
+        if self._run.position.epoch_length is not None:
+            return self._run.position.epoch_length
         if training_loader is None:
             raise RuntimeError(
                 "the length of an epoch is not known yet; pass what builds the training loader: "
                 "get_epoch_length(self.build_training_data_loader), and so for get_total_batches()"
             )
         loader = training_loader() if callable(training_loader) else training_loader
-        if (length := epoch_length(loader, self)) is None:
+        if (length := epoch_length(loader, self._run)) is None:
             raise ValueError(
                 f"an epoch has no length: {type(loader).__qualname__} has no __len__, and the config no "
                 "records_per_epoch; count in batches"
@@ -228,15 +194,15 @@ class PyTorchTrialContext:
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """The directory of this trial's event files and traces, for `tensorboard --logdir`."""
-        return self._host.tensorboard_path
+        return self._run.host.tensorboard_path
 
     def get_tensorboard_writer(self) -> Any:
         """A `torch.utils.tensorboard.SummaryWriter` for `get_tensorboard_path()`, the same one in each call."""
-        return self._tensorboard.writer()
+        return self._run.tensorboard.writer()
 
     def get_enable_tensorboard_logging(self) -> bool:
         """Whether the trainer writes metrics for TensorBoard, as "Determined/..." scalars."""
-        return self._tensorboard.enabled
+        return self._run.tensorboard.enabled
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
         """Switch the trainer's metrics for TensorBoard on or off.
@@ -246,7 +212,7 @@ class PyTorchTrialContext:
         """
         if not isinstance(enable_tensorboard_logging, bool):
             raise AssertionError(f"enable_tensorboard_logging must be a bool, got {enable_tensorboard_logging!r}")
-        self._tensorboard.enabled = enable_tensorboard_logging
+        self._run.tensorboard.enabled = enable_tensorboard_logging
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile the training with `torch.profiler.profile(*args, **kwargs)`.
@@ -271,11 +237,11 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        if self._position.batch_idx is None:
+        if self._run.position.batch_idx is None:
             raise RuntimeError(
                 "training has not started, so there is no current batch; call this in train_batch() or later"
             )
-        return self._position.batch_idx
+        return self._run.position.batch_idx
 
     def current_train_epoch(self) -> int:
         """The epoch of the current batch, from 0.
@@ -283,7 +249,7 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        return self._position.epoch_of(self.current_train_batch())
+        return self._run.position.epoch_of(self.current_train_batch())
 
     def is_epoch_start(self) -> bool:
         """Whether the current batch is the first of its epoch.
@@ -291,7 +257,7 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        return self._position.starts_epoch(self.current_train_batch())
+        return self._run.position.starts_epoch(self.current_train_batch())
 
     def is_epoch_end(self) -> bool:
         """Whether the current batch is the last of its epoch.
@@ -299,17 +265,17 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        return self._position.ends_epoch(self.current_train_batch())
+        return self._run.position.ends_epoch(self.current_train_batch())
 
     @property
     def _epoch_len(self) -> int | None:
         """Batches per epoch on each slot; None before the data loaders are built. Determined's examples use it."""
-        return self._position.epoch_length
+        return self._run.position.epoch_length
 
     @property
     def _current_batch_idx(self) -> int | None:
         """`current_train_batch()`, but None before training. Determined's examples use it."""
-        return self._position.batch_idx
+        return self._run.position.batch_idx
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Request a stop: training continues to the next boundary, saves and ends, without another validation.
@@ -322,11 +288,11 @@ class PyTorchTrialContext:
         """
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
-        self._position.stop_requested, self._position.stop_obeyed = stop_requested, False
+        self._run.position.stop = Stop.REQUESTED if stop_requested else Stop.NO
 
     def get_stop_requested(self) -> bool:
         """Whether this rank has requested a stop."""
-        return self._position.stop_requested
+        return self._run.position.stop is not Stop.NO
 
     # --------------------------------------------------------------------------------------------------- wrapping
 
@@ -353,7 +319,7 @@ class PyTorchTrialContext:
         ddp_kwargs = checked_ddp_kwargs(ddp_kwargs)
         model = model.to(self.device)
         if self.distributed.size > 1:
-            compress = self._gradient_compression
+            compress = self._run.section("optimizations").get("gradient_compression", False)
             model = cast(M, data_parallel(model, self.device, ddp_kwargs, compress_gradients=compress))
         self.models.append(model)
         return model
@@ -385,7 +351,7 @@ class PyTorchTrialContext:
         if fp16_compression is not None:
             warnings.warn("fp16_compression is deprecated and has no effect", FutureWarning, stacklevel=2)
         if average_aggregated_gradients is not None:
-            self._optimisation.average_aggregated_gradients = average_aggregated_gradients
+            self._run.optimisation.average_aggregated_gradients = average_aggregated_gradients
         self.optimizers.append(optimizer)
         return optimizer
 
@@ -431,19 +397,13 @@ class PyTorchTrialContext:
         Raises:
             AssertionError: it is wrapped already, or of another type.
         """
-        if is_torchmetric(reducer):
-            if any(reducer is known for known in self._torchmetrics):
-                raise AssertionError(f"wrap_reducer was called twice with the same metric {reducer!r} (name={name!r})")
-            self._torchmetrics.append(reducer.to(self.device))
-            self._reducers.wrap_reducer(TorchMetricReducer(reducer), name, for_training, for_validation)
-            return reducer
-        return self._reducers.wrap_reducer(reducer, name, for_training, for_validation)
+        return self._run.wrap_reducer(reducer, name, for_training, for_validation)
 
     # ------------------------------------------------------------------------------------------- within train_batch
 
     def to_device(self, data: Any) -> Any:
         """Data on the device: tensors, numeric arrays, whatever has a method `to`; and dicts, lists, tuples of them."""
-        return self._to_device(data)
+        return self._run.to_device(data)
 
     def backward(
         self,
@@ -461,7 +421,7 @@ class PyTorchTrialContext:
             create_graph: build a graph of the gradients, for derivatives of higher order.
         """
         keep = retain_graph or None  # torch's default is create_graph's value
-        amp = self._optimisation.amp
+        amp = self._run.optimisation.amp
         if amp is None:
             loss.backward(gradient, keep, create_graph)  # type: ignore[no-untyped-call]
         else:
@@ -486,7 +446,7 @@ class PyTorchTrialContext:
         Raises:
             ValueError: auto_zero_grads=False with aggregation_frequency > 1.
         """
-        self._optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
+        self._run.optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def wrap_scaler(self, scaler: Any) -> Any:
         """Save a `torch.amp.GradScaler` in checkpoints. Scaling, unscaling and updating stay your own code's task.
@@ -496,15 +456,15 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: called twice, after `wrap_model`, or together with `use_amp`.
         """
-        if self.experimental._auto_amp:
+        if self._run.uses_amp:
             raise RuntimeError(
                 "wrap_scaler can't be combined with use_amp(), which has its own scaler; call one of the two"
             )
-        if self._optimisation.scaler is not None:
+        if self._run.optimisation.scaler is not None:
             raise RuntimeError("wrap_scaler was called twice; a trial has one scaler")
         if self.models:
             raise RuntimeError("wrap_scaler was called after wrap_model; call it before wrap_model")
-        self._optimisation.scaler = scaler
+        self._run.optimisation.scaler = scaler
         return scaler
 
     def configure_apex_amp(
@@ -551,12 +511,3 @@ class PyTorchTrialContext:
         if opt_level != "O0":
             self.experimental.use_amp()
         return models, optimizers
-
-    def _mover(self) -> Callable[[Any], Any] | None:
-        """The function that moves batches to the device; None if the trial does so itself."""
-        if not self.experimental._auto_to_device:
-            return None
-        return SideStream(self._to_device, self.device) if self.device.type == "cuda" else self._to_device
-
-    def _close(self) -> None:
-        self._tensorboard.close()

@@ -1,24 +1,28 @@
-"""The data loader, and moving and measuring its batches."""
+"""The data loader: which records are in which batch, of which rank, from where on."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 
-from dray.pytorch.batches import DividedAnew, NumberedBatches, SampledBatches, SeededBatches, drawn_seed
+from dray.pytorch.batches import (
+    WHOLE,
+    NumberedBatches,
+    ReshardedBatches,
+    SampledBatches,
+    SeededBatches,
+    Shard,
+    drawn_seed,
+)
 from dray.pytorch.rows import TorchLoader
 from dray.pytorch.samplers import DistributedBatchSampler
 from dray.training.parallel.division import Division
 from dray.training.units import is_int
-
-log = logging.getLogger(__name__)
 
 TorchData: TypeAlias = Mapping[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
 
@@ -125,30 +129,28 @@ class DataLoader:
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
     ) -> torch.utils.data.DataLoader[Any]:
-        """A torch DataLoader over this replica's share: repeated, then sharded by whole batches, then skipped.
+        """A torch DataLoader over this replica's shard: repeated, then sharded by whole batches, then skipped.
 
         Args:
             repeat: repeat the data endlessly.
             skip: batches of this replica to leave out at the beginning.
             num_replicas, rank: take every num_replicas-th batch, beginning with the rank-th.
+
+        Raises:
+            ValueError: rank is negative, or not below num_replicas.
         """
-        return self._loader(repeat, skip, num_replicas, rank, self._shuffle_seed())
+        shard, seed = Shard(repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank), self._shuffle_seed()
+        return self._torch_loader(self._batches(shard, seed), shard, seed)
 
     def _epoch_length(self, division: Division, num_replicas: int) -> int:
         """The chief's batches per epoch, in a run that divided its data so when it began, and has so many replicas."""
         now = Division(replicas=num_replicas, batch_size=self.batch_size)
         if division == now or not division.same_global_batch(now):
-            return len(self._batches(False, 0, num_replicas, 0, 0))
-        whole = self._batches(False, 0, 1, 0, 0, division.batch_size)
-        return len(DividedAnew(whole, replicas=division.replicas, num_replicas=num_replicas, rank=0))
+            return len(self._batches(Shard(num_replicas=num_replicas)))
+        whole = self._batches(WHOLE, batch_size=division.batch_size)
+        return len(ReshardedBatches(whole, replicas=division.replicas, num_replicas=num_replicas, rank=0))
 
-    def _loader(
-        self, repeat: bool, skip: int, num_replicas: int, rank: int, seed: int
-    ) -> torch.utils.data.DataLoader[Any]:
-        batches = self._batches(repeat, skip, num_replicas, rank, seed)
-        return self._over(batches, skip, rank, seed)
-
-    def _divided_anew(
+    def _resharded(
         self, division: Division, *, skip: int, num_replicas: int, rank: int
     ) -> torch.utils.data.DataLoader[Any]:
         """As `get_data_loader(repeat=True, ...)`, but with the global batches of another division of the data.
@@ -159,28 +161,29 @@ class DataLoader:
             division: how the trial divided its data when it began.
         """
         seed, replicas = self._shuffle_seed(), division.replicas
-        whole = self._batches(True, skip * replicas, 1, 0, seed, division.batch_size)
-        batches = DividedAnew(whole, replicas=replicas, num_replicas=num_replicas, rank=rank)
-        return self._over(batches, skip, rank, seed)
+        whole = self._batches(Shard(repeat=True, skip=skip * replicas), seed, division.batch_size)
+        batches = ReshardedBatches(whole, replicas=replicas, num_replicas=num_replicas, rank=rank)
+        shard = Shard(repeat=True, skip=skip, num_replicas=num_replicas, rank=rank)
+        return self._torch_loader(batches, shard, seed)
 
     def __iter__(self) -> Iterator[Any]:
         """One pass over all the data. Outside training `shuffle=True` gives each pass another order, as in torch."""
         seed = drawn_seed(self.generator) if self.seed is None else self._shuffle_seed()
-        return iter(self._loader(False, 0, 1, 0, seed))
+        return iter(self._torch_loader(self._batches(WHOLE, seed), WHOLE, seed))
 
     def __len__(self) -> int:
         """The number of batches in one pass over all the data."""
-        return len(self._batches(False, 0, 1, 0, 0))
+        return len(self._batches(WHOLE))
 
     @property
     def _shuffles(self) -> bool:
         """Whether each epoch has another order, as with `shuffle=True`."""
         return self.shuffle or _is_shuffle(self.sampler)
 
-    def _over(self, batches: Any, skip: int, rank: int, seed: int) -> torch.utils.data.DataLoader[Any]:
-        workers_seed = Random(f"{seed}:workers:{rank}").getrandbits(63)
+    def _torch_loader(self, batches: Any, shard: Shard, seed: int) -> torch.utils.data.DataLoader[Any]:
+        workers_seed = Random(f"{seed}:workers:{shard.rank}").getrandbits(63)
         if self.num_workers > 0:
-            batches = SeededBatches(batches, seed=workers_seed, first=skip)
+            batches = SeededBatches(batches, seed=workers_seed, first=shard.skip)
         # Torch draws a seed for its workers from this generator; by default from the global one, which the model uses.
         generator = torch.Generator()
         generator.manual_seed(workers_seed)
@@ -198,17 +201,15 @@ class DataLoader:
             persistent_workers=self.persistent_workers,
         )
 
-    def _batches(
-        self,
-        repeat: bool,
-        skip: int,
-        num_replicas: int,
-        rank: int,
-        seed: int,
-        batch_size: int | None = None,
-    ) -> Any:
+    def _batches(self, shard: Shard, seed: int = 0, batch_size: int | None = None) -> Any:
+        """The batches of a shard, as lists of records.
+
+        Args:
+            seed: of the order; 0 if only their number is asked for.
+            batch_size: in place of the loader's own.
+        """
         batch_size = batch_size or self.batch_size
-        records = _numbers(self.dataset, self.sampler) if self.batch_sampler is None else None
+        records = _indexable(self.dataset, self.sampler) if self.batch_sampler is None else None
         if records is not None:
             assert batch_size is not None
             return NumberedBatches(
@@ -216,31 +217,18 @@ class DataLoader:
                 batch_size=batch_size,
                 drop_last=self.drop_last,
                 seed=seed if self._shuffles else None,
-                repeat=repeat,
-                skip=skip,
-                num_replicas=num_replicas,
-                rank=rank,
+                shard=shard,
             )
-        if self.batch_sampler is not None:
-            batches = SampledBatches(
-                self.batch_sampler,
-                batch_size=None,
-                repeat=repeat,
-                first=skip * num_replicas,
-                seed=seed,
-                shared=num_replicas > 1,
-            )
-        else:
-            batches = SampledBatches(
-                self.sampler,
-                batch_size=batch_size,
-                drop_last=self.drop_last,
-                repeat=repeat,
-                first=skip * num_replicas,
-                seed=seed,
-                shared=num_replicas > 1,
-            )
-        return batches if num_replicas == 1 else DistributedBatchSampler(batches, num_replicas, rank)
+        batches = SampledBatches(
+            self.sampler if self.batch_sampler is None else self.batch_sampler,
+            batch_size=batch_size,
+            drop_last=self.drop_last,
+            repeat=shard.repeat,
+            first=shard.skipped,
+            seed=seed,
+            shared=shard.num_replicas > 1,
+        )
+        return batches if shard.num_replicas == 1 else DistributedBatchSampler(batches, shard.num_replicas, shard.rank)
 
     def _shuffle_seed(self) -> int:
         if self.generator is not None:
@@ -251,8 +239,8 @@ class DataLoader:
         return drawn_seed()
 
 
-def _numbers(dataset: Any, sampler: Any) -> Sequence[Any] | None:
-    """The records in order, if a sampler allows to look up any position directly; else None."""
+def _indexable(dataset: Any, sampler: Any) -> Sequence[Any] | None:
+    """The records in order, if any position of a sampler can be looked up directly; else None."""
     if sampler is None:
         return range(len(dataset))
     if type(sampler) is SequentialSampler or _is_shuffle(sampler):
@@ -265,84 +253,3 @@ def _is_shuffle(sampler: Any) -> bool:
     if type(sampler) is not RandomSampler or sampler.replacement or sampler.generator is not None:
         return False
     return len(sampler) == len(sampler.data_source)
-
-
-def batch_length(batch: Any) -> int:
-    """Records in a batch: the length of the first tensor or array in it, at any depth of dicts, lists and tuples.
-
-    Raises:
-        ValueError: the batch is empty.
-        TypeError: it is of another type; override `PyTorchTrial.get_batch_length`.
-
-    >>> batch_length({"data": [torch.zeros(4, 2)], "label": torch.zeros(4)})
-    4
-    """
-    # A fast path for most batches: a third of the cost.
-    kind = type(batch)
-    found = batch[0] if (kind is list or kind is tuple) and batch else batch
-    if type(found) is torch.Tensor and found.dim() > 0:
-        return found.shape[0]
-    found = batch
-    while not isinstance(found, (torch.Tensor, np.ndarray)):
-        if not isinstance(found, (dict, list, tuple)):
-            raise TypeError(
-                f"get_batch_length() can't count the records of a batch of type {type(found).__module__}."
-                f"{type(found).__qualname__}; override PyTorchTrial.get_batch_length()"
-            )
-        if not found:
-            raise ValueError(f"a batch needs at least one record, got {batch!r} with an empty {type(found).__name__}")
-        found = next(iter(found.values() if isinstance(found, dict) else found))
-    return len(found)
-
-
-#: Up to this size CUDA copies from unpinned memory without waiting for the device; beyond, it waits.
-MAX_STAGED_BYTES = 1 << 16
-
-
-class ToDevice:
-    """Moves batches to a device: tensors, arrays, whatever has a method `to`; and dicts, lists and tuples of them.
-
-    What can't be moved stays, with one warning per type.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._on_cpu = device.type == "cpu"
-        self._warned: set[type] = set()
-
-    def __call__(self, data: Any) -> Any:
-        kind = type(data)
-        if kind is tuple or kind is list:  # a fast path for most batches
-            for item in data:
-                if type(item) is not torch.Tensor or not (self._on_cpu and item.is_cpu):
-                    return kind([self(item) for item in data])
-            return kind(data)  # a new list, as in the other cases: the trial may change it
-        if isinstance(data, torch.Tensor):
-            if data.device == self.device:
-                return data
-            # Pinned memory is copied without waiting; the device uses the tensor only after the copy.
-            return self._pinned(data).to(self.device, non_blocking=True)
-        if callable(getattr(data, "to", None)):
-            # Before the check for tuples: a PackedSequence is one too.
-            return data.to(self.device)
-        if isinstance(data, (list, tuple)):
-            moved = [self(item) for item in data]
-            if hasattr(data, "_fields"):
-                return kind(*moved)
-            return moved if isinstance(data, list) else tuple(moved)
-        if isinstance(data, dict):
-            return {key: self(item) for key, item in data.items()}
-        if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":
-            return self._pinned(torch.from_numpy(data)).to(self.device, non_blocking=True)
-        if type(data) not in self._warned:
-            self._warned.add(type(data))
-            log.warning(
-                "can't move values of type %s in a batch to %s; they stay as they are", type(data).__name__, self.device
-            )
-        return data
-
-    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor in pinned memory, for a CUDA device; a small one as it is."""
-        if self.device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-            return tensor
-        return tensor.pin_memory() if tensor.nbytes > MAX_STAGED_BYTES else tensor

@@ -9,22 +9,22 @@ import torch
 
 from dray.hosts import LocalHost
 from dray.masking import masked, texts
-from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial import PyTorchTrial
+from dray.pytorch.trial_run import TrialRun
 from dray.training.checkpoint import source
 from dray.training.checkpoint.files import Description
 from dray.training.parallel.division import Division
 
 
-def describe(trial: PyTorchTrial, context: PyTorchTrialContext, division: Division | None) -> Description:
+def describe(trial: PyTorchTrial, run: TrialRun, division: Division | None) -> Description:
     """The trial's class, code, config and hyperparameters, and how its data were divided when it started."""
-    host = context._host
+    host = run.host
     code = {}
     if host.code_dir is not None:
         leave_out = host.directory.parent if isinstance(host, LocalHost) else None
-        secrets = [*host.secrets, *texts(context._exp_conf or {})]
+        secrets = [*host.secrets, *texts(run.config or {})]
         code = source.collect(host.code_dir, leave_out=leave_out, secrets=secrets)
-    config = None if context._exp_conf is None else masked(context._exp_conf)
+    config = None if run.config is None else masked(run.config)
     return Description(
         metadata={
             "framework": f"torch-{torch.__version__}",
@@ -33,15 +33,15 @@ def describe(trial: PyTorchTrial, context: PyTorchTrialContext, division: Divisi
             "trial_cls_spec": _class_spec(type(trial), host.code_dir),
             "experiment_id": host.experiment_id,
             "trial_id": host.trial_id,
-            "trial_seed": context.get_trial_seed(),
-            "hparams": context._hparams,
+            "trial_seed": run.seed,
+            "hparams": run.hparams,
             "experiment_config": config,
         },
-        hparams=context._hparams,
+        hparams=run.hparams,
         experiment=config,
         code=code,
         division=division,
-        epoch_length=context._position.epoch_length,
+        epoch_length=run.position.epoch_length,
     )
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from dray.pytorch.trial_run import TrialRun
 from dray.training.amp import MixedPrecision
-
-if TYPE_CHECKING:
-    from dray.pytorch.context import PyTorchTrialContext
 
 
 class PyTorchExperimentalContext:
     """Mixed precision, and switches for the trainer's defaults."""
 
-    def __init__(self, parent: PyTorchTrialContext) -> None:
-        self._parent = parent
-        self._auto_amp = False
-        self._auto_to_device = True
-        self._reproducibility_checks = True
+    def __init__(self, run: TrialRun) -> None:
+        self._run = run
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
         """Train in mixed precision: `train_batch` and evaluation run under autocast, but for `backward` and
@@ -40,14 +35,14 @@ class PyTorchExperimentalContext:
         """
         if dtype not in (None, torch.float16, torch.bfloat16):
             raise ValueError(f"use_amp: dtype must be torch.float16 or torch.bfloat16, got {dtype!r}")
-        if self._auto_amp:
+        if self._run.uses_amp:
             raise RuntimeError("use_amp was called twice; call it once for the whole trial")
-        optimisation, device = self._parent._optimisation, self._parent.device
+        optimisation, device = self._run.optimisation, self._run.device
         if optimisation.scaler is not None:
             raise RuntimeError(
                 "use_amp can't be combined with wrap_scaler(), because it has its own scaler; call one of the two"
             )
-        self._auto_amp = True
+        self._run.uses_amp = True
         if dtype is torch.bfloat16:
             optimisation.amp = MixedPrecision(device, dtype)
         elif device.type != "cpu":
@@ -56,14 +51,14 @@ class PyTorchExperimentalContext:
 
     def disable_dataset_reproducibility_checks(self) -> None:
         """Allow loaders other than `pytorch.DataLoader`; repeat, shard and skip the data yourself (see `samplers`)."""
-        self._reproducibility_checks = False
+        self._run.checks_loaders = False
 
     def disable_auto_to_device(self) -> None:
         """Don't move batches to the device; call `context.to_device` yourself."""
-        self._auto_to_device = False
+        self._run.moves_batches = False
 
     def wrap_reducer(
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
     ) -> Any:
         """`context.wrap_reducer`, under its old name."""
-        return self._parent.wrap_reducer(reducer, name, for_training, for_validation)
+        return self._run.wrap_reducer(reducer, name, for_training, for_validation)

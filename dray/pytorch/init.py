@@ -16,10 +16,12 @@ from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.pytorch.cached import relieve
 from dray.pytorch.context import PyTorchTrialContext
+from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
 from dray.training.checkpoint import files
 from dray.training.determinism import deterministic
 from dray.training.parallel.device import check_gpus, own_device
+from dray.training.parallel.distributed import check_peers
 from dray.training.plan import check_length
 from dray.training.units import TrainUnit
 
@@ -64,6 +66,7 @@ def init(
     """
     check_length(max_length, "max_length")
     peers = distributed or current_peers() or DistributedContext()
+    check_peers(peers, "pytorch.init()")
     _check_backend(peers)
     relieve()
     with contextlib.ExitStack() as stack:
@@ -86,26 +89,23 @@ def init(
             log.info("local run %s, seed %d", host.directory, host.trial_seed)
         if seeds:
             rng.seed_all(host.trial_seed)
-        context = PyTorchTrialContext(
+        run = TrialRun(
             host=host,
-            distributed=peers,
+            peers=peers,
             device=device,
-            trial_seed=host.trial_seed,
             hparams=hparams,
-            exp_conf=exp_conf,
+            config=exp_conf,
             aggregation_frequency=aggregation_frequency,
-            average_aggregated_gradients=_optimizations(exp_conf).get("average_aggregated_gradients", True),
-            gradient_compression=_optimizations(exp_conf).get("gradient_compression", False),
-            enable_tensorboard_logging=enable_tensorboard_logging,
             max_length=max_length,
+            enable_tensorboard_logging=enable_tensorboard_logging,
         )
+        stack.callback(run.tensorboard.close)
         if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():
             # Where fit() will resume: the trial's constructor may ask for it.
-            context._position.start(files.read_progress(saved).batches)
-        stack.callback(context._close)
+            run.position.start(files.read_progress(saved).batches)
         if distributed is not None:
             stack.callback(distributed.close)
-        yield context
+        yield PyTorchTrialContext(run)
 
 
 def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> LocalHost:
@@ -154,11 +154,6 @@ def _check_backend(peers: DistributedContext) -> None:
             f"training in {peers.size} process(es) needs torch.distributed: call "
             "torch.distributed.init_process_group('gloo' or 'nccl') before pytorch.init(), and start with torchrun"
         )
-    if initialised and dist.get_world_size() > 1 and peers.size == 1:
-        raise RuntimeError(
-            f"torch.distributed has {dist.get_world_size()} processes, but pytorch.init() knows of only one; pass "
-            "distributed=core.DistributedContext.from_torch_distributed()"
-        )
 
 
 def _device(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> torch.device:
@@ -166,7 +161,3 @@ def _device(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> torch
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
-
-
-def _optimizations(exp_conf: dict[str, Any] | None) -> dict[str, Any]:
-    return (exp_conf or {}).get("optimizations") or {}

@@ -16,6 +16,7 @@ from dray.hosts import LocalHost
 from dray.imports import import_from_path
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial import PyTorchTrial
+from dray.pytorch.trial_run import TrialRun
 from dray.storage import opened
 from dray.training.checkpoint import files
 from dray.training.optimisation import bare
@@ -34,14 +35,15 @@ class CheckpointLoadContext(PyTorchTrialContext):
 
     def __init__(self, hparams: dict[str, Any] | None = None, exp_conf: dict[str, Any] | None = None) -> None:
         super().__init__(
-            host=LocalHost(trial_seed=0),
-            distributed=DistributedContext(),
-            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-            trial_seed=0,
-            hparams=hparams,
-            exp_conf=exp_conf,
-            enable_tensorboard_logging=False,
-            max_length=Batch(1),  # nothing is trained, but the constructor may make a schedule
+            TrialRun(
+                host=LocalHost(trial_seed=0),
+                peers=DistributedContext(),
+                device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+                hparams=hparams,
+                config=exp_conf,
+                max_length=Batch(1),  # nothing is trained, but the constructor may make a schedule
+                enable_tensorboard_logging=False,
+            )
         )
 
 
@@ -93,8 +95,8 @@ def _load(
     context = arguments.pop("context", None)
     if context is None:
         context = CheckpointLoadContext(hparams=saved["hparams"], exp_conf=saved["experiment_config"])
-        context._length = Batch(max(1, files.read_progress(directory).batches))
-        context._position.epoch_length = files.read_epoch_length(directory)
+        context._run.length = Batch(max(1, files.read_progress(directory).batches))
+        context._run.position.epoch_length = files.read_epoch_length(directory)
     if trial_class is None:
         trial_class = _import_class(directory / "code", saved["trial_cls_spec"])
     try:
@@ -104,7 +106,7 @@ def _load(
     trial = trial_class(context, **arguments)
     models = [bare(model) for model in context.models]
     state = files.read_state(directory, models, **torch_load_kwargs)
-    context._optimisation.load_models(state)
+    context._run.optimisation.load_models(state)
     return trial
 
 

@@ -5,87 +5,104 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.data import DataLoader
-from dray.pytorch.trial import PyTorchTrial
+from dray.pytorch.trial_run import TrialRun
 from dray.training.checkpoint import determined, files
 from dray.training.parallel.division import Division
-from dray.training.position import Position
 
 log = logging.getLogger(__name__)
 
 
-def training_loader(
-    trial: PyTorchTrial, context: PyTorchTrialContext, directory: Path | None
-) -> tuple[Any, Division | None]:
-    """The training data from the run's first batch on, and how they were divided when the trial started."""
-    loader: Any = trial.build_training_data_loader()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingData:
+    """This rank's share of the training data.
+
+    Args:
+        batches: iterates over them, from the first one to train on.
+        division: how the data were divided when the trial started; None with a loader of the user's own.
+        begin: the number of the first batch.
+    """
+
+    batches: Any
+    division: Division | None
+    begin: int
+
+
+def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingData:
+    """The training data from the run's first batch on.
+
+    Args:
+        loader: what `build_training_data_loader()` returned.
+        resumed: the directory of the checkpoint that the run resumes from.
+    """
+    begin = run.position.initial_batch
     if not isinstance(loader, DataLoader):
-        _check_allowed(loader, context, "build_training_data_loader")
-        return loader, None
-    loader.seed = context.get_trial_seed()
-    peers, position = context.distributed, context._position
-    now = Division(replicas=peers.size, batch_size=loader.batch_size)
-    before = _first_division(now, context, directory)
-    if loader._shuffles and directory is not None and determined.is_determined(directory):
-        _back_to_epoch_start(position, loader._epoch_length(before, peers.size))
-    skip = position.initial_batch
+        _check_allowed(loader, run, "build_training_data_loader")
+        return TrainingData(batches=loader, division=None, begin=begin)
+    loader.seed = run.seed
+    size, rank = run.peers.size, run.peers.rank
+    now = Division(replicas=size, batch_size=loader.batch_size)
+    before = _first_division(now, run, resumed)
+    if loader._shuffles and resumed is not None and determined.is_determined(resumed):
+        begin = _epoch_start(begin, loader._epoch_length(before, size))
     if before != now and before.same_global_batch(now):
-        return loader._divided_anew(before, skip=skip, num_replicas=peers.size, rank=peers.rank), before
+        batches = loader._resharded(before, skip=begin, num_replicas=size, rank=rank)
+        return TrainingData(batches=batches, division=before, begin=begin)
     if before != now:
         log.warning(
             "the checkpoint was written with %s, this run has %s: steps no longer train on the same records",
             before,
             now,
         )
-    return loader.get_data_loader(repeat=True, skip=skip, num_replicas=peers.size, rank=peers.rank), now
+    batches = loader.get_data_loader(repeat=True, skip=begin, num_replicas=size, rank=rank)
+    return TrainingData(batches=batches, division=now, begin=begin)
 
 
-def _back_to_epoch_start(position: Position, epoch_length: int) -> None:
-    """Repeat an epoch of Determined's that was interrupted: its order is not in the checkpoint."""
-    saved = position.initial_batch
-    saved = position.initial_batch
-    if rest := saved % epoch_length:
-        position.start(saved - rest)
+def _epoch_start(batch: int, epoch_length: int) -> int:
+    """The first batch of an epoch that Determined began: the order of the epoch is not in its checkpoint."""
+    if rest := batch % epoch_length:
         log.warning(
             "the checkpoint, which Determined wrote after batch %d, does not contain the order of its shuffled data: "
             "training resumes at the start of epoch %d, batch %d",
-            saved,
-            saved // epoch_length,
-            position.initial_batch,
+            batch,
+            batch // epoch_length,
+            batch - rest,
         )
+    return batch - rest
 
 
-def _first_division(now: Division, context: PyTorchTrialContext, directory: Path | None) -> Division:
+def _first_division(now: Division, run: TrialRun, resumed: Path | None) -> Division:
     """How the trial divided its data when it started, as far as known."""
-    if directory is not None and (before := files.read_division(directory)) is not None:
+    if resumed is not None and (before := files.read_division(resumed)) is not None:
         # Determined's checkpoint has the number of slots only: the batch size is taken as unchanged.
-        return now if determined.is_determined(directory) and before.replicas == now.replicas else before
-    resources = (context._exp_conf or {}).get("resources") or {}
-    if isinstance(resources.get("slots_per_trial"), dict) and now.batch_size is not None:
+        return now if determined.is_determined(resumed) and before.replicas == now.replicas else before
+    if isinstance(run.section("resources").get("slots_per_trial"), dict) and now.batch_size is not None:
         # However many processes it starts with, its batches are those of a single process.
         return Division(replicas=1, batch_size=now.replicas * now.batch_size)
     return now
 
 
-def validation_loader(trial: PyTorchTrial, context: PyTorchTrialContext, *, full_dataset: bool) -> Any:
-    """This process's share of the validation data; with `full_dataset` all of it on the chief, None on the others."""
-    peers = context.distributed
-    loader: Any = trial.build_validation_data_loader()
+def validation_data(loader: Any, run: TrialRun, *, full_dataset: bool) -> Any:
+    """This rank's share of the validation data; with `full_dataset` all of it on the chief, None on the others.
+
+    Args:
+        loader: what `build_validation_data_loader()` returned.
+    """
     if not isinstance(loader, DataLoader):
-        _check_allowed(loader, context, "build_validation_data_loader")
+        _check_allowed(loader, run, "build_validation_data_loader")
         return loader
-    loader.seed = context.get_trial_seed()
+    loader.seed = run.seed
     if full_dataset:
-        return loader.get_data_loader() if peers.rank == 0 else None
-    return loader.get_data_loader(num_replicas=peers.size, rank=peers.rank)
+        return loader.get_data_loader() if run.peers.rank == 0 else None
+    return loader.get_data_loader(num_replicas=run.peers.size, rank=run.peers.rank)
 
 
-def _check_allowed(loader: Any, context: PyTorchTrialContext, method: str) -> None:
-    if context.experimental._reproducibility_checks:
+def _check_allowed(loader: Any, run: TrialRun, method: str) -> None:
+    if run.checks_loaders:
         raise RuntimeError(
             f"{method}() must return a pytorch.DataLoader, which can shard the data and resume within it; got "
             f"{type(loader).__module__}.{type(loader).__qualname__}. To use another loader, call "
@@ -94,29 +111,29 @@ def _check_allowed(loader: Any, context: PyTorchTrialContext, method: str) -> No
         )
 
 
-def epoch_length(loader: Any, context: PyTorchTrialContext) -> int | None:
-    """What `batches_per_epoch` of the chief's `training_loader` will be, from the trial's own loader."""
+def epoch_length(loader: Any, run: TrialRun) -> int | None:
+    """What `batches_per_epoch` of the chief's `training_data` will be, from the trial's own loader."""
     if not isinstance(loader, DataLoader):
-        return batches_per_epoch(loader, context)
-    size = context.distributed.size
-    began = _first_division(Division(replicas=size, batch_size=loader.batch_size), context, None)
-    return _length_or_configured(lambda: loader._epoch_length(began, size), context)
+        return batches_per_epoch(loader, run)
+    size = run.peers.size
+    began = _first_division(Division(replicas=size, batch_size=loader.batch_size), run, None)
+    return _length_or_configured(lambda: loader._epoch_length(began, size), run)
 
 
-def batches_per_epoch(loader: Any, context: PyTorchTrialContext) -> int | None:
-    """The loader's length; else that of the config's records_per_epoch; None if there is neither."""
-    return _length_or_configured(lambda: len(loader), context)
+def batches_per_epoch(batches: Any, run: TrialRun) -> int | None:
+    """The number of batches; else that of the config's records_per_epoch; None if there is neither."""
+    return _length_or_configured(lambda: len(batches), run)
 
 
-def _length_or_configured(length: Callable[[], int], context: PyTorchTrialContext) -> int | None:
+def _length_or_configured(length: Callable[[], int], run: TrialRun) -> int | None:
     try:
         return length()
     except TypeError:
-        records = (context._exp_conf or {}).get("records_per_epoch")
-        if not records or context._global_batch_size is None:
+        records = (run.config or {}).get("records_per_epoch")
+        if not records or run.global_batch_size is None:
             return None
         # As in Determined, the remainder makes no batch.
-        return max(1, int(records) // context._global_batch_size)
+        return max(1, int(records) // run.global_batch_size)
 
 
 @contextlib.contextmanager

@@ -197,3 +197,30 @@ class ReproducibleShuffleBatchSampler(torch.utils.data.BatchSampler):
         order = list(range(len(batches)))
         self._random.shuffle(order)
         return iter([batches[i] for i in order])
+
+
+def adapt_batch_sampler(
+    batch_sampler: torch.utils.data.BatchSampler,
+    repeat: bool = False,
+    skip: int = 0,
+    num_replicas: int = 1,
+    rank: int = 0,
+) -> torch.utils.data.BatchSampler:
+    """One process's share of the batches, from where it resumes.
+
+    Args:
+        batch_sampler: gives all batches, in the same order in all processes.
+        repeat: repeat them endlessly.
+        skip: batches of this process to leave out at the beginning.
+        num_replicas: number of processes.
+        rank: which of them this is, from 0.
+
+    >>> every = torch.utils.data.BatchSampler(range(8), batch_size=2, drop_last=False)
+    >>> list(adapt_batch_sampler(every, skip=1, num_replicas=2, rank=1))
+    [[6, 7]]
+    """
+    if repeat:
+        batch_sampler = RepeatBatchSampler(batch_sampler)
+    if num_replicas > 1:
+        batch_sampler = DistributedBatchSampler(batch_sampler, num_replicas, rank)
+    return SkipBatchSampler(batch_sampler, skip) if skip > 0 else batch_sampler

@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Mapping
 from functools import cache, partial
-from pathlib import Path
-from random import Random
 from typing import Any
 
 from dray.pytorch import loaders
-from dray.pytorch.callback import PyTorchCallback
+from dray.pytorch.callback import PyTorchCallback, checked_callbacks, hooks_of
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
+from dray.pytorch.fit_arguments import DEFAULT_POLICY, FitArguments, length_of, policy_of
+from dray.pytorch.restore import load_state, open_checkpoint, resume, start_at
 from dray.pytorch.trial import PyTorchTrial
-from dray.training import rng, warm
-from dray.training.checkpoint import files
+from dray.training import warm
 from dray.training.checkpoint.checkpointer import Checkpointer
-from dray.training.checkpoint.opening import open_together
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
-from dray.training.executor import Executor, run
-from dray.training.optimisation import bare
+from dray.training.executor import Executor
 from dray.training.parallel.exchange import all_or_none
-from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_length, check_unit, schedule_of
 from dray.training.progress import Progress
 from dray.training.rank import Rank
 from dray.training.trial import Hooks
 from dray.training.units import Batch, TrainUnit
 
 log = logging.getLogger(__name__)
-
-
-class _Default(str):
-    """The default of a parameter, which is not the same object as an equal argument."""
-
-
-DEFAULT_POLICY = _Default("best")
-
-CHECKPOINT_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 
 
 class Trainer:
@@ -118,108 +104,73 @@ class Trainer:
         """
         if profiling_enabled:
             log.error("fit(profiling_enabled=True) has no effect; use context.set_profiler() or torch.profiler")
-        context, trial, host = self._context, self._trial, self._context._host
-        length = context._length = self._length(max_length)
-        policy = self._policy(checkpoint_policy, checkpoint_period)
-        periods = {
-            "reporting_period": reporting_period,
-            "validation_period": validation_period if validation_period is not None else host.validation_period,
-            "checkpoint_period": checkpoint_period if checkpoint_period is not None else host.checkpoint_period,
-        }
-        for name, period in periods.items():
-            # Also checked with the epoch's length; but a wrong type should not wait for the data to be built.
-            check_unit(period, name)
-        peers, position = context.distributed, context._position
+        run, trial = self._context._run, self._trial
+        arguments = FitArguments(
+            length=length_of(max_length, run),
+            policy=policy_of(checkpoint_policy, checkpoint_period, run),
+            reporting_period=reporting_period,
+            validation_period=run.host.validation_period if validation_period is None else validation_period,
+            checkpoint_period=run.host.checkpoint_period if checkpoint_period is None else checkpoint_period,
+            step_zero_validation=step_zero_validation,
+            test_mode=test_mode,
+        )
+        run.length = arguments.length
         try:
             with contextlib.ExitStack() as stack:
-                stack.callback(setattr, position, "stop_obeyed", True)
-                begins_with = host.source_checkpoint if latest_checkpoint is None else latest_checkpoint
-                opened = None
-                if begins_with is not None:
-                    opened = open_together(peers, lambda: host.open_checkpoint(begins_with), "opening a checkpoint")
-                directory, source_state = (None, opened) if latest_checkpoint is None else (opened, None)
-                with all_or_none(peers, "starting training"):
+                stack.callback(run.position.end)
+                resumed = open_checkpoint(run, latest_checkpoint)
+                source = open_checkpoint(run, run.host.source_checkpoint) if resumed is None else None
+                with all_or_none(run.peers, "starting training"):
                     full_dataset = self._check_trial()
-                    at = self._set_position(directory)
-                    callbacks = self._callbacks()
-                    for callback in callbacks.values():
-                        callback.on_trial_startup(at.batches, latest_checkpoint)
-                        stack.callback(callback.on_trial_shutdown)
-                    training_loader, division = loaders.training_loader(trial, context, directory)
-                    if position.initial_batch < at.batches:
-                        at = Progress(batches=position.initial_batch, saved=position.initial_batch)
-                position.epoch_length, hooks = self._agree(training_loader, callbacks)
-                with all_or_none(peers, "starting training"):
-                    validation_loader = loaders.validation_loader(trial, context, full_dataset=full_dataset)
-                    plan = self._plan(at, length, periods, policy, step_zero_validation, test_mode)
-                    stack.enter_context(host.training(plan, at.batches, peers))
-                    training_data = stack.enter_context(loaders.iterating(training_loader))
-                    if directory is not None:
-                        self._load(directory, callbacks)
-                    elif source_state is not None:
-                        self._load_state(source_state, callbacks)
+                    at = start_at(run, resumed)
+                    callbacks = checked_callbacks(trial.build_callbacks())
+                    for each in callbacks.values():
+                        each.on_trial_startup(at.batches, latest_checkpoint)
+                        stack.callback(each.on_trial_shutdown)
+                    data = loaders.training_data(trial.build_training_data_loader(), run, resumed)
+                    if data.begin < at.batches:
+                        at = Progress(batches=data.begin, saved=data.begin)
+                        run.position.start(data.begin)
+                run.position.epoch_length, hooks = self._agree(data.batches, callbacks)
+                with all_or_none(run.peers, "starting training"):
+                    validation_loader = trial.build_validation_data_loader()
+                    validation_data = loaders.validation_data(validation_loader, run, full_dataset=full_dataset)
+                    plan = arguments.plan(at, run)
+                    stack.enter_context(run.host.training(plan, at.batches, run.peers))
+                    training_data = stack.enter_context(loaders.iterating(data.batches))
+                    if resumed is not None:
+                        resume(run, resumed, callbacks)
+                    elif source is not None:
+                        load_state(run, source, callbacks)
                     for prepare in warm.before_training:
-                        prepare(context.models)
+                        prepare(run.optimisation.models)
                     rank = Rank(
                         trial=trial,
                         callbacks=callbacks,
-                        optimisation=context._optimisation,
-                        reducers=context._reducers,
-                        device=context.device,
-                        to_device=context._mover(),
-                        peers=peers,
+                        optimisation=run.optimisation,
+                        reducers=run.reducers,
+                        device=run.device,
+                        to_device=run.batch_mover(),
+                        peers=run.peers,
                     )
+                    evaluation = Evaluation(rank=rank, data=validation_data, full_dataset=full_dataset)
+                    description = cache(partial(describe, trial, run, data.division))
                     executor = Executor(
                         rank=rank,
-                        host=host,
+                        host=run.host,
                         training_data=training_data,
-                        evaluation=Evaluation(rank=rank, data=validation_loader, full_dataset=full_dataset),
-                        checkpointer=Checkpointer(
-                            rank=rank,
-                            host=host,
-                            description=cache(partial(describe, trial, context, division)),
-                            hooks=hooks,
-                        ),
+                        evaluation=evaluation,
+                        checkpointer=Checkpointer(rank=rank, host=run.host, description=description, hooks=hooks),
                         hooks=hooks,
-                        scalars=context._tensorboard,
-                        profiler=context.profiler,
+                        scalars=run.tensorboard,
+                        profiler=self._context.profiler,
                     )
-                    for callback in callbacks.values():
-                        callback.on_training_start()
-                run(plan, at, executor)
+                    for each in callbacks.values():
+                        each.on_training_start()
+                executor.run(plan, at)
         except ShouldExit:
             # Raised at the start, or while saving: nothing is left to save.
             log.info("training ended early, as requested")
-
-    # ------------------------------------------------------------------------------------------------- arguments
-
-    def _length(self, max_length: TrainUnit | None) -> TrainUnit:
-        check_length(max_length, "max_length")
-        known, wanted = self._context._max_length, self._context._host.max_length
-        if wanted is not None:
-            for name, given in (("init", known), ("fit", max_length)):
-                if given is not None and given != wanted:
-                    log.warning("%s(max_length=%r) is not used: the searcher's max_length is %r", name, given, wanted)
-            return wanted
-        if known is not None and max_length not in (None, known):
-            raise ValueError(
-                f"fit(max_length={max_length!r}) differs from pytorch.init(max_length={known!r}), by which the trial "
-                "may have made its schedules; leave out the one in fit()"
-            )
-        length = max_length if known is None else known
-        if length is None:
-            raise ValueError("fit() needs max_length, for example max_length=pytorch.Epoch(1)")
-        return length
-
-    def _policy(self, policy: str, checkpoint_period: TrainUnit | None) -> Policy:
-        if policy not in POLICIES:
-            raise ValueError(f"checkpoint_policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
-        if policy != "best" or self._context._host.best_supported:
-            return policy
-        if policy is DEFAULT_POLICY:
-            return "all" if checkpoint_period is None else "none"
-        log.warning("checkpoint_policy='best' works only in an experiment; this run uses 'all'")
-        return "all"
 
     def _check_trial(self) -> bool:
         """Whether the trial validates by `evaluate_full_dataset`."""
@@ -241,114 +192,18 @@ class Trainer:
             )
         return overridden == ["evaluate_full_dataset"]
 
-    def _set_position(self, directory: Path | None) -> Progress:
-        """Set the context to where training begins."""
-        context, position = self._context, self._context._position
-        if directory is not None and (seed := files.read_trial_seed(directory)) is not None:
-            # So that the data keep their order even if this run drew a new seed.
-            context._trial_seed = seed
-        at = Progress() if directory is None else files.read_progress(directory)
-        position.start(at.batches)
-        position.stop_requested = position.stop_requested and not position.stop_obeyed
-        return at
-
-    def _plan(
-        self,
-        at: Progress,
-        length: TrainUnit,
-        periods: Mapping[str, TrainUnit | None],
-        policy: Policy,
-        step_zero_validation: bool,
-        test_mode: bool,
-    ) -> Plan:
-        epoch_length = self._context._position.epoch_length
-        global_batch_size = self._context._global_batch_size
-
-        def batches(unit: TrainUnit, name: str) -> int:
-            return batches_of(unit, name=name, epoch_length=epoch_length, global_batch_size=global_batch_size)
-
-        def schedule(name: str) -> Schedule | None:
-            return schedule_of(periods[name], name=name, epoch_length=epoch_length)
-
-        total = batches(length, "max_length")
-        return Plan(
-            length=min(total, at.batches + 1) if test_mode else total,
-            epoch_length=epoch_length,
-            report=schedule("reporting_period"),
-            validate=schedule("validation_period"),
-            checkpoint=schedule("checkpoint_period"),
-            rungs=tuple(sorted({batches(rung, "rung") for rung in self._context._host.rungs})),
-            policy=policy,
-            step_zero_validation=step_zero_validation,
-            test_mode=test_mode,
-        )
-
-    # -------------------------------------------------------------------------------------------------- the trial
-
-    def _callbacks(self) -> dict[str, PyTorchCallback]:
-        callbacks: Any = self._trial.build_callbacks()
-        if not isinstance(callbacks, dict) or not all(isinstance(c, PyTorchCallback) for c in callbacks.values()):
-            raise TypeError(
-                f"build_callbacks() must return a dict of pytorch.PyTorchCallback instances by name, got {callbacks!r}"
-            )
-        for name, callback in callbacks.items():
-            if _overrides(callback, "on_checkpoint_end"):
-                warnings.warn(
-                    f"callback {name!r}: on_checkpoint_end is deprecated; use on_checkpoint_write_end",
-                    FutureWarning,
-                    stacklevel=3,
-                )
-        return dict(callbacks)
-
-    def _agree(self, loader: Any, callbacks: dict[str, PyTorchCallback]) -> tuple[int | None, Hooks]:
+    def _agree(self, batches: Any, callbacks: Mapping[str, PyTorchCallback]) -> tuple[int | None, Hooks]:
         """Batches per epoch, and the hooks that callbacks of any rank have."""
-
-        def has(*hooks: str) -> bool:
-            return any(_overrides(callback, hook) for callback in callbacks.values() for hook in hooks)
-
-        length = loaders.batches_per_epoch(loader, self._context)
-        mine = (length, has("on_training_workload_end"), has(*CHECKPOINT_HOOKS))
-        lengths, batch_metrics, checkpoints = zip(*self._context.distributed.allgather(mine), strict=True)
-        if lengths[0] == 0:
+        run = self._context._run
+        ranks = run.peers.allgather((loaders.batches_per_epoch(batches, run), hooks_of(callbacks)))
+        # All ranks use the chief's epoch length: shards may differ by a batch.
+        epoch_length = ranks[0][0]
+        if epoch_length == 0:
             raise RuntimeError(
                 "the training data is empty: build_training_data_loader() returned a loader without a batch; check its "
                 "dataset, and drop_last with a dataset smaller than a batch"
             )
-        # All ranks use the chief's epoch length: shards may differ by a batch.
-        return lengths[0], Hooks(batch_metrics=any(batch_metrics), checkpoints=any(checkpoints))
-
-    def _load_state(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> dict[str, Any]:
-        """Load models, optimizers, schedulers and callbacks from a checkpoint; returns its state dict."""
-        context = self._context
-        state = files.read_state(directory, [bare(model) for model in context.models])
-        for callback in callbacks.values():
-            callback.on_checkpoint_load_start(state)
-        context._optimisation.load_state_dict(state)
-        saved = state.get("callbacks", {})
-        for name, callback in callbacks.items():
-            if name in saved:
-                callback.load_state_dict(saved[name])
-            elif _overrides(callback, "load_state_dict"):
-                log.warning("callback %r has no state in the checkpoint; it starts afresh", name)
-        return state
-
-    def _load(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> None:
-        """Load all that is needed to resume a run: also gradients and RNG state."""
-        context, peers = self._context, self._context.distributed
-        state = self._load_state(directory, callbacks)
-        # Last, so that random numbers drawn while loading don't count.
-        mine = files.read_rank(directory, state, peers.rank, peers.size)
-        if mine is not None and mine.gradients is not None:
-            context._optimisation.restore_gradients(mine.gradients)
-        if mine is not None and mine.rng:
-            rng.restore(mine.rng, context.device)
-        else:
-            # The RNG as the constructor left it would repeat the random numbers of the first batches.
-            log.info("the checkpoint has no RNG state of rank %d; its RNGs are seeded again", peers.rank)
-            rng.seed_all(
-                Random(f"{context.get_trial_seed()}:{peers.rank}:{context.get_initial_batch()}").getrandbits(31)
-            )
-
-
-def _overrides(callback: PyTorchCallback, hook: str) -> bool:
-    return getattr(getattr(callback, hook), "__func__", None) is not getattr(PyTorchCallback, hook)
+        return epoch_length, Hooks(
+            batch_metrics=any(hooks.batch_metrics for _, hooks in ranks),
+            checkpoints=any(hooks.checkpoints for _, hooks in ranks),
+        )

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from dray.pytorch.batch_functions import data_length
 from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchTrialContext
-from dray.pytorch.data import DataLoader, batch_length
+from dray.pytorch.data import DataLoader
 from dray.training.metrics.reducers import Reducer
 
 
@@ -128,4 +129,4 @@ class PyTorchTrial(abc.ABC):
             ValueError: the batch is empty.
             TypeError: it is of another type.
         """
-        return batch_length(batch)
+        return data_length(batch)

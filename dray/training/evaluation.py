@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ from dray.training.metrics import validation
 from dray.training.metrics.reducers import Reducer
 from dray.training.metrics.values import jsonable
 from dray.training.rank import Rank
-from dray.training.trial import Trial
+from dray.training.trial import evaluate_batch_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class Evaluation:
     batches: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._evaluate_batch = self.rank.optimisation.forward(_evaluate_batch(self.rank.trial))
+        self._evaluate_batch = self.rank.optimisation.forward(evaluate_batch_of(self.rank.trial))
         self._evaluate_all = self.rank.optimisation.forward(self.rank.trial.evaluate_full_dataset)
 
     def share(self, *, test_mode: bool) -> Share:
@@ -111,16 +110,3 @@ class Evaluation:
             )
         own = validation.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
         return {**own, **reduced}
-
-
-def _evaluate_batch(trial: Trial) -> Callable[..., Any]:
-    """`evaluate_batch` with or without `batch_idx`, which Determined's user guide leaves out."""
-    evaluate_batch: Callable[..., Any] = trial.evaluate_batch
-    try:
-        parameters = inspect.signature(evaluate_batch).parameters
-    except (TypeError, ValueError):
-        return evaluate_batch
-    kinds = {parameter.kind for parameter in parameters.values()}
-    if parameters and "batch_idx" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
-        return lambda batch, batch_idx: evaluate_batch(batch=batch)
-    return evaluate_batch

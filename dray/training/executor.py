@@ -7,18 +7,17 @@ is agreed on here, in one exchange per command, before the loop gets the outcome
 from __future__ import annotations
 
 import contextlib
-import inspect
-import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from typing_extensions import assert_never
 
+from dray.training.batch_loop import BatchLoop
 from dray.training.checkpoint.checkpointer import Checkpointer
-from dray.training.errors import DataExhausted, ShouldExit
+from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Outcome, Publish, Train, Validate, drive
@@ -38,47 +37,11 @@ from dray.training.parallel.agreement import Agreement
 from dray.training.parallel.ddp import DDPModel
 from dray.training.parallel.exchange import Leave, on_chief
 from dray.training.plan import Plan
+from dray.training.position import Stop
 from dray.training.progress import Progress
 from dray.training.rank import Rank
-from dray.training.trial import Callback, Hooks
+from dray.training.trial import Hooks
 from dray.training.usage import Machine, Usage
-
-log = logging.getLogger(__name__)
-
-
-def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
-    """Run a plan to its end, under the executor's profiler.
-
-    Raises:
-        InvalidHP, DataExhausted: raised after what was trained has been saved.
-    """
-    steps = drive(plan, at)
-    outcome: Outcome | None = None
-    with executor.agreement.listening(), _watched(executor), executor.profiler or contextlib.nullcontext():
-        while True:
-            try:
-                command = next(steps) if outcome is None else steps.send(outcome)
-            except StopIteration as end:
-                executor.finish()
-                return end.value  # type: ignore[no-any-return]
-            # Outside the try: a StopIteration that escapes from a trial's code is the trial's error, not our end.
-            try:
-                outcome = executor.perform(command)
-            except BaseException:
-                executor.abandon()
-                raise
-
-
-@contextlib.contextmanager
-def _watched(executor: Executor) -> Iterator[None]:
-    """Let the host see how far training is, during the block."""
-    executor.host.watch(executor.progress)
-    try:
-        yield
-    finally:
-        # The host outlives the executor, and must not keep it or its DataLoader workers alive.
-        last = executor.progress()
-        executor.host.watch(lambda: last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +98,15 @@ class Executor:
             device=rank.device,
         )
         self._metrics = TrainingMetrics(keep_batches=self.hooks.batch_metrics)
-        self._train_batch = rank.optimisation.forward(rank.trial.train_batch)
-        self._epoch_starts = [_epoch_start(callback) for callback in rank.callbacks.values()]
         self._usage = Usage(rank.device)
+        self._batches = BatchLoop(
+            rank=rank,
+            data=self.training_data,
+            agreement=self.agreement,
+            metrics=self._metrics,
+            usage=self._usage,
+            profiler=self.profiler,
+        )
         # Metrics that are not published yet.
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
@@ -146,9 +115,43 @@ class Executor:
             # that checkpoint stays.
             self.scalars.restart(position.trained + 1)
 
-    def progress(self) -> tuple[int, int]:
-        """As `Host.watch` needs it: (batches trained, batches of the latest validation)."""
-        return self.rank.position.trained, self.evaluation.batches
+    def run(self, plan: Plan, at: Progress) -> Progress:
+        """Run a plan from `at` to its end, under the profiler; returns where it ended.
+
+        Raises:
+            InvalidHP, DataExhausted: raised after what was trained has been saved.
+        """
+        steps = drive(plan, at)
+        outcome: Outcome | None = None
+        with self.agreement.listening(), self._watched(), self.profiler or contextlib.nullcontext():
+            while True:
+                try:
+                    command = next(steps) if outcome is None else steps.send(outcome)
+                except StopIteration as end:
+                    self.checkpointer.finish()
+                    self.agreement.raise_error()
+                    return end.value  # type: ignore[no-any-return]
+                # Outside the try: a StopIteration that escapes from a trial's code is the trial's error, not our end.
+                try:
+                    outcome = self.perform(command)
+                except BaseException:
+                    self.checkpointer.abandon()
+                    raise
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Let the host see how far training is, during the block."""
+
+        def progress() -> tuple[int, int]:
+            return self.rank.position.trained, self.evaluation.batches
+
+        self.host.watch(progress)
+        try:
+            yield
+        finally:
+            # The host outlives the executor, and must not keep it or its DataLoader workers alive.
+            last = progress()
+            self.host.watch(lambda: last)
 
     def perform(self, command: Command) -> Outcome:
         """Perform a command of the loop."""
@@ -165,15 +168,6 @@ class Executor:
         self._usage.record(phase, time.perf_counter() - began, self.rank.position.trained - before)
         return outcome
 
-    def finish(self) -> None:
-        """Wait until the last checkpoint is saved, and raise the exception that ended training, if any."""
-        self.checkpointer.finish()
-        self.agreement.raise_error()
-
-    def abandon(self) -> None:
-        """After an error: wait for the checkpoint that is being saved."""
-        self.checkpointer.abandon()
-
     # ------------------------------------------------------------------------------------------------------- train
 
     def train(self, command: Train) -> Outcome:
@@ -185,7 +179,7 @@ class Executor:
         for model in rank.optimisation.models:
             if not model.training or first == position.initial_batch:
                 model.train()
-        reduced, leave = agreement.section(lambda: self._train_until(command.until), training=True)
+        reduced, leave = agreement.section(lambda: self._train_batches(command.until), training=True)
         # Where collectives were aborted, these are garbage, or can't be read at all.
         values, late = agreement.catch(metrics.take_values)
         leave = leave or late
@@ -224,49 +218,10 @@ class Executor:
                 return Outcome(batches=position.trained, leave=True, save_on_leave=leave.save)
         return Outcome(batches=position.trained)
 
-    def _train_until(self, until: int) -> list[Any]:
-        """The hot path. Returns what this rank contributes to the reducers."""
-        rank, trial, position, optimisation = self.rank, self.rank.trial, self.rank.position, self.rank.optimisation
-        to_device, add, profiler = rank.to_device, self._metrics.add, self.profiler
-        train_batch, get_batch_length = self._train_batch, trial.get_batch_length
-        epoch_length, aggregates = position.epoch_length, optimisation.aggregation_frequency > 1
-        amp, schedulers = optimisation.amp, optimisation.lr_schedulers
-        agreement, usage, clock = self.agreement, self._usage, time.perf_counter
-        if position.trained >= agreement.stop_at and agreement.must_stop(position.trained):
-            return rank.reducers.per_slot(training=True)
-        # The range first in zip(): so no batch is drawn that is not trained on.
-        since = clock()
-        for batch_idx, batch in zip(range(position.trained, until), self.training_data, strict=False):
-            usage.data_s += clock() - since
-            get_batch_length(batch)
-            if to_device is not None:
-                batch = to_device(batch)
-            position.batch_idx = batch_idx
-            epoch_idx, batch_in_epoch = divmod(batch_idx, epoch_length) if epoch_length else (0, batch_idx)
-            if batch_in_epoch == 0:
-                for epoch_start in self._epoch_starts:
-                    epoch_start(epoch_idx)
-            if aggregates:
-                optimisation.before_batch()
-            add(train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
-            if schedulers or amp is not None:
-                optimisation.after_batch(batch_idx)
-            if profiler is not None:
-                profiler.step()
-            position.trained = batch_idx + 1
-            if batch_in_epoch + 1 == epoch_length:
-                for callback in rank.callbacks.values():
-                    callback.on_training_epoch_end(epoch_idx)
-            # Before another batch is drawn: that may draw random numbers, which the resumed run must draw itself.
-            if batch_idx + 1 >= agreement.stop_at and agreement.must_stop(batch_idx + 1):
-                return rank.reducers.per_slot(training=True)
-            since = clock()
-        if position.trained < until:
-            raise DataExhausted(
-                f"the training data ended after {position.trained} batches, but training continues to {until} or more; "
-                "return a pytorch.DataLoader, or repeat the data yourself (see samplers.RepeatBatchSampler)"
-            )
-        return rank.reducers.per_slot(training=True)
+    def _train_batches(self, until: int) -> list[Any]:
+        """Train until so many batches; returns what this rank contributes to the reducers."""
+        self._batches.train(until)
+        return self.rank.reducers.per_slot(training=True)
 
     def _workload_end(self, averages: dict[str, Any]) -> None:
         batches = average_batches(self.rank.peers.allgather(self._metrics.take_batches()))
@@ -302,10 +257,7 @@ class Executor:
             check_metric(self.host.metric, self._validation)
         if not self.rank.is_chief:
             return False, "nothing"
-        self.scalars.write_metrics(
-            self.rank.position.trained,
-            {name if name.startswith("val") else f"val_{name}": value for name, value in self._validation.items()},
-        )
+        self.scalars.write_metrics(self.rank.position.trained, self._validation, validation=True)
         for name, value in self._counts().items():
             shown.setdefault(name, value)
         reached = self.host.reached(self._validation)
@@ -336,7 +288,7 @@ class Executor:
             # Not in the report of the checkpoint, so that two identical runs have identical checkpoints.
             report = replace(report, system=self._usage.flush(at_once=command.decides or command.final))
         # Published before any rank leaves: what the host does on a stop may end this process.
-        mine = (position.stop_requested, leave)
+        mine = (position.stop is Stop.REQUESTED, leave)
         stop, ranks = on_chief(rank.peers, "publishing metrics", lambda: self.checkpointer.publish(report), mine)
         if self.agreement.agree([row[1] for row in ranks]) is not None:
             # Nothing is lost: the checkpoint has just been saved.
@@ -346,14 +298,3 @@ class Executor:
 
     def _counts(self) -> dict[str, Any]:
         return {"batches": self.rank.position.trained, "epochs": self.rank.position.epochs or 0.0}
-
-
-def _epoch_start(callback: Callback) -> Callable[[int], None]:
-    """`on_training_epoch_start` with or without its argument, which old versions of Determined lack."""
-    hook: Any = callback.on_training_epoch_start
-    if inspect.signature(hook).parameters:
-        return lambda epoch_idx: hook(epoch_idx)
-    log.warning(
-        "%s.on_training_epoch_start() without epoch_idx is deprecated; add the parameter", type(callback).__name__
-    )
-    return lambda epoch_idx: hook()

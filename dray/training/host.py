@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -44,7 +44,7 @@ class Report:
     decides: bool = False
     final: bool = False
     interrupted: bool = False
-    checkpoint: str | None = field(default=None)
+    checkpoint: str | None = None
     system: Mapping[str, float] | None = None
     groups: Mapping[str, Mapping[str, object]] | None = None
     length: float | None = None

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+log = logging.getLogger(__name__)
 
 
 class Trial(Protocol):
@@ -81,3 +86,27 @@ class Scheduler(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+def evaluate_batch_of(trial: Trial) -> Callable[..., Any]:
+    """A trial's `evaluate_batch`, which may lack `batch_idx`, as in Determined's user guide."""
+    evaluate_batch: Callable[..., Any] = trial.evaluate_batch
+    try:
+        parameters = inspect.signature(evaluate_batch).parameters
+    except (TypeError, ValueError):
+        return evaluate_batch
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if parameters and "batch_idx" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+        return lambda batch, batch_idx: evaluate_batch(batch=batch)
+    return evaluate_batch
+
+
+def epoch_start_of(callback: Callback) -> Callable[[int], None]:
+    """A callback's `on_training_epoch_start`, which may lack its argument, as in old versions of Determined."""
+    hook: Any = callback.on_training_epoch_start
+    if inspect.signature(hook).parameters:
+        return lambda epoch_idx: hook(epoch_idx)
+    log.warning(
+        "%s.on_training_epoch_start() without epoch_idx is deprecated; add the parameter", type(callback).__name__
+    )
+    return lambda epoch_idx: hook()

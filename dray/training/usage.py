@@ -65,20 +65,6 @@ class Usage:
         data_s: seconds spent waiting for data so far, a part of the training time in `record`.
     """
 
-    __slots__ = (
-        "_batches",
-        "_cpu_s",
-        "_device",
-        "_failed",
-        "_looked",
-        "_machine",
-        "_ranks",
-        "_saved",
-        "_spent",
-        "_taken",
-        "data_s",
-    )
-
     def __init__(self, device: torch.device) -> None:
         self.data_s = 0.0
         self._spent = dict.fromkeys(("training", "validating", "checkpointing", "waiting"), 0.0)

@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dray.training.parallel import ddp
 from dray.training.parallel.device import CPU, NoGpuOfItsOwn, check_gpus, gpu_of
-from dray.training.parallel.distributed import StoreTransport
+from dray.training.parallel.transport import StoreTransport
 
 TIMEOUT_S = 1800
 """The timeout of collectives, as in Ray Train and torchrun."""

@@ -19,6 +19,7 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch, samplers
+from dray.pytorch.trial_run import TrialRun
 from dray.training.checkpoint.plain_state import UnsavableState
 from dray.training.errors import SearcherMetricError
 from dray.training.metrics.reducers import ReducerRegistry
@@ -328,13 +329,11 @@ CASES = {
     ),
     "batch size below the slots": Case(
         "2.3",
-        lambda h: pytorch.PyTorchTrialContext(
+        lambda h: TrialRun(
             host=h,
-            distributed=DistributedContext(**two_ranks(), transport=Alone()),
+            peers=DistributedContext(**two_ranks(), transport=Alone()),
             device=torch.device("cpu"),
-            trial_seed=0,
             hparams={"global_batch_size": 1},
-            exp_conf=None,
         ),
         ValueError,
         "is 1, less than the trial's 2 slot(s)",

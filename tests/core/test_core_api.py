@@ -487,14 +487,15 @@ def test_sigterm_asks_a_local_run_to_stop() -> None:
 
 
 @pytest.mark.parametrize("mode", [PreemptMode.WorkersAskChief, PreemptMode.WorkersAskMaster])
-def test_all_ranks_get_the_chiefs_request_to_stop(mode: PreemptMode) -> None:
+def test_all_ranks_get_the_chiefs_request_to_stop(mode: PreemptMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalHost, "report", lambda host, report: True)
     barrier = threading.Barrier(2, timeout=HANGS_S)
 
     def work(context: Context) -> list[bool]:
         answers = [context.preempt.should_preempt()]
         barrier.wait()
         if context.distributed.rank == 0:
-            context.train.stop_requested = True
+            context.train.report_training_metrics(1, {})
             if mode is PreemptMode.WorkersAskMaster:
                 assert context.preempt.should_preempt()
         barrier.wait()
@@ -532,9 +533,10 @@ def test_only_the_chief_may_ask_with_chief_only() -> None:
 def test_an_answer_is_acknowledged_at_once_unless_auto_ack_is_off(
     in_search: Callable[..., Searching],
 ) -> None:
-    host = in_search([])
+    host = in_search([1.0], stop_at=1.0, max_length={"batches": 1})
     with use_host(host), core.init() as context:
-        context.train.stop_requested = True
+        for operation in context.searcher.operations():
+            operation.report_completed(0.5)
         assert context.preempt.should_preempt(auto_ack=False)
         assert host.acknowledged == 0
         context.preempt.acknowledge_preemption_signal()

@@ -18,7 +18,8 @@ from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_in
 from dray.storage import CheckpointError
 from dray.training.checkpoint.opening import open_together
 from dray.training.errors import PeerFailed
-from dray.training.parallel.distributed import PORT, StoreTransport
+from dray.training.parallel.distributed import PORT
+from dray.training.parallel.transport import StoreTransport
 
 HANGS_S = 50
 

@@ -42,7 +42,7 @@ def noted(model_dir: Path) -> Path:  # noqa: F811
 class Noting(OneWeight):
     def build_callbacks(self):
         with open(HERE + "/noted.json", "w") as file:
-            amp = self.context.experimental._auto_amp
+            amp = self.context._run.uses_amp
             config = self.context.get_experiment_config()
             gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
             workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")

@@ -346,7 +346,7 @@ def test_a_host_is_current_only_within_its_block(tmp_path: Path) -> None:
             assert current_host() is inner
         assert current_host() is outer
         with pytorch.init() as context:
-            assert context._host is outer
+            assert context._run.host is outer
     assert current_host() is None
 
 

@@ -94,7 +94,7 @@ def run(kind: str, directory: Path, until: int, latest: str | None, **init: Any)
         pytorch.Trainer(trial, context).fit(
             max_length=Batch(BATCHES), checkpoint_period=Batch(1), checkpoint_policy="none", latest_checkpoint=latest
         )
-        return {"seen": trial.seen, "state": context._optimisation.state_dict()}
+        return {"seen": trial.seen, "state": context._run.optimisation.state_dict()}
 
 
 def main(directory: Path) -> None:

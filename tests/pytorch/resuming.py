@@ -260,7 +260,7 @@ def run(kind: str, host: FakeHost, *, distributed: DistributedContext | None = N
             **fit,
         )
         return {
-            "state": context._optimisation.state_dict(),
+            "state": context._run.optimisation.state_dict(),
             "rng": rng.capture(context.device),
             "reports": [(r.batches, r.epochs, r.training, r.validation) for r in host.reports],
             "seen": trial.seen,

@@ -40,7 +40,7 @@ def scaling(**scaler: Any) -> Callable[[OneWeight], None]:
     """As `use_amp()` on a GPU, with torch's scaler for the CPU: the scaling is the same."""
 
     def prepare(trial: OneWeight) -> None:
-        optimisation = trial.context._optimisation
+        optimisation = trial.context._run.optimisation
         optimisation.scaler = torch.amp.GradScaler("cpu", **{"init_scale": 1024.0, **scaler})
         optimisation.amp = MixedPrecision(torch.device("cpu"), torch.bfloat16, optimisation.scaler)
 
@@ -54,7 +54,7 @@ def with_scale(scale: float) -> Callable[[OneWeight], None]:
     """
 
     def prepare(trial: OneWeight) -> None:
-        scaler = trial.context._optimisation.scaler
+        scaler = trial.context._run.optimisation.scaler
         if scaler is not None:
             scaler.load_state_dict({**scaler.state_dict(), "scale": scale})
 
@@ -86,7 +86,7 @@ def test_evaluate_full_dataset_runs_under_autocast(fit: Fit) -> None:
         def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
             return {"types": [str(self.model(batch).dtype) for batch in data_loader]}
 
-    host_reports = fit(Full, max_length=Batch(1)).context._host.reports
+    host_reports = fit(Full, max_length=Batch(1)).context._run.host.reports
     assert host_reports[-1].validation == {"types": ["torch.bfloat16"] * 3}
 
 
@@ -102,7 +102,7 @@ def test_on_a_cpu_float16_trains_as_usual(fit: Fit, dtype: torch.dtype | None) -
     trial = fit(Plain, max_length=Batch(9))
     assert {kind for _, kind in trial.types} == {torch.float32}
     assert trial.weight == pytest.approx(one_weight(9), abs=0)
-    assert "scaler_state_dict" not in state(trial.context._host.checkpoints()[-1])
+    assert "scaler_state_dict" not in state(trial.context._run.host.checkpoints()[-1])
 
 
 @pytest.mark.api("2.25")

@@ -118,7 +118,7 @@ def trained(host: FakeHost, held: Held | None, **fit: Any) -> dict[str, Any]:
             **fit,
         )
     return {
-        "state": context._optimisation.state_dict(),
+        "state": context._run.optimisation.state_dict(),
         "reports": [(r.batches, r.training, r.validation) for r in host.reports],
         "seen": trial.seen,
     }

@@ -175,7 +175,7 @@ def test_a_sampler_without_a_whole_batch_ends_wherever_it_is_begun(sampler: list
     now=st.integers(1, 4),
     skip=st.integers(0, 40),
 )
-def test_divided_anew_a_step_has_the_records_that_it_had(
+def test_a_step_has_the_same_records_when_resharded(
     records: int, batch_size: int, drop_last: bool, own: bool, before: int, now: int, skip: int
 ) -> None:
     """Whatever the number of processes before and now, in a run that began with whole shards as without."""
@@ -187,7 +187,7 @@ def test_divided_anew_a_step_has_the_records_that_it_had(
     then = DataLoader(range(records), batch_size, drop_last=drop_last, collate_fn=list, **arguments)
     then.seed = 5
     old = [taken(then, 6, skip=skip, num_replicas=before, rank=rank) for rank in range(before)]
-    new = [made._divided_anew(division, skip=skip, num_replicas=now, rank=rank) for rank in range(now)]
+    new = [made._resharded(division, skip=skip, num_replicas=now, rank=rank) for rank in range(now)]
     assert {len(share) for share in new} == {len(then.get_data_loader(num_replicas=before))}
     for parts, shares in zip(
         zip(*old, strict=True), zip(*(itertools.islice(n, 6) for n in new), strict=True), strict=True

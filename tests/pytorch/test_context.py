@@ -16,6 +16,7 @@ from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.pytorch.context import PyTorchTrialContext
+from dray.pytorch.trial_run import TrialRun
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight
 
@@ -38,9 +39,9 @@ def ranks(size: int) -> DistributedContext:
     )
 
 
-def make(host: FakeHost, **kwargs: Any) -> PyTorchTrialContext:
-    arguments: dict[str, Any] = {"hparams": None, "exp_conf": None, "distributed": DistributedContext(), **kwargs}
-    return PyTorchTrialContext(host=host, device=torch.device("cpu"), trial_seed=host.trial_seed, **arguments)
+def make(host: FakeHost, *, peers: DistributedContext | None = None, **arguments: Any) -> PyTorchTrialContext:
+    peers = peers or DistributedContext()
+    return PyTorchTrialContext(TrialRun(host=host, peers=peers, device=torch.device("cpu"), **arguments))
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_nothing_given_is_a_value_error(host: FakeHost) -> None:
 
 @pytest.mark.api("2.2")
 def test_the_batch_is_split_over_the_slots(host: FakeHost) -> None:
-    two = make(host, hparams={"global_batch_size": 9}, distributed=ranks(2))
+    two = make(host, hparams={"global_batch_size": 9}, peers=ranks(2))
     assert (two.get_per_slot_batch_size(), two.get_global_batch_size()) == (4, 8)
 
 
@@ -93,13 +94,13 @@ def test_the_batch_is_split_over_the_slots(host: FakeHost) -> None:
 )
 def test_a_batch_size_that_can_not_be_split_is_refused_at_once(host: FakeHost, size: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        make(host, hparams={"global_batch_size": size}, distributed=ranks(2))
+        make(host, hparams={"global_batch_size": size}, peers=ranks(2))
 
 
 @pytest.mark.api("2.4")
 def test_the_experiments_config_and_its_data_section(host: FakeHost) -> None:
-    assert make(host, exp_conf={"name": "x", "data": {"url": "u"}}).get_data_config() == {"url": "u"}
-    assert make(host, exp_conf={"name": "x"}).get_data_config() == {}
+    assert make(host, config={"name": "x", "data": {"url": "u"}}).get_data_config() == {"url": "u"}
+    assert make(host, config={"name": "x"}).get_data_config() == {}
 
 
 @pytest.mark.api("2.5", "2.7", "2.8")

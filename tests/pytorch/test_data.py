@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from dray.pytorch import DataLoader
-from dray.pytorch.data import ToDevice, batch_length
+from dray.pytorch import DataLoader, data_length
+from dray.pytorch.batch_functions import ToDevice
 
 
 def loader(records: int = 10, **kwargs: Any) -> DataLoader:
@@ -201,21 +201,21 @@ def test_a_rank_that_does_not_exist_is_refused() -> None:
     ],
 )
 def test_a_batch_is_as_long_as_its_first_leaf(batch: Any, length: int) -> None:
-    assert batch_length(batch) == length
+    assert data_length(batch) == length
 
 
 @pytest.mark.api("1.10")
 @pytest.mark.parametrize("batch", [{}, [], (), {"a": []}])
 def test_an_empty_batch_is_a_value_error(batch: Any) -> None:
     with pytest.raises(ValueError, match="empty"):
-        batch_length(batch)
+        data_length(batch)
 
 
 @pytest.mark.api("1.10")
 @pytest.mark.parametrize("batch", ["text", 3, None, object(), {"a": "text"}])
 def test_a_batch_of_unknown_type_is_a_type_error(batch: Any) -> None:
     with pytest.raises(TypeError, match=r"override PyTorchTrial\.get_batch_length"):
-        batch_length(batch)
+        data_length(batch)
 
 
 @pytest.mark.api("2.14")

@@ -172,7 +172,7 @@ def test_between_reports_the_host_never_waits_for_the_device(
 @pytest.mark.gpu
 def test_large_batches_are_moved_by_a_stream_of_their_own(host: FakeHost) -> None:
     with use_host(host), pytorch.init() as context:
-        mover = context._mover()
+        mover = context._run.batch_mover()
         assert isinstance(mover, SideStream)
         moved = mover({"x": torch.ones(8, FEATURES), "y": np.arange(8)})
         assert (moved["x"].sum().item(), moved["y"].sum().item()) == (8 * FEATURES, 28)
@@ -198,4 +198,4 @@ def test_leaves_are_found_at_any_depth() -> None:
 def test_a_trial_may_move_its_batches_by_itself(host: FakeHost) -> None:
     with use_host(host), pytorch.init() as context:
         context.experimental.disable_auto_to_device()
-        assert context._mover() is None
+        assert context._run.batch_mover() is None

@@ -76,7 +76,7 @@ def test_an_unknown_length_is_an_error_with_the_cure(fit: Fit, tmp_path: Path) -
 
 
 def test_an_epoch_of_a_loader_without_a_length_is_as_long_as_the_config_says(tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {"hparams": {"global_batch_size": 4}, "exp_conf": {"records_per_epoch": 21}}
+    arguments: dict[str, Any] = {"hparams": {"global_batch_size": 4}, "config": {"records_per_epoch": 21}}
     context = make(FakeHost(tmp_path, max_length=Epoch(3)), **arguments)
     assert context.get_total_batches(torch.ones(1) for _ in range(3)) == 15
 
@@ -88,7 +88,7 @@ def test_it_is_counted_as_the_trainer_counts(
     host: FakeHost, size: int, arguments: dict[str, Any], elastic: bool
 ) -> None:
     config = {"resources": {"slots_per_trial": {"min": 1, "max": 4}}} if elastic else {}
-    context = make(host, distributed=ranks(size), exp_conf=config)
+    context = make(host, peers=ranks(size), config=config)
     batch_size = {} if "batch_sampler" in arguments else {"batch_size": 3}
 
     class Sized(OneWeight):
@@ -98,8 +98,8 @@ def test_it_is_counted_as_the_trainer_counts(
     trial, before = Sized.__new__(Sized), torch.get_rng_state()
     asked = context.get_epoch_length(trial.build_training_data_loader)
     assert torch.equal(torch.get_rng_state(), before)
-    loader, _ = loaders.training_loader(trial, context, None)
-    assert asked == loaders.batches_per_epoch(loader, context)
+    data = loaders.training_data(trial.build_training_data_loader(), context._run, None)
+    assert asked == loaders.batches_per_epoch(data.batches, context._run)
 
 
 def test_a_loaded_trial_gets_what_it_trained_and_needs_no_data(fit: Fit, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def train(trial_class: type[Trial], directory: Path, length: int, **fit: Any) ->
 
 
 def state_of(trial: Trial) -> dict[str, Any]:
-    return trial.context._optimisation.state_dict()
+    return trial.context._run.optimisation.state_dict()
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ class PerEpoch(Everything):
 
 
 def state_of(trial: Any) -> dict[str, Any]:
-    state: dict[str, Any] = trial.context._optimisation.state_dict()
+    state: dict[str, Any] = trial.context._run.optimisation.state_dict()
     return state
 
 
@@ -184,7 +184,7 @@ def test_gradients_of_a_batch_that_a_trial_has_left_are_not_saved(fit: Fit, host
 
     class Leaving(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 3 and self.context._position.initial_batch == 0:
+            if batch_idx == 3 and self.context._run.position.initial_batch == 0:
                 self.context.backward(self.loss(batch))
                 raise pytorch.ShouldExit
             return super().train_batch(batch, epoch_idx, batch_idx)

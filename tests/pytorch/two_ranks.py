@@ -24,7 +24,7 @@ from dray.pytorch import Batch
 from dray.training.checkpoint import saver
 from dray.training.host import Report
 from dray.training.parallel import agreement
-from dray.training.parallel.distributed import TorchTransport
+from dray.training.parallel.transport import TorchTransport
 from tests import queued
 from tests.pytorch.fakes import FakeHost
 
@@ -109,10 +109,10 @@ def run(
             error = f"{type(caught).__name__}: {caught}"
         return {
             "error": error,
-            "weights": context._optimisation.state_dict()["models_state_dict"][0],
+            "weights": context._run.optimisation.state_dict()["models_state_dict"][0],
             "opened": len(host.opened),
             "reports": [(r.batches, r.training, r.validation, r.checkpoint) for r in host.reports],
-            "epoch_length": context._position.epoch_length,
+            "epoch_length": context._run.position.epoch_length,
             "trial": getattr(trial, "seen", None),
         }
 

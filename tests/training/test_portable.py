@@ -24,7 +24,8 @@ from dray.training.checkpoint.files import Description, RankState
 from dray.training.checkpoint.portable import portable
 from dray.training.evaluation import Share
 from dray.training.metrics.reducers import ReducerRegistry
-from dray.training.parallel.distributed import DistributedContext, StoreTransport, TorchTransport
+from dray.training.parallel.distributed import DistributedContext
+from dray.training.parallel.transport import StoreTransport, TorchTransport
 from dray.training.progress import Progress
 
 

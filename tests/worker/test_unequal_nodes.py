@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from dray.training.parallel.distributed import StoreTransport
+from dray.training.parallel.transport import StoreTransport
 from dray.worker.process_group import launcher_variables
 from tests.core.test_distributed import HANGS_S, nodes
 

@@ -12,10 +12,12 @@ log = logging.getLogger(__name__)
 
 
 class MetricChecks:
-    """Args:
-    metric: the searcher's.
-    is_alone: the trial is the only one, of `searcher: {name: single}`, which compares nothing.
-    stops_on_nan: the config's.
+    """Checks the reports of one trial.
+
+    Args:
+        metric: the searcher's.
+        is_alone: the trial is the only one, of `searcher: {name: single}`, which compares nothing.
+        stops_on_nan: the config's.
     """
 
     def __init__(self, metric: str, *, is_alone: bool, stops_on_nan: bool) -> None:
@@ -25,7 +27,7 @@ class MetricChecks:
         """The metric that the search compares; None if it compares nothing."""
 
     def of_program(self, report: Report | None, *, known: bool) -> None:
-        """Check a report of a program with its own loop; None: it has ended.
+        """Check a report of a program with its own loop; None once it has ended.
 
         Args:
             known: the search has received the metric from this trial before.

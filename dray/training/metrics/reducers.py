@@ -6,7 +6,7 @@ import abc
 import enum
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import numpy as np
 
@@ -108,28 +108,11 @@ class FunctionReducer(MetricReducer):
         return self.function([value for turn in turns for value in turn if value is not self._NONE])
 
 
-R = TypeVar("R", bound=MetricReducer)
-
-
 class ReducerRegistry:
     """The reducers that a trial has wrapped."""
 
     def __init__(self) -> None:
         self._wrapped: list[tuple[MetricReducer, str | None, bool, bool]] = []
-
-    @overload
-    def wrap_reducer(
-        self, reducer: R, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> R: ...
-
-    @overload
-    def wrap_reducer(
-        self,
-        reducer: Callable[[list[Any]], Any],
-        name: str | None = None,
-        for_training: bool = True,
-        for_validation: bool = True,
-    ) -> FunctionReducer: ...
 
     def wrap_reducer(
         self,
@@ -137,7 +120,7 @@ class ReducerRegistry:
         name: str | None = None,
         for_training: bool = True,
         for_validation: bool = True,
-    ) -> MetricReducer:
+    ) -> Any:
         """Add a metric that is reduced properly over batches and ranks.
 
         Args:

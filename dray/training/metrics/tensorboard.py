@@ -82,11 +82,19 @@ class TensorBoard:
             (at, step, _tagged(row)) for step, (at, row) in enumerate(zip(times, rows, strict=False), first) if row
         )
 
-    def write_metrics(self, batches: int, metrics: Mapping[str, Any]) -> None:
-        """Write the trainer's metrics after so many batches; values other than numbers are left out."""
+    def write_metrics(self, batches: int, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
+        """Write metrics after so many batches; values other than numbers are left out.
+
+        Args:
+            validation: names get the prefix "val_", unless they begin with "val".
+        """
         if not self.enabled:
             return
-        numbers = {name: as_number(to_numpy(value)) for name, value in metrics.items()}
+        prefix = "val_" if validation else ""
+        numbers = {
+            name if name.startswith("val") else prefix + name: as_number(to_numpy(value))
+            for name, value in metrics.items()
+        }
         if row := {name: number for name, number in numbers.items() if number is not None}:
             self.write([(time.time(), batches, _tagged(row))])
 

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
-import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from dray.compat import lacks
+from dray.training.parallel.transport import StoreTransport, TorchTransport, Transport
 
 T = TypeVar("T")
 
 #: The chief's port, for processes without torch.distributed; `port_offset` is added to it.
 PORT = 12360
 TIMEOUT_S = 600.0
-
-
-class Transport(Protocol):
-    """Passes picklable objects between ranks."""
-
-    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]: ...
-
-    def gather(self, stuff: Any) -> list[Any] | None: ...
-
-    def close(self) -> None: ...
 
 
 @lacks("determined.core.DistributedContext")
@@ -222,6 +210,21 @@ class NotUnderTorchrun(ValueError, KeyError):
     __str__ = ValueError.__str__
 
 
+def check_peers(peers: DistributedContext, caller: str) -> None:
+    """Check that a program with several processes has passed them on.
+
+    Raises:
+        RuntimeError: torch.distributed has several, but `peers` is one alone.
+    """
+    import torch.distributed as dist
+
+    if peers.size == 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise RuntimeError(
+            f"torch.distributed has {dist.get_world_size()} processes, but {caller} knows of only one; pass "
+            "distributed=core.DistributedContext.from_torch_distributed()"
+        )
+
+
 def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
     value = environment.get(name)
     if value is None or not value.lstrip("-").isdigit():
@@ -231,129 +234,3 @@ def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
             "rank, size and the other numbers to DistributedContext()"
         )
     return int(value)
-
-
-def _pickled(stuff: Any) -> bytes:
-    """For another rank, which has no use for tensors on this rank's device."""
-    from dray.training.checkpoint.portable import portable
-
-    with portable():
-        return pickle.dumps(stuff)
-
-
-TOO_LONG = 2**32 - 1
-FOR_EVER = timedelta(days=365)
-"""A rank may work alone for hours, such as the chief in `evaluate_full_dataset`. That the others wait for it is no
-fault: if its process dies, they notice it by its connections."""
-
-
-def _too_late(timeout_s: float) -> TimeoutError:
-    return TimeoutError(f"not all ranks have called allgather() within {timeout_s:g} s")
-
-
-class TorchTransport:
-    """Over torch.distributed, in a separate gloo group: its collectives may wait for as long as a rank works alone,
-    and are counted apart from those of the user's code."""
-
-    ROOM = 8192
-    """Bytes that most messages fit in. They take one collective, of a size known to all; `all_gather_object` takes two,
-    and five times as long."""
-
-    def __init__(self) -> None:
-        import torch
-        import torch.distributed as dist
-
-        self._torch, self._dist = torch, dist
-        self._open_group: Any = None
-        assert self._group is not None  # made here, where no rank can have failed yet
-
-    @property
-    def _group(self) -> Any:
-        """Made again, by all ranks together, if the context is used after its end."""
-        if self._open_group is None:
-            self._open_group = self._dist.new_group(backend="gloo", timeout=FOR_EVER)
-        return self._open_group
-
-    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
-        message = _pickled(stuff)
-        fits = len(message) + 4 <= self.ROOM
-        head = (len(message) if fits else TOO_LONG).to_bytes(4, "little")
-        mine = bytearray((head + message if fits else head).ljust(self.ROOM, b"\0"))
-        rows = self._torch.empty(self._dist.get_world_size(), self.ROOM, dtype=self._torch.uint8)
-        self._gather(rows, self._torch.frombuffer(mine, dtype=self._torch.uint8), timeout_s)
-        lengths = [int.from_bytes(row[:4].numpy().tobytes(), "little") for row in rows]
-        if TOO_LONG in lengths:
-            result: list[Any] = [None] * len(lengths)
-            self._dist.all_gather_object(result, message, group=self._group)
-            return [pickle.loads(each) for each in result]
-        return [pickle.loads(row[4 : 4 + n].numpy().tobytes()) for row, n in zip(rows, lengths, strict=True)]
-
-    def _gather(self, rows: Any, mine: Any, timeout_s: float | None) -> None:
-        if timeout_s is None:
-            self._dist.all_gather(list(rows), mine, group=self._group)
-            return
-        began = time.monotonic()
-        try:
-            work = self._dist.all_gather(list(rows), mine, group=self._group, async_op=True)
-            work.wait(timedelta(seconds=timeout_s))
-        except RuntimeError as error:
-            if time.monotonic() < began + timeout_s:
-                raise
-            raise _too_late(timeout_s) from error
-
-    def gather(self, stuff: Any) -> list[Any] | None:
-        result: list[Any] | None = [None] * self._dist.get_world_size() if self._dist.get_rank() == 0 else None
-        self._dist.gather_object(_pickled(stuff), result, group=self._group)
-        return None if result is None else [pickle.loads(each) for each in result]
-
-    def close(self) -> None:
-        if self._open_group is not None and self._dist.is_initialized():
-            self._dist.destroy_process_group(self._open_group)
-        self._open_group = None
-
-
-class StoreTransport:
-    """Over a TCPStore that the chief serves: for processes without a process group."""
-
-    def __init__(self, rank: int, size: int, store: Any) -> None:
-        self._rank = rank
-        self._size = size
-        self._store = store
-        self._turn = 0
-        self._last_to_all: int | None = None
-
-    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
-        turn = self._set(stuff)
-        if timeout_s is not None:
-            try:
-                self._store.wait([f"{turn}/{rank}" for rank in range(self._size)], timedelta(seconds=timeout_s))
-            except RuntimeError as error:
-                raise _too_late(timeout_s) from error
-        result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
-        if self._last_to_all is not None:
-            # All ranks are done with that turn: each has set its part of this one.
-            self._store.delete_key(f"{self._last_to_all}/{self._rank}")
-        self._last_to_all = turn
-        return result
-
-    def gather(self, stuff: Any) -> list[Any] | None:
-        turn = self._set(stuff)
-        if self._rank > 0:
-            return None
-        result = []
-        for key in [f"{turn}/{rank}" for rank in range(self._size)]:
-            result.append(pickle.loads(self._store.get(key)))
-            self._store.delete_key(key)
-        return result
-
-    def _set(self, stuff: Any) -> int:
-        turn, self._turn = self._turn, self._turn + 1
-        self._store.set(f"{turn}/{self._rank}", _pickled(stuff))
-        return turn
-
-    def close(self) -> None:
-        # The chief serves the store, so it leaves last; but does not wait long for a peer that died.
-        self._store.set(f"bye/{self._rank}", "")
-        if self._rank == 0:
-            with contextlib.suppress(Exception):
-                self._store.wait([f"bye/{rank}" for rank in range(self._size)], timedelta(seconds=10))

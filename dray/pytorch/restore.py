@@ -1,0 +1,66 @@
+"""Restores a trial's run from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from dray.pytorch.callback import PyTorchCallback, overrides
+from dray.pytorch.trial_run import TrialRun
+from dray.training import rng
+from dray.training.checkpoint import files
+from dray.training.checkpoint.opening import open_together
+from dray.training.optimisation import bare
+from dray.training.progress import Progress
+
+log = logging.getLogger(__name__)
+
+
+def open_checkpoint(run: TrialRun, checkpoint: str | None) -> Path | None:
+    """The directory of a checkpoint; None for none. All ranks call this together."""
+    if checkpoint is None:
+        return None
+    return open_together(run.peers, lambda: run.host.open_checkpoint(checkpoint), "opening a checkpoint")
+
+
+def start_at(run: TrialRun, directory: Path | None) -> Progress:
+    """Set a run to where it begins: at a checkpoint's position, with its seed, or at batch 0."""
+    if directory is not None and (seed := files.read_trial_seed(directory)) is not None:
+        # So that the data keep their order even if this run drew a new seed.
+        run.seed = seed
+    at = Progress() if directory is None else files.read_progress(directory)
+    run.position.start(at.batches)
+    return at
+
+
+def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallback]) -> dict[str, Any]:
+    """Load models, optimizers, schedulers and callbacks from a checkpoint; returns its state dict."""
+    state = files.read_state(directory, [bare(model) for model in run.optimisation.models])
+    for callback in callbacks.values():
+        callback.on_checkpoint_load_start(state)
+    run.optimisation.load_state_dict(state)
+    saved = state.get("callbacks", {})
+    for name, callback in callbacks.items():
+        if name in saved:
+            callback.load_state_dict(saved[name])
+        elif overrides(callback, "load_state_dict"):
+            log.warning("callback %r has no state in the checkpoint; it starts afresh", name)
+    return state
+
+
+def resume(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallback]) -> None:
+    """Load all that is needed to resume a run: also gradients and RNG state."""
+    state = load_state(run, directory, callbacks)
+    # Last, so that random numbers drawn while loading don't count.
+    mine = files.read_rank(directory, state, run.peers.rank, run.peers.size)
+    if mine is not None and mine.gradients is not None:
+        run.optimisation.restore_gradients(mine.gradients)
+    if mine is not None and mine.rng:
+        rng.restore(mine.rng, run.device)
+    else:
+        # The RNGs as the constructor left them would repeat the random numbers of the first batches.
+        log.info("the checkpoint has no RNG state of rank %d; its RNGs are seeded again", run.peers.rank)
+        rng.seed_all(Random(f"{run.seed}:{run.peers.rank}:{run.position.initial_batch}").getrandbits(31))

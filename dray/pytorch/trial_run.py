@@ -1,0 +1,97 @@
+"""A run of a trial in this process: what the trial's context shows to its code, and the trainer works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dray.core import DistributedContext
+from dray.pytorch.batch_functions import ToDevice
+from dray.pytorch.side_stream import SideStream
+from dray.training.host import Host
+from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.metrics.tensorboard import TensorBoard
+from dray.training.metrics.torchmetrics import TorchMetricReducer, is_torchmetric
+from dray.training.optimisation import Optimisation
+from dray.training.parallel.division import global_batch_size
+from dray.training.position import Position
+from dray.training.units import TrainUnit
+
+
+@dataclass(kw_only=True, eq=False)
+class TrialRun:
+    """One rank's run of a trial.
+
+    Args:
+        host: stores checkpoints and receives reports.
+        peers: the ranks of the trial.
+        device: the device of models and batches.
+        hparams, config: the hyperparameters and the experiment's config; None for none.
+        aggregation_frequency, max_length, enable_tensorboard_logging: the arguments of `pytorch.init()`.
+
+    Attributes:
+        seed: the trial's; of a resumed run, that in the checkpoint.
+        length: how long the trial trains, as far as known.
+        optimisation: what the trial has wrapped, and the position in training.
+        global_batch_size: records per batch over all slots, None if no hyperparameter sets it.
+        uses_amp: `use_amp()` was called; a CPU may train as usual nevertheless.
+        moves_batches: the trainer moves batches to the device.
+        checks_loaders: only a `pytorch.DataLoader` is allowed.
+
+    Raises:
+        ValueError: the hyperparameter global_batch_size is not an int, or below the number of slots;
+            aggregation_frequency is below 1.
+    """
+
+    host: Host
+    peers: DistributedContext
+    device: torch.device
+    hparams: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
+    aggregation_frequency: int = 1
+    max_length: TrainUnit | None = None
+    enable_tensorboard_logging: bool = True
+
+    def __post_init__(self) -> None:
+        self.seed = self.host.trial_seed
+        self.length = self.max_length if self.host.max_length is None else self.host.max_length
+        self.global_batch_size = global_batch_size(self.hparams, self.peers.size)
+        self.tensorboard = TensorBoard(self.host.tensorboard_path, self.enable_tensorboard_logging, self.hparams)
+        averages = self.section("optimizations").get("average_aggregated_gradients", True)
+        self.optimisation = Optimisation(Position(), self.aggregation_frequency, averages)
+        self.reducers = ReducerRegistry()
+        self.to_device = ToDevice(self.device)
+        self.uses_amp = False
+        self.moves_batches = True
+        self.checks_loaders = True
+        self._torchmetrics: list[Any] = []
+
+    @property
+    def position(self) -> Position:
+        """The position in training."""
+        return self.optimisation.position
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the config, {} if there is none."""
+        return (self.config or {}).get(name) or {}
+
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """As `PyTorchTrialContext.wrap_reducer`."""
+        if not is_torchmetric(reducer):
+            return self.reducers.wrap_reducer(reducer, name, for_training, for_validation)
+        if any(reducer is known for known in self._torchmetrics):
+            raise AssertionError(f"wrap_reducer() was called twice with the same metric {reducer!r} (name={name!r})")
+        self._torchmetrics.append(reducer.to(self.device))
+        self.reducers.wrap_reducer(TorchMetricReducer(reducer), name, for_training, for_validation)
+        return reducer
+
+    def batch_mover(self) -> Callable[[Any], Any] | None:
+        """The function that moves batches to the device; None if the trial does so itself."""
+        if not self.moves_batches:
+            return None
+        return SideStream(self.to_device, self.device) if self.device.type == "cuda" else self.to_device

@@ -1,0 +1,87 @@
+"""The loop over the training batches of one rank: the hot path. Nothing in it waits for the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dray.training.errors import DataExhausted
+from dray.training.metrics.training import TrainingMetrics
+from dray.training.parallel.agreement import Agreement
+from dray.training.rank import Rank
+from dray.training.trial import epoch_start_of
+from dray.training.usage import Usage
+
+
+@dataclass(kw_only=True, eq=False)
+class BatchLoop:
+    """Trains batches, and advances the position.
+
+    Args:
+        rank: the user's code on this rank, and what it trains.
+        data: an endless iterator, already at the right position.
+        agreement: knows at which batch all ranks stop.
+        metrics: collects what `train_batch` returns.
+        usage: records the time spent waiting for data.
+        profiler: a `torch.profiler.profile`, stepped after each batch.
+    """
+
+    rank: Rank
+    data: Iterator[Any]
+    agreement: Agreement
+    metrics: TrainingMetrics
+    usage: Usage
+    profiler: Any = None
+
+    def __post_init__(self) -> None:
+        self._train_batch = self.rank.optimisation.forward(self.rank.trial.train_batch)
+        self._epoch_starts = [epoch_start_of(callback) for callback in self.rank.callbacks.values()]
+
+    def train(self, until: int) -> None:
+        """Train until `until` batches have been trained in total, or to where the ranks agree to stop.
+
+        Raises:
+            DataExhausted: the data ended before.
+        """
+        rank, position, optimisation = self.rank, self.rank.position, self.rank.optimisation
+        to_device, add, profiler = rank.to_device, self.metrics.add, self.profiler
+        train_batch, get_batch_length = self._train_batch, rank.trial.get_batch_length
+        epoch_length, aggregates = position.epoch_length, optimisation.aggregation_frequency > 1
+        amp, schedulers = optimisation.amp, optimisation.lr_schedulers
+        agreement, usage, clock = self.agreement, self.usage, time.perf_counter
+        if position.trained >= agreement.stop_at and agreement.must_stop(position.trained):
+            return
+        # The range first in zip(): so no batch is drawn that is not trained on.
+        since = clock()
+        for batch_idx, batch in zip(range(position.trained, until), self.data, strict=False):
+            usage.data_s += clock() - since
+            get_batch_length(batch)
+            if to_device is not None:
+                batch = to_device(batch)
+            position.batch_idx = batch_idx
+            epoch_idx, batch_in_epoch = divmod(batch_idx, epoch_length) if epoch_length else (0, batch_idx)
+            if batch_in_epoch == 0:
+                for epoch_start in self._epoch_starts:
+                    epoch_start(epoch_idx)
+            if aggregates:
+                optimisation.before_batch()
+            add(train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
+            if schedulers or amp is not None:
+                optimisation.after_batch(batch_idx)
+            if profiler is not None:
+                profiler.step()
+            position.trained = batch_idx + 1
+            if batch_in_epoch + 1 == epoch_length:
+                for callback in rank.callbacks.values():
+                    callback.on_training_epoch_end(epoch_idx)
+            # Before another batch is drawn: that may draw random numbers, which the resumed run must draw itself.
+            if batch_idx + 1 >= agreement.stop_at and agreement.must_stop(batch_idx + 1):
+                return
+            since = clock()
+        if position.trained < until:
+            raise DataExhausted(
+                f"the training data ended after {position.trained} batches, but training continues to {until} or more; "
+                "return a pytorch.DataLoader, or repeat the data yourself (see samplers.RepeatBatchSampler)"
+            )
