@@ -88,7 +88,7 @@ def main() -> None:
     """Create the bucket, the roles and the profiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bucket", help="its name, unique in all of AWS")
-    parser.add_argument("--region", default="us-west-2", help="traffic between regions costs money")
+    parser.add_argument("--region", default="us-west-2", help="region; traffic between regions costs money")
     given = parser.parse_args()
     make_bucket(given.bucket, given.region)
     worker_role = make_profile(WORKER)

@@ -167,12 +167,12 @@ class SearcherContext:
             )
 
     def progress(self, length: float) -> None:
-        """Called by an operation: it has come so far."""
+        """Called by an operation, with the length that it has reached."""
         self._train.pulse()
         log.debug("progress: %s", length)
 
     def completed(self, length: float, metric: Any) -> None:
-        """Called by an operation: it is completed, with this metric."""
+        """Called by an operation when it is completed, with its metric."""
         value = as_number(to_numpy(metric))
         if value is None:
             raise SearcherMetricError(f"searcher.metric: op.report_completed() needs a number, got {metric!r}")
