@@ -22,8 +22,8 @@ CONFIG_INTRODUCTION = """\
 The format is Determined's experiment configuration. See also [searches](search.md), [checkpoints](checkpoints.md) for
 where results go, and [slots](clusters.md#slots). Errors are reported before anything starts, all at once (the first
 20), each with its path. [An editor](cli.md#the-config-in-an-editor) can complete and check the file as you type. YAML
-anchors and merges (`<<`) work. Limits: 100,000 values, counting each where an anchor repeats it, 100 levels,
-100,000,000 trials, and 64-bit integers.
+anchors and merges (`<<`) work. Limits: 100,000 values (a repeated anchor counts each time), 100 levels, 100,000,000
+trials, and 64-bit integers.
 
 A null field has its default. A field without a default may be omitted unless it is required; `max_length` is required
 unless something else says how long a trial trains. Without a `name`, an experiment is named after its file. Without
