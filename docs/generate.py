@@ -90,7 +90,7 @@ def _section(title: str, where: str, kinds: Mapping[str, dict[str, Any]], anchor
     parts += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, about in model.model_fields.items():
         forms = {kind: each["properties"][name] for kind, each in kinds.items() if name in each["properties"]}
-        # Determined's, without a meaning here, are in docs/migration.md.
+        # Determined's fields without a meaning here are in docs/migration.md.
         forms = {kind: form for kind, form in forms.items() if not form.get("deprecated")}
         form = next(iter(forms.values()))
         if said and name == said.field:
@@ -111,7 +111,7 @@ def _section(title: str, where: str, kinds: Mapping[str, dict[str, Any]], anchor
 
 
 def _value_of(value: Any) -> str:
-    """As it stands in a config; nothing, for what has nothing in it."""
+    """A value as in a config; "" for an empty one."""
     if value in ({}, [], "", "...", None):
         return ""
     text = yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False).removesuffix("...\n").strip()
@@ -163,7 +163,7 @@ def _references(node: Any, schema: dict[str, Any], path: tuple[str, ...]) -> lis
 
 
 def determined_fields() -> dict[str, tuple[str, str]]:
-    """Each field of Determined's experiment file: what becomes of it (used, not used, error), and what it does here."""
+    """Each field of Determined's experiment file: whether it is used, not used or an error, and what it does here."""
     from dray.config.determined_fields import DRAY_FIELDS, IGNORED_FIELDS, OLDER_NAMES, REMOVED_FIELDS
     from dray.config.sections import SECTIONS
 
@@ -180,7 +180,7 @@ def determined_fields() -> dict[str, tuple[str, str]]:
 
 
 def migration_page() -> str:
-    """The page as it is, with the table of today."""
+    """The page, with its table regenerated."""
     begin, end = "<!-- fields -->\n", "<!-- end of fields -->"
     before, rest = MIGRATION_PAGE.read_text().split(begin)
     lines = ["| field | here | what it does, or what to use instead |", "|---|---|---|"]

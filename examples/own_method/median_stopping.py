@@ -1,4 +1,4 @@
-"""A search method of your own: the median rule, used in place of one of dray's methods.
+"""Your own search method: the median rule, in place of one of dray's methods.
 
 A method decides which trials are created, stopped, paused and resumed. The sampler draws their hyperparameters, and
 the driver runs them. A method is a state machine, `searchers.Method`: events in (`Started`, `Reported`, `Exited`),
@@ -15,7 +15,7 @@ thoroughly, and simulated before anything is trained:
 
     dray.Experiment({"searcher": {"name": "custom", "max_length": {"epochs": 8}, ...}, ...}, method=make()).run()
 
-or, from the command line, with a config that names the class and its arguments, such as `digits.yaml` beside this file:
+or, from the command line, with a config that names the class and its arguments, such as `digits.yaml` here:
 
     dray experiment create examples/own_method/digits.yaml examples
 
