@@ -46,7 +46,7 @@ demo: $(INSTALLED)
 	@$(BIN)/dray experiment create examples/digits/asha.yaml examples/digits
 	@echo "to have dray on the path: . $(BIN)/activate"
 
-# Side by side, two at a time, each told whole when it has ended.
+# Two at a time; the output of each is printed when it ends.
 check: $(INSTALLED)
 	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half types floors lint
 

@@ -1,7 +1,7 @@
-"""What the cluster of cluster.yaml may do on AWS: ``python clusters/aws_access.py BUCKET [--region us-west-2]``.
+"""Creates what cluster.yaml needs on AWS: ``python clusters/aws_access.py BUCKET [--region us-west-2]``.
 
-Makes a bucket for results, closed to the world, and the instance profiles of head and workers. Both may read and write
-that bucket; the head may also start and end workers. Run again, it puts right what has been changed. It costs nothing.
+That is a private bucket for results, and the instance profiles of head and workers. Both may read and write the bucket;
+the head may also start and end workers. Run again, it restores the permissions. It costs nothing.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ def of_workers(bucket: str) -> list[dict[str, Any]]:
 
 
 def of_the_head(bucket: str, worker_role: str) -> list[dict[str, Any]]:
-    """What the head may do: the same, and what its autoscaler does."""
+    """What the head may do: the same, and what its autoscaler needs."""
     return [
         *of_workers(bucket),
         _allow(["ec2:Describe*", "ec2:RunInstances", "ec2:CreateTags"], "*"),
-        # Ray tags what it starts; it ends nothing else.
+        # Only machines that Ray has started, which it tags.
         _allow(["ec2:TerminateInstances"], "*", Null={"ec2:ResourceTag/ray-cluster-name": "false"}),
-        # To look up an image by the name of a parameter.
+        # To look up an image by a parameter's name.
         _allow(["ssm:GetParameters"], "*"),
         # To start workers with a profile.
         _allow(["iam:PassRole"], worker_role),
-        # For the first spot machine of an account.
+        # Needed for the first spot machine of an account.
         _allow(["iam:CreateServiceLinkedRole"], "*", StringEquals={"iam:AWSServiceName": "spot.amazonaws.com"}),
     ]
 
 
 def make_bucket(name: str, region: str) -> None:
-    """A bucket of ours that nobody else can read."""
+    """Create a private bucket, or make an existing one private."""
     s3 = boto3.client("s3", region_name=region)
-    # us-east-1 is the one region that must not be named.
+    # S3 refuses us-east-1 as a location: it is the default.
     where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
     try:
         s3.create_bucket(Bucket=name, **where)
@@ -62,7 +62,7 @@ def make_bucket(name: str, region: str) -> None:
 
 
 def make_profile(name: str) -> str:
-    """Make a role for machines, and the instance profile that gives it to them; returns the role's ARN."""
+    """Create a role for machines and its instance profile; returns the role's ARN."""
     iam = boto3.client("iam")
     machines = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
     trust = json.dumps({"Version": "2012-10-17", "Statement": [machines]})
@@ -79,16 +79,16 @@ def make_profile(name: str) -> str:
 
 
 def may(role: str, rules: list[dict[str, Any]]) -> None:
-    """Give a role these rights, in place of those that this program gave it before."""
+    """Give a role these permissions, replacing those of an earlier run."""
     document = json.dumps({"Version": "2012-10-17", "Statement": rules})
     boto3.client("iam").put_role_policy(RoleName=role, PolicyName="dray", PolicyDocument=document)
 
 
 def main() -> None:
-    """Make the bucket, the roles and the profiles."""
+    """Create the bucket, the roles and the profiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bucket", help="its name; no one else in the world may have one of that name")
-    parser.add_argument("--region", default="us-west-2", help="the cluster's: traffic between regions is paid for")
+    parser.add_argument("bucket", help="its name, unique in all of AWS")
+    parser.add_argument("--region", default="us-west-2", help="region; traffic between regions costs money")
     given = parser.parse_args()
     make_bucket(given.bucket, given.region)
     worker_role = make_profile(WORKER)

@@ -26,8 +26,8 @@ CONFIG_INTRODUCTION = """\
 The format is Determined's experiment configuration. See also [searches](search.md), [checkpoints](checkpoints.md) for
 where results go, and [slots](clusters.md#slots). Errors are reported before anything starts, all at once (the first
 20), each with its path. [An editor](cli.md#the-config-in-an-editor) can complete and check the file as you type. YAML
-anchors and merges (`<<`) work. Limits: 100,000 values, counting each where an anchor repeats it, 100 levels,
-100,000,000 trials, and 64-bit integers.
+anchors and merges (`<<`) work. Limits: 100,000 values (a repeated anchor counts each time), 100 levels, 100,000,000
+trials, and 64-bit integers.
 
 A null field has its default. A field without a default may be omitted unless it is required; `max_length` is required
 unless something else says how long a trial trains. Without a `name`, an experiment is named after its file. Without
@@ -101,7 +101,7 @@ def _table(place: str, schema: dict[str, Any], anchors: dict[str, str]) -> list[
 
 
 def _value_of(value: Any) -> str:
-    """As it stands in a config; nothing, for what has nothing in it."""
+    """A value as in a config; "" for an empty one."""
     if value in ({}, [], "", "...", None):
         return ""
     return f"`{as_yaml(value)}`"
@@ -156,7 +156,7 @@ def determined_fields() -> dict[str, tuple[str, str]]:
 
 
 def migration_page() -> str:
-    """The page as it is, with the table of today."""
+    """The page, with its table regenerated."""
     begin, end = "<!-- fields -->\n", "<!-- end of fields -->"
     before, rest = MIGRATION_PAGE.read_text().split(begin)
     lines = ["| field | here | what it does, or what to use instead |", "|---|---|---|"]

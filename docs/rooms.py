@@ -23,7 +23,7 @@ STYLE = """
 
 
 def floors() -> list[list[str]]:
-    """The packages, top floor first; `searchers`, which imports nothing of dray, is the ground floor."""
+    """The packages, top layer first; `searchers`, which does not import dray, is at the bottom."""
     [layers] = [
         contract["layers"]
         for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -33,7 +33,7 @@ def floors() -> list[list[str]]:
 
 
 def imports(rooms: Sequence[str]) -> dict[str, set[str]]:
-    """Which other packages each package imports, without what others imply."""
+    """Which other packages each package imports, without the imports that others imply."""
     graph = grimp.build_graph("dray", "searchers", cache_dir=None)
     home = {
         module: room for module in graph.modules for room in rooms if module == room or module.startswith(f"{room}.")
@@ -67,7 +67,7 @@ def svg() -> str:
     for n, row in enumerate(rows):
         y, step = MARGIN + n * (BOX + GAP), WIDTH / len(row)
         for k, room in enumerate(row):
-            # Rows of one box stand left and right of the middle by turns, so that arrows do not hide each other.
+            # Rows of one box alternate left and right of the middle, so that arrows do not hide each other.
             x = step * (k + 0.5) + (90 * (n % 3 - 1) if len(row) == 1 else 0)
             centre[room] = x, y
             name = room.removeprefix("dray.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: The format of log lines, as Determined's: pass it to ``logging.basicConfig(format=dray.LOG_FORMAT)``.
+#: Determined's format of log lines, for ``logging.basicConfig(format=dray.LOG_FORMAT)``.
 LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 
 _HOMES = {

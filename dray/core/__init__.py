@@ -1,5 +1,4 @@
-"""The core API, for programs with their own training loop: metrics, checkpoints, preemption, and this process's trial
-and peers."""
+"""The core API, for programs with their own training loop: metrics, checkpoints, preemption, processes."""
 
 from dray.core.checkpoint import CheckpointContext, DownloadMode
 from dray.core.context import Context, ExperimentalCoreContext, ProfilerContext, init

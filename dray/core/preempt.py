@@ -82,7 +82,7 @@ class PreemptContext:
         return stop
 
     def acknowledge_preemption_signal(self) -> None:
-        """State that the program returns early because it was asked to, so that it is resumed later."""
+        """Confirm that the program returns early because it was asked to; it is then resumed later."""
         self._host.interrupted()
 
     def _stop_requested(self) -> bool:

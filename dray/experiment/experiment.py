@@ -52,20 +52,20 @@ class Experiment:
     The config and the class are checked here, before Ray starts.
 
     Args:
-        config: a YAML file's path, or a mapping of the same shape, whose ``hyperparameters`` may also be Optuna's
-            distributions or domains of ``ray.tune``.
-        model_dir: the directory that the config's ``entrypoint`` is imported from, or run in; by default the config
-            file's own. Its code is copied into the experiment (see ``.drayignore``) and sent to the workers; a
+        config: the path of a YAML file, or a mapping of the same form, whose ``hyperparameters`` may also be Optuna
+            distributions or ``ray.tune`` domains.
+        model_dir: the directory that the config's ``entrypoint`` is imported from, or run in; by default that of the
+            config file. Its code is copied into the experiment (see ``.drayignore``) and sent to the workers; a
             ``startup-hook.sh`` in it runs on each machine before its first worker imports from it.
         trial: the class itself, instead of an entrypoint. The class of a script or a notebook is sent to the workers
             of a cluster with the directory that it is in.
         path: the experiment's directory; by default a new one in the config's storage.
-        storage_path: instead of the config's ``checkpoint_storage``: a directory, or ``s3://bucket/prefix``. If neither
-            is given, the environment's ``DRAY_STORAGE``.
+        storage_path: a directory or ``s3://bucket/prefix``, instead of the config's ``checkpoint_storage``. If neither
+            is given, that of the environment variable ``DRAY_STORAGE``.
         constraint: returns whether a dict of hyperparameters may be tried; if not, others are drawn.
-        method: a new search method of your own; the config then has ``searcher: {name: custom, ...}``. Or the config
-            names its class, to be imported from ``model_dir``: ``name: my_module:MyMethod``.
-        sampler: a new sampler of your own. Or the config names its class: ``sampler: my_module:MySampler``.
+        method: your own search method, not used before; the config then has ``searcher: {name: custom, ...}``. Or the
+            config names its class, which is imported from ``model_dir``: ``name: my_module:MyMethod``.
+        sampler: your own sampler, not used before. Or the config names its class: ``sampler: my_module:MySampler``.
         address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names,
             or a new one on this machine.
 
@@ -139,13 +139,13 @@ class Experiment:
         the best trials that were paused or completed continue from their checkpoints.
 
         Args:
-            path: as the command takes it: its number, a unique part of its name, ``"latest"``, its directory, or its
-                place in an object store, e.g. ``s3://bucket/results/digits-1``.
-            max_trials: the new number of trials in all.
-            max_length: the new length of a trial, in the same unit.
-            trial: the class, if the experiment was given one that only a script or a notebook has.
-            constraint, method, sampler: as given to the new experiment, if they were given from Python, and new again.
-                What the config names is imported from the experiment's copy of the code.
+            path: as for the command: its number, a unique part of its name, ``"latest"``, its directory, or its place
+                in an object store, such as ``s3://bucket/results/digits-1``.
+            max_trials: the new total number of trials. None: unchanged.
+            max_length: the new length of a trial, in the unit of the config. None: unchanged.
+            trial: the class, if the experiment was created with one from a script or a notebook.
+            constraint, method, sampler: equal to those that the experiment was created with, if they were passed from
+                Python, and not used before. Those that the config names are imported from its copy of the code.
             address: as for a new experiment.
 
         Raises:
@@ -170,20 +170,23 @@ class Experiment:
         return self
 
     def run(self, *, on_message: Callable[[Message], None] | None = None) -> Result:
-        """Run the search to its end, from where it is; blocks, and shows progress.
+        """Run the search to its end, showing progress. Returns when it has ended.
 
         Ctrl-C lets running trials save a checkpoint, and stops; so do SIGTERM and SIGHUP, in the main thread. A second
-        one acts as it would outside of this call. ``resume(path).run()`` resumes.
+        one acts as it would outside of this call. ``Experiment.resume(path).run()`` continues.
 
         Args:
             on_message: called with each message of the worker groups to the driver; for benchmarks.
+
+        Returns:
+            The same as ``dray.Result(experiment.path)``.
 
         Raises:
             ConfigError: a fault of the config that only a trial or the cluster could show; or the search can't be
                 extended like that.
             ExperimentError: the search failed: every trial did, or it could not continue. Or it has completed, but
                 could not be copied to its object store; then its ``Result`` is in its directory here.
-            ConnectionError: there is no Ray cluster at the address, ``RAY_ADDRESS`` by default.
+            ConnectionError: no Ray cluster answers at the address.
             KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM".
         """
         with Interrupts() as interrupts:

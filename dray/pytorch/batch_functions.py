@@ -73,7 +73,7 @@ def to_device(data: Any, device: torch.device, warned_types: set[type] | None = 
     Args:
         data: tensors, arrays, whatever has a method `to`; and dicts, lists and tuples of them. Anything else stays.
         device: the device to move it to.
-        warned_types: types without a warning; each type that gets one is added.
+        warned_types: types that were warned about before; others are warned about once, and added.
 
     >>> to_device({"x": [torch.zeros(2)]}, torch.device("cpu"))
     {'x': [tensor([0., 0.])]}

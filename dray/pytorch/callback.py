@@ -74,10 +74,18 @@ class PyTorchCallback:
         """
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """Before a checkpoint's state is loaded. May change the dict."""
+        """Before a checkpoint's state is loaded.
+
+        Args:
+            checkpoint: the state, such as "models_state_dict"; may be changed.
+        """
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Before a checkpoint's state is written, on the chief. May change the dict."""
+        """Before a checkpoint's state is written, on the chief.
+
+        Args:
+            checkpoint: the state, such as "models_state_dict"; may be changed.
+        """
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
         """Deprecated: use `on_checkpoint_write_end`. Called just before it."""
@@ -85,7 +93,9 @@ class PyTorchCallback:
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
         """After the files of a checkpoint have been written, on the chief.
 
-        Files added to the directory become part of the checkpoint, and so do fields added to its `metadata.json`.
+        Args:
+            checkpoint_dir: its directory. Files added there become part of the checkpoint, and so do fields added to
+                its `metadata.json`.
         """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:

@@ -28,7 +28,7 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741 - as M and S
 
 @lacks("determined.pytorch.PyTorchTrialContext")
 class PyTorchTrialContext:
-    """Made by `pytorch.init()`, and passed to the trial's constructor and to the `Trainer`.
+    """What a trial knows and calls. `pytorch.init()` makes it; pass it to the trial's constructor and the `Trainer`.
 
     Attributes:
         models, optimizers, lr_schedulers: what was wrapped, in that order.
@@ -107,7 +107,11 @@ class PyTorchTrialContext:
         return self._run.config
 
     def get_data_config(self) -> dict[str, Any]:
-        """The section `data` of the experiment's config, {} if it has none."""
+        """The section `data` of the experiment's config, with its secrets; {} if it has none.
+
+        Raises:
+            ValueError: no config was passed to `pytorch.init()`.
+        """
         return self.get_experiment_config().get("data", {})  # type: ignore[no-any-return]
 
     def get_experiment_id(self) -> int:
@@ -131,10 +135,10 @@ class PyTorchTrialContext:
         return self._run.position.initial_batch
 
     def get_total_batches(self, training_loader: Any = None) -> int:
-        """The number of batches on each slot that the trial is to train in all, those before a resume included.
+        """The total number of batches that the trial trains on each slot, including those before a resume.
 
-        In an experiment that is the searcher's max_length, as extended; else the length given to `pytorch.init()` or
-        `fit()`. For a schedule that is as long as the training:
+        In an experiment that is the searcher's max_length, as extended; otherwise the length given to `pytorch.init()`
+        or `fit()`. For a schedule that is as long as the training:
 
         .. code-block:: python
 
@@ -149,7 +153,7 @@ class PyTorchTrialContext:
                 length is in epochs and `fit()` has not built the loader yet.
 
         Raises:
-            RuntimeError: the length is not known yet, or a metric decides it; or it is in epochs, and there is no
+            RuntimeError: the length is not known yet, or depends on a metric; or it is in epochs, and there is no
                 loader yet.
             ValueError: the length is in epochs, but the loader has no length; or it is below 1.
         """
@@ -278,10 +282,10 @@ class PyTorchTrialContext:
         return self._run.position.batch_idx
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Request a stop: training continues to the next boundary, saves and ends, without another validation.
+        """Request a stop: training continues to the next report, validation or checkpoint, then saves and ends.
 
         One rank's request is enough. Requested before `fit()`, such as in the trial's constructor, it ends training at
-        the first boundary. It counts for one `fit()`: another one trains on.
+        the first of these. It applies to one `fit()`; a later one trains again.
 
         Raises:
             AssertionError: not a bool.
@@ -335,10 +339,10 @@ class PyTorchTrialContext:
 
         Args:
             optimizer: an optimizer of the wrapped models' parameters.
-            backward_passes_per_step: how often `backward` runs on its parameters before a step. Has no effect.
+            backward_passes_per_step: has no effect; any number of backward passes may precede a step.
             fp16_compression: deprecated, has no effect.
             average_aggregated_gradients: whether gradients summed over `aggregation_frequency` batches are divided by
-                that number; None leaves it as it is.
+                that number; None: as the config says, by default True.
 
         Raises:
             ValueError: backward_passes_per_step is below 1.
@@ -402,7 +406,10 @@ class PyTorchTrialContext:
     # ------------------------------------------------------------------------------------------- within train_batch
 
     def to_device(self, data: Any) -> Any:
-        """Data on the device: tensors, numeric arrays, whatever has a method `to`; and dicts, lists, tuples of them."""
+        """Move data to `device`: tensors, numeric arrays, whatever has a method `to`; and dicts, lists, tuples of them.
+
+        Anything else stays as it is, with one warning per type.
+        """
         return self._run.to_device(data)
 
     def backward(
@@ -449,7 +456,7 @@ class PyTorchTrialContext:
         self._run.optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Save a `torch.amp.GradScaler` in checkpoints. Scaling, unscaling and updating stay your own code's task.
+        """Save a `torch.amp.GradScaler` in checkpoints, and return it. Your code still scales, unscales and updates.
 
         `context.experimental.use_amp()` does all of this for you.
 

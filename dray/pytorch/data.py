@@ -28,7 +28,7 @@ TorchData: TypeAlias = Mapping[str, torch.Tensor] | Sequence[torch.Tensor] | tor
 
 
 class DataLoader:
-    """Builds a `torch.utils.data.DataLoader`; same arguments and defaults.
+    """Builds a `torch.utils.data.DataLoader`, with the same arguments and defaults.
 
     The torch loader is made when training starts, when it is known where in the data to start and which share this
     process has. With `shuffle=True` the order depends only on the trial's seed and the epoch: a resumed trial skips to
@@ -37,7 +37,7 @@ class DataLoader:
     On a resume, a sampler of your own is iterated again up to the trial's position. Whole epochs are skipped without
     iterating if it is a sequence, a sampler of torch's, or has `set_epoch(epoch)` as torch's `DistributedSampler`.
     What it draws from the global RNGs of Python, NumPy or torch at the start of an epoch (as torch's samplers do) is
-    the same in the resumed run. A generator that it owns is yours to seed.
+    the same in the resumed run. Its own generator is yours to seed.
 
     In worker processes Python's, NumPy's and torch's RNGs are seeded for each batch by its number, so that a resumed
     trial repeats the same augmentation, with any number of workers. A generator that the dataset owns is not seeded.

@@ -17,7 +17,7 @@ class PyTorchExperimentalContext:
         self._run = run
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
-        """Train in mixed precision: `train_batch` and evaluation run under autocast, but for `backward` and
+        """Train in mixed precision: `train_batch` and evaluation run under autocast, except for `backward` and
         `step_optimizer`.
 
         With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, steps with

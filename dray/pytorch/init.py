@@ -38,7 +38,7 @@ def init(
     enable_tensorboard_logging: bool = True,
     max_length: TrainUnit | None = None,
 ) -> Iterator[PyTorchTrialContext]:
-    """Makes a trial's context, to be used in the `with` block, where the trainer is called too.
+    """Makes a trial's context, in a `with` block in which the trial is made and trained.
 
     Seeds Python's, NumPy's and torch's RNGs with the trial's seed: the one that an experiment gives each trial, or
     `exp_conf["reproducibility"]["experiment_seed"]`. Without either their states stay as they are, on each rank, and
@@ -54,8 +54,8 @@ def init(
         distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. By default all
             of the trial's in an experiment, else this one alone.
         aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
-        enable_tensorboard_logging: write metrics for TensorBoard.
-        max_length: the length of the training, as for `Trainer.fit()`, if the trial's constructor needs it:
+        enable_tensorboard_logging: write metrics for TensorBoard, to `context.get_tensorboard_path()`.
+        max_length: the length of the training, as for `Trainer.fit()`, if the trial's constructor needs it for
             `context.get_total_batches()`. In an experiment, the searcher's max_length is used instead if it has one.
 
     Raises:

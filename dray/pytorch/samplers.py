@@ -31,6 +31,9 @@ class RepeatSampler(_Sampler):
 
     Its length is that of the other sampler.
 
+    Args:
+        sampler: of records; has a length.
+
     >>> list(itertools.islice(RepeatSampler(range(2)), 5))
     [0, 1, 0, 1, 0]
     """
@@ -56,6 +59,9 @@ class RepeatBatchSampler(torch.utils.data.BatchSampler):
     """The batches of another batch sampler, repeated endlessly; a partial last batch comes each time.
 
     Its length is that of the other batch sampler.
+
+    Args:
+        batch_sampler: of batches; has a length.
     """
 
     def __init__(self, batch_sampler: Any) -> None:
@@ -91,6 +97,11 @@ class DistributedSampler(_Sampler):
 
     Its length is exact for each rank, so it may differ by one between ranks; shard after repeating.
 
+    Args:
+        sampler: of records, in the same order on all ranks.
+        num_workers: number of processes of the trial: `context.distributed.size`.
+        rank: of this process, from 0.
+
     Raises:
         ValueError: num_workers < 1, rank < 0, or rank >= num_workers.
     """
@@ -109,6 +120,11 @@ class DistributedBatchSampler(torch.utils.data.BatchSampler):
     """This rank's batches of another batch sampler: every num_workers-th.
 
     Its length is exact for each rank, so it may differ by one between ranks; shard after repeating.
+
+    Args:
+        batch_sampler: of batches, in the same order on all ranks.
+        num_workers: number of processes of the trial: `context.distributed.size`.
+        rank: of this process, from 0.
 
     Raises:
         ValueError: num_workers < 1, rank < 0, or rank >= num_workers.
@@ -129,6 +145,10 @@ class SkipSampler(_Sampler):
     """Another sampler without its first `skip` records. Skip after repeating, so that the skip happens only once.
 
     Its length is that of the other sampler. Prefer `SkipBatchSampler`: training counts batches, not records.
+
+    Args:
+        sampler: of records.
+        skip: number of records.
     """
 
     def __init__(self, sampler: Any, skip: int) -> None:
@@ -146,6 +166,10 @@ class SkipBatchSampler(torch.utils.data.BatchSampler):
     """Another batch sampler without its first `skip` batches. Skip after repeating, so that the skip happens only once.
 
     Its length is that of the other batch sampler.
+
+    Args:
+        batch_sampler: of batches.
+        skip: number of batches: `context.get_initial_batch()`.
     """
 
     def __init__(self, batch_sampler: Any, skip: int) -> None:
@@ -163,6 +187,10 @@ class ReproducibleShuffleSampler(_Sampler):
     """Another sampler's records, reshuffled at each iteration, in an order that depends only on `seed`.
 
     Shuffle first, before repeating (an endless sampler can't be shuffled) and before skipping.
+
+    Args:
+        sampler: of records; finite.
+        seed: the same on all ranks: `context.get_trial_seed()`.
     """
 
     def __init__(self, sampler: Any, seed: int) -> None:
@@ -182,6 +210,10 @@ class ReproducibleShuffleBatchSampler(torch.utils.data.BatchSampler):
     """Another batch sampler's batches, reshuffled at each iteration, in an order that depends only on `seed`.
 
     The same records always share a batch: prefer `ReproducibleShuffleSampler`.
+
+    Args:
+        batch_sampler: of batches; finite.
+        seed: the same on all ranks: `context.get_trial_seed()`.
     """
 
     def __init__(self, batch_sampler: Any, seed: int) -> None:

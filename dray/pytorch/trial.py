@@ -55,7 +55,11 @@ class PyTorchTrial(abc.ABC):
 
     @abc.abstractmethod
     def __init__(self, context: PyTorchTrialContext) -> None:
-        """Make and wrap models, optimizers and schedulers, and make whatever else the trial needs."""
+        """Make and wrap models, optimizers and schedulers, and make whatever else the trial needs.
+
+        Raises:
+            InvalidHP: raise it for hyperparameters that make no sense; the search then tries others.
+        """
 
     @abc.abstractmethod
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
@@ -75,11 +79,20 @@ class PyTorchTrial(abc.ABC):
 
     @abc.abstractmethod
     def build_training_data_loader(self) -> DataLoader:
-        """The training data, which the trainer repeats endlessly."""
+        """The training data, which the trainer repeats endlessly.
+
+        Returns:
+            A `pytorch.DataLoader`, with `context.get_per_slot_batch_size()` records per batch. Any other loader needs
+            `context.experimental.disable_dataset_reproducibility_checks()`.
+        """
 
     @abc.abstractmethod
     def build_validation_data_loader(self) -> DataLoader:
-        """The validation data."""
+        """The validation data, read once in each validation.
+
+        Returns:
+            A `pytorch.DataLoader`; its batch size may differ from that of training.
+        """
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
         """Callbacks by name. The name is the key of a callback's state in checkpoints."""

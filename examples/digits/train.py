@@ -1,4 +1,4 @@
-"""A program that trains the trial of model_def.py: alone, under torchrun, or as a trial of script.yaml.
+"""Trains the trial of model_def.py: by itself, under torchrun, or as a trial of script.yaml.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A search method of your own: the median rule, used in place of one of dray's methods.
+"""Your own search method: the median rule, in place of one of dray's methods.
 
 A method decides which trials are created, stopped, paused and resumed. The sampler draws their hyperparameters, and
 the driver runs them. A method is a state machine, `searchers.Method`: events in (`Started`, `Reported`, `Exited`),
@@ -15,7 +15,7 @@ thoroughly, and simulated before anything is trained:
 
     dray.Experiment({"searcher": {"name": "custom", "max_length": {"epochs": 8}, ...}, ...}, method=make()).run()
 
-or, from the command line, with a config that names the class and its arguments, such as `digits.yaml` beside this file:
+or, from the command line, with a config that names the class and its arguments, such as `digits.yaml` here:
 
     dray experiment create examples/own_method/digits.yaml examples
 
@@ -61,14 +61,14 @@ class MedianStopping:
     Args:
         max_trials: Trials to run, >= 1.
         rungs: Lengths at which trials are compared, ascending; the last one is a trial's full length.
-        max_concurrent_trials: Most trials at a time that were created and have not ended.
+        max_concurrent_trials: Maximum number of trials that run at a time.
     """
 
     def __init__(self, *, max_trials: int, rungs: Sequence[int], max_concurrent_trials: int = 16) -> None:
         self.rungs = tuple(rungs)
         # When trials are created, which count against the budget, and when the search is done: as in random search.
         self._trials = RandomSearch(max_trials=max_trials, max_concurrent_trials=max_concurrent_trials)
-        self._next: dict[int, int] = {}  # the next rung of each trial that goes on
+        self._next: dict[int, int] = {}  # the next rung of each running trial
         self._values: list[list[float]] = [[] for _ in self.rungs]  # finite ones, ascending
 
     def start(self) -> list[Action]:
@@ -76,19 +76,19 @@ class MedianStopping:
         return self._follow(self._trials.start())
 
     def on(self, event: Event) -> list[Action]:
-        """`Stop` for a trial worse than the median, and a new trial when one has ended."""
+        """Stop a trial that is worse than the median, and create one when a trial has ended."""
         actions = self._trials.on(event)  # raises IllegalEvent, before anything changes, if there is no such trial
         match event:
-            case Reported(trial=trial) if trial in self._next and not self._goes_on(event):
-                # It is not compared any more, whatever it reports before it has stopped.
+            case Reported(trial=trial) if trial in self._next and not self._continues(event):
+                # Reports that it still makes before it stops are not compared.
                 del self._next[trial]
                 return [Stop(trial=trial)]
             case Exited(trial=trial):
                 self._next.pop(trial, None)
         return self._follow(actions)
 
-    def _goes_on(self, report: Reported) -> bool:
-        """Compare the trial at each rung that it has crossed, once."""
+    def _continues(self, report: Reported) -> bool:
+        """Whether the trial continues, compared at each rung that it has crossed, once per rung."""
         value = math.inf if report.value is None else report.value
         while (rung := self._next[report.trial]) < len(self.rungs) and report.step >= self.rungs[rung]:
             self._next[report.trial] = rung + 1
@@ -105,18 +105,18 @@ class MedianStopping:
         return actions
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Ended trials, and the others' parts that are done, as a share of all."""
+        """The share of the whole search that is done, from 0 to 1."""
         return self._trials.progress(trained)
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """More trials; longer ones are not possible."""
+        """Add trials. Longer ones are not possible."""
         if max_length is not None:
             raise MethodError([("searcher.max_length", f"the rungs of this search are fixed, got {max_length!r}")])
         return self._follow(self._trials.extend(max_trials=max_trials))
 
 
 def compare(seeds: int = 10) -> dict[str, tuple[float, float]]:
-    """For each method, means over several searches: of the best loss, and of the hours that 8 workers took."""
+    """Mean best loss, and mean hours on 8 workers, of each method over several simulated searches."""
 
     def trial(hparams: Mapping[str, object]) -> Curve:
         """A learning rate of 1e-3 is best; others learn more slowly, to a higher loss."""

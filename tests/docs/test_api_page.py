@@ -24,6 +24,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 DIRECTIVES = re.findall(r"^::: dray\.([\w.]+)$", (DOCS / "pytorch-api.md").read_text(), flags=re.MULTILINE)
 ALIASES = {name for name in core.__all__ if name.startswith("Dummy")}
 """Determined's names for its classes outside of a cluster; each is one of those that the page has."""
+RENAMED = {"LegacyTrial", "TrialContext", "__version__"}
+"""Determined's older names for `PyTorchTrial` and its context."""
 PLACEHOLDERS = {"ExperimentalCoreContext", "ProfilerContext", "set_cluster_info"}
 """Names that Determined's code may use, without a use of their own."""
 
@@ -42,6 +44,7 @@ def test_every_public_name_is_on_the_page() -> None:
     named = {each.rpartition(".")[2] for each in DIRECTIVES}
     assert {name for name in pytorch.__all__ if not name.startswith("_")} <= named
     assert set(core.__all__) - ALIASES - PLACEHOLDERS <= named
+    assert set(dray.__all__) - RENAMED <= named
 
 
 def public(path: str) -> Iterator[tuple[str, object]]:
