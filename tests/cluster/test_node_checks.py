@@ -132,7 +132,7 @@ def test_a_disk_without_room_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_node_without_dray_looks_too(tmp_path: Path) -> None:
     write_sign(tmp_path, "run")
     with node_checks.pickled_by_value():
-        sent = cloudpickle.dumps(node_checks._look)
+        sent = cloudpickle.dumps(node_checks.look)
     program = (
         "import pickle, sys; sys.modules['dray'] = None\n"
         f"look = pickle.loads({sent!r})\n"
@@ -140,7 +140,7 @@ def test_a_node_without_dray_looks_too(tmp_path: Path) -> None:
     )
     told = ast.literal_eval(subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()[-1])
     assert told == [None, ("unseen", f"has a different directory {tmp_path} than the driver")]
-    assert len(cloudpickle.dumps(node_checks._look)) < 100, "and by its name again"
+    assert len(cloudpickle.dumps(node_checks.look)) < 100, "and by its name again"
 
 
 class Store:

@@ -265,7 +265,7 @@ def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble
     here = ray.get_runtime_context().get_node_id()
     others = [node.id for node in nodes() if node.id != here and node.resources.get(resource, 0) > 0]
     with pickled_by_value():
-        asked = [on_node(_look, node).remote(directory, sign) for node in others]
+        asked = [on_node(look, node).remote(directory, sign) for node in others]
     ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ([], [])
     found: dict[str, Trouble] = {}
     for reference in ready:
@@ -300,6 +300,6 @@ def on_node(what: Any, node: str, **options: Any) -> Any:
     return ray.remote(**options)(what)
 
 
-def _look(directory: str, sign: str) -> tuple[str, Any]:
+def look(directory: str, sign: str) -> tuple[str, Any]:
     trouble = directory_trouble(directory, sign)
     return name_of_this_node(), None if trouble is None else (trouble.kind, trouble.what)
