@@ -193,7 +193,7 @@ class TuneDriver:
         tuner = tune.Tuner(
             tune.with_resources(Handle, tune.PlacementGroupFactory([HEAD_NODE])),
             param_space=source,
-            tune_config=tune.TuneConfig(scheduler=_Scheduler(self._take, self._died)),
+            tune_config=tune.TuneConfig(scheduler=_Scheduler(self.take, self._died)),
             run_config=tune.RunConfig(
                 name=self._directory.name,
                 storage_path=str(self._directory.parent),
@@ -222,7 +222,7 @@ class TuneDriver:
             self.error = RuntimeError(f"its Tune handle died {self._deaths} times in a row without a result: {why[0]}")
             self._stopping = True
 
-    def _take(self, results: Sequence[Result]) -> bool:
+    def take(self, results: Sequence[Result]) -> bool:
         """Feed the results to the search and carry out its decisions. False if the run is to end."""
         self._deaths = 0
         try:

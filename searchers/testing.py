@@ -252,6 +252,8 @@ def _check_replay(make: Make, seed: int, extensions: Iterable[Extension]) -> Non
         same = str(dict(again.trials)) == str(dict(search.trials))  # as text, since NaN is not equal to itself
         assert same, f"seed {seed}: the trials differ after a replay"
         assert again.done == search.done
+        same = again.method.progress({}) == search.method.progress({})
+        assert same, f"seed {seed}: the progress differs after a replay"
 
 
 def check_only_what_replays_is_accepted(make: Make, seed: int) -> None:

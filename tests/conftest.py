@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -35,3 +37,13 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture
+def set_info() -> Iterator[Callable[[Any], Any]]:
+    """Sets what `get_cluster_info()` returns; None, as in a local run, until it is called."""
+    from dray.core import set_cluster_info
+
+    before = set_cluster_info(None)
+    yield set_cluster_info
+    set_cluster_info(before)

@@ -213,5 +213,5 @@ def init_again_if_aborted(rendezvous: Path, rank: int, size: int) -> bool:
 def gone_for(leave: Callable[[], None]) -> None:
     """Leave with an exception, and call no further collective for gradients."""
     # In no variable: the exception would keep it, and with it the connections of gloo.
-    getattr(ddp._gradients_group().group, "gone", lambda: None)()
+    getattr(ddp.gradients_group().group, "gone", lambda: None)()
     leave()

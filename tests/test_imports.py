@@ -25,7 +25,6 @@ def clean() -> Iterator[None]:
     sys.modules.clear()
     sys.modules.update(modules)
     sys.path[:] = path
-    imports._current, imports._older = None, frozenset()
 
 
 def model_dir(parent: Path, name: str, **files: str) -> Path:

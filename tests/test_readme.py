@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +12,11 @@ import yaml
 from typer.testing import CliRunner
 
 import dray
-from dray import imports
 from dray.cli import app
 from dray.config.load import load_config
 from dray.errors import ConfigError
 from tests.docs.pages import PAGES, ROOT, blocks
+from tests.model_code import imports_undone
 
 README = PAGES["README.md"]
 TRIAL, DRIVER = (block.text for block in blocks("python", page="README.md"))
@@ -29,14 +28,11 @@ TRIAL, DRIVER = (block.text for block in blocks("python", page="README.md"))
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory with the README's files."""
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
-    path = list(sys.path)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "model_def.py").write_text(TRIAL)
     (tmp_path / "code" / "asha.yaml").write_text(SEARCH)
-    yield tmp_path / "code"
-    imports.forget_model_dir()
-    imports._current, imports._older = None, frozenset()
-    sys.path[:] = path
+    with imports_undone():
+        yield tmp_path / "code"
 
 
 def test_search_is_the_examples() -> None:

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from dray import imports
 from dray.compat.names import VERSION
 from dray.core import ClusterInfo, TrialInfo
 from dray.script import Script, ScriptFailed, users_traceback
+from tests.model_code import imports_undone
 
 ASKS = """
 import json, os, sys
@@ -46,17 +48,14 @@ with all_or_none(Mine(), "starting training"):
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    before = list(sys.path)
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "__init__.py").touch()
     for folder in (tmp_path, tmp_path / "inner"):
         (folder / "my_program.py").write_text(ASKS)
         (folder / "my_helper.py").write_text("calls = 0\n")
-    imports.use_model_dir(tmp_path)
-    yield tmp_path
-    imports.forget_model_dir()
-    imports._current, imports._older = None, frozenset()
-    sys.path[:] = before
+    with imports_undone():
+        imports.use_model_dir(tmp_path)
+        yield tmp_path
     sys.modules.pop("my_helper", None)
 
 
@@ -69,9 +68,7 @@ with open("told.json", "w") as file:
 """
 
 
-def test_modules_that_ask_for_the_trial_when_they_are_imported_are_told_of_each(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_that_ask_for_the_trial_when_they_are_imported_are_told_of_each(directory: Path, set_info: Any) -> None:
     (directory / "my_program.py").write_text(READS)
     (directory / "counts.py").write_text("calls = 0\n")
     # Not at its top: what asks may be a class that it makes an object of.
@@ -80,7 +77,7 @@ def test_modules_that_ask_for_the_trial_when_they_are_imported_are_told_of_each(
 
     def run(lr: float) -> dict[str, object]:
         trial = TrialInfo(trial_id=1, experiment_id=1, trial_seed=0, hparams={"lr": lr})
-        monkeypatch.setattr("dray.training.cluster_info._current", ClusterInfo(trial=trial))
+        set_info(ClusterInfo(trial=trial))
         program.run(directory)
         return told(directory)
 

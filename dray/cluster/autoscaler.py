@@ -34,7 +34,7 @@ JOIN_S = 60.0
 """How long existing machines may take to join: some ten seconds after `ray up` has started the head."""
 UNLIMITED = 10_000
 """The maximum of a node type without a limit."""
-_NO_FILE = "none"
+NO_FILE = "none"
 _SEE_LOG = "see monitor.log in Ray's logs on the head"
 
 
@@ -76,8 +76,8 @@ def limits() -> Limits | None:
     """
     if (known := _limits_in_state()) is not None:
         return known
-    file = _config_file()
-    if file == _NO_FILE:  # the autoscaler only watches
+    file = config_file()
+    if file == NO_FILE:  # the autoscaler only watches
         return None
     if file is not None:
         provider = yaml.safe_load(file).get("provider", {})
@@ -86,7 +86,7 @@ def limits() -> Limits | None:
         _wait_for(1 + len(provider["worker_ips"]))
         return None
     # On Kubernetes the autoscaler is in a separate container.
-    return Limits(types=None) if _has_state() else None
+    return Limits(types=None) if has_state() else None
 
 
 def _wait_for(machines: int) -> None:
@@ -130,13 +130,13 @@ def _limits_in_state() -> Limits | None:
     )
 
 
-def _config_file() -> str | None:
-    """The text of the autoscaler's config file; `_NO_FILE` if it has none; None if no autoscaler runs on the head."""
+def config_file() -> str | None:
+    """The text of the autoscaler's config file; `NO_FILE` if it has none; None if no autoscaler runs on the head."""
     port = ray.get_runtime_context().gcs_address.rpartition(":")[2]
     here = ray.get_runtime_context().get_node_id()
     if any(node.id == here and HEAD in node.resources for node in nodes()):
-        return _read_config_file(port)
-    task = ray.remote(num_cpus=0, resources={HEAD: 0.0001})(_read_config_file)
+        return read_config_file(port)
+    task = ray.remote(num_cpus=0, resources={HEAD: 0.0001})(read_config_file)
     try:
         found: str | None = ray.get(task.remote(port), timeout=LOOK_S)
     except (ray.exceptions.RayError, TimeoutError) as error:
@@ -145,10 +145,10 @@ def _config_file() -> str | None:
     return found
 
 
-def _read_config_file(port: str) -> str | None:
+def read_config_file(port: str) -> str | None:
     """The same on the head itself, from the command line of the autoscaler of the cluster at this port."""
     if not Path("/proc").is_dir():  # not a cloud machine
-        return _NO_FILE
+        return NO_FILE
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = process.read_bytes().decode(errors="replace").split("\0")
@@ -162,7 +162,7 @@ def _read_config_file(port: str) -> str | None:
         if options.get("--gcs-address", "").rpartition(":")[2] != port:
             continue
         if (file := options.get("--autoscaling-config")) is None:
-            return _NO_FILE
+            return NO_FILE
         try:
             return Path(os.path.expanduser(file)).read_text()
         except OSError:  # the file is another user's
@@ -200,10 +200,10 @@ def activity() -> Activity:
     """What the autoscaler is starting now; nothing if there is none."""
     if (found := _v2_activity()) is not None:
         return found
-    return _activity_of_v1((_v1_status() or {}).get("autoscaler_report") or {})
+    return activity_of_v1((_v1_status() or {}).get("autoscaler_report") or {})
 
 
-def _has_state() -> bool:
+def has_state() -> bool:
     """Whether an autoscaler of either version has stored its state in the cluster."""
     return _v2_activity() is not None or _v1_status() is not None
 
@@ -213,7 +213,7 @@ def _v1_status() -> dict[str, Any] | None:
     return None if not status else dict(json.loads(status))
 
 
-def _activity_of_v1(report: Mapping[str, Any]) -> Activity:
+def activity_of_v1(report: Mapping[str, Any]) -> Activity:
     starting = Counter(report.get("pending_launches") or {})
     starting.update(name for *_, name, _ in report.get("pending_nodes") or [])
     known = (report.get("node_availability_summary") or {}).get("node_availabilities") or {}
@@ -230,10 +230,10 @@ def _v2_activity() -> Activity | None:
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     if not int(status.stats.autoscaler_version or 0):
         return None
-    return _activity_of_v2(status.pending_launches, status.pending_nodes, status.failed_launches)
+    return activity_of_v2(status.pending_launches, status.pending_nodes, status.failed_launches)
 
 
-def _activity_of_v2(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[Any]) -> Activity:
+def activity_of_v2(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[Any]) -> Activity:
     starting: Counter[str] = Counter()
     for launch in launches:
         starting[launch.ray_node_type_name] += launch.count

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 # A directory with only the package `determined`. As an entry of sys.path it is also found by processes that get nothing
 # else from us, such as spawned DataLoader workers.
-_PATH = Path(__file__).parent / "path"
-_INIT = _PATH / "determined" / "__init__.py"
+PATH = Path(__file__).parent / "path"
+_INIT = PATH / "determined" / "__init__.py"
 
 
 class NotSupported(RuntimeError):
@@ -69,7 +69,7 @@ def install() -> None:
             f"Determined's own package is already imported, from {place}; call dray.compat.install() before the first "
             "`import determined`"
         )
-    _finder.whole = True
+    finder.whole = True
     install_if_absent()
     importlib.import_module("determined")
 
@@ -77,10 +77,10 @@ def install() -> None:
 def install_if_absent() -> None:
     """Make ``import determined`` give dray, unless there is another package of this name."""
     # At the end of sys.path, so that any other is found first.
-    if str(_PATH) not in sys.path:
-        sys.path.append(str(_PATH))
-    if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
+    if str(PATH) not in sys.path:
+        sys.path.append(str(PATH))
+    if finder not in sys.meta_path:
+        sys.meta_path.insert(0, finder)
 
 
 def path_for_children() -> str:
@@ -88,8 +88,8 @@ def path_for_children() -> str:
 
     "" if another package of this name is installed, which an entry of PYTHONPATH would hide.
     """
-    spec = PathFinder.find_spec("determined", [entry for entry in sys.path if entry != str(_PATH)])
-    return str(_PATH) if spec is None or spec.origin is None else ""
+    spec = PathFinder.find_spec("determined", [entry for entry in sys.path if entry != str(PATH)])
+    return str(PATH) if spec is None or spec.origin is None else ""
 
 
 def real() -> str | None:
@@ -249,10 +249,10 @@ class _Inner(MetaPathFinder):
     ) -> ModuleSpec | None:
         """As the import system asks for it."""
         package, _, rest = name.partition(".")
-        return _finder.find_spec(name) if package == "dray" and f"determined.{rest}" in MODULES else None
+        return finder.find_spec(name) if package == "dray" and f"determined.{rest}" in MODULES else None
 
 
-_finder = _Finder()
+finder = _Finder()
 # At the end, so that it costs other imports nothing.
 sys.meta_path.append(_Inner())
 

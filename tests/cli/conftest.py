@@ -33,7 +33,7 @@ def checkpoint(store: CheckpointStore, batches: int) -> str:
 
 
 @pytest.fixture(scope="session")
-def _made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def simulated_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("results")
     directory = simulated(root / "digits-1", TRIALS)
     for trial in range(TRIALS):
@@ -45,10 +45,10 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(_made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(simulated_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The default storage, with a finished experiment, ``digits-1``, to do anything with."""
     root = tmp_path / "results"
-    shutil.copytree(_made, root)
+    shutil.copytree(simulated_once, root)
     monkeypatch.setenv("DRAY_HOME", str(root))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")

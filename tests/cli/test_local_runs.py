@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import dray as package
-from dray import imports, pytorch
+from dray import pytorch
 from dray.errors import NoExperiment
 from dray.pytorch import Batch
 from tests.cli.said import Said
+from tests.model_code import imports_undone
 from tests.pytorch.fakes import OneWeight
 
 Dray = Callable[..., Said]
@@ -45,14 +46,12 @@ min_validation_period: {batches: 4}
 
 @pytest.fixture
 def config(home: Path, tmp_path: Path) -> Iterator[Path]:
-    path, level = list(sys.path), logging.root.level
+    level = logging.root.level
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "my_trial.py").write_text(TRIAL)
     (tmp_path / "one.yaml").write_text(CONFIG)
-    yield tmp_path / "one.yaml"
-    imports.forget_model_dir()
-    imports._current, imports._older = None, frozenset()
-    sys.path[:] = path
+    with imports_undone():
+        yield tmp_path / "one.yaml"
     logging.root.setLevel(level)
 
 

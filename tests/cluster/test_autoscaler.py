@@ -59,25 +59,25 @@ def monitor(tmp_path: Path) -> Iterator[Any]:
 
 def test_the_file_is_that_of_this_clusters_process(monitor: Any, tmp_path: Path) -> None:
     port = f"{os.getpid() + 100_000}"  # that no Ray of this machine has
-    assert autoscaler._read_config_file(port) is None
+    assert autoscaler.read_config_file(port) is None
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE)
     monitor("--gcs-address=10.0.0.1:1", f"--autoscaling-config={tmp_path / 'none.yaml'}")
     monitor(f"--gcs-address=10.0.0.1:{port}", f"--autoscaling-config={file}", "--logs-dir=a=b")
-    assert autoscaler._read_config_file(port) == FILE
+    assert autoscaler.read_config_file(port) == FILE
 
 
 def test_a_process_without_a_file_starts_nothing(monitor: Any) -> None:
     port = f"{os.getpid() + 200_000}"
     monitor(f"--gcs-address=[::1]:{port}")
-    assert autoscaler._read_config_file(port) == autoscaler._NO_FILE
+    assert autoscaler.read_config_file(port) == autoscaler.NO_FILE
 
 
 @pytest.mark.parametrize(
     ("file", "states", "expected"),
     [
         (FILE, True, limits_of(FILE)),
-        (autoscaler._NO_FILE, True, None),
+        (autoscaler.NO_FILE, True, None),
         (None, True, UNKNOWN),  # it is elsewhere, as on Kubernetes
         (None, False, None),
     ],
@@ -86,8 +86,8 @@ def test_whether_there_is_an_autoscaler(
     file: str | None, states: bool, expected: Limits | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
-    monkeypatch.setattr(autoscaler, "_config_file", lambda: file)
-    monkeypatch.setattr(autoscaler, "_has_state", lambda: states)
+    monkeypatch.setattr(autoscaler, "config_file", lambda: file)
+    monkeypatch.setattr(autoscaler, "has_state", lambda: states)
     assert autoscaler.limits() == expected
 
 
@@ -98,7 +98,7 @@ def test_existing_machines_are_waited_for_and_no_others_start(monkeypatch: pytes
     alive, dead = node({}), node({}, alive=False)
     seen = [[alive, dead], [alive, dead, alive, alive]]
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
-    monkeypatch.setattr(autoscaler, "_config_file", lambda: OWN_MACHINES)
+    monkeypatch.setattr(autoscaler, "config_file", lambda: OWN_MACHINES)
     monkeypatch.setattr(ray, "nodes", lambda: seen.pop(0))
     assert autoscaler.limits() is None
     assert not seen
@@ -108,7 +108,7 @@ def test_a_machine_that_does_not_join_is_not_waited_for_forever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
-    monkeypatch.setattr(autoscaler, "_config_file", lambda: OWN_MACHINES)
+    monkeypatch.setattr(autoscaler, "config_file", lambda: OWN_MACHINES)
     monkeypatch.setattr(ray, "nodes", lambda: [node({}), node({})])
     monkeypatch.setattr(autoscaler, "JOIN_S", -1.0)
     assert autoscaler.limits() is None
@@ -146,13 +146,13 @@ def launch(kind: str, count: int, *, failed: int | None = None, details: str | N
 def test_the_activity_of_version_2() -> None:
     node = NodeInfo(instance_type_name="", ray_node_type_name="spot", instance_id="i", ip_address="")
     failed = [launch("b", 1, failed=9, details="second\n  try"), launch("b", 1, failed=2, details="first")]
-    found = autoscaler._activity_of_v2([launch("spot", 2)], [node], failed)
+    found = autoscaler.activity_of_v2([launch("spot", 2)], [node], failed)
     assert found == Activity(starting={"spot": 3}, failed={"b": "second try"})
 
 
 @pytest.mark.parametrize("details", [None, "", "Failed to launch 1 nodes of type b with request id 7: "])
 def test_without_a_reason_version_2_names_its_log(details: str | None) -> None:
-    told = str(autoscaler._activity_of_v2([], [], [launch("b", 1, failed=1, details=details)]))
+    told = str(autoscaler.activity_of_v2([], [], [launch("b", 1, failed=1, details=details)]))
     assert told.endswith("it could not start b: see monitor.log in Ray's logs on the head")
 
 
@@ -168,11 +168,11 @@ def test_the_activity_of_version_1() -> None:
             }
         },
     }
-    found = autoscaler._activity_of_v1(json.loads(json.dumps(report)))
+    found = autoscaler.activity_of_v1(json.loads(json.dumps(report)))
     assert found == Activity(
         starting={"spot": 3, "cpu": 1}, failed={"gone": "InsufficientInstanceCapacity none in this zone"}
     )
-    assert autoscaler._activity_of_v1({}) == Activity(starting={}, failed={})
+    assert autoscaler.activity_of_v1({}) == Activity(starting={}, failed={})
 
 
 def test_activity_as_text() -> None:

@@ -16,7 +16,7 @@ from dray.cluster.checks.findings import ClusterCheck, Node
 from dray.cluster.checks.inspector import Disk, Inspector
 from dray.cluster.checks.node import versions, write_sign
 from dray.storage import Location
-from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
+from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.cluster import checked
 from tests.cluster.namespaces import isolated, run_isolated

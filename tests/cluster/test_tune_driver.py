@@ -30,12 +30,6 @@ class Scripted:
     def on(self, event: Event) -> list[Action]:
         return self._answers.pop(event, [])
 
-    def dump(self) -> dict[str, object]:
-        return {}
-
-    def load(self, state: dict[str, object]) -> None:
-        pass
-
     def progress(self, trained: Mapping[int, float]) -> float:
         return 0.0
 
@@ -51,7 +45,7 @@ class Tune:
         self.search = Search(method, parse({}), seed=0, smaller_is_better=True, log=self.records.append)
         self.told: list[Answer] = []
         self.on_disk = 0
-        self._driver = TuneDriver(
+        self.driver = TuneDriver(
             self.search,
             lock=threading.RLock(),
             together=self._on_disk,
@@ -78,9 +72,9 @@ class Tune:
         self, number: int, trial: int, step: float | None = None, value: float = 0.0, outcome: str | None = None
     ) -> None:
         told = SimpleNamespace(trial=trial, number=number, step=step, value=value, outcome=outcome)
-        goes_on = self._driver._take([told])  # type: ignore[list-item]  # any object with these
-        if self._driver.error is not None:
-            raise self._driver.error
+        goes_on = self.driver.take([told])  # type: ignore[list-item]  # any object with these
+        if self.driver.error is not None:
+            raise self.driver.error
         assert goes_on
 
 
@@ -154,8 +148,8 @@ def test_a_paused_trial_that_failed_ends() -> None:
 def test_a_search_that_fails_ends_the_run_with_its_error() -> None:
     tune = Tune(Scripted(1, {Reported(trial=0, step=1, value=0.5): [Stop(trial=7)]}), started=1)
     told = SimpleNamespace(trial=0, number=1, step=1, value=0.5, outcome=None)
-    assert not tune._driver._take([told])  # type: ignore[list-item]
-    assert tune._driver.error is not None
+    assert not tune.driver.take([told])  # type: ignore[list-item]
+    assert tune.driver.error is not None
 
 
 def test_results_that_come_at_once_are_decided_in_their_order_and_carried_out_when_all_are_on_disk() -> None:
@@ -164,7 +158,7 @@ def test_results_that_come_at_once_are_decided_in_their_order_and_carried_out_wh
         SimpleNamespace(trial=trial, number=number, step=2, value=value, outcome=None)
         for number, trial, value in ((1, 0, 0.5), (2, 1, 0.4))
     ]
-    assert tune._driver._take(told)  # type: ignore[arg-type]
+    assert tune.driver.take(told)  # type: ignore[arg-type]
     assert tune.told == [
         Answer(trial=0, number=1, decision="pause"),
         Answer(trial=1, number=2, decision="continue", stops=(0,)),

@@ -15,22 +15,20 @@ from types import ModuleType
 
 import pytest
 
-from dray import imports, pytorch
+from dray import pytorch
 from dray.code.factory import ByValue, FromDirectory, Sent, home_of, place_of
 from dray.code.packages import Package
 from dray.config.entrypoint import ClassName, parse_entrypoint
 from dray.errors import EntrypointError
+from tests.model_code import imports_undone
 
 CODE = "from dray import pytorch\nclass MyTrial(pytorch.PyTorchTrial):\n    class Inner(pytorch.PyTorchTrial): ...\n"
 
 
 @pytest.fixture(autouse=True)
 def path_kept() -> Iterator[None]:
-    path = list(sys.path)
-    yield
-    imports.forget_model_dir()
-    imports._current, imports._older = None, frozenset()
-    sys.path[:] = path
+    with imports_undone():
+        yield
     for name in [name for name in sys.modules if name.partition(".")[0] in ("my_model", "my_package")]:
         del sys.modules[name]
 

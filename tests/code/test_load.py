@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dray import imports
 from dray.code.load import check_entrypoint, load_entrypoint, load_trial_class
 from dray.config.entrypoint import ClassName, parse_entrypoint
 from dray.errors import ConfigError, EntrypointError
@@ -35,7 +34,6 @@ def clean() -> Iterator[None]:
         if name.startswith("my_"):
             del sys.modules[name]
     sys.path[:] = path
-    imports._current, imports._older = None, frozenset()
 
 
 def write(directory: Path, name: str, text: str) -> Path:

@@ -46,11 +46,14 @@ class Searching(LocalHost):
         return {report.batches: report.validation for report in self.reports if report.validation is not None}
 
 
-def in_trial(monkeypatch: pytest.MonkeyPatch, latest: str | None = None) -> None:
-    config = {"searcher": {"name": "single", "metric": "eval_loss"}}
-    trial = TrialInfo(trial_id=3, experiment_id=1, trial_seed=0, config=config)
-    info = ClusterInfo(trial=trial, latest_checkpoint=latest)
-    monkeypatch.setattr("dray.training.cluster_info._current", info)
+@pytest.fixture
+def in_trial(set_info: Any) -> Any:
+    def begin(latest: str | None = None) -> None:
+        config = {"searcher": {"name": "single", "metric": "eval_loss"}}
+        trial = TrialInfo(trial_id=3, experiment_id=1, trial_seed=0, config=config)
+        set_info(ClusterInfo(trial=trial, latest_checkpoint=latest))
+
+    return begin
 
 
 def arguments(directory: Path, **other: Any) -> Any:
@@ -97,9 +100,9 @@ def train(callback: Any, args: Any, steps: int, *, every: int = 2, enough: int |
 
 
 def test_what_it_logs_is_reported_and_what_it_saves_is_a_checkpoint(
-    callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    callback: Any, tmp_path: Path, in_trial: Any
 ) -> None:
-    in_trial(monkeypatch)
+    in_trial()
     host, args = Searching(tmp_path / "trial"), arguments(tmp_path)
     with use_host(host), core.init() as context:
         assert train(callback(context, args, user_data={"mine": 1}), args, steps=5) == 5
@@ -117,10 +120,8 @@ def test_what_it_logs_is_reported_and_what_it_saves_is_a_checkpoint(
     assert host.heard == 0  # it has finished
 
 
-def test_the_search_ends_it_at_the_step_that_it_has_judged(
-    callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_trial(monkeypatch)
+def test_the_search_ends_it_at_the_step_that_it_has_judged(callback: Any, tmp_path: Path, in_trial: Any) -> None:
+    in_trial()
     host, args = Searching(tmp_path / "trial", stop_at=4), arguments(tmp_path)
     with use_host(host), core.init() as context:
         assert train(callback(context, args), args, steps=20) == 4
@@ -129,9 +130,9 @@ def test_the_search_ends_it_at_the_step_that_it_has_judged(
 
 
 def test_what_another_callback_has_stopped_early_is_saved_and_complete(
-    callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    callback: Any, tmp_path: Path, in_trial: Any
 ) -> None:
-    in_trial(monkeypatch)
+    in_trial()
     host, args = Searching(tmp_path / "trial"), arguments(tmp_path)
     with use_host(host), core.init() as context:
         assert train(callback(context, args), args, steps=20, enough=6) == 6
@@ -141,15 +142,15 @@ def test_what_another_callback_has_stopped_early_is_saved_and_complete(
 
 
 def test_a_trial_that_is_started_again_finds_its_checkpoint_and_not_a_later_one(
-    callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    callback: Any, tmp_path: Path, in_trial: Any
 ) -> None:
-    in_trial(monkeypatch)
+    in_trial()
     host, args = Searching(tmp_path / "trial", stop_at=4), arguments(tmp_path)
     with use_host(host), core.init() as context:
         train(callback(context, args), args, steps=20)
     (checkpoint,) = (tmp_path / "trial").glob("checkpoint_*")
     (tmp_path / "out" / "trial_3" / "checkpoint-9").mkdir()  # of an attempt whose upload never ended
-    in_trial(monkeypatch, latest=str(checkpoint))
+    in_trial(latest=str(checkpoint))
     again = arguments(tmp_path)
     with use_host(Searching(tmp_path / "again")), core.init() as context:
         callback(context, again)
@@ -162,9 +163,9 @@ def test_a_trial_that_is_started_again_finds_its_checkpoint_and_not_a_later_one(
 
 
 def test_metrics_are_chosen_by_their_names_and_the_searchs_own_is_kept(
-    callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    callback: Any, tmp_path: Path, in_trial: Any
 ) -> None:
-    in_trial(monkeypatch)
+    in_trial()
     host, args = Searching(tmp_path / "trial"), arguments(tmp_path)
     with use_host(host), core.init() as context:
         train(callback(context, args, filter_metrics=["accuracy"]), args, steps=2)
@@ -203,12 +204,12 @@ class Linear(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_with_the_real_trainer(callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_real_trainer(callback: Any, tmp_path: Path, in_trial: Any) -> None:
     """Stopped by the search, gone on with: as if it had not been."""
     import transformers  # not where no test of it is chosen: it takes a second
 
     def run(name: str, latest: str | None = None, stop_at: int | None = None) -> tuple[Searching, Linear]:
-        in_trial(monkeypatch, latest)
+        in_trial(latest)
         host, model = Searching(tmp_path / name, stop_at), Linear()
         args = transformers.TrainingArguments(
             output_dir=str(tmp_path / f"{name}-out"), max_steps=12, eval_strategy="steps", eval_steps=4,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from rich.console import Console
 
 import dray
-from dray import imports
 from dray.config.custom import Custom
 from dray.config.load import load_config
 from dray.config.search import build_method, build_sampler, build_search
@@ -21,6 +19,7 @@ from dray.experiment.preview import show_preview
 from dray.records.directory import ExperimentDirectory
 from dray.records.result import Result
 from searchers import ASHA, Exited, Journal, JournalError, RandomSearch, Reported, Started
+from tests.model_code import imports_undone
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SPACE = {"global_batch_size": 2, "lr": {"type": "double", "minval": 0, "maxval": 1}}
@@ -61,11 +60,8 @@ number = 3
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    path = list(sys.path)
-    yield
-    imports.forget_model_dir()
-    imports._current, imports._older = None, frozenset()
-    sys.path[:] = path
+    with imports_undone():
+        yield
 
 
 @pytest.fixture

@@ -91,9 +91,9 @@ def info_of(**searcher: Any) -> ClusterInfo:
 
 
 @pytest.fixture
-def in_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Searching]:
+def in_search(tmp_path: Path, set_info: Any) -> Callable[..., Searching]:
     def make(lengths: list[float], stop_at: float | None = None, **searcher: Any) -> Searching:
-        monkeypatch.setattr("dray.training.cluster_info._current", info_of(**searcher))
+        set_info(info_of(**searcher))
         return Searching(tmp_path / "trial", lengths, stop_at)
 
     return make

@@ -34,7 +34,7 @@ KINDS = {
         "collective",
     ),
     "the store": (torch.distributed.DistNetworkError("Failed to recv, got 0 bytes"), "collective"),
-    "failure of another rank": (PeerFailed("training failed on rank 1: ValueError()"), "collective"),
+    "failure of another rank": (PeerFailed("rank 1 failed while training: ValueError()"), "collective"),
     "gloo": (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:9"), "collective"),
     "any other": (RuntimeError("shapes (2, 3) and (4, 5) do not match"), "error"),
     "words alone": (ValueError("out of memory"), "error"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,6 @@ import pytest
 from rich.console import Console
 
 from dray.display import display as display_module
-from dray.display import screens
 from dray.display.board import Board
 from dray.display.display import Display
 from dray.display.text import sparkline
@@ -152,7 +152,8 @@ def test_line_tells_that_groups_are_starting() -> None:
     assert "worker group" not in line(search())
 
 
-def test_line_tells_what_groups_wait_for_as_long_as_they_do() -> None:
+def test_line_tells_what_groups_wait_for_as_long_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display_module, "PLAIN_EVERY_S", (0.0, 0.0))
     shown = Screen()
     shown.display.begin(search(), [])
     shown.display.waits("2 of 3 worker groups wait for nodes (2 spot starting)")
@@ -160,7 +161,6 @@ def test_line_tells_what_groups_wait_for_as_long_as_they_do() -> None:
     told = "digits · 0 of 8 trials ended · 0 running · 2 of 3 worker groups wait for nodes (2 spot starting) · 0:00"
     assert shown.text.strip() == told
     shown.display.waits("")
-    shown.display._due = 0.0
     shown.display.update(FakeCounts(), 1, 3)  # type: ignore[arg-type]
     assert "starting 2 of 3 worker groups" in shown.text
 
@@ -186,7 +186,8 @@ def test_line_tells_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert " · 3 restarts · " in line(search())
 
 
-def test_line_tells_trials_that_diverged_until_they_recover() -> None:
+def test_line_tells_trials_that_diverged_until_they_recover(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display_module, "PLAIN_EVERY_S", (0.0, 0.0))
     made, shown = search(Started(trial=0), Started(trial=1)), Screen()
     shown.display.begin(made, [])
     shown.display.rows(0, rows(0, 1.0, value=math.nan))
@@ -194,7 +195,6 @@ def test_line_tells_trials_that_diverged_until_they_recover() -> None:
     shown.display.update(FakeCounts(), 2, 2)  # type: ignore[arg-type]
     assert " · 2 running · 2 diverged (NaN) · " in shown.text
     shown.display.rows(1, rows(1, 2.0))  # it was restarted from a checkpoint, say
-    shown.display._due = 0.0
     shown.display.update(FakeCounts(), 2, 2)  # type: ignore[arg-type]
     assert " · 2 running · 1 diverged (NaN) · " in shown.text.splitlines()[-1]
 
@@ -368,7 +368,7 @@ def test_on_a_terminal_what_is_waited_for_is_shown_before_there_is_a_picture() -
 def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, ipython = 1000.0, FakeIPython()
     monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
-    monkeypatch.setattr(screens, "ipython", lambda: ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython)
     shown = Display(
         name="digits",
         path=LONG_PATH,

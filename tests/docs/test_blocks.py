@@ -21,7 +21,7 @@ from dray.cli import app
 from dray.config.determined_fields import IGNORED_FIELDS
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
-from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
+from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.cli.test_commands import HAS
 from tests.docs.pages import DOCS, PAGES, ROOT, Block, blocks, files
@@ -126,7 +126,7 @@ def parse(command: Any, words: list[str], parent: Any = None) -> None:
         return
     context = command.make_context(name, list(arguments), parent=parent)
     if hasattr(command, "commands"):
-        rest = [*context._protected_args, *context.args]
+        rest = [*context._protected_args, *context.args]  # noqa: SLF001 - the public name is deprecated
         inner, chosen, arguments = command.resolve_command(context, rest)
         parse(chosen, [inner, *arguments], context)
 

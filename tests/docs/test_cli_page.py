@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
+from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.cli.test_commands import HAS, READING
 from tests.docs.pages import PAGES, blocks

@@ -22,23 +22,20 @@ import torch
 import yaml
 
 import dray
-from dray import imports
 from dray.config.load import load_config
 from dray.experiment.local import run_local
 from dray.observers.observer import replay_to
 from tests.docs.pages import DOCS, PAGES, blocks, files
 from tests.loggers import WandB
+from tests.model_code import imports_undone
 from tests.report.simulated import simulated
 
 
 @pytest.fixture(autouse=True)
 def _results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
-    path = list(sys.path)
-    yield
-    imports.forget_model_dir()
-    imports._current, imports._older = None, frozenset()
-    sys.path[:] = path
+    with imports_undone():
+        yield
 
 
 def project(page: str, directory: Path) -> Path:

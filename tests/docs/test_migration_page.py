@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dray.compat.names import COMMANDS, missing
-from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
+from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.docs.pages import PAGES, blocks, files
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from dray import imports
 from dray.code.startup_hook import StartupHookFailed
 from dray.config.load import load_config
 from dray.config.search import build_space
@@ -24,6 +22,7 @@ from dray.pytorch import load_trial_from_checkpoint_path
 from dray.script import ScriptFailed
 from dray.storage import Location, RemoteDirectory
 from dray.training.errors import SearcherMetricError
+from tests.model_code import imports_undone
 
 # One weight, drawn towards 1 by gradient descent: w' = w + 2 lr (1 - w), the loss before it is (1 - w) ** 2.
 TRIAL = """
@@ -70,12 +69,9 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def model_dir(tmp_path: Path) -> Iterator[Path]:
-    path = list(sys.path)
     (tmp_path / "my_weight.py").write_text(TRIAL)
-    yield tmp_path
-    imports.forget_model_dir()
-    imports._current, imports._older = None, frozenset()
-    sys.path[:] = path
+    with imports_undone():
+        yield tmp_path
 
 
 def validations(directory: Path) -> dict[int, float]:

@@ -250,7 +250,7 @@ def settle(experiment: Experiment) -> None:
     assert experiment.retention is not None
     for _ in range(2):
         reached = threading.Event()
-        experiment.retention._work.put(reached.set)
+        experiment.retention._work.put(reached.set)  # noqa: SLF001 - only its thread knows what is left
         assert reached.wait(30)
 
 

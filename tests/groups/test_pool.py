@@ -109,6 +109,14 @@ class World:
         groups.reconcile()
 
 
+def started(world: World, *, trials: int) -> tuple[World, Groups]:
+    """With its first groups for so many trials."""
+    groups = world.groups()
+    world.trials = trials
+    groups.start()
+    return world, groups
+
+
 def comes_up(groups: Groups, group: str) -> None:
     groups.worker_arrived()
     groups.ready(group)
@@ -149,10 +157,7 @@ def worlds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 # ------------------------------------------------------------------------------------------- on a machine of our own
 def test_there_are_no_more_groups_than_trials_or_than_fit(worlds: Any) -> None:
-    world = worlds(32)
-    groups = world.groups()
-    world.trials = 3
-    groups.start()
+    world, groups = started(worlds(32), trials=3)
     assert world.names == ["group-0", "group-1", "group-2"]
     world.trials = 50
     groups.trains()
@@ -164,10 +169,7 @@ def test_there_are_no_more_groups_than_trials_or_than_fit(worlds: Any) -> None:
 
 
 def test_on_few_cores_the_first_group_trains_before_another_starts(worlds: Any) -> None:
-    world = worlds(2)
-    groups = world.groups()
-    world.trials = 9
-    groups.start()
+    world, groups = started(worlds(2), trials=9)
     world.later(groups, 4)
     comes_up(groups, "group-0")
     world.later(groups, 2)
@@ -180,20 +182,14 @@ def test_on_few_cores_the_first_group_trains_before_another_starts(worlds: Any) 
 
 
 def test_others_start_even_if_the_first_group_does_not_train(worlds: Any) -> None:
-    world = worlds(2)
-    groups = world.groups()
-    world.trials = 9
-    groups.start()
+    world, groups = started(worlds(2), trials=9)
     comes_up(groups, "group-0")
     world.later(groups, IN_TURN_S + 1)
     assert groups.count == 2
 
 
 def test_groups_of_a_large_machine_start_several_at_once(worlds: Any) -> None:
-    world = worlds(16)
-    groups = world.groups()
-    world.trials = 16
-    groups.start()
+    world, groups = started(worlds(16), trials=16)
     assert groups.count == 4
     world.later(groups, CLUSTER_CHECK_S + 1)
     assert groups.count == 4, "they are still starting, on a quarter of its cores"
@@ -205,10 +201,7 @@ def test_groups_of_a_large_machine_start_several_at_once(worlds: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------ groups that end
 def test_a_group_that_ends_is_freed_and_replaced_at_once(worlds: Any) -> None:
-    world = worlds(1)
-    groups = world.groups()
-    world.trials = 2
-    groups.start()
+    world, groups = started(worlds(1), trials=2)
     [first] = world.made
     ends(groups, first, error="no file descriptors")
     groups.reconcile()
@@ -222,10 +215,7 @@ def test_a_group_that_ends_is_freed_and_replaced_at_once(worlds: Any) -> None:
 
 
 def test_a_group_that_ended_is_not_replaced_if_no_trial_needs_it(worlds: Any) -> None:
-    world = worlds(4, own=False)
-    groups = world.groups()
-    world.trials = 1
-    groups.start()
+    world, groups = started(worlds(4, own=False), trials=1)
     comes_up(groups, "group-0")
     world.trials = 0
     ends(groups, world.made[0])
@@ -234,10 +224,7 @@ def test_a_group_that_ended_is_not_replaced_if_no_trial_needs_it(worlds: Any) ->
 
 
 def test_a_group_that_keeps_dying_without_a_trial_ends_the_experiment(worlds: Any) -> None:
-    world = worlds(1)
-    groups = world.groups()
-    world.trials = 1
-    groups.start()
+    world, groups = started(worlds(1), trials=1)
     comes_up(groups, "group-0")
     groups.trial_left("group-0")
     for number in range(MAX_FAILED_STARTS):
@@ -253,10 +240,7 @@ def test_a_group_that_keeps_dying_without_a_trial_ends_the_experiment(worlds: An
 
 
 def test_a_trial_that_leaves_resets_the_failed_starts_of_its_group(worlds: Any) -> None:
-    world = worlds(1)
-    groups = world.groups()
-    world.trials = 2
-    groups.start()
+    world, groups = started(worlds(1), trials=2)
     for _ in range(3 * MAX_FAILED_STARTS):
         comes_up(groups, "group-0")
         groups.trial_left("group-0")
@@ -266,10 +250,7 @@ def test_a_trial_that_leaves_resets_the_failed_starts_of_its_group(worlds: Any) 
 
 
 def test_groups_that_are_replaced_on_purpose_are_not_lost(worlds: Any) -> None:
-    world = worlds(1)
-    groups = world.groups()
-    world.trials = 2
-    groups.start()
+    world, groups = started(worlds(1), trials=2)
     for _ in range(2 * MAX_FAILED_STARTS):
         comes_up(groups, "group-0")
         ends(groups, world.made[-1])
@@ -323,10 +304,7 @@ def test_groups_that_are_soon_needed_again_stay(worlds: Any) -> None:
 
 
 def test_groups_on_many_small_nodes_all_start_at_once(worlds: Any) -> None:
-    world = worlds(1, 1, 1, 1, own=False)
-    groups = world.groups()
-    world.trials = 4
-    groups.start()
+    _, groups = started(worlds(1, 1, 1, 1, own=False), trials=4)
     assert groups.count == 4
 
 
@@ -366,10 +344,7 @@ def test_n_groups_share_each_slot(worlds: Any, own: bool) -> None:
 
 
 def test_the_user_is_told_what_groups_wait_for(worlds: Any) -> None:
-    world = worlds(2, own=False)
-    groups = world.groups()
-    world.trials = 1
-    groups.start()
+    world, groups = started(worlds(2, own=False), trials=1)
     world.made[0].is_placed = False
     for _ in range(13):
         world.later(groups, LOOK_S)
@@ -379,10 +354,7 @@ def test_the_user_is_told_what_groups_wait_for(worlds: Any) -> None:
 
 
 def test_a_group_on_a_draining_node_is_drained_once(worlds: Any) -> None:
-    world = worlds(4, own=False)
-    groups = world.groups()
-    world.trials = 1
-    groups.start()
+    world, groups = started(worlds(4, own=False), trials=1)
     world.made[0].nodes = frozenset(["node-a", "node-b"])
     groups.nodes_drain({"node-b"})
     assert world.desk.told == [], "there is nothing to save yet"
@@ -465,10 +437,7 @@ def test_an_elastic_group_whose_slots_others_took_is_replaced_by_a_smaller_one(w
 
 # --------------------------------------------------------------------------------------------------------- at the end
 def test_at_the_end_starting_groups_are_ended_and_others_end_by_themselves(worlds: Any) -> None:
-    world = worlds(4, own=False)
-    groups = world.groups()
-    world.trials = 2
-    groups.start()
+    world, groups = started(worlds(4, own=False), trials=2)
     comes_up(groups, "group-0")
     groups.start()
     groups.end(at_once=False)

@@ -6,6 +6,7 @@ import io
 import logging
 import multiprocessing
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,35 @@ def test_standard_output_in_a_file_stays_there(tmp_path: Path, monkeypatch: pyte
         assert screen.screen() == [""]
 
 
+class SlowText(str):
+    """A text that is not drawn until `go`."""
+
+    def __new__(cls, text: str) -> SlowText:
+        slow = super().__new__(cls, text)
+        slow.drawing, slow.go = threading.Event(), threading.Event()
+        return slow
+
+    drawing: threading.Event
+    go: threading.Event
+
+    def __format__(self, spec: str) -> str:
+        self.drawing.set()
+        assert self.go.wait(60)
+        return str(self)
+
+
 def test_a_forked_worker_may_print_while_the_line_is_being_drawn() -> None:
     with terminal() as screen:
         with TerminalLine() as line:
-            line.draw("10 %")
-            with line._lock:  # as another thread would hold it
-                worker = multiprocessing.get_context("fork").Process(target=print, args=("from the worker",))
-                worker.start()
-                worker.join(60)
+            text = SlowText("10 %")
+            thread = threading.Thread(target=line.draw, args=(text,))
+            thread.start()
+            assert text.drawing.wait(60)
+            worker = multiprocessing.get_context("fork").Process(target=print, args=("from the worker",))
+            worker.start()
+            worker.join(60)
+            text.go.set()
+            thread.join()
             assert worker.exitcode == 0
         assert screen.screen() == ["from the worker", ""]
 
@@ -110,7 +132,8 @@ def test_in_a_notebook_one_output_is_replaced(monkeypatch: pytest.MonkeyPatch) -
 
     ipython = types.SimpleNamespace(HTML=str, display=display)
     monkeypatch.setitem(sys.modules, "IPython.display", ipython)
-    monkeypatch.setattr(bottom_line, "_in_notebook", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setattr("builtins.get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
     line = bottom_line.bottom_line()
     assert isinstance(line, NotebookLine)
     with line:

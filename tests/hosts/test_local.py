@@ -339,14 +339,14 @@ def test_checkpoints_carry_hyperparameters_without_a_config(home: Path) -> None:
 
 
 def test_a_host_is_current_only_within_its_block(tmp_path: Path) -> None:
-    outer, inner = FakeHost(tmp_path), FakeHost(tmp_path)
+    outer, inner = FakeHost(tmp_path / "outer"), FakeHost(tmp_path / "inner")
     assert current_host() is None
     with use_host(outer):
         with use_host(inner):
             assert current_host() is inner
         assert current_host() is outer
         with pytorch.init() as context:
-            assert context._run.host is outer
+            assert context.get_tensorboard_path() == outer.tensorboard_path
     assert current_host() is None
 
 

@@ -21,7 +21,8 @@ from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from tests import queued
-from tests.pytorch.fakes import FakeHost
+from tests.pytorch.fakes import FakeHost, state_of
+from tests.pytorch.resuming import Numbered
 
 RECORDS, BATCH_SIZE, BATCHES = 42, 12, 14
 #: The processes, and the batch that they train up to.
@@ -30,17 +31,6 @@ STORIES: dict[str, list[tuple[int, int]]] = {
     "1, 2, 1": [(1, 3), (2, 10), (1, BATCHES)],
 }
 KINDS = ("whole batches", "partial batches", "two batches a step")
-
-
-class Numbered(torch.utils.data.Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
-    """Every record says which one it is."""
-
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        x = torch.linspace(index, index + 1, 6) / RECORDS
-        return index, x, (x**2).sum(0, keepdim=True)
 
 
 class Trial(pytorch.PyTorchTrial):
@@ -57,10 +47,10 @@ class Trial(pytorch.PyTorchTrial):
 
     def build_training_data_loader(self) -> Any:
         size = self.context.get_per_slot_batch_size()
-        return pytorch.DataLoader(Numbered(), size, shuffle=True, drop_last=self.drop_last)
+        return pytorch.DataLoader(Numbered(RECORDS), size, shuffle=True, drop_last=self.drop_last)
 
     def build_validation_data_loader(self) -> Any:
-        return pytorch.DataLoader(Numbered(), batch_size=6)
+        return pytorch.DataLoader(Numbered(RECORDS), batch_size=6)
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         self.seen.append((batch_idx, batch[0].tolist(), random.random()))
@@ -94,7 +84,7 @@ def run(kind: str, directory: Path, until: int, latest: str | None, **init: Any)
         pytorch.Trainer(trial, context).fit(
             max_length=Batch(BATCHES), checkpoint_period=Batch(1), checkpoint_policy="none", latest_checkpoint=latest
         )
-        return {"seen": trial.seen, "state": context._run.optimisation.state_dict()}
+        return {"seen": trial.seen, "state": state_of(context)}
 
 
 def main(directory: Path) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from dray import pytorch
 from dray.storage import CheckpointStore, verify
 from dray.training.host import Reached, Report
+from dray.training.optimisation import bare
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import TrainUnit
@@ -52,7 +53,7 @@ class FakeHost:
         self.reports: list[Report] = []
         self.committed: list[Report] = []
         self.opened: list[str] = []
-        self._store = CheckpointStore(directory)
+        self.store = CheckpointStore(directory)
         self._best = float("inf")
 
     def is_best(self, validation: Mapping[str, object]) -> bool:
@@ -71,11 +72,11 @@ class FakeHost:
         self.progress = progress
 
     def new_checkpoint(self, batches: int) -> Path:
-        return self._store.stage(batches)
+        return self.store.stage(batches)
 
     def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
         self.committed.append(report)
-        return self._store.commit(staging, report.batches, digests)
+        return self.store.commit(staging, report.batches, digests)
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         self.opened.append(checkpoint)
@@ -90,6 +91,15 @@ class FakeHost:
 
     def checkpoints(self) -> list[str]:
         return [report.checkpoint for report in self.reports if report.checkpoint is not None]
+
+
+def state_of(context: pytorch.PyTorchTrialContext) -> dict[str, Any]:
+    """The state of what a trial has wrapped, by the names of a checkpoint."""
+    return {
+        "models_state_dict": [bare(model).state_dict() for model in context.models],
+        "optimizers_state_dict": [optimizer.state_dict() for optimizer in context.optimizers],
+        "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
+    }
 
 
 class Ones(torch.utils.data.Dataset[torch.Tensor]):

@@ -15,7 +15,7 @@ from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.training import rng
-from tests.pytorch.fakes import FakeHost
+from tests.pytorch.fakes import FakeHost, state_of
 
 BATCHES = 14
 RECORDS = 20  # in global batches of 8: three an epoch, the last one partial
@@ -24,11 +24,14 @@ RECORDS = 20  # in global batches of 8: three an epoch, the last one partial
 class Numbered(torch.utils.data.Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
     """Every record says which one it is."""
 
+    def __init__(self, records: int = RECORDS) -> None:
+        self.records = records
+
     def __len__(self) -> int:
-        return RECORDS
+        return self.records
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-        x = torch.linspace(index, index + 1, 6) / RECORDS
+        x = torch.linspace(index, index + 1, 6) / self.records
         return index, x, (x**2).sum(0, keepdim=True)
 
 
@@ -260,7 +263,7 @@ def run(kind: str, host: FakeHost, *, distributed: DistributedContext | None = N
             **fit,
         )
         return {
-            "state": context._run.optimisation.state_dict(),
+            "state": state_of(context),
             "rng": rng.capture(context.device),
             "reports": [(r.batches, r.epochs, r.training, r.validation) for r in host.reports],
             "seen": trial.seen,

@@ -13,6 +13,7 @@ from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.training.amp import MixedPrecision
+from dray.training.optimisation import Optimisation
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 
@@ -36,11 +37,15 @@ class Types(OneWeight):
         return super().evaluate_batch(batch, batch_idx)
 
 
+def optimisation_of(trial: OneWeight) -> Optimisation:
+    return trial.context._run.optimisation  # noqa: SLF001 - use_amp() scales gradients only on a GPU
+
+
 def scaling(**scaler: Any) -> Callable[[OneWeight], None]:
     """As `use_amp()` on a GPU, with torch's scaler for the CPU: the scaling is the same."""
 
     def prepare(trial: OneWeight) -> None:
-        optimisation = trial.context._run.optimisation
+        optimisation = optimisation_of(trial)
         optimisation.scaler = torch.amp.GradScaler("cpu", **{"init_scale": 1024.0, **scaler})
         optimisation.amp = MixedPrecision(torch.device("cpu"), torch.bfloat16, optimisation.scaler)
 
@@ -54,7 +59,7 @@ def with_scale(scale: float) -> Callable[[OneWeight], None]:
     """
 
     def prepare(trial: OneWeight) -> None:
-        scaler = trial.context._run.optimisation.scaler
+        scaler = optimisation_of(trial).scaler
         if scaler is not None:
             scaler.load_state_dict({**scaler.state_dict(), "scale": scale})
 
@@ -75,7 +80,7 @@ def test_forward_passes_run_in_bfloat16_and_weights_stay(fit: Fit) -> None:
 
 
 @pytest.mark.api("2.25")
-def test_evaluate_full_dataset_runs_under_autocast(fit: Fit) -> None:
+def test_evaluate_full_dataset_runs_under_autocast(fit: Fit, host: FakeHost) -> None:
     class Full(OneWeight):
         evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
 
@@ -86,13 +91,13 @@ def test_evaluate_full_dataset_runs_under_autocast(fit: Fit) -> None:
         def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
             return {"types": [str(self.model(batch).dtype) for batch in data_loader]}
 
-    host_reports = fit(Full, max_length=Batch(1)).context._run.host.reports
-    assert host_reports[-1].validation == {"types": ["torch.bfloat16"] * 3}
+    fit(Full, max_length=Batch(1))
+    assert host.reports[-1].validation == {"types": ["torch.bfloat16"] * 3}
 
 
 @pytest.mark.api("2.25")
 @pytest.mark.parametrize("dtype", [None, torch.float16])
-def test_on_a_cpu_float16_trains_as_usual(fit: Fit, dtype: torch.dtype | None) -> None:
+def test_on_a_cpu_float16_trains_as_usual(fit: Fit, host: FakeHost, dtype: torch.dtype | None) -> None:
     class Plain(Types):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             context.experimental.use_amp(dtype)
@@ -102,7 +107,7 @@ def test_on_a_cpu_float16_trains_as_usual(fit: Fit, dtype: torch.dtype | None) -
     trial = fit(Plain, max_length=Batch(9))
     assert {kind for _, kind in trial.types} == {torch.float32}
     assert trial.weight == pytest.approx(one_weight(9), abs=0)
-    assert "scaler_state_dict" not in state(trial.context._run.host.checkpoints()[-1])
+    assert "scaler_state_dict" not in state(host.checkpoints()[-1])
 
 
 @pytest.mark.api("2.25")

@@ -26,7 +26,7 @@ from dray.training.checkpoint.files import Contents
 from dray.training.host import Report
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.fakes import FakeHost, OneWeight, one_weight, state_of
 from tests.pytorch.resuming import assert_equal
 
 BATCHES = 7  # of 5 an epoch
@@ -118,7 +118,7 @@ def trained(host: FakeHost, held: Held | None, **fit: Any) -> dict[str, Any]:
             **fit,
         )
     return {
-        "state": context._run.optimisation.state_dict(),
+        "state": state_of(context),
         "reports": [(r.batches, r.training, r.validation) for r in host.reports],
         "seen": trial.seen,
     }
@@ -184,7 +184,7 @@ def test_reports_go_out_before_the_commit_unless_a_search_decides_on_them(fit: F
         *("committed 6", "ended 6"),
     ]
     assert [report.checkpoint is None for report in host.reports] == [True, False, False]
-    assert [batches for batches, _ in host._store.listed()] == [6, 4, 2]
+    assert [batches for batches, _ in host.store.listed()] == [6, 4, 2]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_training_continues_while_the_disk_is_full_and_fails_at_the_end_if_it_st
         fit(OneWeight, prepare=trials.append, max_length=Batch(8), checkpoint_period=Batch(2), checkpoint_policy="none")
     assert trials[0].weight == one_weight(8)
     assert [report.batches for report in host.reports] == [2, 4, 6], "the end was not reported"
-    assert [batches for batches, _ in host._store.listed()] == [2]
+    assert [batches for batches, _ in host.store.listed()] == [2]
     assert caplog.text.count("was not saved; training continues") == 3
 
 
@@ -366,7 +366,7 @@ def test_workers_that_are_forked_while_a_checkpoint_is_written_do_not_hang(
         checkpoint_policy="none",
     )
     assert len(pids) > 20, "they are forked for each validation"
-    for batches, path in host._store.listed():
+    for batches, path in host.store.listed():
         state = torch.load(verify(Path(path)) / "state-dict.pth", weights_only=True)
         assert state["models_state_dict"][0]["weight"].item() == pytest.approx(one_weight(batches))
-    assert len(host._store.listed()) == 20
+    assert len(host.store.listed()) == 20

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from dray import imports, memory, pytorch
+from dray import memory, pytorch
 from dray.imports import use_model_dir
+from tests.model_code import imports_undone
 
 MODULE: Any = sys.modules["dray.pytorch.cached"]
 made: list[Any] = []
@@ -146,9 +147,8 @@ def test_garbage_is_collected_before_a_value_is_dropped(available: list[int], mo
 
 def test_a_module_that_is_forgotten_takes_its_values_along(tmp_path: Path) -> None:
     """As when a process goes from one experiment's code to another's."""
-    path = list(sys.path)
     kept = []
-    try:
+    with imports_undone():
         for text in ("one", "other"):
             (tmp_path / text).mkdir()
             (tmp_path / text / "some_data.py").write_text(
@@ -163,10 +163,6 @@ def test_a_module_that_is_forgotten_takes_its_values_along(tmp_path: Path) -> No
         del load
         gc.collect()
         assert [value() for value in kept] == [None, "others"]
-    finally:
-        imports.forget_model_dir()
-        imports._current, imports._older = None, frozenset()
-        sys.path[:] = path
 
 
 def test_threads_that_ask_at_the_same_time_get_the_same() -> None:
@@ -197,15 +193,19 @@ class Reading(torch.utils.data.Dataset[int]):
         return len(made)
 
 
-def test_workers_of_a_loader_inherit_the_values_also_while_one_is_made() -> None:
+@pytorch.cached
+def read_by_a_worker() -> list[int]:
+    seen: list[int] = []
+    loader = torch.utils.data.DataLoader(Reading(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    thread = threading.Thread(target=lambda: seen.extend(loader), daemon=True)  # which forks
+    thread.start()
+    thread.join()
+    return seen
+
+
+def test_workers_of_a_loader_inherit_the_values_also_while_another_thread_makes_one() -> None:
     value_of("a")
-    with MODULE._lock:  # held by this thread, as by one that makes a value
-        seen: list[Any] = []
-        loader = torch.utils.data.DataLoader(Reading(), batch_size=None, num_workers=1, multiprocessing_context="fork")
-        thread = threading.Thread(target=lambda: seen.extend(loader), daemon=True)  # in another, which forks
-        thread.start()
-        thread.join()
-    assert seen == [1, 1]
+    assert read_by_a_worker() == [1, 1]
 
 
 def test_it_is_pickled_by_its_name_without_its_values() -> None:

@@ -158,11 +158,11 @@ def test_the_private_names_that_determineds_examples_ask_for(fit: Fit) -> None:
 
     class Asking(OneWeight):
         def build_training_data_loader(self) -> Any:
-            seen.append((self.context._epoch_len, self.context._current_batch_idx))
+            seen.append((self.context._epoch_len, self.context._current_batch_idx))  # noqa: SLF001
             return super().build_training_data_loader()
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            seen.append((self.context._epoch_len, self.context._current_batch_idx))
+            seen.append((self.context._epoch_len, self.context._current_batch_idx))  # noqa: SLF001
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     fit(Asking, max_length=Batch(2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +114,14 @@ class Paused(LocalHost):
 
 
 @pytest.fixture
-def paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def paused(tmp_path: Path, set_info: Any) -> Any:
     def run(latest: str | None, host: type[LocalHost], **arguments: Any) -> None:
         trial = TrialInfo(trial_id=1, experiment_id=1, trial_seed=0, hparams={"width": 3}, config={})
-        info = ClusterInfo(trial=trial, latest_checkpoint=latest)
-        monkeypatch.setattr("dray.training.cluster_info._current", info)
+        set_info(ClusterInfo(trial=trial, latest_checkpoint=latest))
         with host(tmp_path / "results/local/trial") as here, use_host(here):
             torch_batch_process(Doubling, DATA, batch_size=2, checkpoint_interval=2, **arguments)
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 def test_a_paused_run_resumes_after_the_batches_that_it_has_processed(paused: Any, home: Path) -> None:
@@ -140,12 +138,14 @@ def test_it_ends_after_max_batches(home: Path) -> None:
     assert sorted(outputs(home)) == [f"rank_0/{i}.json" for i in range(3)]
 
 
-def test_hyperparameters_are_those_of_the_experiment(paused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hyperparameters_are_those_of_the_experiment(
+    paused: Any, set_info: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     monkeypatch.setattr(Doubling, "on_finish", lambda self: seen.append(self.context.get_hparams()))
     paused(None, LocalHost)
     assert seen == [{"width": 3}]
-    monkeypatch.setattr("dray.training.cluster_info._current", None)
+    set_info(None)
     with pytest.raises(RuntimeError, match="a local run has no hyperparameters"):
         torch_batch_process(Doubling, DATA)
 

@@ -5,6 +5,7 @@ What of it can be told without a GPU is tested everywhere.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.pytorch.side_stream import SideStream, leaves, worth_a_stream
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost
+from tests.pytorch.fakes import FakeHost, Ones, OneWeight
 
 FEATURES = 4096  # a batch of 8 is 128 KiB: worth a stream of its own
 
@@ -172,7 +173,7 @@ def test_between_reports_the_host_never_waits_for_the_device(
 @pytest.mark.gpu
 def test_large_batches_are_moved_by_a_stream_of_their_own(host: FakeHost) -> None:
     with use_host(host), pytorch.init() as context:
-        mover = context._run.batch_mover()
+        mover = context._run.batch_mover()  # noqa: SLF001 - as the trainer does
         assert isinstance(mover, SideStream)
         moved = mover({"x": torch.ones(8, FEATURES), "y": np.arange(8)})
         assert (moved["x"].sum().item(), moved["y"].sum().item()) == (8 * FEATURES, 28)
@@ -195,7 +196,25 @@ def test_leaves_are_found_at_any_depth() -> None:
 
 
 @pytest.mark.api("2.28")
-def test_a_trial_may_move_its_batches_by_itself(host: FakeHost) -> None:
-    with use_host(host), pytorch.init() as context:
-        context.experimental.disable_auto_to_device()
-        assert context._run.batch_mover() is None
+def test_a_trial_may_move_its_batches_by_itself(fit: Fit, tmp_path: Path) -> None:
+    """What would be moved becomes a tensor, on a CPU too."""
+
+    class Arrays(OneWeight):
+        by_itself = False
+
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.types: set[type] = set()
+            if self.by_itself:
+                context.experimental.disable_auto_to_device()
+
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(Ones(10), batch_size=2, collate_fn=lambda rows: np.ones((2, 1), np.float32))
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.types.add(type(batch))
+            return super().train_batch(self.context.to_device(batch), epoch_idx, batch_idx)
+
+    assert fit(Arrays, FakeHost(tmp_path / "moved"), max_length=Batch(2)).types == {torch.Tensor}
+    Arrays.by_itself = True
+    assert fit(Arrays, max_length=Batch(2)).types == {np.ndarray}

@@ -98,8 +98,9 @@ def test_it_is_counted_as_the_trainer_counts(
     trial, before = Sized.__new__(Sized), torch.get_rng_state()
     asked = context.get_epoch_length(trial.build_training_data_loader)
     assert torch.equal(torch.get_rng_state(), before)
-    data = loaders.training_data(trial.build_training_data_loader(), context._run, None)
-    assert asked == loaders.batches_per_epoch(data.batches, context._run)
+    run = context._run  # noqa: SLF001 - as the trainer does
+    data = loaders.training_data(trial.build_training_data_loader(), run, None)
+    assert asked == loaders.batches_per_epoch(data.batches, run)
 
 
 def test_a_loaded_trial_gets_what_it_trained_and_needs_no_data(fit: Fit, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from dray.training.checkpoint import determined
 from dray.training.checkpoint import files as checkpoint
 from dray.training.progress import Progress
 from tests.pytorch import resuming
-from tests.pytorch.fakes import FakeHost
+from tests.pytorch.fakes import FakeHost, state_of
 from tests.pytorch.resuming import assert_equal
 
 pytestmark = pytest.mark.api("9.11")
@@ -70,10 +70,6 @@ def train(trial_class: type[Trial], directory: Path, length: int, **fit: Any) ->
         trial = trial_class(context)
         pytorch.Trainer(trial, context).fit(max_length=Batch(length), **fit)
     return trial, host
-
-
-def state_of(trial: Trial) -> dict[str, Any]:
-    return trial.context._run.optimisation.state_dict()
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +146,7 @@ def test_a_run_resumed_from_an_old_checkpoint_equals_an_uninterrupted_one(
     uncut, ours = whole[Trial]
     old = write_old(tmp_path / "old", version, ours)
     resumed, host = train(Trial, tmp_path / "new", LENGTH, latest_checkpoint=str(old))
-    assert_equal(state_of(resumed), state_of(uncut))
+    assert_equal(state_of(resumed.context), state_of(uncut.context))
     assert resumed.seen == uncut.seen[TRAINED:]
     assert resumed.watch.calls[0] == ("trial_startup", TRAINED, str(old))
     assert resumed.watch.epochs == uncut.watch.epochs
@@ -167,7 +163,7 @@ def test_a_checkpoint_without_a_position_restores_weights_optimizer_and_schedule
     class Looking(Trial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if not loaded:
-                loaded.append(pickle.loads(pickle.dumps(state_of(self))))
+                loaded.append(pickle.loads(pickle.dumps(state_of(self.context))))
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     resumed, _ = train(Looking, tmp_path / "new", 2, latest_checkpoint=str(old))

@@ -17,7 +17,7 @@ from dray.pytorch import Batch, Epoch
 from dray.training import rng
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.fakes import FakeHost, OneWeight, one_weight, state_of
 from tests.pytorch.resuming import assert_equal
 
 BATCHES = 14  # of 5 an epoch, the last one partial
@@ -83,11 +83,6 @@ class PerEpoch(Everything):
         )
 
 
-def state_of(trial: Any) -> dict[str, Any]:
-    state: dict[str, Any] = trial.context._run.optimisation.state_dict()
-    return state
-
-
 @pytest.mark.slow
 @pytest.mark.api("1.2", "2.6", "7.3", "7.4", "9.7", "9.8")
 @pytest.mark.parametrize("kind", resuming.KINDS)
@@ -149,7 +144,7 @@ def test_a_run_stopped_anywhere_resumes_as_if_uninterrupted(tmp_path: Path) -> N
         )
         assert first.seen[-1][1] in (stop_at, stop_at + 1)
         assert first.seen + second.seen == whole.seen
-        assert_equal(state_of(second), state_of(whole))
+        assert_equal(state_of(second.context), state_of(whole.context))
         assert history(heard, heard_later) == history(told)
 
 
@@ -172,7 +167,7 @@ def test_resuming_is_bit_identical_wherever_the_run_was_cut(
         rng.seed_all(999)  # what the resumed process has drawn by itself must not matter
         again = FakeHost(tmp_path / f"again{cut}")
         resumed = fit(trial_class, again, latest_checkpoint=host.checkpoints()[cut - 1], **arguments)
-        assert_equal(state_of(resumed), state_of(whole))
+        assert_equal(state_of(resumed.context), state_of(whole.context))
         assert resumed.numbers == whole.numbers[cut:]
         told = [(r.batches, r.epochs, r.training, r.validation) for r in host.reports if r.batches > cut]
         assert [(r.batches, r.epochs, r.training, r.validation) for r in again.reports] == told
@@ -184,7 +179,7 @@ def test_gradients_of_a_batch_that_a_trial_has_left_are_not_saved(fit: Fit, host
 
     class Leaving(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 3 and self.context._run.position.initial_batch == 0:
+            if batch_idx == 3 and self.context.get_initial_batch() == 0:
                 self.context.backward(self.loss(batch))
                 raise pytorch.ShouldExit
             return super().train_batch(batch, epoch_idx, batch_idx)
@@ -198,7 +193,7 @@ def test_gradients_of_a_batch_that_a_trial_has_left_are_not_saved(fit: Fit, host
 
 def test_the_seed_alone_decides_a_run(fit: Fit, tmp_path: Path) -> None:
     def run(name: str, seed: int) -> dict[str, Any]:
-        return state_of(fit(Everything, FakeHost(tmp_path / name, trial_seed=seed), max_length=Epoch(2)))
+        return state_of(fit(Everything, FakeHost(tmp_path / name, trial_seed=seed), max_length=Epoch(2)).context)
 
     first = run("a", 3)
     torch.manual_seed(0)

@@ -42,13 +42,13 @@ def test_a_compiled_model_trains_and_its_checkpoints_are_those_of_the_model(
 ) -> None:
     trial = fit(trial_class, max_length=Batch(6), checkpoint_period=Batch(3))
     assert isinstance(trial.model, torch._dynamo.OptimizedModule)
-    assert float(trial.model._orig_mod.weight.detach()) == pytest.approx(one_weight(6))
+    assert float(trial.model.weight.detach()) == pytest.approx(one_weight(6))
     first, last = host.checkpoints()
     assert list(torch.load(Path(last) / "state-dict.pth", weights_only=True)["models_state_dict"][0]) == ["weight"]
     plain = fit(OneWeight, FakeHost(tmp_path / "plain"), max_length=Batch(8), latest_checkpoint=last)
     assert plain.weight == pytest.approx(one_weight(8))
     again = fit(trial_class, FakeHost(tmp_path / "again"), max_length=Batch(6), latest_checkpoint=first)
-    assert float(again.model._orig_mod.weight.detach()) == pytest.approx(one_weight(6))
+    assert float(again.model.weight.detach()) == pytest.approx(one_weight(6))
 
 
 @pytest.mark.api("2.16")

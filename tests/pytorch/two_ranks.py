@@ -26,7 +26,7 @@ from dray.training.host import Report
 from dray.training.parallel import agreement
 from dray.training.parallel.transport import TorchTransport
 from tests import queued
-from tests.pytorch.fakes import FakeHost
+from tests.pytorch.fakes import FakeHost, state_of
 
 Init = dict[str, Any]
 
@@ -109,10 +109,10 @@ def run(
             error = f"{type(caught).__name__}: {caught}"
         return {
             "error": error,
-            "weights": context._run.optimisation.state_dict()["models_state_dict"][0],
+            "weights": state_of(context)["models_state_dict"][0],
             "opened": len(host.opened),
             "reports": [(r.batches, r.training, r.validation, r.checkpoint) for r in host.reports],
-            "epoch_length": context._run.position.epoch_length,
+            "epochs": host.reports[-1].epochs if host.reports else None,
             "trial": getattr(trial, "seen", None),
         }
 

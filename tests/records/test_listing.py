@@ -128,10 +128,10 @@ def test_an_experiment_in_a_storage_of_its_own_is_found_by_its_name_too(
         "checkpoint_storage": {"type": "shared_fs", "host_path": str(tmp_path / "shared")},
     }
 
-    def stopped(*arguments: object) -> None:
+    def stopped(**arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Experiment, "_run", stopped)
+    monkeypatch.setattr("dray.experiment.experiment.Display", stopped)
     experiment = Experiment(config, model_dir=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         experiment.run()

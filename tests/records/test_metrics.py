@@ -182,7 +182,7 @@ def test_a_part_is_on_the_disk_before_it_takes_the_place_of_another(
 def test_a_process_killed_while_it_packs_loses_no_row_and_doubles_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: str
 ) -> None:
-    log = MetricsLog(tmp_path)
+    log = MetricsLog(DyingAtTruncate(tmp_path) if killed_in == "truncate" else tmp_path)
     log.append(0, [row(1), row(2)])
 
     def killed(*_: object, **__: object) -> None:
@@ -193,10 +193,8 @@ def test_a_process_killed_while_it_packs_loses_no_row_and_doubles_none(
             patch.setattr(metrics_log.pq, "write_table", killed)
         elif killed_in == "replace":
             patch.setattr(os, "replace", killed)
-        else:
-            patch.setattr(log, "_file", FullFile())
         with pytest.raises(KeyboardInterrupt):
-            log._pack()
+            log.close()
     assert [found[1] for found in values(tmp_path)] == [1, 2]
     again = MetricsLog(tmp_path)
     again.append(0, [row(3)])
@@ -204,10 +202,20 @@ def test_a_process_killed_while_it_packs_loses_no_row_and_doubles_none(
     assert [found[1] for found in values(tmp_path)] == [1, 2, 3]
 
 
-class FullFile:
-    """A tail whose process dies before it is emptied."""
+class DyingAtTruncate(type(Path())):  # type: ignore[misc]
+    """A directory: the process dies before it empties the tail there."""
 
-    closed = False
+    def open(self, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        file = super().open(mode, *args, **kwargs)
+        return file if mode != "ab" else Untruncated(file)
+
+
+class Untruncated:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
     def truncate(self, size: int) -> None:
         raise KeyboardInterrupt

@@ -18,7 +18,7 @@ from dray.experiment.experiment import Experiment
 from dray.records import mirror
 from dray.records.directory import ExperimentDirectory
 from dray.records.mirror import Mirror, fetch_experiment
-from dray.storage import RemoteDirectory, StorageError
+from dray.storage import Location, RemoteDirectory, StorageError
 from searchers.events import Exited, Reported, Started
 from searchers.journal import Journal
 
@@ -103,11 +103,9 @@ class Steps:
         return True
 
     def run(self, directory: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch) -> Mirror:
-        nothing = SimpleNamespace(start=lambda: None)
-        monkeypatch.setattr(mirror, "threading", SimpleNamespace(Event=lambda: self, Thread=lambda **_: nothing))
-        of_it = Mirror(directory)
-        of_it._run()
-        return of_it
+        threads = SimpleNamespace(Event=lambda: self, Thread=lambda target, **_: SimpleNamespace(start=target))
+        monkeypatch.setattr(mirror, "threading", threads)
+        return Mirror(directory)
 
 
 class Store:
@@ -184,7 +182,16 @@ def test_a_last_copy_that_fails_is_always_reported_with_what_is_missing(
 
 def test_the_last_copy_is_tried_for_longer(experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     patience: list[float] = []
-    monkeypatch.setattr(RemoteDirectory, "write", lambda remote, *_: patience.append(remote._patience_s))
+
+    class Patient(RemoteDirectory):
+        def __init__(self, location: Location, *, patience_s: float) -> None:
+            super().__init__(location, patience_s=patience_s)
+            self.patience_s = patience_s
+
+        def write(self, name: str, content: bytes) -> None:
+            patience.append(self.patience_s)
+
+    monkeypatch.setattr(mirror, "RemoteDirectory", Patient)
     Steps(lambda: None, lambda: grow(experiment)).run(experiment, monkeypatch)
     grow(experiment)
     Steps().run(experiment, monkeypatch)

@@ -79,7 +79,7 @@ def test_resume_has_them_again(tmp_path: Path) -> None:
     directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), model_dir(tmp_path))
     assert directory.config().data["secrets"] == {"token": MASK, "day": MASK}
     experiment = Experiment.resume(directory.path)
-    assert experiment._config.data == CONFIG["data"]
+    assert experiment._config.data == CONFIG["data"]  # noqa: SLF001 - what its trials get
 
 
 def test_values_of_environment_variables_are_such_too(tmp_path: Path) -> None:
@@ -93,7 +93,8 @@ def test_values_of_environment_variables_are_such_too(tmp_path: Path) -> None:
     assert directory.config().environment.environment_variables == masked
     # What is no secret by its name is no word that code is searched for.
     assert (directory.code / "train.py").read_text() == f"KEY = '{'x' * len(TOKEN)}'\nDATA = '/mnt/pictures'\n"
-    assert Experiment.resume(directory.path)._config.environment == config.environment
+    resumed = Experiment.resume(directory.path)
+    assert resumed._config.environment == config.environment  # noqa: SLF001 - what its trials get
     assert TOKEN not in f"{config!r} {config} {config.to_dict()}"
     with pytest.raises(ConfigError, match=r"environment\.environment_variables\.MY_API_KEY: is masked"):
         Experiment(directory.config_file, model_dir=code)
@@ -152,7 +153,7 @@ def test_they_are_in_no_text_of_what_a_trial_can_ask_for() -> None:
     data = CONFIG["data"]
     info = ClusterInfo(trial=TrialInfo(trial_id=1, experiment_id=1, trial_seed=1, config=CONFIG), user_data=data)
     assert TOKEN not in repr(info)
-    assert info.trial._config["data"] == info.user_data == data
+    assert info.trial.config["data"] == info.user_data == data
 
 
 def test_a_file_that_is_too_large_for_code_is_not_looked_into(tmp_path: Path) -> None:

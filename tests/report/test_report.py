@@ -93,11 +93,13 @@ def test_of_many_trials_the_best_are_shown_and_the_others_evenly(
     assert gaps.max() - gaps.min() <= 1
 
 
-def test_a_long_curve_keeps_its_first_and_last_point() -> None:
-    rows = pd.DataFrame({"value": np.arange(10_000.0)})
-    thin = figures._thin(rows)
-    assert len(thin) == report_data.MAX_POINTS
-    assert thin["value"].iloc[[0, -1]].tolist() == [0, 9_999]
+def test_a_long_curve_keeps_its_first_and_last_point(looked: ReportData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MAX_POINTS", 3)
+    shown = curves_of(figures.curves(looked))
+    assert max(map(len, shown.values())) == 3
+    for trial, points in validations(looked).items():
+        assert len(shown[trial]) == min(len(points), 3)
+        assert (shown[trial][0], shown[trial][-1]) == (points[0], points[-1])
 
 
 def test_slices_have_a_point_for_each_trial(looked: ReportData) -> None:

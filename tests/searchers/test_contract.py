@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -25,6 +26,8 @@ from searchers import (
 )
 from searchers.events import Action, Event
 from searchers.histories import play, tell
+from searchers.search import Record, Search
+from searchers.space import parse
 from searchers.testing import (
     Make,
     check_actions_name_trials_that_can_obey,
@@ -35,6 +38,9 @@ from searchers.testing import (
     check_progress_never_falls,
     check_repeated_and_late_events_change_nothing,
 )
+from tests.searchers.states import state
+
+SPACE = parse({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
 METHODS: dict[str, tuple[Make, int]] = {  # and the most trials that it may create
     "single": (lambda: Single(), 1 + 16),
@@ -115,6 +121,18 @@ def test_method_keeps_the_contract(name: str) -> None:
 def test_method_keeps_the_contract_on_many_histories(name: str, seed: int) -> None:
     make, max_creations = METHODS[name]
     check_method(make, max_creations=max_creations, seeds=[seed])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_replayed_method_holds_the_same_state(name: str) -> None:
+    """The contract compares what methods do; these two are also the same inside."""
+    make, _ = METHODS[name]
+    log: list[Record] = []
+    search = Search(make(), SPACE, seed=0, smaller_is_better=True, log=log.append)
+    play(search, 0, length=search.method.rungs[-1] if search.method.rungs else 16, normalised=False)
+    records = json.loads(json.dumps(log))
+    again = Search.replay(records, make(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+    assert state(again.method) == state(search.method) != state(make())
 
 
 HALVING = [name for name in METHODS if name.startswith(("asha", "promotion", "adaptive"))]

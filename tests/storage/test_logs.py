@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,7 +77,6 @@ def test_a_log_is_uploaded_while_its_trial_runs(
         log(tmp_path, *lines)
         until(lambda: bool(remote.sizes()) and remote.read(stored_as(path)) == path.read_bytes())
     uploader.end(path)
-    until(lambda: not uploader._growing)
     uploader.close()
     uploader.end(path)
 
@@ -99,8 +99,8 @@ def test_an_unreachable_store_is_one_warning_and_gets_the_log_later(
     with caplog.at_level(logging.WARNING):
         uploader.begin(path, trial)
         uploader.end(path)
-        until(lambda: not uploader._growing)
-    uploader.close()
+        until(lambda: len(tries) == 3)
+        uploader.close()
     assert names(trial) == ["logs/rank_0.20261121T090202.123Z.log"]
     assert [record.getMessage() for record in caplog.records] == [
         "can't upload the trials' logs to the checkpoint storage, will retry: no store",
@@ -132,8 +132,7 @@ def test_a_long_log_is_uploaded_less_often(tmp_path: Path, trial: Location, monk
             waits.append(timeout_s)
             return len(waits) == 3
 
-    uploader = LogUploader()
-    uploader._over = Over()  # type: ignore[assignment]
-    uploader._growing[path] = RemoteDirectory(trial.child("logs"))
-    uploader._run()
+    threads = SimpleNamespace(Event=Over, Thread=lambda target, **_: SimpleNamespace(start=target))
+    monkeypatch.setattr(logs, "threading", threads)
+    LogUploader().begin(path, trial)
     assert waits == [logs.EVERY_S, pytest.approx(30, rel=0.01), logs.EVERY_S]

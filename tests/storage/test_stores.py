@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, opened, remote, store_at
-from dray.storage import checkpoints as checkpoints_module
 from dray.storage.checkpoints import RemoteStore
 from tests.storage.s3 import LocalS3, Wire
 
@@ -44,11 +43,6 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
 @pytest.fixture
 def store(root: Location, tmp_path: Path) -> CheckpointStore:
     return store_at(root, tmp_path / "scratch")
-
-
-@pytest.fixture(autouse=True)
-def no_warnings_yet() -> None:
-    checkpoints_module._warned.clear()
 
 
 def save(store: CheckpointStore, batches: int, state: bytes = STATE, **more: bytes) -> str:

@@ -62,7 +62,8 @@ def test_what_is_set_on_a_wrapped_model_is_set_on_the_model_within(world: Any) -
 def test_gradients_have_a_group_of_their_own_with_the_programs_patience(world: Any) -> None:
     one, two = DDPModel(nn.Linear(2, 1)), DDPModel(nn.Linear(2, 1))
     assert one.process_group is two.process_group is not world
-    assert one.process_group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
+    backend = one.process_group._get_backend(torch.device("cpu"))  # noqa: SLF001 - torch has no public way to ask it
+    assert backend.options._timeout == timedelta(seconds=77)  # noqa: SLF001
 
 
 class Broadcasts(TorchDispatchMode):

@@ -17,7 +17,7 @@ import torch
 import torch.distributed
 
 from dray import core, pytorch
-from dray.core import ClusterInfo, DistributedContext, TrialInfo, set_cluster_info
+from dray.core import ClusterInfo, DistributedContext, TrialInfo
 from dray.hosts import use_host
 from dray.pytorch.experimental import get_default_device
 from dray.training.parallel.device import NoGpuOfItsOwn, check_gpus, own_device
@@ -154,16 +154,16 @@ def test_other_trials_train_on_the_gpu_that_is_there(gpus: Gpus, config: dict[st
     assert gpus.chosen == [torch.device("cuda:0")]
 
 
-def test_a_program_of_a_cpu_slot_is_given_the_cpu(gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_program_of_a_cpu_slot_is_given_the_cpu(
+    gpus: Gpus, set_info: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("DRAY_HOME", os.fspath(tmp_path))
     gpus.uuids = ["a"]
     trial = TrialInfo(trial_id=0, experiment_id=0, trial_seed=0, hparams={}, config=ON_CPUS[0], steps_completed=0)
-    before = set_cluster_info(ClusterInfo(trial=trial))
-    try:
-        with core.init() as context:
-            assert get_default_device(context) == torch.device("cpu")
-    finally:
-        set_cluster_info(before)
+    set_info(ClusterInfo(trial=trial))
+    with core.init() as context:
+        assert get_default_device(context) == torch.device("cpu")
+    set_info(None)
     with core.init() as context:
         assert get_default_device(context) == torch.device("cuda:0")
 

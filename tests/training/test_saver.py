@@ -144,8 +144,8 @@ def test_an_error_is_raised_by_whatever_comes_next_and_once(host: SlowHost, meth
     host.fault = LookupError("fenced")
     host.gate.set()
     save(mine, {"x": torch.zeros(3)})
-    assert mine._thread is not None
-    mine._thread.join()
+    assert host.begun.wait(30)
+    host.threads[-1].join()
     with pytest.raises(LookupError, match="fenced"):
         save(mine, {}, 2) if method == "save" else getattr(mine, method)()
     assert host.store.listed() == []
@@ -283,6 +283,6 @@ def test_a_copy_that_there_is_no_memory_for_is_done_without(
         raise RuntimeError("can't allocate memory")
 
     host.gate.set()
-    monkeypatch.setattr(snapshot, "_buffer", no_memory)
+    monkeypatch.setattr(snapshot, "new_buffer", no_memory)
     assert save(Saver(host), {"x": torch.zeros(3)}) == host.store.id_of(1)
     assert "its state can't be copied: RuntimeError(\"can't allocate memory\")" in caplog.text

@@ -124,7 +124,7 @@ def test_a_models_state_is_copied_with_all_that_belongs_to_it() -> None:
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     expected = saved(state)
     copy = taken(state)
-    assert copy["model"]._metadata == state["model"]._metadata
+    assert vars(copy["model"]) == vars(state["model"]), "the versions of its modules"
     assert copy["model"]["0.bias"].data_ptr() == copy["model"]["1.bias"].data_ptr()
     optimizer.step()
     assert saved(copy) == expected
@@ -149,7 +149,7 @@ def test_memory_is_kept_from_one_copy_to_the_next() -> None:
     assert set(places(state)) == set(first)
     # Another state is copied into what fits; what does not is let go.
     assert places({"c": torch.zeros(3), "d": torch.zeros(20_000)})[0] == first[2]
-    kept = [buffer.nbytes for buffers in snapshots._buffers.values() for buffer in buffers]
+    kept = [buffer.nbytes for buffers in snapshots.buffers.values() for buffer in buffers]
     assert sorted(kept) == [12, 80_000]
 
 
@@ -167,9 +167,9 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    monkeypatch.setattr(snapshot, "_is_of_gpu", lambda storage: True)
-    monkeypatch.setattr(snapshot, "_event", lambda device: Event())
-    monkeypatch.setattr(snapshot, "_buffer", buffer)
+    monkeypatch.setattr(snapshot, "is_of_gpu", lambda storage: True)
+    monkeypatch.setattr(snapshot, "recorded_event", lambda device: Event())
+    monkeypatch.setattr(snapshot, "new_buffer", buffer)
     return sizes
 
 
@@ -192,12 +192,12 @@ def test_what_is_on_a_gpu_is_copied_into_little_pinned_memory_that_is_kept(pinne
     # A state that needs other buffers lets go of those that it has no use for.
     taken({"a": torch.ones(20_000), "b": torch.ones(4_000)}, snapshots)
     assert pinned == [2 << 20, 128 << 10]
-    assert list(snapshots._buffers) == [(128 << 10, True)]
+    assert list(snapshots.buffers) == [(128 << 10, True)]
 
 
 @given(st.lists(st.integers(0, 9) | st.integers(0, 100_000), min_size=1, max_size=40))
 def test_copies_of_a_gpus_memory_do_not_overlap_and_waste_little(sizes: list[int]) -> None:
-    buffers, places = snapshot._packed(sizes)
+    buffers, places = snapshot.packed(sizes)
     ends = [0] * len(buffers)
     for (number, begin), size in sorted(zip(places, sizes, strict=True)):
         assert begin % snapshot.ALIGNMENT == 0
@@ -211,7 +211,7 @@ def test_copies_of_a_gpus_memory_do_not_overlap_and_waste_little(sizes: list[int
 
 
 def test_nothing_is_pinned_for_nothing() -> None:
-    assert snapshot._packed([]) == ([], [])
+    assert snapshot.packed([]) == ([], [])
 
 
 def test_gradients_for_another_rank_are_copied_together(pinned: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_gradients_for_another_rank_are_copied_together(pinned: list[int], monke
         def synchronize(self) -> None:
             waited.append(self.device)
 
-    monkeypatch.setattr(snapshot, "_event", Event)
+    monkeypatch.setattr(snapshot, "recorded_event", Event)
     gradients = [[torch.full((1000,), float(i)), None] for i in range(20)]
     copy = on_cpu(gradients)
     assert saved(copy) == saved(gradients)

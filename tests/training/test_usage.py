@@ -126,11 +126,10 @@ def test_a_gpu_that_can_not_be_measured_is_logged_once_and_left_out(
 
 
 def test_a_machine_that_can_not_be_measured_is_left_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
+    def fails(path: str) -> None:
         raise ValueError("not the /proc that we know")
 
-    monkeypatch.setattr(usage, "_memory_gb_of", fails)
-    monkeypatch.setattr(usage, "_cpu_s_of", fails)
+    monkeypatch.setattr(usage, "Path", fails)
     measured = Usage(CPU)
     clock.now += 2.0
     assert measured.machine() == Machine()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dray import imports
 from dray.code.load import load_entrypoint
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
@@ -25,6 +23,7 @@ from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import outliving_programs
 from dray.worker.run_trial import run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
+from tests.model_code import imports_undone
 from tests.ray.harness import recorded
 from tests.workers import worker_spec
 
@@ -56,11 +55,8 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = list(sys.path)
-    yield model_dir(tmp_path_factory.mktemp("bugs"))
-    imports.forget_model_dir()
-    imports._current, imports._older = None, frozenset()
-    sys.path[:] = path
+    with imports_undone():
+        yield model_dir(tmp_path_factory.mktemp("bugs"))
 
 
 @pytest.fixture(scope="module")

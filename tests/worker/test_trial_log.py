@@ -180,7 +180,7 @@ def test_a_killed_writer_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     mark = f"DRAY_TEST={tmp_path}"
     monkeypatch.setenv(*mark.split("="))
     log_writer = LogWriter()
-    monkeypatch.setattr(trial_log, "_writer", log_writer)
+    monkeypatch.setattr(trial_log, "log_writer", log_writer)
 
     def writers() -> list[int]:
         found = []

@@ -35,7 +35,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         #: The buffers of the last copy, by size and whether pinned.
-        self._buffers: dict[tuple[int, bool], list[torch.Tensor]] = {}
+        self.buffers: dict[tuple[int, bool], list[torch.Tensor]] = {}
 
     def take(self, value: T) -> tuple[T, Callable[[], None]]:
         """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training continues.
@@ -50,24 +50,24 @@ class Snapshots:
         pickler = _Pickler(pickled)
         pickler.dump(value)
         storages = list(pickler.storages.values())
-        of_gpus = [storage for storage in storages if _is_of_gpu(storage)]
-        others = [storage for storage in storages if not _is_of_gpu(storage)]
-        sizes, places = _packed([storage.nbytes() for storage in of_gpus])
+        of_gpus = [storage for storage in storages if is_of_gpu(storage)]
+        others = [storage for storage in storages if not is_of_gpu(storage)]
+        sizes, places = packed([storage.nbytes() for storage in of_gpus])
         places += [(number, 0) for number, _ in enumerate(others, start=len(sizes))]
         wanted = [(nbytes, True) for nbytes in sizes] + [(storage.nbytes(), False) for storage in others]
-        free, self._buffers = self._buffers, defaultdict(list)
+        free, self.buffers = self.buffers, defaultdict(list)
         found = [free[want].pop() if free.get(want) else None for want in wanted]
         del free
-        buffers = [_buffer(*want) if buffer is None else buffer for want, buffer in zip(wanted, found, strict=True)]
+        buffers = [new_buffer(*want) if buffer is None else buffer for want, buffer in zip(wanted, found, strict=True)]
         for buffer, want in zip(buffers, wanted, strict=True):
-            self._buffers[want].append(buffer)
+            self.buffers[want].append(buffer)
         copies = {}
         for storage, (number, begin) in zip((*of_gpus, *others), places, strict=True):
             end = begin + storage.nbytes()
             # As tensors: by the buffer's own storage torch knows which pinned memory is being copied into.
             buffers[number][begin:end].copy_(_bytes_of(storage), non_blocking=True)
             copies[storage._cdata] = buffers[number].untyped_storage()[begin:end]
-        events = [_event(device) for device in {storage.device for storage in of_gpus}]
+        events = [recorded_event(device) for device in {storage.device for storage in of_gpus}]
         pickled.seek(0)
         copied: T = _Unpickler(pickled, [copies[storage._cdata] for storage in storages]).load()
 
@@ -88,7 +88,7 @@ def on_cpu(value: T) -> T:
     return copy
 
 
-def _packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+def packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
     """Few buffers that hold pieces of these sizes: the buffers' sizes, and each piece's buffer and its offset there.
 
     Buffers are powers of two, as torch rounds up what it pins: one if little of it is left over, else the next smaller,
@@ -125,7 +125,7 @@ def _filled(room: int, needs: Mapping[int, int]) -> tuple[list[int], list[int]]:
     return filled, others
 
 
-def _is_of_gpu(storage: torch.UntypedStorage) -> bool:
+def is_of_gpu(storage: torch.UntypedStorage) -> bool:
     return storage.device.type == "cuda"
 
 
@@ -133,11 +133,11 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _buffer(nbytes: int, pinned: bool) -> torch.Tensor:
+def new_buffer(nbytes: int, pinned: bool) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
 
 
-def _event(device: torch.device) -> torch.cuda.Event:
+def recorded_event(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event

@@ -31,7 +31,7 @@ class DDPModel(DistributedDataParallel):
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
-        gradients = _gradients_group()
+        gradients = gradients_group()
         super().__init__(module, **{"process_group": gradients.group, **kwargs})
         self.connected = True
         gradients.models.add(self)
@@ -148,7 +148,7 @@ def _forget_group() -> Any:
     return group
 
 
-def _gradients_group() -> _Group:
+def gradients_group() -> _Group:
     """Made at first use, by all ranks together, and kept for later trials: with NCCL it takes a second."""
     global _gradients
     if _gradients is None or _gradients.world is not dist.group.WORLD:

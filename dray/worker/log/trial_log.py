@@ -69,7 +69,7 @@ class LogWriter:
         socket.send_fds(self._control, [message], descriptors)
 
 
-_writer = LogWriter()
+log_writer = LogWriter()
 
 
 class TrialLog:
@@ -88,7 +88,7 @@ class TrialLog:
         """The last lines since the redirection began, for an error message."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        _writer.flush()
+        log_writer.flush()
         return log_tail(self.path, self._start)
 
 
@@ -103,7 +103,7 @@ def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLo
         secrets: each byte of a secret in the output is replaced by an x.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _writer.pipe_to(path, secrets)
+    descriptor = log_writer.pipe_to(path, secrets)
     log = TrialLog(path, descriptor)
     streams = sys.stdout, sys.stderr
     for stream in streams:
@@ -125,7 +125,7 @@ def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLo
         os.dup2(saved[1], 2)
         for number in (*saved, descriptor):
             os.close(number)
-        _writer.flush()
+        log_writer.flush()
 
 
 def _text(descriptor: int) -> IO[str]:
