@@ -32,9 +32,8 @@ PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
 CAUSE_GRACE = 3
 """How many times as long after an error in a collective: Ray may take seconds to notice the death that caused it."""
-
-
 MESSAGES = "messages"
+"""What the driver waits for."""
 
 
 class Leases:
