@@ -105,7 +105,7 @@ class Desk:
             await self._wakeups.wait(state)
 
     async def group_ended(self, group: str, start: int, dead: Mapping[int, str], error: str = "") -> None:
-        """The processes of this group's start are gone, or will be at once.
+        """The processes of this group's start are gone, or about to be.
 
         Args:
             dead: ranks whose processes died, each with the cause as far as Ray knows it, or "".
@@ -269,5 +269,5 @@ class Desk:
         self._wakeups.wake(CLOSED)
 
     async def is_quiet(self) -> bool:
-        """Whether no lease is out, and the driver has got all messages and waits for the next."""
+        """Whether no lease is out, and the driver has read all messages and waits for the next."""
         return not self._leases.are_out and not self._leases.messages and self._driver_waits

@@ -135,7 +135,7 @@ class Groups:
         self._trains_since = self._trains_since or time.monotonic()
 
     def trial_left(self, name: str) -> None:
-        """A trial has left this group, which thus works."""
+        """A trial has left this group, so the group works."""
         self._failed_starts[name] = 0
 
     def ended(self, name: str, start: int, *, is_lost: bool, error: str) -> None:

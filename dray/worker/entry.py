@@ -37,7 +37,7 @@ def serve_leases(work: dict[str, Any]) -> None:
 
 
 def ended() -> str:
-    """Runs on each worker beside `serve_leases`: waits for its end, and returns its error, or "".
+    """Runs on each worker, in parallel to `serve_leases`: waits for its end, and returns its error, or "".
 
     The call fails as soon as the process dies, so the caller need not poll.
     """
