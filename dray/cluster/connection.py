@@ -74,7 +74,7 @@ def connect(address: str | None) -> Cluster:
 
 def _start() -> None:
     """Start a cluster on this machine, and connect to it."""
-    # There is no dashboard: whoever wants one starts Ray first.
+    # No dashboard: a user who wants one starts Ray first.
     with _without_needless_processes(), _keep_signal_handlers():
         try:
             ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
@@ -144,7 +144,7 @@ def _without_needless_processes() -> Iterator[None]:
 def _keep_signal_handlers() -> Iterator[None]:
     """``ray.init()`` in the block leaves the process its own handler of SIGTERM.
 
-    Ray would replace it by one that ends Ray at once, and below Python by one that prints a trace of the stack.
+    Ray would replace it by one that ends Ray immediately, and, in C++, by one that prints a stack trace.
     """
     from ray._private import utils
 

@@ -78,6 +78,6 @@ def draining_nodes() -> set[str]:
     """Ids of nodes that will be removed, such as spot instances shortly before their end.
 
     `ray.train.get_preemption_info()` has the same, but it is a barrier that all ranks must call equally often, so a
-    thread beside the training can't use it. Ray has no other public way.
+    separate thread can't use it. Ray has no other public way.
     """
     return set(ray._private.state.state.get_draining_nodes())

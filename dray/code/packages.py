@@ -1,7 +1,7 @@
 """Sends directories to the nodes of a cluster that others have started, with Ray's runtime environments.
 
 A directory is put into the cluster's own store, once per content, and each node that needs it unpacks it once.
-``ray.init(runtime_env=...)`` does the same, but only for whoever connects first. The internal APIs of Ray that this
+``ray.init(runtime_env=...)`` does the same, but only for the first connection. The internal APIs of Ray that this
 needs are used in this file alone: the upload, and the name of what was unpacked.
 """
 
@@ -64,7 +64,7 @@ def package(directory: Path, links: tuple[tuple[str, str], ...] = ()) -> Package
 def environment(*packages: Package) -> dict[str, Any]:
     """A runtime environment for actors and tasks: these packages, and dray itself as this process has it.
 
-    Ray merges it with the job's own environment, except for py_modules: hence the job's are repeated here.
+    Ray merges it with the job's own environment, except for py_modules, so the job's are repeated here.
     """
     import ray
 

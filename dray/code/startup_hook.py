@@ -53,7 +53,7 @@ def run_startup_hook(code: Path) -> None:
             )
         if lines:
             print("\n".join(lines))
-        if after.exists():  # not if the hook has set a trap of its own
+        if after.exists():  # not if the hook has set its own trap
             _take_over(after.read_bytes())
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dray.desk.lease import State
-from dray.desk.leases import Leases
+from dray.desk.leases import MESSAGES, Leases
 from dray.desk.messages import (
     CheckpointDamaged,
     CheckpointSaved,
@@ -43,15 +43,17 @@ from dray.desk.wakeup import Wakeups
 if TYPE_CHECKING:
     from searchers.events import Decision
 
-MAIL, RESULTS, CLOSED = "mail", "results", "closed"
-"""What coroutines wait for, besides leases and groups."""
+RESULTS, CLOSED = "results", "closed"
+"""What coroutines wait for, besides groups, leases and messages."""
 
 
 class Desk:
     """All methods run on one event loop; none blocks it."""
 
     def __init__(self) -> None:
-        self._leases, self._results, self._wakeups = Leases(), PendingResults(), Wakeups()
+        self._wakeups = Wakeups()
+        self._results = PendingResults(lambda: self._wakeups.wake(RESULTS))
+        self._leases = Leases(self._wakeups.wake)
         self._addresses: dict[int, asyncio.Future[tuple[str, int]]] = {}
         self._is_search_over = False
         self._driver_waits = False
@@ -59,7 +61,7 @@ class Desk:
     # ------------------------------------------------------------------ worker groups
     async def arrived(self, group: str, node: str) -> None:
         """A process of this group runs, on this node (Ray's id); it has not imported torch yet."""
-        self._post(WorkerArrived(group=group, node=node))
+        self._leases.post(WorkerArrived(group=group, node=node))
 
     async def address(self, start: int, mine: tuple[str, int] | None) -> tuple[str, int]:
         """Where the ranks of a group meet, host and port: rank 0 passes it as ``mine``, the others wait for it.
@@ -77,7 +79,7 @@ class Desk:
 
         Returns when the desk is closed.
         """
-        self._post(WorkerUnfit(group=group, cause=cause))
+        self._leases.post(WorkerUnfit(group=group, cause=cause))
         while not self._leases.closing:
             await self._wakeups.wait(CLOSED)
 
@@ -91,7 +93,6 @@ class Desk:
             after: number of the last lease that this rank has served, 0 at first.
         """
         state = self._leases.ask(group, start, rank, size, first=after == 0)
-        self._wake()
         if state is None:
             return None
         while True:
@@ -104,7 +105,7 @@ class Desk:
             await self._wakeups.wait(state)
 
     async def group_ended(self, group: str, start: int, dead: Mapping[int, str], error: str = "") -> None:
-        """The processes of this group's start are gone, or will be at once.
+        """The processes of this group's start are gone, or about to be.
 
         Args:
             dead: ranks whose processes died, each with the cause as far as Ray knows it, or "".
@@ -113,7 +114,6 @@ class Desk:
         self._leases.end_group(group, start, dead, error)
         if (address := self._addresses.pop(start, None)) is not None:
             address.cancel()
-        self._wake()
 
     # ------------------------------------------------------------------ trials
     async def begun(self, lease: int) -> None:
@@ -130,13 +130,11 @@ class Desk:
             return "fenced"
         final = decides and report.final
         self._leases.report(state, report, is_final=final)
-        self._wake()
         if not decides:
             return "interrupt" if self._leases.closing else "continue"
         number = self._results.add(
             state.trial, step=report.step, value=report.value, outcome="completed" if final else None
         )
-        self._wakeups.wake(RESULTS)
         if final:
             return "continue"
         state.decisions[number] = None
@@ -163,11 +161,11 @@ class Desk:
 
     async def saved(self, trial: int, checkpoint: str, batches: int, value: float | None) -> None:
         """The trial has committed this checkpoint, or resumed from it. Accepted from an ended lease too."""
-        self._post(CheckpointSaved(trial=trial, checkpoint=checkpoint, batches=batches, value=value))
+        self._leases.post(CheckpointSaved(trial=trial, checkpoint=checkpoint, batches=batches, value=value))
 
     async def damaged(self, trial: int, checkpoint: str, why: str) -> None:
         """The trial has skipped a checkpoint."""
-        self._post(CheckpointDamaged(trial=trial, checkpoint=checkpoint, error=why))
+        self._leases.post(CheckpointDamaged(trial=trial, checkpoint=checkpoint, error=why))
 
     async def improves(self, lease: int, score: float) -> bool:
         """Whether ``score`` (smaller is better) is the best of the experiment so far; if so, it is recorded."""
@@ -181,13 +179,8 @@ class Desk:
     async def leave(self, lease: int, rank: int, departure: Departure) -> None:
         """This rank has left its trial."""
         grace_s = self._leases.leave(lease, rank, departure)
-        self._wake()
         if grace_s is not None:
-            asyncio.get_running_loop().call_later(grace_s, self._expire, lease)
-
-    def _expire(self, lease: int) -> None:
-        self._leases.expire(lease)
-        self._wake()
+            asyncio.get_running_loop().call_later(grace_s, self._leases.expire, lease)
 
     # ------------------------------------------------------------------ the Tune handle
     async def serve(self, process: int) -> list[TrialResult] | None:
@@ -196,8 +189,7 @@ class Desk:
         ``process`` is the handle's process id; a new one gets all unanswered results again.
         """
         if self._results.attach(process):
-            self._post(HandleStarted(process=process))
-            self._wakeups.wake(RESULTS)  # the call of the process before it
+            self._leases.post(HandleStarted(process=process))
         while self._results.is_current(process):
             if due := self._results.take():
                 return due
@@ -217,10 +209,9 @@ class Desk:
         ``recorded``: how many reports of each lease the driver has recorded since then.
         """
         self._leases.recorded(recorded)
-        self._wake()
         self._driver_waits = True
         while not self._leases.messages:
-            await self._wakeups.wait(MAIL)
+            await self._wakeups.wait(MESSAGES)
         mail, self._leases.messages = self._leases.messages, []
         self._driver_waits = False
         return mail
@@ -228,7 +219,6 @@ class Desk:
     async def enqueue(self, trials: list[int], *, first: bool = False) -> None:
         """Queue trials for a group, at the end or before all others."""
         self._leases.enqueue(trials, first=first)
-        self._wake()
 
     async def withdraw(self, trials: list[int]) -> None:
         """Take trials out of the queue: the search does not let them run now."""
@@ -237,13 +227,11 @@ class Desk:
     async def bind(self, lease: int, parameters: Any) -> None:
         """Give a granted lease its parameters, so that its group's ranks begin."""
         self._leases.bind(lease, parameters)
-        self._wake()
 
     async def drop(self, lease: int) -> None:
         """Take back a granted lease whose trial has ended meanwhile."""
         if (state := self._leases.get(lease)) is not None:
             self._leases.end(state)
-            self._wake()
 
     async def drain_group(self, group: str) -> None:
         """Have this group's trial save and continue in the next free group, and the group's processes end.
@@ -251,24 +239,19 @@ class Desk:
         For when one of its nodes will be removed, or a group of another size is to replace it.
         """
         self._leases.drain(group)
-        self._wake()
 
     async def retire_idle(self, groups: int) -> None:
         """End up to this number of idle groups."""
         self._leases.retire_idle(groups)
-        self._wake()
 
     async def answer(self, trial: int, number: int, decision: Decision) -> None:
         """The search's decision on a trial's result with this number."""
         self._results.answer(trial, number, decision)
-        self._wakeups.wake(RESULTS)
         self._leases.decide(trial, number, decision)
-        self._wake()
 
     async def end_trial(self, trial: int, outcome: LeaseOutcome) -> None:
         """Tell the search, through Tune, that a trial has ended other than by its last report."""
         self._results.add(trial, outcome=outcome)
-        self._wakeups.wake(RESULTS)
 
     async def set_best(self, score: float | None) -> None:
         """The best score so far (smaller is better), known from the journal."""
@@ -283,21 +266,8 @@ class Desk:
     async def close(self) -> None:
         """Grant no more leases. Running trials save and leave, at their next report at the latest."""
         self._leases.close()
-        self._wake()
         self._wakeups.wake(CLOSED)
 
     async def is_quiet(self) -> bool:
-        """Whether no lease is out, and the driver has got all messages and waits for the next."""
+        """Whether no lease is out, and the driver has read all messages and waits for the next."""
         return not self._leases.are_out and not self._leases.messages and self._driver_waits
-
-    def _post(self, message: Message) -> None:
-        self._leases.messages.append(message)
-        self._wake()
-
-    def _wake(self) -> None:
-        """Wake whoever waits for what has changed."""
-        changed, self._leases.changed = self._leases.changed, set()
-        for each in changed:
-            self._wakeups.wake(each)
-        if self._leases.messages:
-            self._wakeups.wake(MAIL)

@@ -60,7 +60,7 @@ class Lease:
         return self.state not in (State.FAILED, State.OVER)
 
     def conclude(self, departure: Departure) -> bool:
-        """The trial ends here, like this. Returns whether that is news for the driver."""
+        """The trial ends here, like this. Returns whether the driver needs a message about it."""
         is_news = self.state not in (State.CONCLUDED, State.FAILED)
         if is_news:
             self.state = State.FAILED if departure.is_failure else State.CONCLUDED

@@ -1,14 +1,14 @@
 """Which group trains which trial, which lease counts, and whether a score is the best so far.
 
 Pure: no clock, no asyncio. Methods take events and change the state. What the driver reads accumulates in ``messages``;
-the groups and leases whose waiting ranks should look again accumulate in ``changed``.
+whoever waits for a group, a lease or messages is woken as they change.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dray.desk.lease import Group, Lease, State
@@ -32,21 +32,25 @@ PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
 CAUSE_GRACE = 3
 """How many times as long after an error in a collective: Ray may take seconds to notice the death that caused it."""
+MESSAGES = "messages"
+"""What the driver waits for."""
 
 
 class Leases:
     """The queue of trials, the groups, and the leases that join them.
 
+    Args:
+        wake: called with each group and lease that changes, and with `MESSAGES` when there is a new one.
+
     Attributes:
         messages: for the driver, in order; the caller takes them out.
-        changed: groups and leases that have changed; the caller clears it.
         closing: no more leases are granted, and running trials are to save and leave.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[Group | Lease | str], None]) -> None:
         self.messages: list[Message] = []
-        self.changed: set[Group | Lease] = set()
         self.closing = False
+        self._wake = wake
         self._queue: deque[int] = deque()
         self._groups: dict[str, Group] = {}
         self._ended_starts: set[int] = set()
@@ -56,6 +60,11 @@ class Leases:
         self._numbers = itertools.count(1)
         self._best: float | None = None
         self._best_by = (-1, -1)  # trial and lease
+
+    def post(self, message: Message) -> None:
+        """Add a message for the driver."""
+        self.messages.append(message)
+        self._wake(MESSAGES)
 
     # ------------------------------------------------------------------ queries
     @property
@@ -90,7 +99,7 @@ class Leases:
         state = self._groups.setdefault(group, Group(name=group, start=start, size=size))
         state.idle.add(rank)
         if len(state.idle) == size and first and state.lease is None:
-            self.messages.append(GroupReady(group=group))
+            self.post(GroupReady(group=group))
         self.match()
         return state
 
@@ -110,7 +119,7 @@ class Leases:
                     departure = group.death(dead, -1 if failure is None else failure.batches)
                     self._conclude(lease, departure, dead=tuple(sorted(dead)))
                 self.end(lease)
-        self.messages.append(GroupEnded(group=name, start=start, dead=tuple(sorted(dead)), error=error))
+        self.post(GroupEnded(group=name, start=start, dead=tuple(sorted(dead)), error=error))
 
     def drain(self, name: str) -> None:
         """Have this group's trial save and continue in the next free group, and the group's processes end."""
@@ -125,7 +134,7 @@ class Leases:
             self.end(lease)
         elif lease.state is State.RUNNING:
             lease.state = State.MOVING
-            self.changed.add(lease)
+            self._wake(lease)
 
     def retire_idle(self, count: int) -> None:
         """End up to this number of idle groups, the latest first, unless trials wait for one."""
@@ -135,7 +144,7 @@ class Leases:
 
     def _retire(self, group: Group) -> None:
         group.retiring = True
-        self.changed.add(group)
+        self._wake(group)
 
     # ------------------------------------------------------------------ the queue
     def enqueue(self, trials: Iterable[int], *, first: bool) -> None:
@@ -164,7 +173,7 @@ class Leases:
                 self._queue.remove(trial)
                 lease = Lease(number=next(self._numbers), trial=trial, group=group)
                 self._leases[lease.number] = self._current[trial] = group.lease = lease
-                self.messages.append(LeaseGranted(group=group.name, trial=trial, lease=lease.number))
+                self.post(LeaseGranted(group=group.name, trial=trial, lease=lease.number))
 
     def _is_held(self, trial: int) -> bool:
         lease = self._current.get(trial)
@@ -175,7 +184,7 @@ class Leases:
         """Give a granted lease its parameters, so that the ranks begin."""
         if (lease := self.live(number)) is not None:
             lease.parameters = parameters
-            self.changed.add(lease.group)
+            self._wake(lease.group)
 
     def begin(self, number: int) -> None:
         """Rank 0 has taken up the lease."""
@@ -188,7 +197,7 @@ class Leases:
         lease.unrecorded += 1
         if is_final:
             lease.state = State.CONCLUDED
-        self.messages.append(
+        self.post(
             ReportReceived(
                 lease=lease.number, trial=lease.trial, rows=report.rows, step=report.step, warning=report.warning
             )
@@ -208,7 +217,7 @@ class Leases:
         if lease is not None:
             if number in lease.decisions:
                 lease.decisions[number] = decision
-                self.changed.add(lease)
+                self._wake(lease)
             elif decision == "pause":
                 # It was restarted because its worker died with this report: it continues when it is resumed, not now.
                 self.end(lease)
@@ -221,7 +230,7 @@ class Leases:
             if (lease := self._leases.get(number)) is not None:
                 lease.unrecorded -= count
                 if not lease.unrecorded:
-                    self.changed.add(lease)
+                    self._wake(lease)
 
     def leave(self, number: int, rank: int, departure: Departure) -> float | None:
         """A rank has left its trial. The first outcome counts; an error ends the trial on the other ranks too.
@@ -249,7 +258,7 @@ class Leases:
                 self._retire(group)
             elif lease.stale:
                 self._retire(group)
-                self.messages.append(GroupRetired(group=group.name, trial=lease.trial, reason=lease.stale))
+                self.post(GroupRetired(group=group.name, trial=lease.trial, reason=lease.stale))
             self.end(lease)
         elif departure.is_failure or departure.alone:
             is_known = departure.alone or lease.state in (State.CONCLUDED, State.FAILED)
@@ -269,7 +278,7 @@ class Leases:
 
     def _conclude(self, lease: Lease, departure: Departure, dead: tuple[int, ...] = ()) -> None:
         if lease.conclude(departure):
-            self.messages.append(
+            self.post(
                 TrialLeft(
                     lease=lease.number,
                     group=lease.group.name,
@@ -289,7 +298,8 @@ class Leases:
         del self._leases[lease.number]
         if self._current.get(lease.trial) is lease:
             del self._current[lease.trial]
-        self.changed |= {lease, lease.group}
+        self._wake(lease)
+        self._wake(lease.group)
         self.match()
 
     def close(self) -> None:
@@ -297,7 +307,10 @@ class Leases:
         self.closing = True
         for lease in [lease for lease in self._leases.values() if lease.state is State.GRANTED]:
             self.end(lease)
-        self.changed.update(self._leases.values(), self._groups.values())
+        for lease in self._leases.values():
+            self._wake(lease)
+        for group in self._groups.values():
+            self._wake(group)
 
     # ------------------------------------------------------------------ the best score
     def set_best(self, score: float | None) -> None:

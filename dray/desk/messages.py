@@ -16,7 +16,7 @@ Reply = Literal["continue", "stop", "pause", "interrupt", "fenced"]
 """What a trial is to do after a report: what the search decided; "interrupt": save and leave, to be resumed later;
 "fenced": drop everything, as its lease is over."""
 LeaseOutcome = Literal["completed", "stopped", "diverged", "paused", "interrupted", "errored", "invalid_hp"]
-"""How a rank left its lease."""
+"""How a trial left its lease."""
 
 
 class DeskReport(NamedTuple):  # pickled faster than a dataclass: the desk gets over a thousand a second

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,9 +27,14 @@ class TrialResult:
 
 
 class PendingResults:
-    """Hands over one result per trial at a time; later ones wait until it is answered."""
+    """Hands over one result per trial at a time; later ones wait until it is answered.
 
-    def __init__(self) -> None:
+    Args:
+        wake: called when there may be results to hand over, or the handle has changed.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
         self._handle = -1  # its process id
         self._of: dict[int, deque[TrialResult]] = {}
         self._numbers = itertools.count(1)
@@ -43,6 +49,7 @@ class PendingResults:
         of_trial.append(result)
         if len(of_trial) == 1:
             self._due.append(result)
+            self._wake()
         return result.number
 
     def answer(self, trial: int, number: int, decision: Decision) -> None:
@@ -54,6 +61,7 @@ class PendingResults:
             self._of.pop(trial, None)
         else:
             self._due.append(of_trial[0])
+            self._wake()
 
     def is_current(self, process: int) -> bool:
         """Whether this is the newest process of the handle; an earlier one has died, but its call lives on."""
@@ -65,6 +73,7 @@ class PendingResults:
             return False
         self._handle = process
         self._due = sorted((waiting[0] for waiting in self._of.values() if waiting), key=lambda each: each.number)
+        self._wake()
         return True
 
     def take(self) -> list[TrialResult]:

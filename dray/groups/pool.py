@@ -135,7 +135,7 @@ class Groups:
         self._trains_since = self._trains_since or time.monotonic()
 
     def trial_left(self, name: str) -> None:
-        """A trial has left this group, which thus works."""
+        """A trial has left this group, so the group works."""
         self._failed_starts[name] = 0
 
     def ended(self, name: str, start: int, *, is_lost: bool, error: str) -> None:
@@ -289,8 +289,7 @@ class Groups:
         with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone
             if self._elastic is not None:
                 self._elastic.close()
-            groups = [member.group for member in self._groups.values()]
             for member in self._groups.values():
                 if not member.is_ready:  # what it waits for is not needed anymore
                     member.group.end()
-            end_groups(groups, within_s=0 if at_once else END_S)
+            end_groups([member.group for member in self._groups.values()], within_s=0 if at_once else END_S)

@@ -34,7 +34,7 @@ class NodeWait:
         self.status = ""
 
     def look(self, waiting: int, groups: int) -> str:
-        """What groups wait for, in one line, if that is news; otherwise "".
+        """What groups wait for, in one line, if that has changed; otherwise "".
 
         Args:
             waiting: how many of the groups have no resources.

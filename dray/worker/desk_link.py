@@ -103,7 +103,7 @@ class DeskLink:
     def confirm_commit(self) -> None:
         """Wait until the driver has recorded all earlier reports.
 
-        Also the fence: a process that lost the lease must not write beside the one that has it.
+        This is also the fence: a process that lost the lease must not write while another one has it.
 
         Raises:
             LeaseLost: the trial runs on other workers.

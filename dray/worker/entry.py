@@ -30,7 +30,7 @@ def serve_leases(worker: WorkerSpec) -> None:
 
 
 def ended() -> str:
-    """Runs on each worker beside `serve_leases`: waits for its end, and returns its error, or "".
+    """Runs on each worker, in parallel to `serve_leases`: waits for its end, and returns its error, or "".
 
     The call fails as soon as the process dies, so the caller need not poll.
     """

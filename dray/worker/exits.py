@@ -37,7 +37,7 @@ class ProgramExits:
     """The exits of one lease's program, as one rank sees them.
 
     Args:
-        store: what all ranks share beside collectives, see `DistributedContext.side_store`. None: this rank is alone.
+        store: what all ranks share besides collectives; see `DistributedContext.side_store`. None: this rank is alone.
         lease: its number.
         rank, size: of this process within its group.
         count: `collectives_begun`, or a substitute.

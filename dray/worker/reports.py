@@ -115,7 +115,7 @@ class Reports:
         if self.life.state in ("fitted", "completed"):
             raise RuntimeError(
                 "a trial of an experiment can call fit() only once: the search already has this trial's final report, "
-                "and ignores any later one; train further models in experiments of their own"
+                "and ignores any later one; train further models in separate experiments"
             )
         self.life.on("fit")
         if report.interrupted:

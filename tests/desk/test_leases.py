@@ -32,7 +32,8 @@ class Scene:
     """The queue, the groups and the leases, and what the driver has been told."""
 
     def __init__(self) -> None:
-        self.leases = Leases()
+        self.woken: set[object] = set()
+        self.leases = Leases(self.woken.add)
 
     def news(self) -> list[Message]:
         """Messages since the last call."""
@@ -138,7 +139,7 @@ def test_closing_ends_leases_that_nobody_took_up_and_grants_no_more(scene: Scene
     running = scene.lend(4, "h")
     scene.leases.close()
     assert (waiting.state, running.state) == (State.OVER, State.RUNNING)
-    assert {waiting, running, group, running.group} <= scene.leases.changed
+    assert {waiting, running, group, running.group} <= scene.woken
     scene.leases.enqueue([5], first=False)
     assert granted(scene.news()) == []
     assert scene.leases.are_out
@@ -270,7 +271,7 @@ def test_the_trial_of_a_drained_group_continues_first_in_another(scene: Scene) -
     scene.leases.enqueue([4], first=False)
     scene.leases.drain("g")
     assert lease.state is State.MOVING
-    assert lease in scene.leases.changed
+    assert lease in scene.woken
     scene.leave(lease, 0, "interrupted")
     group = scene.ask(after=lease.number)
     assert group is not None
@@ -333,7 +334,7 @@ def test_a_group_without_a_trial_drains_at_once(scene: Scene) -> None:
         scene.leases.drain(name)
     assert group is not None
     assert group.retiring
-    assert group in scene.leases.changed
+    assert group in scene.woken
     scene.news()
     scene.leases.enqueue([3], first=False)
     assert scene.news() == []

@@ -137,7 +137,7 @@ def _torch_facts() -> dict[str, Any]:
 
 
 class Rank:
-    """One rank of an all-reduce, with a GPU of its own under NCCL."""
+    """One rank of an all-reduce; with NCCL it has a GPU."""
 
     def open(self) -> tuple[str, int]:
         """Open the store, as rank 0. Returns where the other ranks find it."""

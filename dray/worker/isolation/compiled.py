@@ -2,7 +2,7 @@
 
 torch guards compiled code by what it depends on: shapes, dtypes, values of attributes and globals, functions that it
 calls, most flags; but not by the compiler's settings and some others, nor by the methods of module classes. So these
-are compared before a trial trains, and if one differs, everything is compiled anew; also after a trial that hit the
+are compared before a trial trains, and if one differs, everything is recompiled; also after a trial that hit the
 recompile limit (torch then leaves the function uncompiled), or used CUDA graphs, which hold memory.
 """
 

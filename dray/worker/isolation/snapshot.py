@@ -5,7 +5,7 @@ settings listed in ``dray.worker.isolation.settings``, and here loggers, warning
 (``dray.worker.isolation.leaks``) is a reason to replace the process. Compiled code is kept while it is valid for the
 next trial (``dray.worker.isolation.compiled``).
 
-Not undone: what a trial writes into modules (a patched library function, a global of its own module), and the many
+Not undone: what a trial writes into modules (a patched library function, a global of the trial's module), and the many
 settings that trials rarely change. ``resources.reuse_workers: false`` gives each trial new processes.
 """
 
@@ -105,7 +105,7 @@ class ProcessSnapshot:
             return [*reasons, f"the GPU fails: {error}"]
 
     def _collect(self) -> None:
-        """Collect the garbage of trials: at once if worker processes or GPU memory may depend on it.
+        """Collect the garbage of trials: immediately if worker processes or GPU memory may depend on it.
 
         Otherwise so seldom that it takes no more than 1% of the time: it is slow once a trial has imported much.
         """

@@ -1,4 +1,4 @@
-"""The process beside each worker that writes trial logs: it copies pipes to files, with the UTC time before each line.
+"""The process that writes a worker's trial logs: it copies pipes to files, with the UTC time before each line.
 
 Data in a pipe outlives the process that wrote it: all output of a worker, its C libraries and its children reaches the
 file, even if the worker is killed. `dray.worker.log.trial_log` runs this file as a program. It imports only small parts
