@@ -1,4 +1,4 @@
-"""An experiment: a search over trials of one class, run on Ray, stored in one directory, resumable from it."""
+"""An experiment: a search over trials of one class, run on Ray, and stored in a directory from which it resumes."""
 
 from __future__ import annotations
 
@@ -93,24 +93,20 @@ class Experiment:
         checked = with_source(with_storage(load_config(config), storage_path))
         check_secrets(checked)
         code = Path(model_dir) if model_dir is not None else None
-        place = place_of(trial) if trial is not None else None
-        if place is not None:
-            entrypoint, home = place
+        if trial is not None:
+            entrypoint, home = place_of(trial) or (None, None)
+            code = code or home
             checked = checked.model_copy(update={"entrypoint": entrypoint})
-            code = code if code is not None else home
-        elif trial is not None:
-            checked = checked.model_copy(update={"entrypoint": None})
+            if checked.searcher.length is None:
+                raise ConfigError([missing_field("searcher.max_length")])
         else:
-            if code is None:
-                code = Path(config).parent if isinstance(config, (str, os.PathLike)) else Path()
+            code = code or (Path(config).parent if isinstance(config, (str, os.PathLike)) else Path())
             check_entrypoint(checked.entrypoint, code)
-        if trial is not None and checked.searcher.length is None:
-            raise ConfigError([missing_field("searcher.max_length")])
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         self._custom.check(checked.searcher)
         build_sampler(checked, self._custom)
         loggers.check_loggers(checked)
-        self._trial = trial if place is None else None
+        self._trial = trial if checked.entrypoint is None else None
         self._config = checked
         self._code = code
         self._address = address
@@ -138,13 +134,13 @@ class Experiment:
         the best trials that were paused or completed continue from their checkpoints.
 
         Args:
-            path: as the command takes it: its number, a unique part of its name, ``"latest"``, its directory, or its
-                place in an object store, e.g. ``s3://bucket/results/digits-1``.
+            path: the experiment, as the command takes it: its number, a unique part of its name, ``"latest"``, its
+                directory, or its location in an object store, such as ``s3://bucket/results/digits-1``.
             max_trials: the new number of trials in all.
             max_length: the new length of a trial, in the same unit.
-            trial: the class, if the experiment was given one that only a script or a notebook has.
-            constraint, method, sampler: as given to the new experiment, if they were given from Python, and new again.
-                What the config names is imported from the experiment's copy of the code.
+            trial: the class, if the experiment was created with one of a script or a notebook.
+            constraint, method, sampler: new ones, equal to those that the experiment was created with, if any. What the
+                config names is imported from the experiment's copy of the code.
             address: as for a new experiment.
 
         Raises:
@@ -169,10 +165,10 @@ class Experiment:
         return self
 
     def run(self, *, on_message: Callable[[Message], None] | None = None) -> Result:
-        """Run the search to its end, from where it is; blocks, and shows progress.
+        """Run the search to its end, from where its journal ends; blocks, and shows progress.
 
-        Ctrl-C lets running trials save a checkpoint, and stops; so do SIGTERM and SIGHUP, in the main thread. A second
-        one acts as it would outside of this call. ``resume(path).run()`` resumes.
+        Ctrl-C lets running trials save a checkpoint, then stops; so do SIGTERM and SIGHUP, in the main thread. A second
+        signal acts as it would outside of this call. ``resume(path).run()`` resumes.
 
         Args:
             on_message: called with each message of the worker groups to the driver; for benchmarks.
@@ -180,8 +176,8 @@ class Experiment:
         Raises:
             ConfigError: a fault of the config that only a trial or the cluster could show; or the search can't be
                 extended like that.
-            ExperimentError: the search failed: every trial did, or it could not continue. Or it has completed, but
-                could not be copied to its object store; then its ``Result`` is in its directory here.
+            ExperimentError: every trial failed, or the search could not continue. Or it has completed, but could not be
+                copied to its object store; its directory on this machine then has the ``Result``.
             ConnectionError: there is no Ray cluster at the address, ``RAY_ADDRESS`` by default.
             KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM".
         """

@@ -54,13 +54,19 @@ LOOK_S = 1.0
 
 
 class Run:
-    """Args:
-    opened: the experiment's search.
-    directory, journal, observers, metrics: of the experiment.
-    load_trial: loads the trial's class on the workers.
-    cluster: where to run.
-    interrupts: signals that ask the run to stop.
-    on_message: called with each of the desk's messages; for benchmarks and tests.
+    """One run: it has its own desk, worker groups and Tune driver.
+
+    Args:
+        opened: the experiment's search.
+        directory, journal, observers, metrics: of the experiment.
+        load_trial: loads the trial's class, or the program, on workers on this machine.
+        cluster: where to run.
+        interrupts: signals that ask the run to stop.
+        on_message: called with each of the desk's messages; for benchmarks and tests.
+
+    Attributes:
+        search: as opened.
+        counts: the run's counters.
     """
 
     def __init__(
@@ -174,7 +180,7 @@ class Run:
 
     # ------------------------------------------------------------------ the desk's messages
     def _serve(self, tune: threading.Thread) -> None:
-        """Until the search is done, an error occurs, or a signal arrives."""
+        """Read messages and keep the groups running, until the search is done, an error occurs, or a signal arrives."""
         began = look_at = time.monotonic()
         self._ask_for_mail()
         while self._error is None and self._tune.error is None:
@@ -322,7 +328,7 @@ class Run:
             ray.kill(self.desk)
 
     def _wait_for_head(self, watch: Watch) -> None:
-        """Until the head answers: a call to Ray, as in another run, would wait for it without a word."""
+        """Wait until the head answers: a call to Ray, as in another run, would wait for it without a message."""
         if watch.answers():
             return
         self._head_is_silent()
