@@ -49,7 +49,7 @@ TUNE_END_S = 60.0
 """How long Tune may take to end. A thread that is inside Ray when Ray is shut down may end the process."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is interrupted."""
-LOOK_S = 1.0
+CHECK_S = 1.0
 """How often the driver checks that the experiment's directory still exists."""
 
 
@@ -117,7 +117,7 @@ class Run:
         display.shares(self._workers.slots.share)
         desk_name = f"dray-desk-{self._workers.run}"
         self.desk = start_desk(desk_name, self._workers.slots.runtime_env)
-        self._queue = TrialQueue(search, desk=self.desk, directory=directory, changed=self._retention.look)
+        self._queue = TrialQueue(search, desk=self.desk, directory=directory, changed=self._retention.changed)
         self.groups = Groups(
             lambda name, start, slots: self._workers.start(name, start, slots, self.desk),
             desk=self.desk,
@@ -181,14 +181,14 @@ class Run:
     # ------------------------------------------------------------------ the desk's messages
     def _serve(self, tune: threading.Thread) -> None:
         """Read messages and keep the groups running, until the search is done, an error occurs, or a signal arrives."""
-        began = look_at = time.monotonic()
+        began = check_at = time.monotonic()
         self._ask_for_mail()
         while self._error is None and self._tune.error is None:
             self._read_mail()
             if self._interrupts.wanted:  # Ray may be about to end as well
                 break
-            if time.monotonic() >= look_at:
-                look_at = time.monotonic() + LOOK_S
+            if time.monotonic() >= check_at:
+                check_at = time.monotonic() + CHECK_S
                 if self._directory.is_gone():
                     self._error = DirectoryGone(self._directory.path)
                     break
@@ -333,7 +333,7 @@ class Run:
             return
         self._head_is_silent()
         while not watch.answers():
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_S)
         self._end_groups()  # they were ours before, and have survived
 
     def _head_is_silent(self) -> None:

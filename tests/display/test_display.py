@@ -139,7 +139,7 @@ def picture(
     board.begin(made, [])
     for trial, reported in told.items():
         board.rows(trial, reported)
-    board.look(groups)
+    board.update(groups)
     console = Console(file=io.StringIO(), width=width, height=height)
     with console.capture() as captured:
         console.print(board.picture(FakeCounts(), groups, groups, width=width, height=height))  # type: ignore[arg-type]

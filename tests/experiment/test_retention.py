@@ -299,7 +299,7 @@ def test_what_earlier_runs_left_is_found_when_the_store_is_back(
     settle(experiment)
     away.away = False
     assert experiment.retention is not None
-    experiment.retention.look([0])
+    experiment.retention.changed([0])
     assert experiment.end() == {0: [30]}
 
 
