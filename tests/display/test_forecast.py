@@ -49,7 +49,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_time_left_comes_true_as_far_as_chance_lets_it_from_a_quarter_of_the_search_on(name: str) -> None:
+def test_time_left_is_accurate_from_a_quarter_of_the_search_on(name: str) -> None:
     off = []
     for seed in range(4):
         seen = told(METHODS[name](), seed)
@@ -63,7 +63,7 @@ def test_time_left_comes_true_as_far_as_chance_lets_it_from_a_quarter_of_the_sea
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_share_never_falls_and_is_all_of_it_at_the_end(name: str) -> None:
+def test_share_never_decreases_and_ends_at_one(name: str) -> None:
     shares = [share for _, share, _ in told(METHODS[name](), 0)]
     assert shares == sorted(shares)
     assert shares[0] == 0
@@ -94,7 +94,7 @@ def test_no_time_is_forecast_until_trials_have_trained_for_a_while() -> None:
     assert 100 + FIRST_S <= first <= 100 + FIRST_S + 1
 
 
-def test_trials_count_where_the_search_sets_no_lengths() -> None:
+def test_trials_are_counted_if_the_search_sets_no_lengths() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=2)
     forecast = Forecast(preview(method))
     made = search(method, Started(trial=0), Reported(trial=0, step=7, value=0.5), Exited(trial=0, reason="completed"))
