@@ -91,6 +91,9 @@ class Experiment:
         address: str | None = None,
     ) -> None:
         checked = with_source(with_storage(load_config(config), storage_path))
+        loggers.check_loggers(checked)
+        self.path = Path(path).expanduser().resolve() if path is not None else new_path(checked)
+        self._links = path is None  # into the results directory, where its name is looked up
         check_secrets(checked)
         code = Path(model_dir) if model_dir is not None else None
         if trial is not None:
@@ -105,15 +108,12 @@ class Experiment:
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         self._custom.check(checked.searcher)
         build_sampler(checked, self._custom)
-        loggers.check_loggers(checked)
         self._trial = trial if checked.entrypoint is None else None
         self._config = checked
         self._code = code
         self._address = address
         self._extension: dict[str, int] = {}
         self._resumes = False
-        self.path = Path(path).expanduser().resolve() if path is not None else new_path(checked)
-        self._is_placed = path is None  # else its place is the caller's
 
     @classmethod
     def resume(
@@ -197,7 +197,7 @@ class Experiment:
         else:
             check_storage(self._config.checkpoint_storage.location)
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
-            if self._is_placed:
+            if self._links:
                 link_into_results(self.path)
         self._resumes = True
         return directory
