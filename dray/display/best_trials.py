@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from dray.records.outcomes import FAILED, ranked
+from dray.records.outcomes import FAILED, ranked, varying_hparams
 
 if TYPE_CHECKING:
     from dray.records.result import Result
@@ -18,14 +18,10 @@ SHOWN_TRIALS = 10
 def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[str]:
     """The best trials, best first, as lines of a table, with as many hyperparameters and other metrics as fit. Trials
     that failed are left out. No lines if no other has validated."""
-    trials = result.trials
-    there = ranked(trials, sign)  # trials that have not started have no hyperparameters yet
+    there = ranked(result.trials, sign)  # trials that have not started have no hyperparameters yet
     validated = there[there["state"] != FAILED]
     if validated.empty:
         return []
-    # Compared as text: a hyperparameter can be a list, which has no hash.
-    drawn = [column for column in trials.columns if column.startswith("hparams.")]
-    names = [column for column in drawn if there[column].map(_shown).nunique() > 1]
     others = _other_metrics(result, metric)
     top, at_best = validated.head(SHOWN_TRIALS), result.best_batches()
     columns = {
@@ -36,7 +32,7 @@ def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[s
     }
     if top["nan_since"].notna().any():
         columns["NaN since"] = top["nan_since"].astype("string").fillna("").tolist()
-    more = {name.removeprefix("hparams."): list(map(_shown, top[name])) for name in names}
+    more = {name.removeprefix("hparams."): list(map(_shown, top[name])) for name in varying_hparams(there)}
     for name in others.columns:
         more.setdefault(name, [_shown(others[name].get(trial)) for trial in top["trial_id"]])
     left_out = []

@@ -95,7 +95,7 @@ class Board:
             elif row["kind"] == "system" and row["name"] == "batches_per_second":
                 trained.speed = row["value"]
 
-    def look(self, groups: int) -> None:
+    def update(self, groups: int) -> None:
         """Take note of the search's progress; at most a few times a second."""
         views = list(self._search.trials.values())
         for view in views:
@@ -103,7 +103,7 @@ class Board:
                 self._trained.pop(view.id, None)
         if self._forecast is not None:
             running = {view.id: self._step(view) for view in views if view.state == "RUNNING"}
-            self._forecast.look(views, running, groups, time.monotonic())
+            self._forecast.update(views, running, groups, time.monotonic())
 
     def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
         """The status in one line."""

@@ -121,13 +121,13 @@ class Display:
             # With many trials drawing takes longer, and the picture changes less.
             self._due = now + max(self._screen.every_s, 20 * (time.monotonic() - now))
         else:
-            self._board.look(groups)
+            self._board.update(groups)
             self._console.print(Text(self._board.line(counts, groups, groups_wanted)), soft_wrap=True)
             first, last = PLAIN_EVERY_S
             self._due = now + min(max(first, (now - self._began) / 30), last)
 
     def _draw(self, screen: Screen, counts: Counts, groups: int, groups_wanted: int) -> None:
-        self._board.look(groups)
+        self._board.update(groups)
         width, height = screen.size()
         screen.draw(self._board.picture(counts, groups, groups_wanted, width=width, height=height))
 

@@ -51,7 +51,7 @@ class Forecast:
         self._trained = 0.0
         self._seen: deque[tuple[float, float, float]] = deque()
         self._busy_s = 0.0
-        self._looked: float | None = None
+        self._updated: float | None = None
         self._began = 0.0
         self._moved = 0
         self.share = 0.0
@@ -69,13 +69,13 @@ class Forecast:
         """The number of rungs."""
         return len(self._ends)
 
-    def look(self, trials: Iterable[TrialView], steps: Mapping[int, float], places: int, now: float) -> None:
+    def update(self, trials: Iterable[TrialView], steps: Mapping[int, float], groups: int, now: float) -> None:
         """Take note of how far the trials are.
 
         Args:
             trials: all trials of the search.
             steps: how far running trials are, where that is beyond their last reports to the search.
-            places: how many trials can run at once.
+            groups: worker groups that run, each with one trial.
             now: time in seconds, from a monotonic clock.
         """
         here = [0] * len(self._stages)  # trials on each stage
@@ -110,16 +110,16 @@ class Forecast:
         trained += self._trained
         self.share = max(self.share, trained / (trained + total) if total else 1.0)
         if waiting or missing:
-            # At the end some places are free while the last trials run: on average for half of the longest stage.
-            unused = (places - 1) * max(stage.length for stage in self._stages if stage.trials) / 2
+            # At the end some groups are idle while the last trials run: on average for half of the longest stage.
+            unused = (groups - 1) * max(stage.length for stage in self._stages if stage.trials) / 2
             total += min(unused, total)
-        self._time(trained, total, longest, running, places, now)
+        self._time(trained, total, longest, running, groups, now)
 
-    def _time(self, trained: float, left: float, longest: float, running: int, places: int, now: float) -> None:
-        """Estimate the time from the recent training speed of one place."""
-        if self._looked is not None:
-            self._busy_s += running * (now - self._looked)
-        self._looked = now
+    def _time(self, trained: float, left: float, longest: float, running: int, groups: int, now: float) -> None:
+        """Estimate the time from the recent training speed of one group."""
+        if self._updated is not None:
+            self._busy_s += running * (now - self._updated)
+        self._updated = now
         if self._seen and trained > self._seen[-1][1]:
             self._moved += 1
         if not self._moved:  # before the first progress, time is only spent on starting up
@@ -134,4 +134,4 @@ class Forecast:
             self.left_s = None
             return
         speed = gained / busy_s
-        self.left_s = max(left / speed / max(places, 1), longest / speed)
+        self.left_s = max(left / speed / max(groups, 1), longest / speed)

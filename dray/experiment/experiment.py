@@ -1,4 +1,4 @@
-"""An experiment: a search over trials of one class, run on Ray, stored in one directory, resumable from it."""
+"""An experiment: a search over trials of one class, run on Ray, and stored in a directory from which it resumes."""
 
 from __future__ import annotations
 
@@ -92,33 +92,29 @@ class Experiment:
         address: str | None = None,
     ) -> None:
         checked = with_source(with_storage(load_config(config), storage_path))
+        loggers.check_loggers(checked)
+        self.path = Path(path).expanduser().resolve() if path is not None else new_path(checked)
+        self._links = path is None  # into the results directory, where its name is looked up
         check_secrets(checked)
         code = Path(model_dir) if model_dir is not None else None
-        place = place_of(trial) if trial is not None else None
-        if place is not None:
-            entrypoint, home = place
+        if trial is not None:
+            entrypoint, home = place_of(trial) or (None, None)
+            code = code or home
             checked = checked.model_copy(update={"entrypoint": entrypoint})
-            code = code if code is not None else home
-        elif trial is not None:
-            checked = checked.model_copy(update={"entrypoint": None})
+            if checked.searcher.length is None:
+                raise ConfigError([missing_field("searcher.max_length")])
         else:
-            if code is None:
-                code = Path(config).parent if isinstance(config, (str, os.PathLike)) else Path()
+            code = code or (Path(config).parent if isinstance(config, (str, os.PathLike)) else Path())
             check_entrypoint(checked.entrypoint, code)
-        if trial is not None and checked.searcher.length is None:
-            raise ConfigError([missing_field("searcher.max_length")])
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         self._custom.check(checked.searcher)
         build_sampler(checked, self._custom)
-        loggers.check_loggers(checked)
-        self._trial = trial if place is None else None
+        self._trial = trial if checked.entrypoint is None else None
         self._config = checked
         self._code = code
         self._address = address
         self._extension: dict[str, int] = {}
         self._resumes = False
-        self.path = Path(path).expanduser().resolve() if path is not None else new_path(checked)
-        self._is_placed = path is None  # else its place is the caller's
 
     @classmethod
     def resume(
@@ -205,7 +201,7 @@ class Experiment:
         else:
             check_storage(self._config.checkpoint_storage.location)
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
-            if self._is_placed:
+            if self._links:
                 link_into_results(self.path)
         self._resumes = True
         return directory

@@ -21,10 +21,12 @@ from searchers.search import Record, Search
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSearch:
-    """Attributes:
-    search: started; its events go to the journal.
-    config: of the experiment, as extended.
-    records: the journal before it was opened.
+    """A search that is ready to run.
+
+    Attributes:
+        search: started; its events go to the journal.
+        config: of the experiment, as extended.
+        records: the journal before the search was opened.
     """
 
     search: Search

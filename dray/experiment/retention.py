@@ -142,7 +142,7 @@ class Retention:
         """A checkpoint is damaged: it no longer counts, but is not deleted. Reported once."""
         self._work.put(lambda: self._forget(trial, checkpoint, why))
 
-    def look(self, trials: Iterable[int]) -> None:
+    def changed(self, trials: Iterable[int]) -> None:
         """The state of these trials has changed: one that has ended needs fewer checkpoints."""
         self._work.put(lambda: self._changed.update(trials))
 

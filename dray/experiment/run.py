@@ -49,18 +49,24 @@ TUNE_END_S = 60.0
 """How long Tune may take to end. A thread that is inside Ray when Ray is shut down may end the process."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is interrupted."""
-LOOK_S = 1.0
+CHECK_S = 1.0
 """How often the driver checks that the experiment's directory still exists."""
 
 
 class Run:
-    """Args:
-    opened: the experiment's search.
-    directory, journal, observers, metrics: of the experiment.
-    load_trial: loads the trial's class on the workers.
-    cluster: where to run.
-    interrupts: signals that ask the run to stop.
-    on_message: called with each of the desk's messages; for benchmarks and tests.
+    """One run: it has its own desk, worker groups and Tune driver.
+
+    Args:
+        opened: the experiment's search.
+        directory, journal, observers, metrics: of the experiment.
+        load_trial: loads the trial's class, or the program, on workers on this machine.
+        cluster: where to run.
+        interrupts: signals that ask the run to stop.
+        on_message: called with each of the desk's messages; for benchmarks and tests.
+
+    Attributes:
+        search: as opened.
+        counts: the run's counters.
     """
 
     def __init__(
@@ -111,7 +117,7 @@ class Run:
         display.shares(self._workers.slots.share)
         desk_name = f"dray-desk-{self._workers.run}"
         self.desk = start_desk(desk_name, self._workers.slots.runtime_env)
-        self._queue = TrialQueue(search, desk=self.desk, directory=directory, changed=self._retention.look)
+        self._queue = TrialQueue(search, desk=self.desk, directory=directory, changed=self._retention.changed)
         self.groups = Groups(
             lambda name, start, slots: self._workers.start(name, start, slots, self.desk),
             desk=self.desk,
@@ -174,15 +180,15 @@ class Run:
 
     # ------------------------------------------------------------------ the desk's messages
     def _serve(self, tune: threading.Thread) -> None:
-        """Until the search is done, an error occurs, or a signal arrives."""
-        began = look_at = time.monotonic()
+        """Read messages and keep the groups running, until the search is done, an error occurs, or a signal arrives."""
+        began = check_at = time.monotonic()
         self._ask_for_mail()
         while self._error is None and self._tune.error is None:
             self._read_mail()
             if self._interrupts.wanted:  # Ray may be about to end as well
                 break
-            if time.monotonic() >= look_at:
-                look_at = time.monotonic() + LOOK_S
+            if time.monotonic() >= check_at:
+                check_at = time.monotonic() + CHECK_S
                 if self._directory.is_gone():
                     self._error = DirectoryGone(self._directory.path)
                     break
@@ -322,12 +328,12 @@ class Run:
             ray.kill(self.desk)
 
     def _wait_for_head(self, watch: Watch) -> None:
-        """Until the head answers: a call to Ray, as in another run, would wait for it without a word."""
+        """Wait until the head answers: a call to Ray, as in another run, would wait for it without a message."""
         if watch.answers():
             return
         self._head_is_silent()
         while not watch.answers():
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_S)
         self._end_groups()  # they were ours before, and have survived
 
     def _head_is_silent(self) -> None:

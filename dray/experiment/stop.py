@@ -12,7 +12,7 @@ from dray.errors import NoExperiment
 from dray.records.listing import StoredExperiment
 from searchers.journal import Journal
 
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 class NotRunning(NoExperiment):
@@ -48,7 +48,7 @@ def stop(it: StoredExperiment, say: Callable[[str], None]) -> None:
         raise NotRunning(f"{it.where} is running in process {driver} of another user, who can stop it") from None
     say(f"stopping {it.name}, process {driver}: waiting until its running trials have saved a checkpoint")
     while Journal.writer(journal) == driver:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def _has_open(process: int, file: Path) -> bool:

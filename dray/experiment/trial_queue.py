@@ -21,11 +21,13 @@ from searchers.views import TrialView
 
 
 class TrialQueue:
-    """Args:
-    search: has been started.
-    desk: the desk's actor handle.
-    directory: of the experiment.
-    changed: called with trials that leave their workers, by the search's decision.
+    """Queues trials at the desk as the search decides.
+
+    Args:
+        search: has been started.
+        desk: the desk's actor handle.
+        directory: of the experiment.
+        changed: called with the trials that the search has stopped or paused.
 
     Attributes:
         lock: held while the search is used.

@@ -55,12 +55,13 @@ class WandBRuns:
         self._file = (kept / "written.jsonl").open("a+")
         self._file.seek(0)
         #: By trial: the time of its last metric, and its state.
-        self._before: dict[int, tuple[float, str]] = {}
+        self._known: dict[int, tuple[float, str]] = {}
         for line in self._file:
             if line.endswith("\n"):  # the last one may be incomplete
                 trial, until, state = json.loads(line)
-                self._before[trial] = (until, state)
-        self._known = dict(self._before)
+                self._known[trial] = (until, state)
+        #: Trials of an earlier driver without news yet.
+        self._earlier = set(self._known)
         self._runs: dict[int, wandb.Run] = {}
 
     def update(self, news: Sequence[News]) -> None:
@@ -78,10 +79,10 @@ class WandBRuns:
     def _write(self, one: News) -> None:
         trial, state = one.view.id, one.view.state
         rows = one.rows
-        if trial in self._before:  # the first news of a trial has all of its past
-            until, _ = self._before.pop(trial)
-            rows = [row for row in rows if row["time"] > until]
         last, known = self._known.get(trial, (-1.0, ""))
+        if trial in self._earlier:  # the first news of a trial has all of its past
+            self._earlier.remove(trial)
+            rows = [row for row in rows if row["time"] > last]
         if not rows and state == known:
             return
         run = self._runs.get(trial) or self._open(one)

@@ -29,6 +29,13 @@ def ranked(trials: pd.DataFrame, sign: int) -> pd.DataFrame:
     return validated.iloc[order]
 
 
+def varying_hparams(trials: pd.DataFrame) -> list[str]:
+    """The columns of hyperparameters that differ between these trials."""
+    drawn = [str(column) for column in trials.columns if str(column).startswith("hparams.")]
+    # Compared as text: a hyperparameter can be a list, which has no hash.
+    return [column for column in drawn if trials[column].map(str).nunique() > 1]
+
+
 def failure_summary(states: Iterable[object]) -> str:
     """ "2 of 3 trials failed"; "" if none did."""
     every = list(states)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from dray.records.outcomes import FAILED, ranked
+from dray.records.outcomes import FAILED, ranked, varying_hparams
 
 if TYPE_CHECKING:
     from dray.records.result import Result
@@ -29,11 +29,10 @@ def as_html(result: Result) -> str:
         line, best, metric = _line(result), _ranked(result).head(SHOWN), result.config.searcher.metric
     except Exception:
         return f"<p>{escape(as_text(result))}</p>"
-    drawn = [column for column in best if str(column).startswith("hparams.")]
-    varying = [column for column in drawn if best[column].map(str).nunique() > 1]
+    varying = varying_hparams(best)
     shown = best[["trial_id", "state", "batches", "best_metric", *varying]].rename(
         columns={"trial_id": "trial", "best_metric": f"best {metric}"}
-        | {column: str(column).removeprefix("hparams.") for column in varying}
+        | {column: column.removeprefix("hparams.") for column in varying}
     )
     table = "" if best.empty else shown.to_html(index=False, border=0, float_format="{:.5g}".format)
     return f"<div><p><b>{escape(line)}</b><br>{escape(str(result.path))}</p>{table}</div>"

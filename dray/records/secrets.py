@@ -54,7 +54,7 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         what = f"is missing: secrets stay on the machine that they were given on; write all of them to {path}"
         raise ConfigError([(name, what) for name in masked]) from None
-    if not found.keys() & _secrets(config).keys():  # written by an older version
+    if not found.keys() & _secrets(config).keys():  # written by hand: only what is below data.secrets
         found = {_DATA: found}
     data, environment = dict(config.data), config.environment
     if _DATA in found:

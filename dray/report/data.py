@@ -17,7 +17,7 @@ from dray.config.search import as_extended, build_method
 from dray.config.searcher import ClassSearcher, CustomSearcher
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import Overview, StoredExperiment
-from dray.records.outcomes import FAILED, ranked
+from dray.records.outcomes import FAILED, ranked, varying_hparams
 from dray.records.result import Result
 from dray.report.importance import Importance, importance
 from searchers.domains import Categorical, Const, Domain, Nested
@@ -188,8 +188,7 @@ class ReportData:
     @cached_property
     def varying(self) -> list[str]:
         """Names of the hyperparameters that differ among trials that have validated; others may not have theirs yet."""
-        names = [column.removeprefix("hparams.") for column in self.trials.columns if column.startswith("hparams.")]
-        return [name for name in names if self.ranked[f"hparams.{name}"].map(str).nunique() > 1]
+        return [column.removeprefix("hparams.") for column in varying_hparams(self.ranked)]
 
     def is_log(self, name: str) -> bool:
         """Whether it is searched by its logarithm."""

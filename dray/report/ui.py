@@ -21,7 +21,7 @@ HOST = "localhost"
 PORT = 6006
 PORTS = 100
 """How many ports are tried to find a free one."""
-LOOK_S = 1.0
+POLL_S = 1.0
 """How often to check for a study that a run has yet to create."""
 
 
@@ -86,7 +86,7 @@ def _dashboard(directory: ExperimentDirectory, port: int, say: Callable[[str], N
 
     def start() -> None:
         while not has_study(study):
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         serve_study(study, port)
         say(f"optuna-dashboard  http://{HOST}:{port}/dashboard/studies/1")
 

@@ -139,20 +139,20 @@ def picture(
     board.begin(made, [])
     for trial, reported in told.items():
         board.rows(trial, reported)
-    board.look(groups)
+    board.update(groups)
     console = Console(file=io.StringIO(), width=width, height=height)
     with console.capture() as captured:
         console.print(board.picture(FakeCounts(), groups, groups, width=width, height=height))  # type: ignore[arg-type]
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def test_line_tells_that_groups_are_starting() -> None:
+def test_line_shows_that_groups_are_starting() -> None:
     assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · starting the first worker group · 0:00"
     assert " · starting 1 of 2 worker groups · " in line(search(), groups=1)
     assert "worker group" not in line(search())
 
 
-def test_line_tells_what_groups_wait_for_as_long_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_shows_what_groups_wait_for_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "PLAIN_EVERY_S", (0.0, 0.0))
     shown = Screen()
     shown.display.begin(search(), [])
@@ -165,7 +165,7 @@ def test_line_tells_what_groups_wait_for_as_long_as_they_do(monkeypatch: pytest.
     assert "starting 2 of 3 worker groups" in shown.text
 
 
-def test_line_tells_what_each_trial_has_of_a_slot_that_it_shares() -> None:
+def test_line_shows_each_trials_share_of_a_slot() -> None:
     shown = Screen()
     shown.display.begin(search(Started(trial=0), Started(trial=1)), [])
     shown.display.shares("1/4 GPU")
@@ -174,19 +174,19 @@ def test_line_tells_what_each_trial_has_of_a_slot_that_it_shares() -> None:
 
 
 @pytest.mark.api("8.16")
-def test_line_tells_trials_the_best_and_the_time() -> None:
+def test_line_shows_trials_the_best_and_the_time() -> None:
     made = search(*ended(0, 0.5), *ended(1, 0.25), Started(trial=2))
     assert line(made) == "digits  25% · 2 of 8 trials ended · 1 running · best error 0.25 (trial 1) · 0:00"
     larger = search(*ended(0, 0.5), *ended(1, 0.25), smaller_is_better=False)
     assert "best error 0.5 (trial 0)" in line(larger, smaller_is_better=False)
 
 
-def test_line_tells_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_shows_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeCounts, "restarts", Counter({0: 2, 3: 1}))
     assert " · 3 restarts · " in line(search())
 
 
-def test_line_tells_trials_that_diverged_until_they_recover(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_shows_diverged_trials_until_they_recover(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "PLAIN_EVERY_S", (0.0, 0.0))
     made, shown = search(Started(trial=0), Started(trial=1)), Screen()
     shown.display.begin(made, [])
@@ -213,7 +213,7 @@ def test_invalid_trial_is_not_the_best() -> None:
     assert "best error 0.5 (trial 0)" in line(search(*ended(0, 0.5), *invalid))
 
 
-def test_picture_has_the_best_and_a_row_for_each_trial_that_runs() -> None:
+def test_picture_has_the_best_trial_and_a_row_for_each_running_trial() -> None:
     made = search(*ended(0, 0.5), Started(trial=1), Reported(trial=1, step=2, value=0.7), Started(trial=2))
     told = {1: [*rows(1, 1, 0.9), *rows(1, 2, 0.7, speed=312.4), *rows(1, 2.5)], 2: rows(2, 0.2, speed=9.87)}
     blank, bar, numbers, best, heading, *trials = picture(made, told)
@@ -229,7 +229,7 @@ def test_picture_has_the_best_and_a_row_for_each_trial_that_runs() -> None:
     ]
 
 
-def test_picture_tells_rungs_where_there_are_several() -> None:
+def test_picture_shows_rungs_if_there_are_several() -> None:
     method = ASHA(max_trials=8, max_length=10, num_rungs=2, divisor=5, max_concurrent_trials=8)
     *_, heading, first, second = picture(
         search(Started(trial=0), Started(trial=1), method=method), {1: rows(1, 2.5, 0.5)}
@@ -239,7 +239,7 @@ def test_picture_tells_rungs_where_there_are_several() -> None:
     assert second.split()[:5] == ["1", "2/2", "2.5", "of", "10"]
 
 
-def test_best_is_also_of_validations_that_the_search_does_not_decide_on() -> None:
+def test_best_includes_validations_between_rungs() -> None:
     made = search(*ended(0, 0.5), Started(trial=1), Reported(trial=1, step=2, value=0.7))
     told = {1: [*rows(1, 3, 0.25), *rows(1, 4, 0.375), *rows(1, 5, float("nan"))]}
     lines = picture(made, told, width=120)
@@ -247,7 +247,7 @@ def test_best_is_also_of_validations_that_the_search_does_not_decide_on() -> Non
     assert lines[-1].split()[3:6] == ["10", "nan", "0.25"]
 
 
-def test_picture_shows_the_hyperparameters_that_are_searched_over_as_far_as_there_is_room() -> None:
+def test_picture_shows_as_many_searched_hyperparameters_as_fit() -> None:
     space = {
         "lr": {"type": "categorical", "vals": [0.5]},
         "model": {"depth": {"type": "categorical", "vals": [3]}},
@@ -260,7 +260,7 @@ def test_picture_shows_the_hyperparameters_that_are_searched_over_as_far_as_ther
     assert max(map(len, narrow)) <= 60
 
 
-def test_picture_has_no_more_lines_than_the_terminal_and_shows_the_best_of_the_trials() -> None:
+def test_picture_fits_the_terminal_and_shows_the_best_trials() -> None:
     events: list[Event] = [Started(trial=trial) for trial in range(8)]
     events += [Reported(trial=trial, step=1, value=value) for trial, value in ((5, 0.1), (2, 0.3), (7, 0.2))]
     made = search(*events)
@@ -270,7 +270,7 @@ def test_picture_has_no_more_lines_than_the_terminal_and_shows_the_best_of_the_t
     assert len(lines) < 10
 
 
-def test_picture_shows_restarts_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture_shows_restarts_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     made = search(Started(trial=0), Started(trial=1))
     assert "restarts" not in picture(made, {})[-3]
     monkeypatch.setattr(FakeCounts, "restarts", Counter({1: 2}))
@@ -279,7 +279,7 @@ def test_picture_shows_restarts_where_there_are_some(monkeypatch: pytest.MonkeyP
     assert (first[place : place + 1], second[place]) == ("", "2")
 
 
-def test_curve_of_a_trial_that_continues_after_a_resume_has_its_earlier_values() -> None:
+def test_curve_of_a_resumed_trial_has_its_earlier_values() -> None:
     made = search(Started(trial=0), Reported(trial=0, step=1, value=0.5), Reported(trial=0, step=2, value=0.25))
     board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
     records = [{"event": "reported", "trial": 0, "step": step, "value": value} for step, value in ((1, 0.5), (2, 0.25))]
@@ -300,7 +300,7 @@ def test_sparkline(values: list[float], drawn: str) -> None:
     assert sparkline(values) == drawn
 
 
-def test_without_a_terminal_a_line_comes_every_ten_seconds_and_later_every_minute(
+def test_without_a_terminal_a_line_is_printed_every_ten_seconds_and_later_every_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = 1000.0
@@ -318,7 +318,7 @@ def test_without_a_terminal_a_line_comes_every_ten_seconds_and_later_every_minut
     assert 30 < seen[1] < 120
 
 
-def test_on_a_terminal_the_picture_is_drawn_a_few_times_a_second_and_gone_in_the_end(
+def test_on_a_terminal_the_picture_is_drawn_a_few_times_a_second_and_erased_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = 1000.0
@@ -356,7 +356,7 @@ class FakeIPython:
         self.versions += 1
 
 
-def test_on_a_terminal_what_is_waited_for_is_shown_before_there_is_a_picture() -> None:
+def test_on_a_terminal_the_wait_for_ray_is_shown_before_the_first_picture() -> None:
     screen, plain = Screen(terminal=True), Screen()
     for each in (screen, plain):
         with each.display:
@@ -420,7 +420,7 @@ def test_a_failure_shows_the_users_line() -> None:
     assert screen.text.splitlines()[3:] == ["trial 3 failed for good (out of memory twice): the same error again"]
 
 
-def test_a_failure_outside_user_code_shows_its_last_line_and_not_forever() -> None:
+def test_a_failure_outside_user_code_shows_its_last_line_and_only_so_many_are_shown() -> None:
     screen = Screen()
     for trial in range(30):
         screen.display.failure(trial, TRACEBACK)
@@ -452,7 +452,7 @@ def table(screen: Screen) -> list[list[str]]:
     return [line.replace("[1, 2]", "[1,2]").split() for line in lines[2:6]]
 
 
-def test_table_has_the_best_first_and_leaves_out_what_all_trials_share() -> None:
+def test_table_has_the_best_first_and_omits_hyperparameters_that_all_trials_share() -> None:
     assert table(Screen()) == [
         ["trial", "state", "batches", "error", "lr", "layers", "accuracy"],
         ["2", "completed", "15", "0.125", "0.3", "[3]", "0.95"],
@@ -461,25 +461,25 @@ def test_table_has_the_best_first_and_leaves_out_what_all_trials_share() -> None
     ], "batches and other metrics are those of the best validation"
 
 
-def test_table_has_no_more_columns_than_there_is_room_for() -> None:
+def test_table_has_as_many_columns_as_fit() -> None:
     screen = Screen(width=40)
     assert table(screen)[0] == ["trial", "state", "batches", "error", "lr"]
     assert screen.text.splitlines()[6] == "(not shown: layers, accuracy)"
     assert max(map(len, screen.text.splitlines()[2:6])) <= 40
 
 
-def test_table_is_turned_round_where_larger_is_better() -> None:
+def test_table_is_sorted_the_other_way_if_larger_is_better() -> None:
     assert [row[0] for row in table(Screen(smaller_is_better=False))[1:]] == ["1", "0", "2"]
 
 
-def test_end_tells_what_became_of_the_trials_and_where_all_of_it_is() -> None:
+def test_end_counts_trials_by_state_and_names_the_directory() -> None:
     screen = Screen()
     screen.display.result(FakeResult())  # type: ignore[arg-type]
     assert "4 trials (2 completed, 1 stopped, 1 errored) in 0:00. Results: " + str(LONG_PATH) in screen.text
     assert f"inspect with: dray report {LONG_PATH}\n              dray trial list {LONG_PATH} --best\n" in screen.text
 
 
-def test_end_where_no_trial_validated_has_no_table_and_tells_where_to_see_what_failed() -> None:
+def test_end_without_a_validation_has_no_table_and_says_how_to_inspect_failures() -> None:
     class Failed(FakeResult):
         trials = FakeResult.trials.iloc[3:]
 
@@ -510,7 +510,7 @@ def test_failures_come_first_in_red_and_failed_trials_are_not_among_the_best() -
     assert f"inspect failures with: dray experiment describe {LONG_PATH}" in lines
 
 
-def test_where_every_trial_that_validated_failed_there_is_no_best() -> None:
+def test_no_trial_is_the_best_if_every_validated_trial_failed() -> None:
     class AllFailed(FakeResult):
         trials = FakeResult.trials.assign(state="ERRORED")
 
@@ -538,7 +538,7 @@ def test_trials_that_diverged_are_counted_and_named() -> None:
     ]
 
 
-def test_end_where_nothing_was_measured_and_nothing_failed_does_not_speak_of_failures() -> None:
+def test_end_without_metrics_or_failures_does_not_mention_failures() -> None:
     class Quiet(FakeResult):
         trials = FakeResult.trials.iloc[:1].assign(metric=None, best_metric=None)
 

@@ -29,7 +29,7 @@ def told(method: Method, seed: int) -> list[tuple[float, float, float | None]]:
     search = Search(method, parse({}), seed=seed, smaller_is_better=True, log=lambda record: None)
 
     def watch(time: float, event: Event, actions: list[Action]) -> None:
-        forecast.look(search.trials.values(), {}, WORKERS, time)
+        forecast.update(search.trials.values(), {}, WORKERS, time)
         seen.append((time, forecast.share, forecast.left_s))
 
     def trial(hparams: Mapping[str, object]) -> Curve:
@@ -49,7 +49,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_time_left_comes_true_as_far_as_chance_lets_it_from_a_quarter_of_the_search_on(name: str) -> None:
+def test_time_left_is_accurate_from_a_quarter_of_the_search_on(name: str) -> None:
     off = []
     for seed in range(4):
         seen = told(METHODS[name](), seed)
@@ -63,7 +63,7 @@ def test_time_left_comes_true_as_far_as_chance_lets_it_from_a_quarter_of_the_sea
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_share_never_falls_and_is_all_of_it_at_the_end(name: str) -> None:
+def test_share_never_decreases_and_ends_at_one(name: str) -> None:
     shares = [share for _, share, _ in told(METHODS[name](), 0)]
     assert shares == sorted(shares)
     assert shares[0] == 0
@@ -85,7 +85,7 @@ def test_no_time_is_forecast_until_trials_have_trained_for_a_while() -> None:
     for second in range(200):
         # A hundred seconds of starting up, and then a tenth of an epoch a second.
         steps = {0: max(second - 100, 0) / 10, 1: 0.0}
-        forecast.look(made.trials.values(), steps, 2, float(second))
+        forecast.update(made.trials.values(), steps, 2, float(second))
         if forecast.left_s is not None and first is None:
             first = second
             # 80 epochs in all, by two trials of which one trains; and an idle place for half a trial in the end.
@@ -94,11 +94,11 @@ def test_no_time_is_forecast_until_trials_have_trained_for_a_while() -> None:
     assert 100 + FIRST_S <= first <= 100 + FIRST_S + 1
 
 
-def test_trials_count_where_the_search_sets_no_lengths() -> None:
+def test_trials_are_counted_if_the_search_sets_no_lengths() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=2)
     forecast = Forecast(preview(method))
     made = search(method, Started(trial=0), Reported(trial=0, step=7, value=0.5), Exited(trial=0, reason="completed"))
-    forecast.look(made.trials.values(), {1: 1000.0}, 2, 0.0)
+    forecast.update(made.trials.values(), {1: 1000.0}, 2, 0.0)
     assert forecast.share == 0.25
 
 
@@ -106,7 +106,7 @@ def test_a_failed_trial_is_no_work_left() -> None:
     method = RandomSearch(max_trials=2, max_concurrent_trials=2, max_length=10)
     forecast = Forecast(preview(method))
     made = search(method, Started(trial=0), Exited(trial=0, reason="errored"), Started(trial=1))
-    forecast.look(made.trials.values(), {1: 5.0}, 1, 0.0)
+    forecast.update(made.trials.values(), {1: 5.0}, 1, 0.0)
     assert forecast.share == 0.5
 
 
@@ -115,7 +115,7 @@ def test_an_extended_search_has_more_to_do() -> None:
     made = search(method, Started(trial=0), Reported(trial=0, step=10, value=1), Exited(trial=0, reason="completed"))
     made.extend(max_trials=4)
     forecast = Forecast(preview(method))
-    forecast.look(made.trials.values(), {}, 1, 0.0)
+    forecast.update(made.trials.values(), {}, 1, 0.0)
     assert forecast.share == 0.25
 
 

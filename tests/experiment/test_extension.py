@@ -62,7 +62,7 @@ def resume(path: Path, **arguments: Any) -> dray.Experiment:
     return dray.Experiment.resume(path, trial=Trial, **arguments)  # type: ignore[arg-type]
 
 
-def test_a_finished_one_says_how_it_would_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_experiment_says_how_to_extend_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = finished(tmp_path / "experiment")
     resume(path).run()
     first, second, *_ = capsys.readouterr().err.splitlines()
@@ -83,7 +83,7 @@ def test_a_smaller_budget_is_refused_and_changes_nothing(tmp_path: Path, budget:
     assert "extended" not in events
 
 
-def test_the_budget_that_it_has_is_no_extension(tmp_path: Path) -> None:
+def test_an_unchanged_budget_is_no_extension(tmp_path: Path) -> None:
     path = finished(tmp_path / "experiment")
     assert len(resume(path, max_trials=4, max_length=4).run().trials) == 4
     assert "extended" not in [record["event"] for record in Journal.read(path / "journal.jsonl")]
@@ -97,7 +97,7 @@ def test_an_experiment_with_a_constraint_is_resumed_with_one(tmp_path: Path) -> 
     assert resume(path, constraint=lambda point: True).run().path == path
 
 
-def test_trials_that_were_told_to_stop_have_ended_though_the_driver_died_before_it_noted_that(tmp_path: Path) -> None:
+def test_stopped_trials_have_ended_even_if_the_driver_died_before_recording_it(tmp_path: Path) -> None:
     path = finished(tmp_path / "experiment")
     file = path / "journal.jsonl"
     *before, last = file.read_bytes().splitlines(keepends=True)

@@ -69,7 +69,7 @@ def test_signals_that_come_together_are_one_request(monkeypatch: pytest.MonkeyPa
 
 
 @each
-def test_a_later_signal_does_what_the_caller_had_it_do_after_the_final_message(
+def test_a_later_signal_acts_as_for_the_caller_after_the_final_message(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupts, "TOGETHER_S", -1.0)

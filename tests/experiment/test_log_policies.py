@@ -14,7 +14,7 @@ BEGINS = LogPolicy(pattern="^fatal: ", action="cancel_retries")
 STAMP = "2026-11-21T19:02:02.123Z "
 
 
-def test_the_first_line_that_a_policy_is_about_is_told() -> None:
+def test_the_first_line_that_matches_a_policy_is_reported() -> None:
     lines = ["all is well", f"{STAMP}fatal: the disk  full", f"{STAMP}fatal: more"]
     assert forbidden([FULL], lines) == (
         r"log_policies: cancel_retries, as its log has '.*disk\\s+full.*': fatal: the disk  full"
@@ -24,7 +24,7 @@ def test_the_first_line_that_a_policy_is_about_is_told() -> None:
     assert forbidden([], lines) == ""
 
 
-def test_a_long_line_takes_no_longer_than_it_has_to() -> None:
+def test_a_long_line_is_searched_only_in_part() -> None:
     policy = LogPolicy(pattern=".*CUDA out of memory.*", action="cancel_retries")
     began = time.thread_time()
     assert forbidden([policy], ["x" * 1_000_000] * 20) == ""
@@ -32,7 +32,7 @@ def test_a_long_line_takes_no_longer_than_it_has_to() -> None:
     assert forbidden([policy], ["x" * LONGEST + "CUDA out of memory"]) == "", "no more of it is looked at"
 
 
-def test_it_is_looked_for_in_the_error_and_in_all_logs_wherever_they_are(tmp_path: Path) -> None:
+def test_the_error_and_all_logs_are_searched(tmp_path: Path) -> None:
     here, afar = tmp_path / "trial_3" / "logs", Location.of("memory://policies/trial_3")
     here.mkdir(parents=True)
     (here / "rank_0.log").write_text(f"{STAMP}one\n{STAMP}two\n")

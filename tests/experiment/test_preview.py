@@ -70,7 +70,7 @@ def test_promotion_trains_at_least_what_its_rule_says() -> None:
     assert "(80 to " in below  # of 32, 8 and 2 go on, if the best come first
 
 
-def test_what_is_expected_is_called_so_and_what_is_certain_is_not() -> None:
+def test_only_uncertain_numbers_are_called_expected() -> None:
     def text(name: str, *changes: str) -> str:
         file = io.StringIO()
         show_preview(load_config(EXAMPLES / name, changes), console=Console(file=file, width=120))

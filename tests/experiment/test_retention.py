@@ -68,13 +68,13 @@ def test_the_documented_table(
     assert sorted((each.batches for each in kept_by(policy, reversed(saved))), reverse=True) == kept
 
 
-def test_what_a_trial_needs_is_kept_whatever_the_policy() -> None:
+def test_checkpoints_that_a_trial_needs_are_kept_whatever_the_policy() -> None:
     nothing = Policy(trial_best=0, trial_latest=0)
     kept = kept_by(nothing, EXAMPLE, {2: 2})
     assert sorted(each.batches for each in kept) == [9, 10]
 
 
-def test_the_first_of_equals_is_the_best_and_no_number_is_not() -> None:
+def test_the_first_of_equals_is_the_best_and_nan_never_is() -> None:
     values = [math.nan, 0.5, 0.5, -math.inf]
     saved = [Saved(trial=0, batches=n, checkpoint=str(n), value=value) for n, value in enumerate(values)]
     assert [each.batches for each in kept_by(Policy(trial_latest=0), saved)] == [1]
@@ -150,7 +150,7 @@ def experiment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Exper
     experiment.end()
 
 
-def test_what_the_policy_drops_is_removed_and_noted(experiment: Experiment) -> None:
+def test_checkpoints_that_the_policy_drops_are_removed_and_recorded(experiment: Experiment) -> None:
     experiment.begin(Policy())
     for batches, value in ((10, 0.5), (20, 0.25), (30, 0.75), (40, math.nan)):
         experiment.save(7, batches, value)
@@ -162,7 +162,7 @@ def test_what_the_policy_drops_is_removed_and_noted(experiment: Experiment) -> N
     assert [record["value"] for record in experiment.records if record["event"] == "saved"] == [0.5, 0.25, 0.75, None]
 
 
-def test_a_trial_that_has_ended_gives_up_what_it_needed(experiment: Experiment) -> None:
+def test_an_ended_trial_needs_no_checkpoint(experiment: Experiment) -> None:
     experiment.needs[0] = 2
     experiment.begin(Policy(trial_best=0, trial_latest=0))
     for batches in (10, 20, 30):
@@ -180,7 +180,7 @@ def test_a_better_trial_takes_the_place_among_the_experiments_best(experiment: E
     assert experiment.end() == {0: [], 1: [], 2: [10], 3: []}
 
 
-def test_what_a_killed_run_left_over_is_removed_when_it_is_resumed(experiment: Experiment) -> None:
+def test_checkpoints_that_a_killed_run_left_are_removed_on_resume(experiment: Experiment) -> None:
     """Nothing of it is in the journal, as of a driver that died before the records came to the disk."""
     for batches, value in ((10, 0.5), (20, 0.25), (30, math.nan), (40, 1.0)):
         experiment.save(3, batches, value, tell=False)
@@ -192,7 +192,7 @@ def test_what_a_killed_run_left_over_is_removed_when_it_is_resumed(experiment: E
     assert sorted(each.batches for each in saved_in(experiment.records)) == [20, 40]
 
 
-def test_what_the_journal_knows_and_is_no_more_is_forgotten(experiment: Experiment) -> None:
+def test_journaled_checkpoints_that_no_longer_exist_are_forgotten(experiment: Experiment) -> None:
     experiment.begin(Policy())
     experiment.save(0, 10, 0.1)
     experiment.end()
@@ -203,7 +203,7 @@ def test_what_the_journal_knows_and_is_no_more_is_forgotten(experiment: Experime
     assert experiment.end() == {0: [30, 20]}
 
 
-def test_a_damaged_checkpoint_is_told_once_and_counts_no_more(experiment: Experiment) -> None:
+def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: Experiment) -> None:
     experiment.begin(Policy(trial_best=0, trial_latest=2))
     for batches in (10, 20):
         experiment.save(0, batches, None)
@@ -221,7 +221,7 @@ def test_a_damaged_checkpoint_is_told_once_and_counts_no_more(experiment: Experi
     assert "trial 0 skipped a checkpoint" in experiment.said[0]
 
 
-def test_one_that_is_written_anew_counts_again(experiment: Experiment) -> None:
+def test_a_damaged_checkpoint_counts_again_once_it_is_rewritten(experiment: Experiment) -> None:
     experiment.begin(Policy(trial_best=0))
     experiment.save(0, 10, None)
     assert experiment.retention is not None
@@ -273,7 +273,7 @@ def test_each_outage_is_reported_once_and_its_end(
     assert [record.getMessage() for record in caplog.records] == [FAILS, WORKS, FAILS, WORKS]
 
 
-def test_what_could_not_be_deleted_at_the_end_is_reported_and_deleted_when_it_is_resumed(
+def test_checkpoints_that_could_not_be_deleted_are_reported_and_deleted_on_resume(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Away(type(experiment.store(0)), monkeypatch)
@@ -289,7 +289,7 @@ def test_what_could_not_be_deleted_at_the_end_is_reported_and_deleted_when_it_is
     assert experiment.end() == {0: [30]}
 
 
-def test_what_earlier_runs_left_is_found_when_the_store_is_back(
+def test_checkpoints_of_earlier_runs_are_found_when_the_store_is_back(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for batches in (10, 20, 30):
@@ -299,7 +299,7 @@ def test_what_earlier_runs_left_is_found_when_the_store_is_back(
     settle(experiment)
     away.away = False
     assert experiment.retention is not None
-    experiment.retention.look([0])
+    experiment.retention.changed([0])
     assert experiment.end() == {0: [30]}
 
 
@@ -337,7 +337,7 @@ def test_a_power_failure_at_any_removal_leaves_what_was_kept(
     assert left <= whole()
 
 
-def test_what_takes_the_place_of_one_that_is_gone_is_kept(tmp_path: Path) -> None:
+def test_another_checkpoint_is_kept_instead_of_a_missing_one(tmp_path: Path) -> None:
     """Somebody else has deleted it."""
     experiment = Experiment(tmp_path, str(tmp_path))
     experiment.begin(Policy(trial_best=0))
@@ -350,7 +350,7 @@ def test_what_takes_the_place_of_one_that_is_gone_is_kept(tmp_path: Path) -> Non
     assert experiment.end() == {0: [10]}
 
 
-def test_a_half_deleted_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_deleted_checkpoint_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = Experiment(tmp_path, str(tmp_path))
     experiment.save(0, 10, 0.5, tell=False)
     experiment.save(0, 20, 0.5, tell=False)

@@ -64,7 +64,7 @@ def script(tmp_path: Path) -> Iterator[type]:
     del sys.modules["a_script"]
 
 
-def test_models_directory_goes_as_the_experiment_has_it(sender: Sender, tmp_path: Path) -> None:
+def test_the_experiments_copy_of_the_model_directory_is_sent(sender: Sender, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "model_def.py").write_text("x = 1\n")
@@ -89,7 +89,7 @@ def test_models_directory_may_be_empty(sender: Sender, tmp_path: Path) -> None:
     assert load == FromDirectory(entrypoint=installed.entrypoint, directory=Package(uri="gcs://_ray_pkg_1.zip"))
 
 
-def test_what_lies_beside_a_script_is_copied_into_the_experiment_once(
+def test_files_beside_a_script_are_copied_into_the_experiment_once(
     sender: Sender, script: type, tmp_path: Path
 ) -> None:
     ExperimentDirectory.create(tmp_path / "e", CONFIG, None)
@@ -102,7 +102,7 @@ def test_what_lies_beside_a_script_is_copied_into_the_experiment_once(
 
 
 @pytest.mark.parametrize(("home", "goes"), [("user/project", ["driver.py", "helpers.py"]), ("user", None)])
-def test_of_a_home_directory_only_what_lies_right_in_it_goes(
+def test_only_the_top_level_of_a_home_directory_is_sent(
     sender: Sender, script: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, goes: list[str] | None
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / home))
@@ -110,7 +110,7 @@ def test_of_a_home_directory_only_what_lies_right_in_it_goes(
     assert sender.packages == [goes or ["driver.py", "helpers.py", "parts/layers.py"]]
 
 
-def test_class_of_an_installed_module_goes_alone(sender: Sender, tmp_path: Path) -> None:
+def test_class_of_an_installed_module_is_sent_alone(sender: Sender, tmp_path: Path) -> None:
     local = type("Local", (), {"__module__": "yaml"})
     load, runtime_env = sender.send(ByValue(trial=local), tmp_path / "e")
     assert isinstance(load, Sent)
@@ -120,7 +120,7 @@ def test_class_of_an_installed_module_goes_alone(sender: Sender, tmp_path: Path)
     assert isinstance(pickle.loads(load.pickled), type)
 
 
-def test_directory_of_data_beside_a_script_is_told_of(
+def test_directory_of_data_beside_a_script_is_an_error(
     sender: Sender, script: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dray.code.ignore.MOST_CODE_BYTES", 1000)

@@ -120,7 +120,7 @@ def test_mlflow_has_a_run_for_each_trial_with_all_its_metrics(server: str, tmp_p
 
 
 @pytest.mark.slow
-def test_mlflow_gets_what_it_lacks_and_nothing_twice(server: str, tmp_path: Path) -> None:
+def test_mlflow_gets_what_is_missing_and_nothing_twice(server: str, tmp_path: Path) -> None:
     story = told(tmp_path, with_loggers([{"mlflow": {"tracking_uri": server, "experiment_name": "twice"}}]))
     write(story)
     write(story)

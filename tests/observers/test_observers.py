@@ -166,7 +166,7 @@ def test_an_observer_that_cannot_be_created_stops_nothing(tmp_path: Path) -> Non
     assert before in ([], ["bad: can't write for now, the search continues: ConnectionError: no such host"])
 
 
-def test_one_that_waits_holds_up_no_other(tmp_path: Path) -> None:
+def test_a_blocked_observer_delays_no_other(tmp_path: Path) -> None:
     release = threading.Event()
 
     class Waiting(Notebook):
@@ -204,7 +204,7 @@ def test_a_failed_observer_receives_everything_again_at_the_end(tmp_path: Path) 
     assert (made[1].told, made[1].done) == (TOLD, True)
 
 
-def test_one_whose_experiment_was_deleted_is_not_made_anew(tmp_path: Path) -> None:
+def test_an_observer_of_a_deleted_experiment_is_not_created_again(tmp_path: Path) -> None:
     made: list[Notebook] = []
     deleted = threading.Event()
 
@@ -251,7 +251,7 @@ def test_a_failed_observer_is_created_again_during_the_run(tmp_path: Path, monke
     assert made[2].told == {**TOLD, 1: ("RUNNING", [(10, "error", 0.75), (20, "error", 0.125)])}
 
 
-def test_a_run_that_never_began_has_nothing_to_end(tmp_path: Path) -> None:
+def test_observers_that_never_began_can_be_closed(tmp_path: Path) -> None:
     story = Story(tmp_path / "experiment", config())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread was started"))

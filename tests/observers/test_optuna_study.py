@@ -61,7 +61,7 @@ def test_a_trial_that_failed_has_no_value_and_is_never_the_best(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("time_zone")
-def test_the_study_says_of_each_trial_what_the_experiment_does(tmp_path: Path) -> None:
+def test_the_study_agrees_with_the_experiment_on_each_trial(tmp_path: Path) -> None:
     story = told(tmp_path, config())
     study = written(story.directory)
     assert [values(trial) for trial in study.trials] == EXPECTED
@@ -81,7 +81,7 @@ def test_the_study_says_of_each_trial_what_the_experiment_does(tmp_path: Path) -
     assert study.trials[0].duration == datetime.fromtimestamp(1007.0) - datetime.fromtimestamp(1002.0)
 
 
-def test_written_again_it_is_the_same_and_holds_nothing_twice(tmp_path: Path) -> None:
+def test_a_study_that_is_written_again_is_the_same(tmp_path: Path) -> None:
     story = told(tmp_path, config())
     written(story.directory)
     assert [values(trial) for trial in written(story.directory).trials] == EXPECTED
@@ -98,7 +98,7 @@ def test_a_file_that_optuna_cannot_read_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_best_is_the_greatest_where_greater_is_better(tmp_path: Path) -> None:
+def test_the_greatest_value_is_the_best_if_larger_is_better(tmp_path: Path) -> None:
     story = told(tmp_path, config(smaller_is_better=False))
     study = written(story.directory)
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
@@ -106,7 +106,7 @@ def test_the_best_is_the_greatest_where_greater_is_better(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_values_that_are_no_numbers_are_kept_and_make_no_trial_complete(tmp_path: Path) -> None:
+def test_nan_and_infinite_values_are_kept_and_complete_no_trial(tmp_path: Path) -> None:
     story = Story(tmp_path / "experiment", config())
     for trial, reason in ((0, "completed"), (1, "stopped")):
         story.happen(Started(trial=trial))

@@ -44,7 +44,7 @@ def test_create_keeps_the_config_and_the_code_and_no_clutter(tmp_path: Path, cod
     assert ExperimentDirectory.open(tmp_path / "e").config() == CONFIG
 
 
-def test_it_outlives_a_power_failure(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_directory_survives_a_power_failure(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     directory = ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
     left = disk.leaves(directory.path, tmp_path / "left")
@@ -67,7 +67,7 @@ def test_directory_of_another_experiment_is_refused(tmp_path: Path, code: Path) 
         ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
 
 
-def test_creation_that_was_killed_is_no_experiment_and_can_be_made_again(
+def test_a_killed_creation_is_no_experiment_and_can_be_repeated(
     tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
@@ -81,7 +81,7 @@ def test_creation_that_was_killed_is_no_experiment_and_can_be_made_again(
     assert ExperimentDirectory.create(tmp_path / "e", CONFIG, code).config() == CONFIG
 
 
-def test_opening_what_is_no_experiment_says_what_is_missing(tmp_path: Path) -> None:
+def test_opening_a_directory_without_an_experiment_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(NoExperiment, match=r"no experiment in .*: it has no experiment\.yaml"):
         ExperimentDirectory.open(tmp_path / "nothing")
 
@@ -118,7 +118,7 @@ def test_new_path_is_below_the_configs_storage_first(tmp_path: Path, monkeypatch
     assert new_path(config).parent == tmp_path / "home"
 
 
-def test_an_experiment_that_says_nothing_of_storage_has_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_without_storage_uses_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     def where(config: ExperimentConfig, given: str | None = None) -> str | None:
         location = with_storage(config, given).checkpoint_storage.location
         return location and location.uri

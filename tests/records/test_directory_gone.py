@@ -19,7 +19,7 @@ def _deleted(self: dray.Experiment, config: Any, directory: Any, *_: Any) -> Non
     directory.config_file.read_text()
 
 
-def test_what_fails_by_it_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_caused_by_a_deleted_directory_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = experiment(tmp_path / "experiment", per_run=1)
     monkeypatch.setattr(type(lost), "_run", _deleted)
     with pytest.raises(DirectoryGone, match="was deleted or moved while it ran") as raised:
@@ -28,7 +28,7 @@ def test_what_fails_by_it_is_not_told(tmp_path: Path, monkeypatch: pytest.Monkey
     assert str(tmp_path / "experiment") in str(raised.value)
 
 
-def test_an_error_with_the_directory_there_is_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_unchanged_if_the_directory_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = experiment(tmp_path / "experiment", per_run=1)
     monkeypatch.setattr(type(lost), "_run", lambda *_: (_ for _ in ()).throw(FileNotFoundError("another file")))
     with pytest.raises(FileNotFoundError, match="another file"):

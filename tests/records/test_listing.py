@@ -39,7 +39,7 @@ def ends(directory: ExperimentDirectory) -> Iterator[int]:
         yield end
 
 
-def test_at_any_time_it_is_what_a_replay_of_the_journal_tells(tmp_path: Path) -> None:
+def test_an_overview_agrees_with_a_replay_of_the_journal_at_any_time(tmp_path: Path) -> None:
     directory = simulated(tmp_path / "one", 12, failures=0.05)
     config = load_config(directory.config_file)
     states = set()
@@ -115,9 +115,7 @@ def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         locate("one")
 
 
-def test_an_experiment_in_a_storage_of_its_own_is_found_by_its_name_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_in_another_storage_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
     (tmp_path / "model_def.py").write_text(TRIAL)
     config = {
@@ -154,7 +152,7 @@ def test_a_link_to_an_experiment_that_is_missing_is_passed_over(
         locate("one")
 
 
-def test_where_no_link_can_be_made_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "file" / "results"))
     link_into_results(tmp_path / "shared" / "one")

@@ -57,7 +57,7 @@ def test_columns_and_types_are_those_of_the_documents_even_without_rows(tmp_path
         ]
 
 
-def test_rows_are_in_order_of_trial_batches_kind_and_name_whenever_they_came(tmp_path: Path) -> None:
+def test_rows_are_sorted_by_trial_batches_kind_and_name(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     log.append(1, [row(20)])
     log.append(0, [row(20), row(10)])
@@ -65,7 +65,7 @@ def test_rows_are_in_order_of_trial_batches_kind_and_name_whenever_they_came(tmp
     assert [found[:2] for found in values(tmp_path)] == [(0, 10), (0, 20), (1, 10), (1, 20)]
 
 
-def test_a_row_that_comes_again_counts_once_the_last_one(tmp_path: Path, small_parts: None) -> None:
+def test_of_repeated_rows_the_last_counts(tmp_path: Path, small_parts: None) -> None:
     log = MetricsLog(tmp_path)
     log.append(0, [row(1, value=0.1), row(2, value=0.2), row(3, value=0.3)])
     assert list(tmp_path.glob("part-*.parquet"))
@@ -100,7 +100,7 @@ def test_later_process_fills_the_part_that_is_not_full(tmp_path: Path, small_par
     assert [found[1] for found in values(tmp_path)] == [1, 2, 3, 4]
 
 
-def test_what_is_due_is_written_without_another_row(tmp_path: Path) -> None:
+def test_rows_are_packed_in_time_without_another_row(tmp_path: Path) -> None:
     now = [0.0]
     log = MetricsLog(tmp_path, clock=lambda: now[0])
     log.append(0, [row(1)])
@@ -122,7 +122,7 @@ def plain(directory: Path) -> list[tuple[int, float]]:
     return table
 
 
-def test_other_tools_count_no_row_twice_wherever_it_comes_again(tmp_path: Path, small_parts: None) -> None:
+def test_other_tools_read_repeated_rows_once(tmp_path: Path, small_parts: None) -> None:
     log = MetricsLog(tmp_path)
     for batches in range(1, 9):
         log.append(0, [row(batches, value=0.0)])
@@ -138,7 +138,7 @@ def test_other_tools_count_no_row_twice_wherever_it_comes_again(tmp_path: Path, 
     assert sorted((batches, value) for _, batches, value in values(tmp_path)) == told
 
 
-def test_a_torn_last_line_is_passed_over_and_cut_off(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_skipped_and_cut_off(tmp_path: Path) -> None:
     MetricsLog(tmp_path).append(0, [row(1), row(2)])
     with (tmp_path / TAIL).open("ab") as file:
         file.write(json.dumps({"trial_id": 0, **row(3)}).encode()[:30])
@@ -148,7 +148,7 @@ def test_a_torn_last_line_is_passed_over_and_cut_off(tmp_path: Path) -> None:
     assert [found[1] for found in values(tmp_path)] == [1, 2, 4]
 
 
-def test_after_a_power_failure_the_rows_before_the_damage_are_there(tmp_path: Path) -> None:
+def test_rows_before_the_damage_survive_a_power_failure(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     log.append(0, [row(1), row(2), row(3)])
     tail = tmp_path / TAIL
@@ -159,9 +159,7 @@ def test_after_a_power_failure_the_rows_before_the_damage_are_there(tmp_path: Pa
     assert [found[1] for found in values(tmp_path)] == [1, 4]
 
 
-def test_a_part_is_on_the_disk_before_it_takes_the_place_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     left: list[bytes] = []
     real = os.replace
@@ -179,7 +177,7 @@ def test_a_part_is_on_the_disk_before_it_takes_the_place_of_another(
 
 
 @pytest.mark.parametrize("killed_in", ["write", "replace", "truncate"])
-def test_a_process_killed_while_it_packs_loses_no_row_and_doubles_none(
+def test_a_process_killed_while_packing_neither_loses_nor_repeats_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: str
 ) -> None:
     log = MetricsLog(DyingAtTruncate(tmp_path) if killed_in == "truncate" else tmp_path)
@@ -245,14 +243,14 @@ def test_no_rows_write_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [TAIL]
 
 
-def test_what_a_trial_took_of_its_machine_is_apart(tmp_path: Path) -> None:
+def test_resource_usage_is_apart_from_metrics(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     log.append(0, [row(1), row(1, "cpu_cores", 0.9, metrics_log.SYSTEM)])
     assert read_metrics(tmp_path)["name"].tolist() == ["loss"]
     assert metrics_log.read_system(tmp_path)["name"].tolist() == ["cpu_cores"]
 
 
-def test_batches_too_many_for_a_key_of_64_bits_are_in_order_all_the_same(tmp_path: Path) -> None:
+def test_rows_are_sorted_even_if_their_key_needs_more_than_64_bits(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     log.append(2**40, [row(2**40), row(3), row(3, value=0.7)])
     log.append(0, [row(2**40)])

@@ -61,7 +61,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "second"
 
 
-def test_it_is_brought_as_it_was(experiment: ExperimentDirectory, elsewhere: Path) -> None:
+def test_a_fetched_experiment_equals_the_original(experiment: ExperimentDirectory, elsewhere: Path) -> None:
     path = fetch_experiment(copied(experiment).storage.uri)
     assert path == elsewhere / "digits-1"
     here = ExperimentDirectory.open(path)
@@ -72,14 +72,14 @@ def test_it_is_brought_as_it_was(experiment: ExperimentDirectory, elsewhere: Pat
     assert [p.name for p in elsewhere.iterdir()] == ["digits-1"]
 
 
-def test_what_this_machine_has_is_not_brought_again(experiment: ExperimentDirectory, elsewhere: Path) -> None:
+def test_an_experiment_on_this_machine_is_not_fetched_again(experiment: ExperimentDirectory, elsewhere: Path) -> None:
     path = fetch_experiment(copied(experiment).storage.uri)
     (path / "journal.jsonl").write_text("newer\n")
     assert fetch_experiment(experiment.storage.uri) == path
     assert (path / "journal.jsonl").read_text() == "newer\n"
 
 
-def test_trials_that_the_copy_does_not_know_begin_again(experiment: ExperimentDirectory, elsewhere: Path) -> None:
+def test_trials_unknown_to_the_copy_start_from_scratch(experiment: ExperimentDirectory, elsewhere: Path) -> None:
     """They may get other hyperparameters than those that their checkpoints are of."""
     copied(experiment)
     save(experiment, 1)
@@ -216,7 +216,7 @@ def test_a_file_that_cannot_be_read_is_an_outage_too(
     assert "code/lib/m.py" in RemoteDirectory(experiment.storage).sizes()
 
 
-def test_a_directory_that_is_deleted_meanwhile_is_nobody_elses_outage(
+def test_a_directory_deleted_meanwhile_is_no_outage(
     experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is copied any more, so it must not be said that nothing is missing."""
@@ -227,7 +227,7 @@ def test_a_directory_that_is_deleted_meanwhile_is_nobody_elses_outage(
     assert [record.getMessage() for record in caplog.records] == [FAILS]
 
 
-def test_what_is_sent_is_linear_in_time_however_long_the_journal(
+def test_bytes_sent_are_linear_in_time_however_long_the_journal(
     experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A journal that grows by 40 kB a second of virtual time is copied with 1 kB a second: as a whole, but rarely."""
@@ -298,7 +298,7 @@ def test_credentials_are_not_copied(experiment: ExperimentDirectory) -> None:
     assert experiment.storage_file.name not in sizes
 
 
-def test_what_trials_print_is_copied_under_the_name_that_it_has_in_a_store(experiment: ExperimentDirectory) -> None:
+def test_trial_logs_are_copied_under_their_name_in_the_store(experiment: ExperimentDirectory) -> None:
     logs = experiment.trial(0) / "logs"
     logs.mkdir()
     (logs / "rank_0.log").write_text("2026-11-21T09:02:02.123Z one\n")

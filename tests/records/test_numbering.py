@@ -30,7 +30,7 @@ def experiment(path: Path) -> Path:
     return path
 
 
-def test_they_count_up_and_find_the_experiment(home: Path) -> None:
+def test_numbers_count_up_and_find_the_experiment(home: Path) -> None:
     one, two = experiment(home / "one"), experiment(home / "two")
     assert number_of(two) is None
     assert [take_number(two), take_number(one), take_number(two)] == [1, 2, 1]
@@ -52,7 +52,7 @@ def test_the_number_of_a_deleted_experiment_is_never_used_again(home: Path) -> N
         locate("1")  # and not two-1
 
 
-def test_drivers_that_start_at_once_get_different_ones(home: Path) -> None:
+def test_drivers_that_start_at_once_get_different_numbers(home: Path) -> None:
     paths = [experiment(home / f"e-{number}") for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
         taken = list(pool.map(take_number, paths))
@@ -60,14 +60,14 @@ def test_drivers_that_start_at_once_get_different_ones(home: Path) -> None:
     assert [number_of(path) for path in paths] == taken
 
 
-def test_one_that_another_driver_has_just_taken_is_passed_over(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_another_driver_has_just_taken_is_skipped(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert take_number(experiment(home / "one")) == 1
     with monkeypatch.context() as patch:
         patch.setattr(numbering, "paths_by_number", dict)  # as it was before
         assert take_number(experiment(home / "two")) == 2
 
 
-def test_an_experiment_elsewhere_has_one_by_its_link(home: Path, tmp_path: Path) -> None:
+def test_an_experiment_elsewhere_has_a_number_by_its_link(home: Path, tmp_path: Path) -> None:
     shared = experiment(tmp_path / "shared" / "one")
     assert take_number(shared) is None
     link_into_results(shared)
@@ -76,14 +76,14 @@ def test_an_experiment_elsewhere_has_one_by_its_link(home: Path, tmp_path: Path)
     assert [each.number for each in list_experiments(str(tmp_path / "shared"))] == [1]
 
 
-def test_it_moves_with_the_results_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_move_with_the_results_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take_number(experiment(home / "one"))
     moved = home.rename(home.with_name("moved"))
     monkeypatch.setenv("DRAY_HOME", str(moved))
     assert locate("1") == str(moved / "one")
 
 
-def test_where_no_link_can_be_made_there_is_none(home: Path) -> None:
+def test_a_link_that_cannot_be_made_is_no_error(home: Path) -> None:
     one = experiment(home / "one")
     (home / numbering.LINKS).touch()
     assert take_number(one) is None
@@ -101,7 +101,7 @@ def test_digits_are_a_number_first_and_a_part_of_a_name_from_four_on(home: Path)
     assert locate("3710") == str(one)
 
 
-def test_a_name_is_found_by_its_beginning_or_any_part_and_the_whole_comes_first(home: Path) -> None:
+def test_a_name_is_found_by_a_prefix_or_any_part_and_an_exact_match_comes_first(home: Path) -> None:
     one, ten, other = (experiment(home / name) for name in ("digits-1", "digits-10", "my-digits"))
     assert locate("digits-1") == str(one)
     assert locate("its-10") == str(ten)

@@ -146,14 +146,14 @@ def test_times_are_those_of_the_first_start_and_of_the_end(story: Story) -> None
     assert rows["ended"].isna().tolist() == [False, False, False, True, True]
 
 
-def test_best_trial_is_where_its_validation_was_best_not_last(story: Story) -> None:
+def test_best_trial_is_ranked_by_its_best_validation_not_its_last(story: Story) -> None:
     best = story.result.best_trial
     assert (best.trial_id, best.metric, best.batches) == (0, 0.25, 10)
     assert best.hparams == story.search.trials[0].hparams
     assert Path(best.checkpoint.path) == story.directory.path / "trial_0" / "checkpoint_10"
 
 
-def test_largest_is_the_best_where_the_search_says_so(tmp_path: Path) -> None:
+def test_largest_is_the_best_if_the_search_maximises(tmp_path: Path) -> None:
     best = told(tmp_path, config(smaller_is_better=False)).result.best_trial
     assert (best.trial_id, best.metric, best.batches) == (0, 0.5, 20)
 
@@ -165,7 +165,7 @@ def test_earlier_of_two_equal_validations_is_the_best(story: Story) -> None:
     assert best.best_batches()[3] == 5
 
 
-def test_validation_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+def test_nan_is_never_the_best_validation(tmp_path: Path) -> None:
     story = Story(tmp_path / "e", config(smaller_is_better=False))
     story.happen(Started(trial=0), Started(trial=1))
     for batches, error in enumerate((math.inf, math.nan, -math.inf), start=1):
@@ -174,7 +174,7 @@ def test_validation_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
     assert story.result.best_trial.trial_id == 1
 
 
-def test_latest_checkpoint_stands_in_where_the_best_was_not_kept(story: Story) -> None:
+def test_latest_checkpoint_replaces_a_best_one_that_was_not_kept(story: Story) -> None:
     story.validate(3, 15, 0.125, save=False)
     best = story.result.best_trial
     assert (best.trial_id, best.batches, Path(best.checkpoint.path).name) == (3, 15, "checkpoint_10")
@@ -190,7 +190,7 @@ def test_no_best_trial_is_an_error_that_says_why(tmp_path: Path) -> None:
         _ = story.result.best_trial
 
 
-def test_table_without_trials_that_started_can_be_made(tmp_path: Path) -> None:
+def test_table_of_trials_that_have_not_started(tmp_path: Path) -> None:
     trials = Story(tmp_path / "e", config()).result.trials
     assert trials["state"].tolist() == ["PENDING"] * 4
     assert trials["best_metric"].isna().all()
@@ -203,7 +203,9 @@ def test_metrics_are_all_rows_of_all_trials(story: Story) -> None:
     assert metrics.query("trial_id == 0 and name == 'accuracy'")["epochs"].tolist() == [2.5, 5.0]
 
 
-def test_it_is_found_as_the_command_finds_it(story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_is_found_as_the_command_finds_it(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
     monkeypatch.chdir("/")
     number = take_number(story.directory.path)
@@ -215,7 +217,9 @@ def test_it_is_found_as_the_command_finds_it(story: Story, tmp_path: Path, monke
     assert "config" not in str(raised.value)
 
 
-def test_it_shows_its_name_state_trials_and_best(story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_shows_its_name_state_trials_and_best(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
     take_number(story.directory.path)
     story.journal.close()
@@ -229,7 +233,7 @@ def test_it_shows_its_name_state_trials_and_best(story: Story, tmp_path: Path, m
     assert (cells[:4], cells[5:9]) == (["0", "COMPLETED", "20", "0.25"], ["3", "RUNNING", "10", "0.375"])
 
 
-def test_it_shows_its_path_where_its_files_are_gone(story: Story) -> None:
+def test_a_result_shows_its_path_if_its_files_are_gone(story: Story) -> None:
     result = story.result
     story.directory.config_file.unlink()
     assert repr(result) == f"<dray.Result {story.directory.path}>"

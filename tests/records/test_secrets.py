@@ -50,7 +50,7 @@ def holding(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in files if TOKEN.encode() in path.read_bytes()}
 
 
-def test_only_the_owners_file_of_an_experiment_has_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_are_only_in_the_owners_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     code = model_dir(tmp_path)
     given = holding(tmp_path)
     directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), code)
@@ -75,14 +75,14 @@ def test_credentials_of_a_store_are_not_in_the_copy_of_the_code_either(tmp_path:
     assert holding(ExperimentDirectory.create(tmp_path / "experiment", config, code).path) == {"storage.json"}
 
 
-def test_resume_has_them_again(tmp_path: Path) -> None:
+def test_resume_restores_secrets(tmp_path: Path) -> None:
     directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), model_dir(tmp_path))
     assert directory.config().data["secrets"] == {"token": MASK, "day": MASK}
     experiment = Experiment.resume(directory.path)
     assert experiment._config.data == CONFIG["data"]  # noqa: SLF001 - what its trials get
 
 
-def test_values_of_environment_variables_are_such_too(tmp_path: Path) -> None:
+def test_values_of_environment_variables_are_secrets(tmp_path: Path) -> None:
     variables = {"cuda": ["NCCL_DEBUG=INFO", "PROXY"], "MY_API_KEY": TOKEN, "DATA": "/mnt/pictures"}
     raw = {**CONFIG, "data": {}, "environment": {"environment_variables": variables}}
     config, code = load_config(raw), model_dir(tmp_path)
@@ -112,7 +112,7 @@ def test_both_kinds_are_in_one_file(tmp_path: Path) -> None:
     assert [fault.path for fault in told.value.faults] == names
 
 
-def test_where_they_are_not_it_says_which_and_where_to_put_them(tmp_path: Path) -> None:
+def test_missing_secrets_are_named_with_the_file_to_write(tmp_path: Path) -> None:
     directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), model_dir(tmp_path))
     directory.secrets_file.unlink()
     with pytest.raises(ConfigError) as told:
@@ -133,7 +133,7 @@ def test_a_new_experiment_of_a_masked_config_is_refused(tmp_path: Path) -> None:
         Experiment(config, model_dir=model_dir(tmp_path))
 
 
-def test_a_copy_of_an_experiment_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_an_experiment_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     directory = simulated(tmp_path / "experiment", 4)
     directory.secrets_file.write_text(f"token: {TOKEN}\n")
@@ -142,21 +142,21 @@ def test_a_copy_of_an_experiment_has_none(tmp_path: Path, monkeypatch: pytest.Mo
     assert holding(tmp_path / "copy") == set()
 
 
-def test_they_are_in_no_text_of_a_config() -> None:
+def test_secrets_are_in_no_text_of_a_config() -> None:
     config = load_config(CONFIG)
     for shown in (repr(config), str(config), str(config.to_dict())):
         assert TOKEN not in shown
     assert config.data["secrets"]["token"] == TOKEN, "but the trial has them"
 
 
-def test_they_are_in_no_text_of_what_a_trial_can_ask_for() -> None:
+def test_secrets_are_in_no_text_of_the_cluster_info() -> None:
     data = CONFIG["data"]
     info = ClusterInfo(trial=TrialInfo(trial_id=1, experiment_id=1, trial_seed=1, config=CONFIG), user_data=data)
     assert TOKEN not in repr(info)
     assert info.trial.config["data"] == info.user_data == data
 
 
-def test_a_file_that_is_too_large_for_code_is_not_looked_into(tmp_path: Path) -> None:
+def test_a_file_too_large_for_code_is_not_searched(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b" " * LARGEST + TOKEN.encode())
     (tmp_path / "text").write_text(TOKEN)
     assert hide_in(tmp_path, [TOKEN]) == ["text"]
@@ -181,7 +181,7 @@ def test_a_file_that_is_too_large_for_code_is_not_looked_into(tmp_path: Path) ->
         ({"loggers": {"mlflow": {"tracking_uri": f"http://me:{TOKEN}@mlflow"}}}, "loggers.mlflow.tracking_uri"),
     ],
 )
-def test_a_config_that_would_show_them_is_refused_without_showing_them(fields: dict[str, Any], path: str) -> None:
+def test_a_config_that_would_show_secrets_is_refused_without_showing_them(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError) as told:
         load_config({**CONFIG, **fields})
     assert [fault.path for fault in told.value.faults] == [path]

@@ -113,7 +113,7 @@ def test_a_group_that_dies_is_started_again_and_its_trial_continues_elsewhere(tm
     assert by_group["h"] == [(-1, "booting", 0, 5), (0, "training", 5, 9)]
 
 
-def test_run_that_was_killed_ends_with_the_last_that_is_known_of_it(tmp_path: Path) -> None:
+def test_a_killed_run_ends_at_its_last_known_event(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         [
@@ -137,7 +137,7 @@ def test_run_that_was_killed_ends_with_the_last_that_is_known_of_it(tmp_path: Pa
     ]
 
 
-def test_what_the_driver_notes_is_read_also_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeline_is_read_while_the_driver_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10, 100))
     monkeypatch.setattr(timeline.time, "time", lambda: float(next(clock)))
     notes = Timeline(tmp_path)  # at 10
@@ -156,5 +156,5 @@ def test_what_the_driver_notes_is_read_also_while_it_writes(tmp_path: Path, monk
     assert read_timeline(tmp_path, system()).equals(table), "the torn line is cut off"
 
 
-def test_an_experiment_of_before_has_none(tmp_path: Path) -> None:
+def test_an_experiment_without_a_timeline_has_an_empty_one(tmp_path: Path) -> None:
     assert list(read_timeline(tmp_path, system()).columns) == list(timeline.COLUMNS)

@@ -79,7 +79,7 @@ def test_curves_have_a_trace_for_each_rung_and_one_for_the_best(looked: ReportDa
     assert data[3]["name"] == f"trial {best}, the best"
 
 
-def test_of_many_trials_the_best_are_shown_and_the_others_evenly(
+def test_of_many_trials_the_best_are_shown_and_others_evenly_by_rank(
     looked: ReportData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_data, "MAX_CURVES", 12)
@@ -184,7 +184,7 @@ def test_too_many_stretches_are_not_shown_one_by_one(looked: ReportData, monkeyp
         "15 good trials and a bad one",
     ],
 )
-def test_axis_of_a_metric(values: list[float], sign: int | None, expected: Any) -> None:
+def test_scale_of_a_metrics_axis(values: list[float], sign: int | None, expected: Any) -> None:
     figure = scaled({"layout": {"hovermode": "x"}}, "f1", values, sign)
     axis = figure["layout"].pop("yaxis")
     assert figure["layout"] == {"hovermode": "x"}
@@ -235,13 +235,13 @@ def test_every_metric_has_its_curves(looked: ReportData) -> None:
         assert figure["layout"]["yaxis"]["title"]["text"] == metric.label
 
 
-def test_there_is_room_for_so_many_curves_of_other_metrics(looked: ReportData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_of_other_metrics_are_limited(looked: ReportData, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(looked.validations)
     monkeypatch.setattr(report_data, "MAX_OTHER_POINTS", 2 * size)
     assert [metric.label for metric in looked.other_metrics] == ["validation accuracy", "training accuracy"]
 
 
-def test_trials_are_compared_where_most_have_been(looked: ReportData) -> None:
+def test_trials_are_compared_at_a_length_that_most_have_reached(looked: ReportData) -> None:
     assert looked.compared_at == 1
     assert looked.length(1, "epochs") == "1 epoch"
     assert looked.length(4) == "4 epochs"
@@ -251,7 +251,7 @@ def test_trials_are_compared_where_most_have_been(looked: ReportData) -> None:
 
 
 @pytest.mark.slow
-def test_what_matters_is_found(looked: ReportData) -> None:
+def test_important_hyperparameters_are_found(looked: ReportData) -> None:
     found = looked.importance
     assert found is not None
     assert list(found.shares) == ["lr", "optimizer", "hidden"], "as the simulated trials learn"
@@ -261,7 +261,7 @@ def test_what_matters_is_found(looked: ReportData) -> None:
 
 
 @pytest.mark.slow
-def test_choices_switches_and_what_is_not_there_matter_too() -> None:
+def test_categories_booleans_and_missing_values_can_be_important() -> None:
     n = 60
     table = pd.DataFrame(
         {
@@ -276,7 +276,7 @@ def test_choices_switches_and_what_is_not_there_matter_too() -> None:
     assert list(found.shares) == ["net", "skip", "noise"]
 
 
-def test_few_trials_tell_nothing() -> None:
+def test_few_trials_have_no_importances() -> None:
     table = pd.DataFrame({"lr": np.arange(9.0)})
     assert importance(table, table["lr"]) is None
     assert importance(pd.DataFrame(index=range(20)), pd.Series(np.arange(20.0))) is None
@@ -362,7 +362,7 @@ def test_report_counts_failures_and_nan_first_and_failed_trials_are_never_the_be
 
 
 @pytest.mark.slow
-def test_report_where_every_trial_failed_has_no_best(tmp_path: Path) -> None:
+def test_report_has_no_best_trial_if_every_trial_failed(tmp_path: Path) -> None:
     story = Story(tmp_path / "e", config())
     story.happen(Started(trial=0))
     story.validate(0, 10, 0.5)
@@ -400,7 +400,7 @@ def test_choices_with_nested_hyperparameters_are_shown_in_full() -> None:
 
 
 @pytest.mark.parametrize("name", ["custom", "my_module:MyMethod"])
-def test_method_of_ones_own_has_no_rungs_that_a_report_could_ask_for(tmp_path: Path, name: str) -> None:
+def test_report_of_a_custom_method_has_no_rungs(tmp_path: Path, name: str) -> None:
     searcher = {"name": name, "metric": "error", "max_length": {"batches": 20}}
     own = load_config({"entrypoint": "m:T", "hyperparameters": {"lr": 0.1}, "searcher": searcher})
     directory = ExperimentDirectory.create(tmp_path / "experiment", own, None)
@@ -444,7 +444,7 @@ def test_a_missing_experiment_or_package_is_an_error(
         write_report(path)
 
 
-def test_experiment_of_another_process_is_not_locked_by_a_look(path: Path) -> None:
+def test_report_does_not_lock_an_experiment_of_another_process(path: Path) -> None:
     ReportData(path)
     with Journal(path / "journal.jsonl"):
         assert ReportData(path).overview.state == "RUNNING"

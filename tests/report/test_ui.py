@@ -120,7 +120,7 @@ def test_both_show_an_experiment_and_ctrl_c_ends_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_that_a_run_is_yet_to_make_is_served_as_soon_as_it_is_there(tmp_path: Path) -> None:
+def test_a_study_is_served_as_soon_as_a_run_creates_it(tmp_path: Path) -> None:
     story = Story(tmp_path / "experiment", config())  # holds the journal, as a run does
     with served(story.directory.path) as it:
         it.address("TensorBoard")
@@ -129,7 +129,7 @@ def test_a_study_that_a_run_is_yet_to_make_is_served_as_soon_as_it_is_there(tmp_
         assert study(it.address("optuna-dashboard"))["name"] == "mine"
 
 
-def test_a_port_that_is_taken_is_passed_over() -> None:
+def test_a_port_in_use_is_skipped() -> None:
     with socket.create_server(("localhost", 0)) as taken:
         port = taken.getsockname()[1]
         assert free_port(port) > port
