@@ -54,7 +54,7 @@ def _period(raw: object) -> Length | None:
     if isinstance(raw, int) and not isinstance(raw, bool):
         raise ValueError(
             f"must have a unit, got {raw}; write {{batches: {raw}}} or {{epochs: {raw}}}; in Determined's oldest files "
-            "it counts steps of batches_per_step batches, 100 by default"
+            "the unit is a step, of 100 batches by default"
         )
     # Determined writes "no period" as {batches: 0}.
     length = None if raw is None else parse_length(raw, minimum=0)
@@ -105,12 +105,6 @@ def _name_of(fields: dict[str, Any]) -> str:
     return entrypoint.name
 
 
-def _precision(raw: object) -> object:
-    if raw == "O3":
-        raise ValueError("must be one of O0, O1, O2, got O3, which is all float16; write O1, which scales the loss")
-    return raw
-
-
 Period: TypeAlias = Annotated[
     Length | None, BeforeValidator(_period), as_dict, WithJsonSchema(length_schema(0, is_period=True))
 ]
@@ -136,7 +130,7 @@ class Optimizations(Section):
     gradient_compression: bool = Field(
         default=False, description="exchange gradients between slots in float16", examples=[True]
     )
-    mixed_precision: Annotated[Literal["O0", "O1", "O2"], BeforeValidator(_precision)] = Field(
+    mixed_precision: Literal["O0", "O1", "O2"] = Field(
         default="O0", description="O1 or O2: mixed precision, as with use_amp(); O0: full precision", examples=["O1"]
     )
 

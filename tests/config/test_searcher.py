@@ -276,6 +276,10 @@ def test_fault_of_the_searcher_is_told_with_its_path(searcher: dict[str, Any], p
     assert what in found[path]
 
 
+def test_a_contradiction_is_one_fault() -> None:
+    assert set(faults({**ASHA_3, "variant": "promotion", "stop_once": True})) == {"searcher.stop_once"}
+
+
 @pytest.mark.parametrize("entrypoint", ["model_def:MyTrial", None])
 def test_time_is_looked_at_when_a_trial_validates_so_there_must_be_a_period(entrypoint: str | None) -> None:
     timed = {"name": "asha", "num_rungs": 3, "max_trials": 8, "max_time": 160, "time_metric": "seconds"}
