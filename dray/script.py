@@ -87,7 +87,7 @@ class Script:
         )
 
     def _run_file(self, path: Path) -> None:
-        # Not by runpy.run_path(), which sets another argv[0] than Python does, and first looks for a package or archive.
+        # Not by runpy.run_path(), which sets another argv[0] than Python, and first looks for a package or an archive.
         main = ModuleType("__main__")
         main.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         sys.modules["__main__"] = main
