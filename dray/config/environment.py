@@ -69,9 +69,9 @@ class Environment(Section):
 
     def variables(self, device: Literal["cpu", "cuda", "rocm"]) -> dict[str, str | None]:
         """The variables for trials on this device; None for those to unset."""
-        said = self.environment_variables
-        found = {name: value for name, value in said.items() if not isinstance(value, dict)}
+        given = self.environment_variables
+        found = {name: value for name, value in given.items() if not isinstance(value, dict)}
         for kind in (device, "gpu") if device == "cuda" else (device,):
-            mine = said.get(kind)
-            found |= mine if isinstance(mine, dict) else {}
+            variables = given.get(kind)
+            found |= variables if isinstance(variables, dict) else {}
         return found

@@ -9,9 +9,9 @@ from typing_extensions import Self
 
 from dray.config.entrypoint import CLASS_PATTERN
 from dray.config.kinds import CLASS, Kinds, unknown_kind
-from dray.config.length import Length, LengthUnit, length_schema, parse_length
+from dray.config.length import Length, LengthUnit, MaxLength
 from dray.config.sampler import Sampler, SamplerChoice
-from dray.config.section import Section, as_dict, as_text, replace_older, whole_if_whole
+from dray.config.section import Section, as_text, int_if_whole, replace_older_field
 from searchers.method import MAX_RUNGS, MAX_TRIALS
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
@@ -23,10 +23,6 @@ COUNTED: tuple[LengthUnit, ...] = ("batches", "epochs")
 _NAME = Field(description="the search method")
 
 
-def _length(raw: object) -> Length:
-    return parse_length(raw, minimum=1)
-
-
 def _no_number(raw: object) -> object:
     if isinstance(raw, int) and not isinstance(raw, bool):
         raise ValueError(
@@ -36,7 +32,6 @@ def _no_number(raw: object) -> object:
     return raw
 
 
-MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), as_dict, WithJsonSchema(length_schema(1))]
 MaxTrials: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
 RungCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_RUNGS)]
 
@@ -178,7 +173,7 @@ class _Budgeted(_Concurrent, SamplingSearcher):
 class _Halving(_Budgeted, _Timed):
     """A method that compares trials at rungs."""
 
-    divisor: Annotated[float, AfterValidator(whole_if_whole)] = Field(
+    divisor: Annotated[float, AfterValidator(int_if_whole)] = Field(
         default=4, gt=1, description="one in this many trials continues at each rung", examples=[4]
     )
     variant: Variant = Field(
@@ -192,8 +187,8 @@ class _Halving(_Budgeted, _Timed):
     )
 
     @classmethod
-    def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        replace_older(raw, cls.place, "stop_once", "variant", {True: "stopping", False: "promotion"})
+    def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        replace_older_field(raw, cls.place, "stop_once", "variant", {True: "stopping", False: "promotion"})
         return raw
 
 

@@ -263,7 +263,7 @@ def test_a_number_of_determineds_trial_is_told_what_to_write() -> None:
 
 
 def test_a_period_says_what_it_counts() -> None:
-    what = r"min_checkpoint_period: must have a unit, got 3; write {batches: 3} or {epochs: 3}"
+    what = r"min_checkpoint_period: must have a unit, got 3; write {batches: 100} or {epochs: 1}"
     with pytest.raises(ConfigError, match=re.escape(what)):
         load_config(with_field("min_checkpoint_period", 3))
     assert load_config(with_field("min_checkpoint_period", {"batches": 0})).min_checkpoint_period is None
