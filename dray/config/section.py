@@ -24,9 +24,6 @@ from pydantic_core import CoreSchema
 from dray.config.determined_fields import IGNORED_FIELDS, says_something
 from searchers.errors import FieldError
 
-#: Linux's.
-MAX_PATH = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class Notes:
@@ -142,4 +139,4 @@ def _without_credentials(url: str) -> str:
 
 
 Url: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_without_credentials)]
-Directory: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_PATH), BeforeValidator(as_text)]
+Directory: TypeAlias = Annotated[str, Field(min_length=1), BeforeValidator(as_text)]
