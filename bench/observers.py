@@ -26,7 +26,7 @@ WORKERS = 32
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     """Search in virtual time, and have it written down."""
-    from dray.config.search import build_method, build_space
+    from dray.config.search import build_method
     from dray.observers.observer import News, Observers
     from dray.observers.optuna_study import OptunaStudy
     from dray.records.directory import ExperimentDirectory
@@ -80,7 +80,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
             told["happened"].append(time.perf_counter() - began)
         records.clear()
 
-    search = Search(build_method(config), build_space(config), seed=7, smaller_is_better=True, log=records.append)
+    search = Search(build_method(config), config.space, seed=7, smaller_is_better=True, log=records.append)
     observers.begin([], {}, paper.say)
     simulate(
         search, WORKERS, lambda hparams: Curve(lambda epochs: loss(hparams, epochs)), start_cost=0.5, watch=happened

@@ -154,7 +154,7 @@ def plan_of(trials: int, seed: int | None = None) -> dict[str, Any]:
     import yaml
 
     from dray.config.load import load_config
-    from dray.config.search import build_method, build_space
+    from dray.config.search import build_method
     from searchers import Search
 
     config = yaml.safe_load((DIGITS / "asha.yaml").read_text())
@@ -163,7 +163,7 @@ def plan_of(trials: int, seed: int | None = None) -> dict[str, Any]:
     if seed is not None:
         config["reproducibility"]["experiment_seed"] = seed
     checked = load_config(config)
-    space, seed = build_space(checked), checked.reproducibility.experiment_seed
+    space, seed = checked.space, checked.reproducibility.experiment_seed
     search = Search(build_method(checked), space, seed=seed, smaller_is_better=True, log=lambda record: None)
     assert checked.searcher.max_length.unit == "epochs", "this benchmark counts in epochs"
     return {

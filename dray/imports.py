@@ -1,11 +1,10 @@
-"""Importing users' model code, from one directory after another, in one process.
+"""Imports users' model code, from one directory after another, in one process.
 
 Such code may import `determined`: if that is not installed, it gets dray.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import site
@@ -19,19 +18,19 @@ from types import FrameType, ModuleType
 
 from dray.compat import install_if_absent
 
-# Never taken for a user's module, wherever they are: two copies of one of these in a process don't work together.
+# Never a user's module, wherever they are: two copies of one of these in a process don't work together.
 _OURS = frozenset({"__main__", "dray", "searchers", "ray", "torch", "numpy"})
 
 _current: Path | None = None  # the model directory that `use_model_dir` put on sys.path
 _older: frozenset[str] = frozenset()  # the modules imported before, which are the driver's own
-_asked = False
+_read_while_importing = False  # whether a module has called `get_cluster_info()` while it was imported
 
 
 @contextmanager
 def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Import from a directory in a ``with`` block, as ``determined.import_from_path``.
+    """Import from a directory in a ``with`` block, as ``determined.import_from_path`` does.
 
-    Modules imported from there are forgotten afterwards, so that several directories can each have a ``model_def``:
+    Modules imported from it are forgotten afterwards, so that several directories can each have a ``model_def``:
 
     .. code-block:: python
 
@@ -58,7 +57,7 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def use_model_dir(path: str | os.PathLike[str]) -> None:
-    """Import from a directory from now on, instead of the one given before.
+    """Import from a directory from now on, instead of the previous one.
 
     It stays on ``sys.path``: model code may import inside functions, and DataLoader workers import by name.
     """
@@ -78,27 +77,27 @@ def use_model_dir(path: str | os.PathLike[str]) -> None:
 
 
 def forget_model_dir() -> None:
-    """Remove what was imported from the directory of ``use_model_dir``, since that call, from ``sys.modules``."""
+    """Remove from ``sys.modules`` what was imported from the directory of ``use_model_dir`` since that call."""
     if _current is not None:
         _forget(_current, keep=_older)
 
 
-def note_question() -> None:
-    """Called by `get_cluster_info()`: notes whether a module that is being imported asks, as it may keep the answer."""
-    global _asked
+def note_cluster_info_read() -> None:
+    """Called by `get_cluster_info()`: a module that calls it while it is imported may keep the trial it gets."""
+    global _read_while_importing
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _asked:
+    while frame is not None and not _read_while_importing:
         # Not the program itself: it is executed again for each trial.
-        _asked = frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__"
+        _read_while_importing = frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__"
         frame = frame.f_back
 
 
-def forget_askers() -> None:
-    """Call `forget_model_dir` if a module has asked so since the last call."""
-    global _asked
-    if _asked:
+def forget_kept_cluster_info() -> None:
+    """Call `forget_model_dir` if a module has read the cluster info while it was imported, since the last call."""
+    global _read_while_importing
+    if _read_while_importing:
         forget_model_dir()
-    _asked = False
+    _read_while_importing = False
 
 
 def _forget(directory: Path, *, keep: Collection[str]) -> None:
@@ -109,7 +108,7 @@ def _forget(directory: Path, *, keep: Collection[str]) -> None:
 
 
 def _forget_clashes(directory: Path) -> dict[str, ModuleType]:
-    """Remove modules loaded from elsewhere under a name that ``directory`` has too; returns them by name."""
+    """Remove modules loaded from elsewhere whose names ``directory`` has too; returns them by name."""
     names = {entry.stem for entry in directory.iterdir() if entry.suffix == ".py" or entry.is_dir()}
     gone = {}
     for name, module in list(sys.modules.items()):
@@ -119,12 +118,12 @@ def _forget_clashes(directory: Path) -> dict[str, ModuleType]:
     return gone
 
 
-def is_installed(place: str) -> bool:
+def is_installed(file: str) -> bool:
     """Whether a file belongs to Python or to an installed package."""
-    # A comparison of text first: resolving the paths of all modules of torch and Ray takes 0.3 s.
-    if place.startswith(_INSTALLED_TEXT):
+    # Text is compared first: resolving the paths of all modules of torch and Ray takes 0.3 s.
+    if file.startswith(_INSTALLED_TEXT):
         return True
-    origin = Path(place).resolve()
+    origin = Path(file).resolve()
     return any(origin.is_relative_to(installed) for installed in _INSTALLED)
 
 
@@ -153,12 +152,12 @@ _SHOWN_TRACEBACK_LINES = 12
 
 
 def import_model(name: str, directory: Path) -> ModuleType:
-    """Import a module from ``directory``, which stays at the front of ``sys.path``, as with ``load_trial_class``.
+    """Import a module from ``directory``, which stays at the front of ``sys.path``.
 
     Raises:
-        EntrypointError: there is no such module, or it raises when it is imported.
+        EntrypointError: there is no such module, or its import raises.
     """
-    # Here, not above: the first lines of a worker import this module, and these bring more.
+    # Here, not above: a worker imports this module first, and these import more.
     from dray.errors import EntrypointError, ImportRaisedError
 
     use_model_dir(directory)
@@ -186,14 +185,12 @@ def module_file(directory: Path, module: str) -> Path | None:
 
 
 def no_module(name: str, directory: Path) -> str:
-    """The message that there is no such module, with those that there are."""
+    """The message that there is no such module, with the existing ones."""
+    from dray.errors import did_you_mean
+
     modules = sorted(file.stem for file in directory.glob("*.py"))
-    near = difflib.get_close_matches(name, modules, n=1)
-    if near:
-        there = f"; did you mean {near[0]}?"
-    else:
-        there = f"; its modules are {', '.join(modules[:12])}" if modules else ", which has no modules"
-    return f"no module {name} in {directory}{there}"
+    existing = f"; its modules are {', '.join(modules[:12])}" if modules else ", which has no modules"
+    return f"no module {name} in {directory}{did_you_mean(name, modules, existing)}"
 
 
 def raised(name: str, directory: Path, error: BaseException, *, doing: str = "importing") -> str:

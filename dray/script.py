@@ -1,7 +1,7 @@
 """Runs a user's program in this process as ``python3 train.py --epochs 1`` would in a new one.
 
-What the program imports stays imported, so that a second run starts quickly; the program itself is executed again. So
-are its own modules if one of them asked, while it was imported, which trial this is: it may have kept the answer.
+What the program imports stays imported, so that a second run starts quickly; the program itself is executed again. Its
+own modules are imported again if one of them calls ``get_cluster_info()`` while it is imported: it may keep the trial.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dray.compat import path_for_children, real_package_hint
-from dray.imports import forget_askers
+from dray.imports import forget_kept_cluster_info
 
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
@@ -49,15 +49,15 @@ class Script:
         assert (self.file is None) != (self.module is None), "a program is either a file or a module"
 
     def run(self, directory: Path) -> None:
-        """Run the program in ``directory``, which `dray.imports.use_model_dir` was called with before.
+        """Run the program in ``directory``, for which `dray.imports.use_model_dir` has been called.
 
-        ``sys.argv``, ``sys.path``, ``__main__``, the working directory and the variables by which a process that it
-        starts finds ``determined`` and the commands of this environment are restored afterwards.
+        ``sys.argv``, ``sys.path``, ``__main__``, the working directory and the variables with which processes that it
+        starts find ``determined`` and the commands of this environment are restored afterwards.
 
         Raises:
             ScriptFailed: it exited with a code other than 0, or during training. Its other exceptions are not caught.
         """
-        with _as_it_was():
+        with _process_state_restored():
             os.chdir(directory)
             try:
                 if self.file is not None:
@@ -69,14 +69,14 @@ class Script:
                     runpy.run_module(self.module, run_name="__main__", alter_sys=True)
             except SystemExit as end:
                 code = _exit_code(end)
-                if code or _within_ours(end):
-                    told = f"{self.command} exited with code {code}"
+                if code or _exited_in_training(end):
+                    what = f"{self.command} exited with code {code}"
                     if not code:
-                        told += " during training; to end training early, call context.set_stop_requested(True)"
-                    raise ScriptFailed(told).with_traceback(end.__traceback__) from None
+                        what += " during training; to end training early, call context.set_stop_requested(True)"
+                    raise ScriptFailed(what).with_traceback(end.__traceback__) from None
 
     def never_trained(self, rank: int = 0) -> str:
-        """The message for a program that ended well, but gave the search nothing to compare."""
+        """The message for a program that ended without an error, but gave the search nothing to compare."""
         if real := real_package_hint():
             return f"entrypoint: {self.command} trained without dray: {real}"
         where = f" on rank {rank}" if rank else ""
@@ -87,7 +87,7 @@ class Script:
         )
 
     def _run_file(self, path: Path) -> None:
-        # Not by runpy.run_path(), which sets another argv[0] than Python, and examines the file each time.
+        # Not by runpy.run_path(), which sets another argv[0] than Python, and first looks for a package or an archive.
         main = ModuleType("__main__")
         main.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         sys.modules["__main__"] = main
@@ -105,18 +105,18 @@ def _exit_code(end: SystemExit) -> int:
     return 1
 
 
-def _within_ours(end: SystemExit) -> bool:
-    """Whether the program exited inside a call to dray: that is, during training."""
+def _exited_in_training(end: SystemExit) -> bool:
+    """Whether the program exited inside a call to dray."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(end.__traceback__)]
     return any(file.startswith(_PACKAGE) and file != __file__ for file in files)
 
 
 @contextmanager
-def _as_it_was() -> Iterator[None]:
+def _process_state_restored() -> Iterator[None]:
     argv, path, main, directory = list(sys.argv), list(sys.path), sys.modules["__main__"], os.getcwd()
     variables = {name: os.environ.get(name) for name in ("PATH", "PYTHONPATH")}
     try:
-        # As in an environment that is activated, which this one need not be.
+        # As in an activated environment.
         _add_entry("PATH", sysconfig.get_path("scripts"), first=True)
         _add_entry("PYTHONPATH", path_for_children(), first=False)
         yield
@@ -127,7 +127,7 @@ def _as_it_was() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        forget_askers()
+        forget_kept_cluster_info()
 
 
 def _add_entry(variable: str, entry: str, *, first: bool) -> None:

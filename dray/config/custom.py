@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dray.config.entrypoint import is_class
 from dray.config.sampler import SamplerChoice
 from dray.config.searcher import ClassSearcher, CustomSearcher, Searcher
 from dray.errors import ConfigError, EntrypointError, did_you_mean
@@ -49,7 +49,10 @@ class Custom:
     def names(self) -> dict[str, str | None]:
         """The names of objects given from Python, by argument: an experiment's directory can't store the objects."""
         given = {"constraint": self.constraint, "method": self.method, "sampler": self.sampler}
-        return {argument: None if value is None else _name(value) for argument, value in given.items()}
+        return {
+            argument: None if value is None else str(getattr(value, "__qualname__", type(value).__qualname__))
+            for argument, value in given.items()
+        }
 
     def check(self, searcher: Searcher) -> None:
         """Check that the objects fit the config.
@@ -76,7 +79,8 @@ class Custom:
                 has other lengths than the config; with the field's path.
         """
         if isinstance(searcher, ClassSearcher):
-            made: Method = _made("searcher", searcher.name, searcher.options, self.directory)
+            make = self._found("searcher.name", searcher.name)
+            made: Method = _made("searcher", make, searcher.name, searcher.options)
             field = "searcher.name"
         elif self.method is not None:
             made, field = copy.deepcopy(self.method), "method"
@@ -98,23 +102,45 @@ class Custom:
             made: Sampler = copy.deepcopy(self.sampler)
             field = "sampler"
         else:
-            section, field = "searcher.sampler", "searcher.sampler.name"
-            made = _made(section, choice.name, choice.options, self.directory, space, seed=seed, rungs=rungs)
+            field = "searcher.sampler.name"
+            make = partial(self._found(field, choice.name), space, seed=seed, rungs=rungs)
+            made = _made("searcher.sampler", make, choice.name, choice.options)
         _check_protocol(field, made, Sampler)
         return made
 
+    def _found(self, field: str, name: str) -> type:
+        """The class that a field names as ``module:Class``."""
+        if self.directory is None:
+            what = f"{name} is imported from the model's directory, but there is none; give model_dir="
+            raise ConfigError([(field, what)])
+        module_name, _, class_name = name.partition(":")
+        try:
+            module = import_model(module_name, self.directory.resolve())
+        except EntrypointError as error:
+            raise ConfigError([(field, fault.what) for fault in error.faults]) from error
+        found: object = module
+        for part in class_name.split("."):
+            found = getattr(found, part, None)
+        if isinstance(found, type):
+            return found
+        classes = [
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module.__name__
+        ]
+        hint = did_you_mean(class_name, classes, f"; its classes are {', '.join(classes) or 'none'}")
+        raise ConfigError([(field, f"{module_name} has no class {class_name}{hint}")])
 
-def _made(
-    section: str, name: str, options: Mapping[str, Any], directory: Path | None, *arguments: Any, **named: Any
-) -> Any:
-    kind = _class(f"{section}.name", name, directory)
+
+def _made(section: str, make: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Any:
+    """An object of the user's class, made with a section's options."""
     try:
         yaml.safe_dump(dict(options))
     except yaml.YAMLError:
         what = "must be numbers, strings, lists and mappings, which can be stored in the experiment's directory, got "
         raise ConfigError([(f"{section}.options", f"{what}{dict(options)}; give the object itself instead")]) from None
     try:
-        return kind(*arguments, **named, **copy.deepcopy(dict(options)))
+        return make(**copy.deepcopy(dict(options)))
     except FieldError as error:
         raise ConfigError([(_below_options(section, path), what) for path, what in error.faults]) from error
     except Exception as error:
@@ -126,28 +152,6 @@ def _below_options(section: str, path: str) -> str:
     """The path, below ``options``, of an argument that its class calls ``searcher.max_trials``."""
     inside = path.startswith("searcher.") and not path.startswith(f"{section}.options")
     return f"{section}.options.{path.removeprefix('searcher.')}" if inside else path
-
-
-def _class(field: str, name: str, directory: Path | None) -> Any:
-    assert is_class(name), f"the schema lets {name!r} pass, which is no module:Class"
-    if directory is None:
-        what = f"{name} is imported from the model's directory, but there is none; give model_dir="
-        raise ConfigError([(field, what)])
-    module_name, _, class_name = name.partition(":")
-    try:
-        module = import_model(module_name, directory.resolve())
-    except EntrypointError as error:
-        raise ConfigError([(field, fault.what) for fault in error.faults]) from error
-    found: object = module
-    for part in class_name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type):
-        return found
-    classes = [
-        key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__
-    ]
-    hint = did_you_mean(class_name, classes, f"; its classes are {', '.join(classes) or 'none'}")
-    raise ConfigError([(field, f"{module_name} has no class {class_name}{hint}")])
 
 
 def _check_protocol(field: str, made: object, protocol: type) -> None:
@@ -174,7 +178,3 @@ def _check_rungs(field: str, method: Method, searcher: Searcher) -> None:
         raise ConfigError([(f"searcher.{field}", f"must be the last of the method's rungs {tuple(rungs)!r}, {got}")])
     if searcher.counted_by is None and any(rung != int(rung) for rung in rungs):
         raise ConfigError([(field, f"its rungs must be integers, in the unit of max_length, got {rungs!r}")])
-
-
-def _name(value: object) -> str:
-    return str(getattr(value, "__qualname__", type(value).__qualname__))

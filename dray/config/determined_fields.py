@@ -75,7 +75,7 @@ _DEFAULTS: dict[str, object] = {
 }
 
 _STEPS = "Determined removed steps; "
-_MAX_LENGTH = "write max_length, in batches: a step was batches_per_step of these, 100 by default"
+_MAX_LENGTH = "write max_length: {batches: ...}; a step is of batches_per_step batches, 100 by default"
 _HDFS = "Determined removed HDFS; mount it and write type: directory, or use s3, gcs or azure"
 _SYNC = "belongs to search methods that Determined removed; use max_trials of adaptive_asha or asha"
 _PBT = "belongs to population-based training, which Determined removed; use name: adaptive_asha"

@@ -26,7 +26,7 @@ _IDLE_OPTIONS = ("-u", "-B", "-q")
 _OPERATORS = "();<>|&"
 _SHELLS = re.compile(r"(.*/)?(ba|z|da|k)?sh")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# What only a shell understands, outside of single quotes: a second line, another command, an expansion.
+# What only a shell understands, outside of single quotes: a second line, or an expansion.
 _FOR_A_SHELL = re.compile(r"\n|\$[\w{(]+|`")
 
 EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"

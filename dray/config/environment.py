@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
 from dray.config.section import Section
 
 #: Determined's names for the devices of slots; gpu is an older name for cuda.
 DEVICES = ("cpu", "cuda", "gpu", "rocm")
-#: What a name without a value looks like; anything else has another mistake in it.
-_ALONE = re.compile(r"[A-Za-z_]\w*")
+_ENTRY = re.compile(r"[^=]+=.*|[A-Za-z_]\w*", re.DOTALL)
 _ByName: TypeAlias = dict[str, str | None]
+_Form: TypeAlias = list[str] | dict[str, str | float | None]
 
 
 def _variables(raw: object) -> object:
@@ -33,13 +33,12 @@ def _variables(raw: object) -> object:
 def _named(raw: object, where: str) -> _ByName:
     """The variables by name. Values may be secrets, so messages don't contain them."""
     if isinstance(raw, list):
-        pairs = [line.partition("=") if isinstance(line, str) else ("", "", "") for line in raw]
-        are_right = [bool(name) if sign else _ALONE.fullmatch(name) is not None for name, sign, _ in pairs]
-        wrong = [str(place) for place, is_right in enumerate(are_right, start=1) if not is_right]
-        if wrong:
-            raise ValueError(f"{where}must be a list of NAME=VALUE; these entries are not: {', '.join(wrong)} (from 1)")
+        valid = [isinstance(entry, str) and _ENTRY.fullmatch(entry) is not None for entry in raw]
+        if not all(valid):
+            wrong = ", ".join(str(place) for place, is_valid in enumerate(valid, start=1) if not is_valid)
+            raise ValueError(f"{where}must be a list of NAME=VALUE; these entries are not: {wrong} (from 1)")
         # A name alone is removed from the container's environment in Determined, as in Docker's API.
-        return {name: value if sign else None for name, sign, value in pairs}
+        return {name: value if sign else None for name, sign, value in (entry.partition("=") for entry in raw)}
     if not isinstance(raw, Mapping):
         raise ValueError(f"{where}must be a list of NAME=VALUE or a mapping, got a {type(raw).__name__}")
     found: _ByName = {}
@@ -52,21 +51,14 @@ def _named(raw: object, where: str) -> _ByName:
     return found
 
 
-def _variables_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``_variables`` takes."""
-    names: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
-    by_name = {"type": "object", "additionalProperties": {"type": ["string", "number", "null"]}}
-    of_a_device = {"anyOf": [names, by_name, {"type": ["string", "null"]}]}
-    return {"anyOf": [names, {**by_name, "properties": dict.fromkeys(DEVICES, of_a_device)}]}
-
-
 class Environment(Section):
     """The environment of trials."""
 
     place: ClassVar[str] = "environment"
 
     environment_variables: Annotated[
-        dict[str, str | _ByName | None], BeforeValidator(_variables), WithJsonSchema(_variables_schema())
+        dict[str, str | _ByName | None],
+        BeforeValidator(_variables, json_schema_input_type=_Form | dict[str, str | float | _Form | None]),
     ] = Field(
         default_factory=dict,
         description="variables to set before any code of the trial is imported: a list of NAME=VALUE (a NAME alone is "
@@ -77,9 +69,9 @@ class Environment(Section):
 
     def variables(self, device: Literal["cpu", "cuda", "rocm"]) -> dict[str, str | None]:
         """The variables for trials on this device; None for those to unset."""
-        said = self.environment_variables
-        found = {name: value for name, value in said.items() if not isinstance(value, dict)}
+        given = self.environment_variables
+        found = {name: value for name, value in given.items() if not isinstance(value, dict)}
         for kind in (device, "gpu") if device == "cuda" else (device,):
-            mine = said.get(kind)
-            found |= mine if isinstance(mine, dict) else {}
+            variables = given.get(kind)
+            found |= variables if isinstance(variables, dict) else {}
         return found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from dray.errors import did_you_mean
 from dray.training.units import Batch, Epoch, Records, TrainUnit
@@ -38,41 +40,48 @@ class Length:
         return kinds[self.unit](self.value)
 
 
-def parse_length(raw: object, *, minimum: int) -> Length:
-    """``{"epochs": 16}`` or a plain number, which counts batches.
+def _length(raw: object) -> Length:
+    """A length; a number counts batches, as in Determined's older files."""
+    return raw if isinstance(raw, Length) else _parsed(raw if isinstance(raw, Mapping) else {"batches": raw}, 1)
 
-    A plain number is Determined's legacy form; in PyTorch trials it counts batches.
 
-    Args:
-        raw: The config's value.
-        minimum: The least valid value: 1 for a length, 0 for a period.
-
-    Raises:
-        ValueError: it is neither; the message says what was given.
-
-    >>> parse_length({"epochs": 16}, minimum=1)
-    Length(unit='epochs', value=16)
-    """
-    if isinstance(raw, Length):
+def _period(raw: object) -> Length | None:
+    """A period, which has a unit; Determined writes "no period" as ``{batches: 0}``."""
+    if raw is None or isinstance(raw, Length):
         return raw
-    unit: LengthUnit = "batches"
-    value: object = raw
-    if isinstance(raw, Mapping):
-        if len(raw) != 1 or next(iter(raw)) not in UNITS:
-            hint = did_you_mean(next(iter(raw), ""), UNITS if len(raw) == 1 else (), "; write {epochs: 16}")
-            raise ValueError(f"must have exactly one of {', '.join(UNITS)}, got {dict(raw)!r}{hint}")
-        [(unit, value)] = raw.items()
+    if not isinstance(raw, Mapping):
+        raise ValueError(
+            f"must have a unit, got {raw!r}; write {{batches: 100}} or {{epochs: 1}}; in Determined's oldest files the "
+            "unit is a step, of 100 batches by default"
+        )
+    period = _parsed(raw, 0)
+    return period if period.value > 0 else None
+
+
+def _parsed(raw: Mapping[object, object], minimum: int) -> Length:
+    if len(raw) != 1 or next(iter(raw)) not in UNITS:
+        hint = did_you_mean(next(iter(raw), ""), UNITS if len(raw) == 1 else (), "; write {epochs: 16}")
+        raise ValueError(f"must have exactly one of {', '.join(UNITS)}, got {dict(raw)!r}{hint}")
+    [(unit, value)] = raw.items()
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"must be a whole number of batches, epochs or records, got {value!r}; write {{epochs: 16}}")
     if value < minimum:
         raise ValueError(f"must be at least {minimum}, got {value} {unit}")
-    return Length(unit=unit, value=value)
+    return Length(unit=unit, value=value)  # type: ignore[arg-type]
 
 
-def length_schema(minimum: int, *, is_period: bool = False) -> dict[str, Any]:
-    """The JSON Schema of what ``parse_length`` takes; a period must have a unit."""
-    number = {"type": "integer", "minimum": minimum}
-    units = {unit: dict(number) for unit in UNITS}
+def _schema(minimum: int) -> dict[str, Any]:
+    """The JSON Schema of a length with a unit."""
+    units = {unit: {"type": "integer", "minimum": minimum} for unit in UNITS}
     length = {"type": "object", "properties": units, "additionalProperties": False}
-    length |= {"minProperties": 1, "maxProperties": 1}
-    return length if is_period else {"anyOf": [length, {**number, "description": "in batches"}]}
+    return length | {"minProperties": 1, "maxProperties": 1}
+
+
+_BATCHES = {"type": "integer", "minimum": 1, "description": "in batches"}
+_as_written = PlainSerializer(lambda length: None if length is None else length.to_dict())
+#: How long a trial trains.
+MaxLength: TypeAlias = Annotated[
+    Length, BeforeValidator(_length), _as_written, WithJsonSchema({"anyOf": [_schema(1), _BATCHES]})
+]
+#: How often something happens; None: never.
+Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), _as_written, WithJsonSchema(_schema(0))]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 
-from dray.config.section import Section, replace_older
+from dray.config.section import Section, replace_older_field
 
 #: More than any cluster has.
 MAX_SLOTS = 1_000_000
@@ -108,8 +108,8 @@ class Resources(Section):
         return f"1/{self.trials_per_slot} slot" if self.trials_per_slot > 1 else ""
 
     @classmethod
-    def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        replace_older(raw, cls.place, "is_single_node", "placement_strategy", {True: "STRICT_PACK"})
+    def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        replace_older_field(raw, cls.place, "is_single_node", "placement_strategy", {True: "STRICT_PACK"})
         asked = raw.get("slots_per_trial")
         if asked == 0 and asked is not False and raw.get("slot", "cpu") == "cpu":
             raw |= {"slots_per_trial": 1, "slot": "cpu"}

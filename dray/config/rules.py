@@ -45,7 +45,7 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
     for field, other in _PAIRS:
         if field in given and other not in given:
             yield missing_field(other)
-    if "searcher" not in wrong:
+    if any(path.startswith("searcher.") for path in given):  # else all of it is wrong
         yield from _searcher(given)
         yield from _length(given, wrong)
     if "space" in given and "searcher.name" in given:

@@ -26,12 +26,12 @@ from pydantic import (
 
 from dray.config.entrypoint import Entrypoint, as_written, parse_entrypoint
 from dray.config.environment import Environment
-from dray.config.length import Length, length_schema, parse_length
+from dray.config.length import Period
 from dray.config.log_policies import LogPolicy, policies, policies_schema
 from dray.config.loggers import Loggers, LoggersForm, named_loggers
 from dray.config.resources import Resources, SlotRange, even_sizes
 from dray.config.searcher import BY_METHOD, ClassSearcher, Searcher
-from dray.config.section import Notes, Section, as_dict, whole_if_whole
+from dray.config.section import Notes, Section, int_if_whole
 from dray.config.storage import CheckpointStorage, Storage
 from dray.masking import masked, texts
 from dray.script import Script
@@ -48,17 +48,6 @@ def _one_line(name: str) -> str:
     if not name.isprintable():
         raise ValueError(f"must be one line of printable characters, got {name!r:.60}")
     return name
-
-
-def _period(raw: object) -> Length | None:
-    if isinstance(raw, int) and not isinstance(raw, bool):
-        raise ValueError(
-            f"must have a unit, got {raw}; write {{batches: {raw}}} or {{epochs: {raw}}}; in Determined's oldest files "
-            "it counts steps of batches_per_step batches, 100 by default"
-        )
-    # Determined writes "no period" as {batches: 0}.
-    length = None if raw is None else parse_length(raw, minimum=0)
-    return length if length is not None and length.value > 0 else None
 
 
 def _labels(raw: object) -> object:
@@ -105,18 +94,9 @@ def _name_of(fields: dict[str, Any]) -> str:
     return entrypoint.name
 
 
-def _precision(raw: object) -> object:
-    if raw == "O3":
-        raise ValueError("must be one of O0, O1, O2, got O3, which is all float16; write O1, which scales the loss")
-    return raw
-
-
-Period: TypeAlias = Annotated[
-    Length | None, BeforeValidator(_period), as_dict, WithJsonSchema(length_schema(0, is_period=True))
-]
 #: A mapping that is the user's own.
 Free: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_with_text_names)]
-Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1_000_000_000), AfterValidator(whole_if_whole)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1_000_000_000), AfterValidator(int_if_whole)]
 
 
 class Optimizations(Section):
@@ -136,7 +116,7 @@ class Optimizations(Section):
     gradient_compression: bool = Field(
         default=False, description="exchange gradients between slots in float16", examples=[True]
     )
-    mixed_precision: Annotated[Literal["O0", "O1", "O2"], BeforeValidator(_precision)] = Field(
+    mixed_precision: Literal["O0", "O1", "O2"] = Field(
         default="O0", description="O1 or O2: mixed precision, as with use_amp(); O0: full precision", examples=["O1"]
     )
 
@@ -329,12 +309,12 @@ class ExperimentConfig(Section):
 
     def for_code(self) -> dict[str, Any]:
         """``to_dict`` for a trial's code: with the values that Determined's config has for fields that are not set."""
-        unsaid = {
+        defaults = {
             "min_validation_period": {"batches": 0},
             "min_checkpoint_period": {"batches": 0},
             "records_per_epoch": 0,
         }
-        return {**unsaid, **self.to_dict()}
+        return {**defaults, **self.to_dict()}
 
     @property
     def secrets(self) -> list[str]:

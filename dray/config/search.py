@@ -28,17 +28,7 @@ from searchers.random_search import RandomSearch
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
 from searchers.search import Record, Search
 from searchers.single import Single
-from searchers.space import Constraint, Space
-
-
-def build_space(config: ExperimentConfig, *, constraint: Constraint | None = None) -> Space:
-    """The hyperparameter space of a checked config.
-
-    Args:
-        config: From ``load_config``.
-        constraint: Says whether a point may be tried; others are drawn again.
-    """
-    return replace(config.space, constraint=constraint)
+from searchers.space import Space
 
 
 def build_method(config: ExperimentConfig, custom: Custom = Custom()) -> Method:  # noqa: B008 - frozen
@@ -103,7 +93,7 @@ def build_sampler(config: ExperimentConfig, custom: Custom = Custom()) -> Sample
     Raises:
         ConfigError: The user's own method or sampler can't be loaded, or is none.
     """
-    return _sampler(config, custom, build_space(config), build_method(config, custom).rungs)
+    return _sampler(config, custom, config.space, build_method(config, custom).rungs)
 
 
 def build_search(
@@ -124,7 +114,7 @@ def build_search(
         ConfigError: The user's own method or sampler can't be loaded, or is none.
         JournalError: The records are of another search, or damaged.
     """
-    method, space = build_method(config, custom), build_space(config, constraint=custom.constraint)
+    method, space = build_method(config, custom), replace(config.space, constraint=custom.constraint)
     return Search.replay(
         records,
         method,
@@ -144,7 +134,7 @@ def recorded_search(config: ExperimentConfig, records: Sequence[Mapping[str, Any
     """
     return Search.recorded(
         records,
-        build_space(config),
+        config.space,
         seed=config.reproducibility.experiment_seed,
         smaller_is_better=config.searcher.smaller_is_better,
     )

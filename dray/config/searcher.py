@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema
 from typing_extensions import Self
 
 from dray.config.entrypoint import CLASS_PATTERN
 from dray.config.kinds import CLASS, Kinds, unknown_kind
-from dray.config.length import Length, LengthUnit, length_schema, parse_length
+from dray.config.length import Length, LengthUnit, MaxLength
 from dray.config.sampler import Sampler, SamplerChoice
-from dray.config.section import Section, as_dict, as_text, replace_older, whole_if_whole
+from dray.config.section import Section, as_text, int_if_whole, replace_older_field
 from searchers.method import MAX_RUNGS, MAX_TRIALS
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
@@ -23,10 +23,6 @@ COUNTED: tuple[LengthUnit, ...] = ("batches", "epochs")
 _NAME = Field(description="the search method")
 
 
-def _length(raw: object) -> Length:
-    return parse_length(raw, minimum=1)
-
-
 def _no_number(raw: object) -> object:
     if isinstance(raw, int) and not isinstance(raw, bool):
         raise ValueError(
@@ -36,7 +32,6 @@ def _no_number(raw: object) -> object:
     return raw
 
 
-MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), as_dict, WithJsonSchema(length_schema(1))]
 MaxTrials: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
 RungCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_RUNGS)]
 
@@ -78,24 +73,35 @@ class Searcher(Section):
         return self._extended_to
 
     @property
+    def time(self) -> tuple[int, str] | None:
+        """The greatest length of a trial and its unit, if ``max_time`` gives them."""
+        return None
+
+    @property
     def length(self) -> int | None:
         """The greatest length of a trial, in the search's unit; None if a program's ``fit()`` sets it."""
+        if self.time is not None:
+            return self.time[0]
         return None if self.max_length is None else self.max_length.value
 
     @property
     def unit(self) -> str:
         """The search's unit of length: batches, epochs, records, or a metric's name."""
+        if self.time is not None:
+            return self.time[1]
         return "batches" if self.max_length is None else self.max_length.unit
-
-    @property
-    def counted_length(self) -> Length | None:
-        """The greatest length of a trial, as every trial counts it by itself."""
-        return self.max_length
 
     @property
     def counted_by(self) -> str | None:
         """The validation metric that is the unit of length; None for units that every trial counts by itself."""
-        return None
+        return None if self.time is None or self.time[1] in COUNTED else self.time[1]
+
+    @property
+    def counted_length(self) -> Length | None:
+        """The greatest length of a trial, as every trial counts it by itself."""
+        if self.time is None or self.counted_by is not None:
+            return self.max_length
+        return Length(unit=cast(LengthUnit, self.unit), value=self.time[0])
 
     def with_trials(self, count: int) -> Self:
         """The same with another ``trial_count``."""
@@ -105,8 +111,9 @@ class Searcher(Section):
 
     def with_length(self, length: int) -> Self:
         """The same with another ``length``, in the same unit."""
-        unit: LengthUnit = "batches" if self.max_length is None else self.max_length.unit
-        return self.model_copy(update={"max_length": Length(unit=unit, value=length)})
+        if self.time is not None:
+            return self.model_copy(update={"max_time": length})
+        return self.model_copy(update={"max_length": Length(unit=cast(LengthUnit, self.unit), value=length)})
 
 
 class _Timed(Searcher):
@@ -123,26 +130,8 @@ class _Timed(Searcher):
     )
 
     @property
-    def length(self) -> int | None:
-        return super().length if self.max_time is None else self.max_time
-
-    @property
-    def unit(self) -> str:
-        return super().unit if self.max_time is None else str(self.time_metric)
-
-    @property
-    def counted_length(self) -> Length | None:
-        unit = next((unit for unit in COUNTED if unit == self.time_metric), None)
-        return self.max_length if unit is None or self.max_time is None else Length(unit=unit, value=self.max_time)
-
-    @property
-    def counted_by(self) -> str | None:
-        return None if self.max_time is None or self.time_metric in COUNTED else self.time_metric
-
-    def with_length(self, length: int) -> Self:
-        if self.max_time is None:
-            return super().with_length(length)
-        return self.model_copy(update={"max_time": length})
+    def time(self) -> tuple[int, str] | None:
+        return None if self.max_time is None else (self.max_time, str(self.time_metric))
 
 
 class _Concurrent(Searcher):
@@ -184,7 +173,7 @@ class _Budgeted(_Concurrent, SamplingSearcher):
 class _Halving(_Budgeted, _Timed):
     """A method that compares trials at rungs."""
 
-    divisor: Annotated[float, AfterValidator(whole_if_whole)] = Field(
+    divisor: Annotated[float, AfterValidator(int_if_whole)] = Field(
         default=4, gt=1, description="one in this many trials continues at each rung", examples=[4]
     )
     variant: Variant = Field(
@@ -198,8 +187,8 @@ class _Halving(_Budgeted, _Timed):
     )
 
     @classmethod
-    def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        replace_older(raw, cls.place, "stop_once", "variant", {True: "stopping", False: "promotion"})
+    def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        replace_older_field(raw, cls.place, "stop_once", "variant", {True: "stopping", False: "promotion"})
         return raw
 
 

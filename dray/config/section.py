@@ -14,7 +14,6 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
-    PlainSerializer,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
@@ -24,9 +23,6 @@ from pydantic_core import CoreSchema
 
 from dray.config.determined_fields import IGNORED_FIELDS, says_something
 from searchers.errors import FieldError
-
-#: Linux's.
-MAX_PATH = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ class Section(BaseModel):
         return {name: why for (place, name), why in found.items() if place == cls.place}
 
     @classmethod
-    def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
+    def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """The section with older fields replaced by the current ones."""
         return raw
 
@@ -76,7 +72,7 @@ class Section(BaseModel):
         for name, why in cls.ignored_fields().items():
             if name in fields and says_something(cls.path(name), fields.pop(name)) and info.context is not None:
                 info.context.ignored[cls.path(name)] = why
-        return cls.respelled(fields)
+        return cls.with_current_fields(fields)
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -111,20 +107,20 @@ def _or_null(form: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "anyOf": forms if null in forms else [*forms, null]}
 
 
-def replace_older(raw: dict[str, Any], place: str, older: str, field: str, values: Mapping[bool, str]) -> None:
+def replace_older_field(raw: dict[str, Any], place: str, older: str, field: str, values: Mapping[bool, str]) -> None:
     """Replace an older field, true or false, by the current one.
 
     Raises:
         FieldError: Both are given, and contradict each other.
     """
     if isinstance(raw.get(older), bool) and (value := values.get(raw[older])) is not None:
-        said = str(raw.pop(older)).lower()
+        given = str(raw.pop(older)).lower()
         if raw.setdefault(field, value) != value:
-            what = f"{said} means {field}: {value}, but {field} is {raw[field]}; remove one"
+            what = f"{given} means {field}: {value}, but {field} is {raw[field]}; remove one"
             raise FieldError([(f"{place}.{older}", what)])
 
 
-def whole_if_whole(number: float) -> float:
+def int_if_whole(number: float) -> float:
     """A float without a fraction as an integer: 4 for 4.0."""
     # 4.0 and 4 are the same divisor; with an integer, rungs are computed exactly.
     return int(number) if number == int(number) else number
@@ -143,6 +139,4 @@ def _without_credentials(url: str) -> str:
 
 
 Url: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_without_credentials)]
-Directory: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_PATH), BeforeValidator(as_text)]
-#: Serialises a ``Length`` to the form of a config.
-as_dict = PlainSerializer(lambda length: None if length is None else length.to_dict())
+Directory: TypeAlias = Annotated[str, Field(min_length=1), BeforeValidator(as_text)]

@@ -137,7 +137,7 @@ class SharedFSStorage(CheckpointStorage):
         return {**super().ignored_fields(), "container_path": CONTAINER + "the directory is host_path, on every node"}
 
     @classmethod
-    def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
+    def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
         # Beside storage_path it has no effect, as in Determined.
         older = raw.pop("checkpoint_path", None)
         return raw if older is None else {"storage_path": older, **raw}

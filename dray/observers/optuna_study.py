@@ -30,7 +30,6 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, dist
 from optuna.exceptions import ExperimentalWarning
 
 from dray.config.schema import ExperimentConfig
-from dray.config.search import build_space
 from dray.observers.observer import News
 from searchers.domains import DOMAINS, Categorical, Const, Nested
 from searchers.optuna_space import encoded, to_optuna
@@ -53,7 +52,7 @@ class OptunaStudy:
     def __init__(self, path: Path, config: ExperimentConfig) -> None:
         self._metric = config.searcher.metric
         self._best = "min" if config.searcher.smaller_is_better else "max"
-        self._space = build_space(config)
+        self._space = config.space
         self._internal = to_optuna(self._space)
         self._shown = shown(self._space)
         with _quiet():

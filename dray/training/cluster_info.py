@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dray.compat import lacks
-from dray.imports import note_question
+from dray.imports import note_cluster_info_read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def get_cluster_info() -> ClusterInfo | None:
     True
     """
     if _current is not None:
-        note_question()
+        note_cluster_info_read()
     return _current
 
 

@@ -16,7 +16,6 @@ import yaml
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
 from dray.config.load import load_config, parse_config
 from dray.config.schema import ExperimentConfig
-from dray.config.search import build_space
 from dray.config.sections import SECTIONS
 from dray.errors import ConfigError
 from dray.masking import MASK
@@ -175,7 +174,7 @@ def test_a_list_is_one_constant_and_that_spaces_in_it_are_not_searched_is_told(
     config = load_config(
         with_field("hyperparameters", {"net": {"layers": layers, "val": {"type": "const", "val": [size]}}})
     )
-    assert build_space(config).sample(Random(1)) == {"net": {"layers": layers, "val": [size]}}
+    assert config.space.sample(Random(1)) == {"net": {"layers": layers, "val": [size]}}
     [told] = caplog.messages
     paths = [line.partition(":")[0].strip() for line in told.splitlines()[1:]]
     assert paths == [f"hyperparameters.net.layers[{place}]" for place in ("1", "2", "3][0][0")]
@@ -264,7 +263,7 @@ def test_a_number_of_determineds_trial_is_told_what_to_write() -> None:
 
 
 def test_a_period_says_what_it_counts() -> None:
-    what = r"min_checkpoint_period: must have a unit, got 3; write {batches: 3} or {epochs: 3}"
+    what = r"min_checkpoint_period: must have a unit, got 3; write {batches: 100} or {epochs: 1}"
     with pytest.raises(ConfigError, match=re.escape(what)):
         load_config(with_field("min_checkpoint_period", 3))
     assert load_config(with_field("min_checkpoint_period", {"batches": 0})).min_checkpoint_period is None
@@ -552,3 +551,6 @@ def test_time_in_batches_or_epochs_is_a_length_that_needs_no_metric() -> None:
         with_field("searcher", {**_TIME, "time_metric": "seconds"}, min_validation_period={"epochs": 1})
     )
     assert (config.searcher.counted_length, config.searcher.counted_by) == (None, "seconds")
+    both = {**_TIME, "time_metric": "seconds", "max_length": {"epochs": 16}}
+    config = load_config(with_field("searcher", both, min_validation_period={"epochs": 1}))
+    assert (str(config.searcher.counted_length), config.searcher.counted_by) == ("16 epochs", "seconds")

@@ -18,7 +18,7 @@ from dray.config.length import Length
 from dray.config.load import load_config
 from dray.config.resources import MAX_SHARES, Resources, SlotRange
 from dray.config.schema import ExperimentConfig
-from dray.config.search import build_method, build_space
+from dray.config.search import build_method
 from dray.config.searcher import ASHASearcher
 from dray.errors import ConfigError
 from dray.training.units import Batch, Epoch, Records
@@ -283,7 +283,7 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
 def test_space_has_the_configs_hyperparameters() -> None:
     from random import Random
 
-    sample = build_space(load_config(ASHA_CONFIG)).sample(Random(7))
+    sample = load_config(ASHA_CONFIG).space.sample(Random(7))
     assert sample["global_batch_size"] == 64
     assert 1e-4 <= sample["lr"] <= 1e-1  # type: ignore[operator]
 
@@ -352,7 +352,7 @@ def test_space_has_the_configs_hyperparameters() -> None:
         (
             {"optimizations": {"mixed_precision": "O3"}},
             "optimizations.mixed_precision",
-            "must be one of O0, O1, O2, got O3, which is all float16; write O1",
+            "must be one of O0, O1, O2, got 'O3'",
         ),
         (
             {"optimizations": {"mixed_precision": 1}},

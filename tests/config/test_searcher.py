@@ -11,7 +11,7 @@ import yaml
 from dray.config.custom import Custom
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
-from dray.config.search import as_extended, build_method, build_sampler, build_search, build_space
+from dray.config.search import as_extended, build_method, build_sampler, build_search
 from dray.errors import ConfigError
 from searchers import ASHA, AdaptiveASHA, Create, Exited, Grid, PromotionASHA, Reported, Started
 
@@ -133,7 +133,7 @@ def test_first_points_come_first_and_constants_may_be_left_out() -> None:
     loaded = load({**ASHA_3, "points": [{"lr": 0.01, "layers": 2}]}, hyperparameters=space)
     sampler = build_sampler(loaded)
     assert sampler.ask(0) == {"lr": 0.01, "layers": 2, "batch": 64}
-    assert sampler.ask(1) == build_space(loaded).sample(Random("7:1"))
+    assert sampler.ask(1) == loaded.space.sample(Random("7:1"))
 
 
 def test_constraint_from_python_is_met_by_every_draw() -> None:
@@ -155,7 +155,7 @@ def test_hyperparameters_may_be_optunas_distributions() -> None:
         "batch": 64,
     }
     loaded = load(ASHA_3, hyperparameters=spaces)
-    draws = [build_space(loaded).sample(Random(n)) for n in range(200)]
+    draws = [loaded.space.sample(Random(n)) for n in range(200)]
     assert {draw["layers"] for draw in draws} == {1, 2, 3, 4}
     assert {draw["name"] for draw in draws} == {"a", "b"}
     assert {draw["batch"] for draw in draws} == {64}
@@ -169,7 +169,7 @@ def test_hyperparameters_may_be_domains_of_ray_tune() -> None:
     tune = pytest.importorskip("ray.tune")
     spaces = {"lr": tune.loguniform(1e-4, 1e-1), "layers": tune.randint(1, 4), "inner": {"name": tune.choice(["a"])}}
     loaded = load(ASHA_3, hyperparameters=spaces)
-    draws = [build_space(loaded).sample(Random(n)) for n in range(100)]
+    draws = [loaded.space.sample(Random(n)) for n in range(100)]
     assert {draw["layers"] for draw in draws} == {1, 2, 3}, "Ray's upper end is not in it"
     assert all(1e-4 <= draw["lr"] <= 1e-1 for draw in draws)  # type: ignore[operator]
     assert all(draw["inner"] == {"name": "a"} for draw in draws)
@@ -274,6 +274,10 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
 def test_fault_of_the_searcher_is_told_with_its_path(searcher: dict[str, Any], path: str, what: str) -> None:
     found = faults(searcher)
     assert what in found[path]
+
+
+def test_a_contradiction_is_one_fault() -> None:
+    assert set(faults({**ASHA_3, "variant": "promotion", "stop_once": True})) == {"searcher.stop_once"}
 
 
 @pytest.mark.parametrize("entrypoint", ["model_def:MyTrial", None])

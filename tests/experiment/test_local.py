@@ -15,7 +15,6 @@ import pytest
 
 from dray.code.startup_hook import StartupHookFailed
 from dray.config.load import load_config
-from dray.config.search import build_space
 from dray.errors import ConfigError
 from dray.experiment.local import run_local
 from dray.pytorch import load_trial_from_checkpoint_path
@@ -84,7 +83,7 @@ def list_checkpoints(directory: Path) -> set[int]:
 
 
 def test_trial_0_of_the_search_is_trained_and_validated_at_its_rungs(model_dir: Path) -> None:
-    lr = build_space(load_config(CONFIG)).sample(Random("7:0"))["lr"]
+    lr = load_config(CONFIG).space.sample(Random("7:0"))["lr"]
     assert isinstance(lr, float)
     seen = validations(run_local(load_config(CONFIG), model_dir, path=model_dir / "run"))
     assert seen == pytest.approx({n: (1 - 2 * lr) ** (2 * n) for n in (2, 4, 8)}, rel=1e-4)
@@ -104,7 +103,7 @@ def test_length_may_be_in_any_unit(model_dir: Path, length: Any, batches: list[i
 def test_every_trial_begins_with_the_state_of_the_source_at_its_own_first_batch(
     model_dir: Path, field: str, remote: bool
 ) -> None:
-    lr = build_space(load_config(CONFIG)).sample(Random("7:0"))["lr"]
+    lr = load_config(CONFIG).space.sample(Random("7:0"))["lr"]
     assert isinstance(lr, float)
     source = run_local(load_config(CONFIG), model_dir, path=model_dir / "source")
     name = {"source_checkpoint_uuid": f"{source}/checkpoint_8", "source_trial_id": str(source)}[field]
@@ -122,7 +121,7 @@ def test_every_trial_begins_with_the_state_of_the_source_at_its_own_first_batch(
 
 @pytest.mark.parametrize("remote", [False, True], ids=["directory", "object store"])
 def test_a_checkpoint_of_determineds_is_found_in_the_storage_by_its_uuid(model_dir: Path, remote: bool) -> None:
-    lr = build_space(load_config(CONFIG)).sample(Random("7:0"))["lr"]
+    lr = load_config(CONFIG).space.sample(Random("7:0"))["lr"]
     assert isinstance(lr, float)
     source = run_local(load_config(CONFIG), model_dir, path=model_dir / "source")
     storage, uuid = model_dir / "storage", "3f0e2b5c-8f61-4c1b-9d3a-0d6f7a3b9e11"

@@ -12,7 +12,7 @@ from torch import nn
 
 import dray
 from dray.config.load import load_config
-from dray.config.search import build_method, build_space
+from dray.config.search import build_method
 from searchers.search import Search
 from tests.pytorch.test_tensorboard import scalars
 from tests.ray.harness import DIGITS, Driver, ends, journal
@@ -54,7 +54,7 @@ def test_journal_replays_with_every_decision_the_rules(result: dray.Result) -> N
     records = journal(result.path)
     # Raises if one recorded decision is not the one that the method takes.
     search = Search.replay(
-        records, build_method(config), build_space(config), seed=7, smaller_is_better=True, log=lambda record: None
+        records, build_method(config), config.space, seed=7, smaller_is_better=True, log=lambda record: None
     )
     assert search.done is not None
     assert search.done.reason == "completed"

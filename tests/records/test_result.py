@@ -12,7 +12,7 @@ import pytest
 
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
-from dray.config.search import build_method, build_space
+from dray.config.search import build_method
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import MetricsLog
@@ -56,7 +56,7 @@ class Story:
         self.clock = 1000.0
         self.search = Search(
             build_method(config),
-            build_space(config),
+            config.space,
             seed=1,
             smaller_is_better=config.searcher.smaller_is_better,
             log=self.write,

@@ -10,7 +10,7 @@ from typing import Any
 
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
-from dray.config.search import build_method, build_space
+from dray.config.search import build_method
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import SYSTEM, MetricsLog
 from searchers.events import Action, Event, Exited, Reported, Started
@@ -109,7 +109,7 @@ def simulated(path: Path, trials: int, *, workers: int = 4, failures: float = 0.
 
     search = Search(
         build_method(config),
-        build_space(config),
+        config.space,
         seed=7,
         smaller_is_better=True,
         log=records.append,
