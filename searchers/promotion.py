@@ -252,7 +252,7 @@ class PromotionASHA(SuccessiveHalving):
         self._rungs += [_PausingRung(divisor=self.divisor) for _ in self.rungs[num_old:]]
         running: list[int] = []
         for number, trial in sorted(self._trials.items()):
-            if trial.finishing:  # it goes on to the new rung
+            if trial.finishing:  # it continues to the new rung
                 trial.finishing = False
                 self._rungs[num_old].coming += 1
             elif trial.next == num_old and self._slots.has_slot(number):
