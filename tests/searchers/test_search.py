@@ -261,12 +261,6 @@ class Pausing:
             return [Pause(trial=0)] if event.trial == 0 else [Resume(trial=0)]
         return []
 
-    def dump(self) -> dict[str, object]:
-        return {}
-
-    def load(self, state: dict[str, object]) -> None:
-        pass
-
 
 def test_a_custom_method_can_pause_and_resume() -> None:
     search = Search(Pausing(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)

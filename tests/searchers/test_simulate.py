@@ -78,12 +78,6 @@ class Scripted:
     def on(self, event: Event) -> list[Action]:
         return self._answers.pop(event, [])
 
-    def dump(self) -> dict[str, object]:
-        raise NotImplementedError
-
-    def load(self, state: dict[str, object]) -> None:
-        raise NotImplementedError
-
     def progress(self, trained: Mapping[int, float]) -> float:
         raise NotImplementedError
 
