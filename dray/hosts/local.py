@@ -45,10 +45,10 @@ class LocalHost:
     KeyboardInterrupt; a second Ctrl-C ends it at once.
 
     Args:
-        directory: of this run; by default a new one in `<home>/local`.
-        trial_seed: by default random.
-        code_dir: copied into checkpoints; by default the working directory.
-        store: of checkpoints; by default in `directory`.
+        directory: The run's directory; by default a new one in `<home>/local`.
+        trial_seed: Random by default.
+        code_dir: Copied into checkpoints; by default the working directory.
+        store: The checkpoint store; by default in `directory`.
     """
 
     experiment_id = 0
@@ -123,7 +123,7 @@ class LocalHost:
                     finally:
                         self._display = None
             else:
-                # The terminal may also be the chief's: what this rank prints must not end up behind its bar.
+                # The terminal may also be the chief's: what this rank prints must not end up behind the chief's bar.
                 line = bottom_line() if peers.rank and self._shows else None
                 with line if isinstance(line, TerminalLine) else contextlib.nullcontext():
                     yield
@@ -141,7 +141,7 @@ class LocalHost:
     def _say_end(self, display: ProgressDisplay, plan: Plan, begin: int, error: BaseException | None) -> None:
         batches, last = self._progress()[0], self._last
         if error is not None and batches == begin:
-            return  # it never began
+            return  # training never began
         completed = batches >= plan.length or (last is not None and last.final and last.decides)
         if isinstance(error, KeyboardInterrupt):
             why = "stopped at once by Ctrl-C"
@@ -176,7 +176,7 @@ class LocalHost:
         return "nothing"
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        # Not watched for hangs: the user is there.
+        # Not watched for hangs: the user is at the terminal.
         self._progress = progress
         if self._display is not None:
             self._display.watch(progress)
@@ -262,8 +262,8 @@ class LocalHost:
             self.directory.mkdir(parents=True, exist_ok=True)
             # Line-buffered: no row is lost if the process is killed.
             self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
-            with contextlib.suppress(OSError):  # another run has it, or the file system has no locks
-                fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shows others that the run is alive
+            with contextlib.suppress(OSError):  # another run holds the lock, or the file system has none
+                fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shows that the run is alive
         self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
 
 
