@@ -90,8 +90,9 @@ class SuccessiveHalving:
         if not self._slots.is_live(event.trial):
             return []
         match event:
-            case Reported(trial=trial, step=step, value=value):
-                return self._report(trial, step, math.inf if value is None or math.isnan(value) else value)
+            case Reported():
+                value = event.value
+                return self._report(event.trial, event.step, math.inf if value is None or math.isnan(value) else value)
             case Exited():
                 self._exit(event)
                 return self._fill()

@@ -118,7 +118,7 @@ def check_extension(**asked: tuple[int | None, int | str]) -> None:
         asked: For each field its new value (None: unchanged), and its present one or the reason why it can't grow.
 
     Raises:
-        MethodError: A value is too small or can't grow, or nothing grows.
+        MethodError: A value is too small or can't grow, or no value grows.
 
     >>> check_extension(max_trials=(32, 64), max_length=(None, 16))
     Traceback (most recent call last):

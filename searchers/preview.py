@@ -129,9 +129,9 @@ def is_simulated(method: Method) -> bool:
 def _halving(asha: SuccessiveHalving) -> BracketPreview:
     rungs, n, divisor = [], asha.max_trials, Fraction(str(asha.divisor))
     for length in asha.rungs[:-1]:
-        go_on = max(math.floor(n / divisor), 1)
-        rungs.append(RungPreview(length=length, trials=n, last=n - go_on))
-        n = go_on
+        promoted = max(math.floor(n / divisor), 1)
+        rungs.append(RungPreview(length=length, trials=n, last=n - promoted))
+        n = promoted
     return BracketPreview(rungs=(*rungs, RungPreview(length=asha.rungs[-1], trials=n, last=n)))
 
 

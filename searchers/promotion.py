@@ -69,10 +69,6 @@ class _PausingRung(Rung):
         self._paused.discard(trial)
         return was_paused
 
-    def is_paused(self, trial: int) -> bool:
-        """Whether the trial is paused here."""
-        return trial in self._paused
-
     def promotable(self) -> int | None:
         """The best paused trial, if it is among the best 1/divisor of all trials at this rung."""
         heap = self._paused_heap
@@ -116,17 +112,18 @@ class PromotionASHA(SuccessiveHalving):
 
     def _fill(self) -> list[Action]:
         """Promotions and new trials for free slots, `Stop` for trials at closed rungs, or `Done`."""
-        slots = self._slots
-        actions: list[Action] = [] if slots.may_create else self._close_rungs()
-        while not slots.is_full:
+        slots, actions = self._slots, list[Action]()
+        while True:
+            if not slots.may_create:
+                actions += self._close_rungs()
+            if slots.is_full:
+                break
             if (trial := self._promotable()) is not None:
                 actions += self._promote(trial)
             elif slots.may_create:
                 actions.append(self._create())
             else:
                 break
-            if not slots.may_create:
-                actions += self._close_rungs()
         return actions + slots.finish()
 
     def _create(self) -> Create:
@@ -231,9 +228,7 @@ class PromotionASHA(SuccessiveHalving):
             stops, running = self._add_rungs(max_length)
         for number, trial in self._trials.items():
             if not self._slots.is_live(number):
-                rung = self._rungs[trial.next - 1]
-                if not rung.is_paused(number):
-                    rung.pause(number)
+                self._rungs[trial.next - 1].pause(number)
         self._reopen_rungs()
         self._slots.extend(max_trials=max_trials, max_concurrent=self._max_concurrent())
         actions = self._fill()
@@ -245,26 +240,28 @@ class PromotionASHA(SuccessiveHalving):
         """Add rungs on top. Trials that passed the old top rung, completed or still running, are now paused there.
 
         Returns:
-            `Stop`s for those running whose value is not finite, and the others of those running.
+            `Stop`s for the running ones whose value is not finite, and the other running ones.
         """
         old_top, length, num_old = self._rungs[-1], self.rungs[-1], len(self.rungs)
         self.rungs = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
         self._rungs += [_PausingRung(divisor=self.divisor) for _ in self.rungs[num_old:]]
+        stops: list[Action] = []
         running: list[int] = []
         for number, trial in sorted(self._trials.items()):
-            if trial.finishing:  # it goes on to the new rung
+            if trial.finishing:  # it continues to the new rung
                 trial.finishing = False
                 self._rungs[num_old].coming += 1
             elif trial.next == num_old and self._slots.has_slot(number):
                 self._slots.release(number)
-                running.append(number)
-        completed = sorted(self._slots.completed)
-        passed = [number for number in (*running, *completed) if old_top.values.get(number, math.inf) < math.inf]
-        for number in passed:
+                if old_top.values[number] < math.inf:
+                    running.append(number)
+                else:
+                    stops.append(Stop(trial=number))
+        completed = [n for n in sorted(self._slots.completed) if old_top.values.get(n, math.inf) < math.inf]
+        for number in (*running, *completed):
             self._trials[number] = _Trial(next=num_old, last=(length, old_top.values[number]))
             old_top.pause(number)
-        stops: list[Action] = [Stop(trial=number) for number in running if self._trials[number].last is None]
-        return stops, [number for number in running if self._trials[number].last is not None]
+        return stops, running
 
 
 def _pause_unless_resumed(trial: int, actions: list[Action]) -> None:

@@ -20,8 +20,8 @@ from searchers.space import Space
 class Sampler(Protocol):
     """Draws hyperparameters, by ask-and-tell. The rules:
 
-    * `ask` depends only on the events told, the trial's number and the sampler's seed, and changes nothing. So a
-      sampler that is told a journal continues like the one that wrote it.
+    * `ask` depends only on the events told, the trial's number and the sampler's seed, and changes nothing. So after a
+      replay of its journal a sampler continues where it was.
     * What `ask` returns belongs to the caller, and is JSON.
 
     A sampler that compares trials by length may also have `extended(rungs)`, which is called when the search is
@@ -114,7 +114,7 @@ class FirstPoints:
     Args:
         space: The points' space.
         points: For trials 0, 1, ...: complete points of the space, except that constants may be left out.
-        sampler: For the other trials. It is told the events of all trials.
+        sampler: For the other trials. It learns from all trials.
 
     Raises:
         SpaceError: A point is not in the space; all faults are named, e.g. `searcher.points[2].lr`.

@@ -184,12 +184,12 @@ class Search:
         """The search that wrote these records, ready to continue; the records are not logged again.
 
         Trials that were PENDING or RUNNING are live again. A trial with a recorded `Stop` that has not ended has
-        `stop_requested`. Records of unknown events are skipped, since a driver may log events of its own.
+        `stop_requested`. Records of unknown events are skipped, since a driver may log its own events.
 
         Args:
             records: `Journal.read(path)`.
             method: A new method, configured like the original one; extensions are in the records.
-            sampler: A new sampler, configured like the original one. It is told the events, and is not asked.
+            sampler: A new sampler, configured like the original one. It gets the events, but is not asked for points.
 
         Raises:
             JournalError: A record is impossible, or of another search: the method takes other actions, the
@@ -264,7 +264,7 @@ class Search:
             for name, value in self._identity.items():
                 if record.get(name, value) != value:
                     raise ValueError(
-                        f"the journal is another search's: its {name} is {record[name]}, this one's {value}"
+                        f"the journal belongs to another search: its {name} is {record[name]}, not {value}"
                     )
             return self._begin()
         if record["event"] == "extended":
@@ -282,8 +282,8 @@ class Search:
         if hparams is not None and not isinstance(self.method, RecordedMethod):
             faults = self.space.faults(hparams, path=self.space.path)
             if faults:
-                other = "the journal is another search's: this one can't have drawn the hyperparameters of"
-                raise ValueError(f"{other} trial {event.trial}: {FieldError(faults)}")
+                other = "the journal belongs to another search: the hyperparameters of trial"
+                raise ValueError(f"{other} {event.trial} are not in this one's space: {FieldError(faults)}")
         return self._apply(event, hparams)
 
     def _view(self, trial: int) -> TrialView:

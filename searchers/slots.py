@@ -31,21 +31,26 @@ class TrialCounts:
         max_invalid: Invalid trials that are replaced. After one more the search gives up: no trial is created, live
             ones run to their end, and the search is done with the reason "invalid_hp". None: 4 per trial, which is
             enough for a space of which a fifth is valid, and at least 16.
+
+    Attributes:
+        created: Trials created.
+        gave_up: Whether too many were invalid.
     """
 
     def __init__(self, *, max_trials: int, max_invalid: int | None) -> None:
-        self.created = self.invalid = 0
+        self.created = self._invalid = 0
         self._max_invalid = max_invalid
         self.extend(max_trials)
 
     def extend(self, max_trials: int) -> None:
         """Allow for a larger number of trials."""
         self._most = max(16, 4 * max_trials) if self._max_invalid is None else self._max_invalid
+        self.gave_up = self._invalid > self._most
 
-    @property
-    def gave_up(self) -> bool:
-        """Whether too many trials were invalid."""
-        return self.invalid > self._most
+    def add_invalid(self) -> None:
+        """Count a trial with invalid hyperparameters."""
+        self._invalid += 1
+        self.gave_up = self._invalid > self._most
 
     def check(self, trial: int) -> None:
         """Raise an `IllegalEvent` if the trial was never created."""
@@ -156,7 +161,7 @@ class TrialSlots:
             self._completed.add(trial)
         elif reason == "invalid_hp" and self._replaces_invalid:
             self._counted -= 1
-            self.counts.invalid += 1
+            self.counts.add_invalid()
 
     def fill(self) -> list[Action]:
         """Trials for the free slots, or `Done` if no trial is left, or nothing."""

@@ -52,10 +52,10 @@ class Space:
     def sample(self, rng: Random) -> dict[str, object]:
         """One point: a new dict of JSON values, with sorted keys at every level. Constants draw nothing from `rng`.
 
-        A point that the constraint refuses is drawn again from the same `rng`.
+        A point that the constraint rejects is drawn again from the same `rng`.
 
         Raises:
-            SpaceError: The constraint refused 1,000 points in a row.
+            SpaceError: The constraint rejected 1,000 points in a row.
 
         >>> space = parse({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "batch": 64})
         >>> sorted(space.sample(Random(7)))
@@ -65,14 +65,8 @@ class Space:
             point = self.root.sample(rng)
             if self.allows(point):
                 return point
-        raise SpaceError(
-            [
-                (
-                    self.path,
-                    f"the constraint refused all {MAX_DRAWS} points drawn; loosen it, or narrow the ranges to match it",
-                )
-            ]
-        )
+        what = f"the constraint rejected all {MAX_DRAWS} points drawn; loosen it, or narrow the ranges to match it"
+        raise SpaceError([(self.path, what)])
 
     def allows(self, point: Mapping[str, object]) -> bool:
         """Whether the constraint, if any, allows the point."""
@@ -84,7 +78,7 @@ class Space:
         A constant has 1 point and a categorical all its values. A number has `count` evenly spaced points (for a log,
         in the exponent) including both ends, or the middle if count is 1; integers are rounded, halves away from zero,
         without repeats. A conditional category has the points of its own grid. A space without hyperparameters has no
-        points. Points that the constraint refuses are left out. Source: Determined's grid search.
+        points. Points that the constraint rejects are left out. Source: Determined's grid search.
 
         Raises:
             SpaceError: A number has neither `count` nor `step`, or there are more than a million points.
@@ -115,7 +109,7 @@ class Space:
             raise SpaceError([(path, str(error))]) from None
         checked = self.root.check(point, path, faults)
         if not faults and not self.allows(cast("dict[str, object]", checked)):
-            faults.append((path, "is refused by the constraint of the space"))
+            faults.append((path, "is rejected by the constraint of the space"))
         if faults:
             raise SpaceError(faults)
         return cast("dict[str, object]", checked)

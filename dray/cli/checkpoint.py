@@ -34,7 +34,7 @@ def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = F
     dray checkpoint list latest best
     """
     with read_experiment(experiment) as read:
-        there = read.checkpoints(None if trial is None else read.trial(trial))
+        checkpoints = read.checkpoints(None if trial is None else read.trial(trial))
         values = {(row.trial_id, row.batches): row.value for row in read.validations.itertuples()}
         found = [
             {
@@ -45,7 +45,7 @@ def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = F
                 "size": each.size,
                 "path": each.location.uri,
             }
-            for each in there
+            for each in checkpoints
         ]
         if json:
             show.as_json(found)
@@ -62,7 +62,7 @@ def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = F
                 show.size(each.size),
                 f"trial_{each.trial}/{each.location.name}",
             )
-            for each, row in zip(there, found, strict=True)
+            for each, row in zip(checkpoints, found, strict=True)
         ]
         show.table(["trial", "batches", read.config.searcher.metric, "", "size", "name"], rows, left=["", "name"])
         typer.echo(f"in {read.stored.directory.storage}")
@@ -171,9 +171,9 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
             else:
                 path = store.id_of(batches) if store.is_complete(batches) else None
             if path is None:
-                there = ", ".join(str(each) for each, _ in store.listed())
+                others = ", ".join(str(each) for each, _ in store.listed())
                 wanted = "no checkpoint" if batches is None else f"no checkpoint after {batches} batches"
-                more = f"; there are checkpoints after {there} batches" if there else ""
+                more = f"; there are checkpoints after {others} batches" if others else ""
                 raise NoExperiment(f"trial {number} of {read.stored.name} has {wanted}{more}")
             place = Location.of(path).with_secrets_of(read.stored.directory.storage)
             yield place, f"{read.stored.name}-trial_{number}-{place.name}"

@@ -93,7 +93,7 @@ def check(
     if json:
         show.as_json(checked.to_dict())
     else:
-        _tell(checked)
+        _print_check(checked)
     raise typer.Exit(0 if checked.is_fit else FAILED)
 
 
@@ -114,7 +114,7 @@ def _place(storage: str | None) -> Location | None:
         raise BadUse(f"--storage: {error}") from None
 
 
-def _tell(checked: ClusterCheck) -> None:
+def _print_check(checked: ClusterCheck) -> None:
     rows = [
         (
             node.name,

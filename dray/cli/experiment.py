@@ -99,9 +99,9 @@ def list_(
     """
     from dray.records.listing import list_experiments
 
-    there = list_experiments(where)
+    found = list_experiments(where)
     if json:
-        show.as_json([description.overview(each) for each in there])
+        show.as_json([description.overview(each) for each in found])
         return
     rows = [
         (
@@ -113,15 +113,15 @@ def list_(
             each.metric,
             show.clock(each.began),
         )
-        for each in there
+        for each in found
     ]
     if rows:
         columns = ["#", "name", "state", "trials", "best", "metric", "started"]
         show.table(columns, rows, left=["name", "state", "metric"])
-    for each in there:
+    for each in found:
         if each.why:
             typer.echo(f"{each.name} can't be read: {each.why}", err=True)
-    if not there:
+    if not found:
         from dray.records.directory import results_root
 
         typer.echo(f"no experiments in {where or results_root()} yet", err=True)
@@ -177,7 +177,7 @@ def logs(experiment: ExperimentArg, follow: Follow = False, tail: TailArg = None
 def stop(experiment: ExperimentArg) -> None:
     """Stop a running experiment, as Ctrl-C in its own terminal does: its running trials save a checkpoint first.
 
-    Waits until it has ended. Given again meanwhile, it ends the experiment at once.
+    Waits until it has ended. To end it at once, run this command again.
 
     \b
     dray experiment stop latest
@@ -190,7 +190,7 @@ def stop(experiment: ExperimentArg) -> None:
         if stored.overview().state == "STOPPED":
             typer.echo(f"stopped; resume with: dray experiment resume {shlex.quote(experiment)}", err=True)
         else:
-            typer.echo("it ended by itself meanwhile", err=True)
+            typer.echo("it ended on its own in the meantime", err=True)
 
 
 @app.command()
@@ -273,12 +273,13 @@ def delete(
                 f"{stored.where} is running, in process {driver}; stop it first: dray experiment stop {stored.name}"
             )
         if not yes:
-            there = list_checkpoints(stored.directory)
-            what = f"{len(there)} checkpoints, {show.size(sum(each.size for each in there))}"
+            checkpoints = list_checkpoints(stored.directory)
+            what = f"{len(checkpoints)} checkpoints, {show.size(sum(each.size for each in checkpoints))}"
             storage = stored.directory.storage
             places = stored.where if stored.is_copy or storage.is_local else f"{stored.where} and {storage}"
-            afar = "" if storage.is_local else "; it may be running on another machine"
-            _ask(f"Delete {places} ({what}{afar})?")
+            if not storage.is_local:
+                what += "; it may be running on another machine"
+            _ask(f"Delete {places} ({what})?")
         copies.delete(stored)
         typer.echo(f"deleted {stored.where}", err=True)
 

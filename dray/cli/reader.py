@@ -87,8 +87,8 @@ class ExperimentReader:
         """The complete checkpoints of a trial, by batches; None: of all trials. Not verified."""
         from dray.records.checkpoints import list_checkpoints
 
-        there = list_checkpoints(self.stored.directory)
-        return [each for each in there if each.is_complete and trial in (None, each.trial)]
+        found = list_checkpoints(self.stored.directory)
+        return [each for each in found if each.is_complete and trial in (None, each.trial)]
 
     def checkpoint(self, trial: int) -> str | None:
         """The id of the checkpoint at a trial's best validation, else of its latest one; not verified."""
@@ -116,8 +116,8 @@ class ExperimentReader:
                 raise NoExperiment(self._no_best())
             return self.best
         if not named.isdigit() or int(named) not in self.trials:
-            there = f"it has {len(self.trials)}, numbered from 0" if self.trials else "it has none yet"
-            raise NoExperiment(f"{self.stored.name} has no trial {named!r}; {there}; give a trial's number, or 'best'")
+            known = f"it has {len(self.trials)}, numbered from 0" if self.trials else "it has none yet"
+            raise NoExperiment(f"{self.stored.name} has no trial {named!r}; {known}; give a trial's number, or 'best'")
         return int(named)
 
     def _no_best(self) -> str:

@@ -48,8 +48,8 @@ def list_(
         if state is not None:
             states = {row["state"] for row in read.trials.values()}
             if state.upper() not in states:
-                there = ", ".join(sorted(states)) or "none"
-                raise BadUse(f"no trial of {read.stored.name} is in state {state!r}; the trials' states are: {there}")
+                known = ", ".join(sorted(states)) or "none"
+                raise BadUse(f"no trial of {read.stored.name} is in state {state!r}; the trials' states are: {known}")
             numbers = [each for each in numbers if read.trials[each]["state"] == state.upper()]
         if json:
             show.as_json([_trial(read, each) for each in numbers])
@@ -90,7 +90,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
 
         number = read.trial(trial)
         about = _trial(read, number)
-        there = read.checkpoints(number)
+        checkpoints = read.checkpoints(number)
         failures = [
             record
             for record in read.records
@@ -104,7 +104,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 {
                     **about,
                     "metrics": metrics,
-                    "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in there],
+                    "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in checkpoints],
                     "errors": [record.get("error") for record in failures],
                     "logs": None if read.stored.is_copy else str(logs),
                 }
@@ -125,7 +125,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 ("last metrics", "\n".join(f"{key} = {_reported(value)}" for key, value in metrics.items())),
                 ("started", about["started"] and show.clock(_seconds(read, number, "started"), exact=True)),
                 ("ended", about["ended"] and show.clock(_seconds(read, number, "ended"), exact=True)),
-                ("checkpoints", "\n".join(each.location.uri for each in there)),
+                ("checkpoints", "\n".join(each.location.uri for each in checkpoints)),
                 ("logs", "" if read.stored.is_copy else str(logs)),
             ]
         )
@@ -165,10 +165,10 @@ def logs(
         check_follow(follow, json)
         number = read.trial(trial)
         directory = read.stored.directory
-        here, afar = directory.trial(number) / "logs", Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        local, fetched = directory.trial(number) / "logs", Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not directory.storage.is_local:
-            fetch_logs(directory.storage.child(f"trial_{number}"), here, afar)
-        new = trial_lines(afar, here, rank=rank)
+            fetch_logs(directory.storage.child(f"trial_{number}"), local, fetched)
+        new = trial_lines(fetched, local, rank=rank)
         lines = new(not follow)
         if json:
             show.as_json(show.last(lines, tail))
@@ -177,13 +177,13 @@ def logs(
         if follow:
             journal, ended = GrowingFile(directory.journal), False
 
-            def goes_on() -> bool:
+            def is_running() -> bool:
                 nonlocal ended
                 for event in _starts_and_ends(number, journal.new_lines()):
                     ended = event == "exited"  # it starts again if the search is extended
                 return not ended and Journal.writer(directory.journal) is not None
 
-            show.lines(followed(new, goes_on))
+            show.lines(followed(new, is_running))
         elif not lines:
             typer.echo(f"trial {number} has printed nothing" + ("" if rank is None else f" on rank {rank}"), err=True)
 
@@ -208,11 +208,11 @@ def metrics(
     """
     number, rows = _metrics(experiment, trial)
     for column, wanted in (("kind", [kind] if kind else []), ("name", name or [])):
-        there = sorted(set(rows[column]))
+        known = sorted(set(rows[column]))
         for each in wanted:
-            if each not in there:
-                known = ", ".join(there) or "none"
-                raise BadUse(f"trial {number} has no metric of {column} {each!r}; the {column}s are: {known}")
+            if each not in known:
+                names = ", ".join(known) or "none"
+                raise BadUse(f"trial {number} has no metric of {column} {each!r}; the {column}s are: {names}")
         rows = rows[rows[column].isin(wanted)] if wanted else rows
     if json:
         columns = ["batches", "epochs", "kind", "name", "value", "time"]

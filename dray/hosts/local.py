@@ -8,19 +8,18 @@ import json
 import logging
 import os
 import random
-import signal
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import IO, Any
 
 from dray.hosts.bottom_line import TerminalLine, bottom_line
 from dray.hosts.progress import ProgressDisplay, is_wanted
+from dray.hosts.signals import StopSignals
 from dray.hosts.unsaved import UnsavedRows
 from dray.storage import CheckpointStore, Location, opened, verify
 from dray.storage.manifest import Listed
@@ -31,9 +30,6 @@ from dray.training.plan import Plan
 from dray.training.units import TrainUnit
 
 log = logging.getLogger(__name__)
-
-SAME_REQUEST_S = 0.5
-"""A launcher may forward a Ctrl-C that the terminal has sent too: within this time, both are one request."""
 
 
 def home() -> Path:
@@ -49,10 +45,10 @@ class LocalHost:
     KeyboardInterrupt; a second Ctrl-C ends it at once.
 
     Args:
-        directory: of this run; by default a new one in `<home>/local`.
-        trial_seed: by default random.
-        code_dir: copied into checkpoints; by default the working directory.
-        store: of checkpoints; by default in `directory`.
+        directory: The run's directory; by default a new one in `<home>/local`.
+        trial_seed: Random by default.
+        code_dir: Copied into checkpoints; by default the working directory.
+        store: The checkpoint store; by default in `directory`.
     """
 
     experiment_id = 0
@@ -86,11 +82,9 @@ class LocalHost:
         self.is_remote = self._store.is_remote
         self.outputs = self._store.outputs
         self._unsaved = UnsavedRows()
-        self._stop_requested_by = ""  # SIGTERM or Ctrl-C
-        self._interrupted_at: float | None = None  # by Ctrl-C
+        self._signals = StopSignals()
         self._announced_stop = False
-        self._previous_handler: Any = None
-        self._downloads = contextlib.ExitStack()
+        self._until_exit = contextlib.ExitStack()  # the handler of SIGTERM, and downloaded checkpoints
         self._metrics: IO[str] | None = None
         self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._display: ProgressDisplay | None = None
@@ -99,54 +93,23 @@ class LocalHost:
         self._saved: str | None = None
 
     def __enter__(self) -> LocalHost:
-        # Only the main thread may set a handler.
-        if threading.current_thread() is threading.main_thread():
-            self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._until_exit.enter_context(self._signals.sigterm())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._previous_handler is not None:
-            signal.signal(signal.SIGTERM, self._previous_handler)
-            self._previous_handler = None
+        self._until_exit.close()
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
         self._store.close()
-        self._downloads.close()
-
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self._stop_requested_by = "SIGTERM"
-
-    @contextlib.contextmanager
-    def _ctrl_c_requests_stop(self) -> Iterator[None]:
-        """In the block Ctrl-C requests a stop, unless the program has its own handler, or ignores Ctrl-C."""
-        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if not is_default or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        # The workers of a DataLoader inherit this handler, so a Ctrl-C in the terminal does not end them before the
-        # current batch is finished.
-        def request_stop(number: int, frame: FrameType | None) -> None:
-            now = time.monotonic()
-            if self._interrupted_at is not None and now > self._interrupted_at + SAME_REQUEST_S:
-                raise KeyboardInterrupt
-            self._stop_requested_by = "Ctrl-C"
-            self._interrupted_at = self._interrupted_at or now
-
-        signal.signal(signal.SIGINT, request_stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @contextlib.contextmanager
     def training(self, plan: Plan, begin: int, peers: DistributedContext) -> Iterator[None]:
-        self._last, self._interrupted_at, self._announced_stop = None, None, False
+        self._last, self._announced_stop = None, False
         self._progress = lambda: (begin, 0)
-        with self._ctrl_c_requests_stop():
+        with self._signals.ctrl_c():
             if peers.rank == 0 and is_wanted():
                 with ProgressDisplay(plan, begin, line=bottom_line()) as self._display:
                     self._display.starts(str(self.directory))
@@ -160,14 +123,14 @@ class LocalHost:
                     finally:
                         self._display = None
             else:
-                # The terminal may also be the chief's: what this rank prints must not end up behind its bar.
+                # The terminal may also be the chief's: what this rank prints must not end up behind the chief's bar.
                 line = bottom_line() if peers.rank and self._shows else None
                 with line if isinstance(line, TerminalLine) else contextlib.nullcontext():
                     yield
         if peers.rank == 0:
             self._record_end()
-        if any(peers.allgather(self._interrupted_at is not None)):
-            self._stop_requested_by = ""
+        if any(peers.allgather(self._signals.interrupted)):
+            self._signals.requested_by = ""
             raise KeyboardInterrupt
 
     def _record_end(self) -> None:
@@ -178,7 +141,7 @@ class LocalHost:
     def _say_end(self, display: ProgressDisplay, plan: Plan, begin: int, error: BaseException | None) -> None:
         batches, last = self._progress()[0], self._last
         if error is not None and batches == begin:
-            return  # it never began
+            return  # training never began
         completed = batches >= plan.length or (last is not None and last.final and last.decides)
         if isinstance(error, KeyboardInterrupt):
             why = "stopped at once by Ctrl-C"
@@ -186,8 +149,10 @@ class LocalHost:
             why = "failed"
         elif completed:
             why = ""
-        elif self._stop_requested_by or (last is not None and last.interrupted):
-            why = f"stopped by {self._stop_requested_by}" if self._stop_requested_by else "stopped"
+        elif self._signals.requested_by:
+            why = f"stopped by {self._signals.requested_by}"
+        elif last is not None and last.interrupted:
+            why = "stopped"
         else:
             why = "ended early, as requested,"
         display.ended(batches, why)
@@ -211,7 +176,7 @@ class LocalHost:
         return "nothing"
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        # Not watched for hangs: the user is there.
+        # Not watched for hangs: the user is at the terminal.
         self._progress = progress
         if self._display is not None:
             self._display.watch(progress)
@@ -249,8 +214,9 @@ class LocalHost:
     def open_checkpoint(self, checkpoint: str) -> Path:
         """A checkpoint below `home()` by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
         if not Location.of(checkpoint).is_local:
-            # The store of this run has credentials.
-            return self._store.open(checkpoint) if self.is_remote else self._downloads.enter_context(opened(checkpoint))
+            if self.is_remote:
+                return self._store.open(checkpoint)  # with the store's own credentials
+            return self._until_exit.enter_context(opened(checkpoint))
         candidates = (Path(checkpoint), home() / "local" / checkpoint, self.directory.parent / checkpoint)
         for path in candidates:
             if path.is_dir():
@@ -261,10 +227,11 @@ class LocalHost:
         )
 
     def stop_requested(self) -> bool:
-        if self._stop_requested_by and self._display is not None and not self._announced_stop:
+        requested = bool(self._signals.requested_by)
+        if requested and self._display is not None and not self._announced_stop:
             self._announced_stop = True
             self._display.say("stopping: saving a checkpoint after this batch; Ctrl-C again ends the run at once")
-        return bool(self._stop_requested_by)
+        return requested
 
     def opened(self) -> None:
         """Nothing to do: a local program need not report."""
@@ -288,15 +255,15 @@ class LocalHost:
             self._display.reported(report)
         elif report.validation is not None:
             log.info("validated at batch %d: %s", report.batches, _shown(report.validation))
-        return bool(self._stop_requested_by)
+        return bool(self._signals.requested_by)
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._metrics is None:
             self.directory.mkdir(parents=True, exist_ok=True)
             # Line-buffered: no row is lost if the process is killed.
             self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
-            with contextlib.suppress(OSError):  # another run has it, or the file system has no locks
-                fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shows others that the run is alive
+            with contextlib.suppress(OSError):  # another run holds the lock, or the file system has none
+                fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shows that the run is alive
         self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
 
 

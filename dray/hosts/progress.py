@@ -1,8 +1,8 @@
-"""Shows a local run's training to its user: a line at its start, at each validation and at its end; in a terminal or a
-notebook, also a progress bar below them.
+"""Shows a local run's progress: a line at its start, at each validation and at its end; in a terminal or a notebook,
+also a progress bar below them.
 
-All of it belongs to the logger `dray`, at level INFO, and is turned off with it. It is shown unless turned off: where
-logging is configured to take it, through logging, else on standard error.
+The lines are messages of the logger `dray` at level INFO, and are turned off with it. They go through logging if it is
+configured to show them, else to standard error.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def is_wanted() -> bool:
 
 
 class ProgressDisplay:
-    """Displays one training. A context manager, which removes the bar at its end.
+    """Displays the progress of one `fit()`. A context manager, which removes the bar at its end.
 
     Args:
-        plan: what is to be done.
-        begin: the batch that it begins at.
-        line: where the bar is drawn; None: nowhere.
-        clock: returns seconds.
+        plan: What is trained.
+        begin: The batch that training begins at.
+        line: Where the bar is drawn; None: nowhere.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ProgressDisplay:
         self._line, self._clock = line, clock
         self._progress: Callable[[], tuple[int, int]] = lambda: (begin, 0)
         self._seen = begin, 0
-        self._looked = self._opened = clock()
+        self._polled_at = self._opened = clock()
         self._began: tuple[float, int] | None = None
         self._trained_s = 0.0
         self._samples: deque[tuple[float, int]] = deque(maxlen=SPEED_SAMPLES)
@@ -89,7 +89,7 @@ class ProgressDisplay:
                 self._line.__exit__()
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        """Take a function that returns (batches trained, batches of the latest validation)."""
+        """Poll this function, which returns (batches trained, batches of the latest validation)."""
         self._progress = progress
 
     # ------------------------------------------------------------------------------------------------------- lines
@@ -126,8 +126,8 @@ class ProgressDisplay:
         """Remove the bar, and say how far training got.
 
         Args:
-            batches: trained.
-            why: training ended early, such as "stopped by Ctrl-C"; "" if it did not.
+            batches: Batches trained.
+            why: Why training ended early, such as "stopped by Ctrl-C"; "" if it did not.
         """
         self.__exit__(None, None, None)
         if why:
@@ -151,28 +151,28 @@ class ProgressDisplay:
         shown: object = None
         drawn = -math.inf
         while not self._over.wait(POLL_S):
-            self.look()
+            self.poll()
             picture = self._seen, self._training, self._validation
             # Not while nothing changes: the user may be at a debugger's prompt.
             if self._line is not None and picture != shown and self._clock() >= drawn + self._line.every_s:
                 shown, drawn = picture, self._clock()
-                self._line.draw(self.picture(self._line.size()))
+                self._line.draw(self.render(self._line.size()))
 
-    def look(self) -> None:
-        """Poll how far training is, so that the display costs training nothing."""
+    def poll(self) -> None:
+        """Poll the progress, so that the display costs training nothing."""
         now, seen = self._clock(), self._progress()
         if seen[0] != self._seen[0]:
             self._validating = False
         elif seen[1] != self._seen[1]:
             self._validating = True
-        self._trained_s += 0.0 if self._validating else now - self._looked
+        self._trained_s += 0.0 if self._validating else now - self._polled_at
         if seen[0] > self._begin and seen[0] != self._seen[0]:
             # Without the first batch, which may compile the model or start the loader's workers.
             self._began = self._began or (now, seen[0])
             self._samples.append((self._trained_s, seen[0]))
-        self._looked, self._seen = now, seen
+        self._polled_at, self._seen = now, seen
 
-    def picture(self, columns: int) -> str:
+    def render(self, columns: int) -> str:
         """The bar with speed, time left and metrics, at most this wide."""
         trained, validated = self._seen
         parts = []

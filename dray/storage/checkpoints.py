@@ -164,17 +164,17 @@ class CheckpointStore:
         """
         return (Path(self.id_of(batches)) / name).read_bytes()
 
-    def latest(self, on_damage: OnDamage = _warn) -> str | None:
-        """The id of the latest valid checkpoint.
+    def latest(self) -> str | None:
+        """The id of the latest valid checkpoint. Warns once about each damaged one, which is skipped."""
+        found = self.open_latest()
+        return None if found is None else found[0]
+
+    def open_latest(self, on_damage: OnDamage = _warn) -> tuple[str, Path] | None:
+        """The id of the latest valid checkpoint, and its local directory from `open`.
 
         Args:
             on_damage: Called for each damaged checkpoint, which is skipped. By default warns once.
         """
-        found = self.open_latest(on_damage)
-        return None if found is None else found[0]
-
-    def open_latest(self, on_damage: OnDamage = _warn) -> tuple[str, Path] | None:
-        """The id of the latest valid checkpoint, and its local directory from `open`; arguments as in `latest`."""
         for _, checkpoint in self.listed():
             try:
                 return checkpoint, self.open(checkpoint)

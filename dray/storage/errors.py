@@ -21,7 +21,7 @@ class StorageFull(OSError):
 
 
 class StorageError(OSError):
-    """An object store refused a request, or could not be reached in spite of retries."""
+    """An object store refused a request, or could not be reached despite retries."""
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from dray import pytorch
-from dray.hosts import LocalHost, current_host, local, progress, use_host
+from dray.hosts import LocalHost, current_host, progress, signals, use_host
 from dray.pytorch import Batch
 from dray.records.checkpoints import export
 from dray.storage import CheckpointError, Location
@@ -190,7 +190,7 @@ def test_ctrl_c_saves_prints_how_to_resume_and_is_raised(
 
 def test_a_second_ctrl_c_ends_the_run_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "LISTEN_S", 1000)
-    monkeypatch.setattr(local, "SAME_REQUEST_S", 0)
+    monkeypatch.setattr(signals, "SAME_REQUEST_S", 0)
     monkeypatch.setattr(Interrupted, "at", (2, 4))
     with pytest.raises(KeyboardInterrupt):
         fit(Interrupted, max_length=Batch(50))
@@ -200,7 +200,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(home: Path, monkeypatch: pytest.Mo
 
 def test_a_ctrl_c_that_arrives_twice_is_one_request(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "LISTEN_S", 1000)
-    monkeypatch.setattr(local, "SAME_REQUEST_S", 1000)
+    monkeypatch.setattr(signals, "SAME_REQUEST_S", 1000)
     monkeypatch.setattr(Interrupted, "at", (2, 3))
     with pytest.raises(KeyboardInterrupt):
         fit(Interrupted, max_length=Batch(50), reporting_period=Batch(5))

@@ -170,10 +170,10 @@ def test_speed_excludes_validations_and_time_left_includes_them() -> None:
     for seconds, seen in [(5, (10, 0)), (1, (20, 0)), (1, (30, 0)), (10, (30, 8)), (1, (40, 8)), (1, (50, 8))]:
         clock.now += seconds
         at[0] = seen
-        display.look()
+        display.poll()
     # 40 batches in 4 s of training; in 14 s with the validation, which 50 more will have, too.
-    assert display.picture(100) == "epoch 2/2 ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ 50/100 batches  10 batches/s  0:18 left"
-    assert display.picture(20) == "epoch 2/2 ━━━━━━━━━…"
+    assert display.render(100) == "epoch 2/2 ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ 50/100 batches  10 batches/s  0:18 left"
+    assert display.render(20) == "epoch 2/2 ━━━━━━━━━…"
 
 
 def test_training_without_a_known_length_shows_only_its_speed() -> None:
@@ -183,8 +183,8 @@ def test_training_without_a_known_length_shows_only_its_speed() -> None:
     for batches in (8, 9, 1009):
         clock.now += 1
         at[0] = batches, 0
-        display.look()
-    assert display.picture(100) == "1,009 batches  500 batches/s"
+        display.poll()
+    assert display.render(100) == "1,009 batches  500 batches/s"
 
 
 def test_metrics_other_than_numbers_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -276,7 +276,7 @@ def test_all_faults_of_all_points_are_named() -> None:
 
 def test_a_point_that_violates_the_constraint_is_refused() -> None:
     space = parse_space({"x": {"type": "int", "minval": 0, "maxval": 9}}, constraint=lambda point: point["x"] != 3)
-    with pytest.raises(SpaceError, match=r"searcher.points\[0\]: is refused by the constraint"):
+    with pytest.raises(SpaceError, match=r"searcher.points\[0\]: is rejected by the constraint"):
         FirstPoints(space, [{"x": 3}], RandomSampler(space, seed=0))
 
 
@@ -303,9 +303,9 @@ OURS: dict[str, object] = {"x": {"type": "double", "minval": 0, "maxval": 1}}
 @pytest.mark.parametrize(
     ("records", "says"),
     [
-        (journal_of(OURS, seed=8), "line 1: the journal is another search's: its seed is 8, this one's 7"),
-        (journal_of(OURS, smaller_is_better=False), "line 1: .* its smaller_is_better is False, this one's True"),
-        (journal_of({"y": OURS["x"]}), r"line 2: .* trial 0: hyperparameters.y: is not a hyperparameter"),
+        (journal_of(OURS, seed=8), "line 1: the journal belongs to another search: its seed is 8, not 7"),
+        (journal_of(OURS, smaller_is_better=False), "line 1: .* its smaller_is_better is False, not True"),
+        (journal_of({"y": OURS["x"]}), r"line 2: .* trial 0 are not .*: hyperparameters.y: is not a hyperparameter"),
         (
             journal_of({"x": {"type": "int", "minval": 5, "maxval": 6}}),
             r"line 2: .* hyperparameters.x: must be a number",

@@ -418,5 +418,5 @@ def test_refused_points_are_drawn_again_from_the_same_rng() -> None:
 
 def test_a_constraint_that_cannot_be_met_ends_with_an_error() -> None:
     space = parse_space({"x": 1}, constraint=lambda point: False)
-    with pytest.raises(SpaceError, match="hyperparameters: the constraint refused all 1000 points drawn"):
+    with pytest.raises(SpaceError, match="hyperparameters: the constraint rejected all 1000 points drawn"):
         space.sample(Random(0))
