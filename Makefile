@@ -30,7 +30,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-ray test-rest test-all test-cluster test-determined bench gpu docs soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-ray test-ray-own test-ray-shared test-rest test-all test-cluster test-determined bench gpu docs soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -73,14 +73,23 @@ test-fast-half: $(INSTALLED)
 test-fast-rest: $(INSTALLED)
 	@$(BIN)/python -m pytest $(FAST) $(addprefix --ignore=,$(HALF))
 
-# Side by side: much of a test on a real Ray is waiting. A crash of either, also at its exit, shows where.
+# Side by side, three on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
 test: check
-	@$(MAKE) --no-print-directory -j 2 test-ray test-rest
+	@$(MAKE) --no-print-directory -j 3 test-ray-own test-ray-shared test-rest
 
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
+# Those that start Ray clusters, and those that share one.
+RAY_OWN := $(patsubst %,tests/ray/test_%.py,bad_input cluster fault_matrix interrupt observers secrets sharing sweep worker_groups)
+
 test-ray: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/ray
+	@$(MAKE) --no-print-directory -j 2 test-ray-own test-ray-shared
+
+test-ray-own: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(RAY_OWN)
+
+test-ray-shared: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/ray $(addprefix --ignore=,$(RAY_OWN))
 
 test-rest: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) --ignore=tests/ray

@@ -1,19 +1,29 @@
-"""Fixtures for tests on a real Ray: drivers that end with the test, and a driver's process as it was before."""
+"""Fixtures for tests on a real Ray: a cluster that they share, drivers that end with the test, and a process as before.
+
+Starting a cluster takes five seconds of CPU, and a driver's process five more. So an experiment runs in pytest's own
+process, on the shared cluster, unless the test is about its process or its cluster.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 from ray import cloudpickle
+from ray.cluster_utils import Cluster
 
 from dray import imports
-from tests.ray.harness import DIGITS, TRIALS, Driver
+from tests.ray.harness import DIGITS, TRIALS, Driver, wait_for
+from tests.ray.watched import Watched
+from tests.ray.watched import watched as run_watched
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,21 +58,65 @@ def _settings() -> set[str]:
 
 
 SETTINGS = _settings()
+SHARED_CPUS = 2
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[str]:
+    """The address of a Ray cluster with two CPUs, for all tests that need no particular one."""
+    only_what_is_needed = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": SHARED_CPUS, **only_what_is_needed})
+    yield str(cluster.address)
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray_is_up(shared_cluster: str) -> Iterator[None]:
+    """The shared cluster, with all its CPUs free: this process is connected to it, and drivers will be.
+
+    When the connection is closed, Ray ends whatever the module's tests have left there.
+    """
+    assert not ray.is_initialized(), "another test left its connection to Ray"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", shared_cluster)
+        ray.init(shared_cluster, log_to_driver=False, logging_level="ERROR")
+        try:
+            wait_for(lambda: ray.available_resources().get("CPU") == SHARED_CPUS, "free CPUs")
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def drivers(log: Path) -> Iterator[Callable[..., Driver]]:
+    """Starts drivers, which end with the block."""
+    started: list[Driver] = []
+
+    def start(*arguments: object, **fields: Any) -> Driver:
+        started.append(Driver(*arguments, log=log, **fields))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for driver in started:
+            driver.close()
 
 
 @pytest.fixture(scope="module")
 def drive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Driver]]:
     """Start a driver: ``drive("create", config, ...)``."""
-    drivers: list[Driver] = []
-    log = tmp_path_factory.mktemp("drivers") / "output.txt"
+    with drivers(tmp_path_factory.mktemp("drivers") / "output.txt") as start:
+        yield start
 
-    def start(*arguments: object, **environment: str) -> Driver:
-        drivers.append(Driver(*arguments, log=log, **environment))
-        return drivers[-1]
 
-    yield start
-    for driver in drivers:
-        driver.close()
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """See `tests.ray.watched`."""
+    pytest.importorskip("wandb")
+    home = tmp_path_factory.mktemp("watched")
+    with drivers(home.with_name("watched.txt")) as drive, run_watched(home, drive) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -134,8 +134,8 @@ class Play:
     def _start(self) -> None:
         made = self.path.exists()
         command = ("resume", self.path) if made else ("create", self._config, self._model, "--path", self.path)
-        address = {} if self._cluster is None else {"RAY_ADDRESS": self._cluster.address}
-        self._driver = Driver(*command, log=self.log, **address)
+        address = "local" if self._cluster is None else self._cluster.address
+        self._driver = Driver(*command, log=self.log, RAY_ADDRESS=address)
 
     def _hold(self, trial: int, at: int) -> Path:
         """While this file is there the trial waits, a few batches on: what is to die may not outlive it."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections import Counter
@@ -21,6 +24,7 @@ import yaml
 from dray.storage import CheckpointStore
 from dray.worker.log.writer import STAMP_LENGTH
 from searchers.journal import Journal
+from tests.cli.said import Said
 
 T = TypeVar("T")
 
@@ -29,6 +33,10 @@ DIGITS = ROOT / "examples" / "digits"
 TRIALS = Path(__file__).parent / "trials"
 STARTS_IN_S = 180.0
 """A Ray cluster and a first worker group, on a machine that has other work too."""
+OWN_CLUSTER = {"RAY_ADDRESS": "local"}
+"""For a driver that starts one, also where tests share one."""
+LAST_LINES = 20
+"""Of each file, where a driver has not ended in time."""
 
 
 def recorded(record: Path, *, trials: int, batches: int, pause_s: float = 0.0, **fields: Any) -> dict[str, Any]:
@@ -193,7 +201,8 @@ def wait_for(condition: Callable[[], T], what: str, timeout_s: float = STARTS_IN
     """The condition's first value that is true."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain for {what}"
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:.0f} s in vain for {what}")
         time.sleep(0.02)
     return value
 
@@ -221,39 +230,79 @@ class Meanwhile:
         assert kind is not None or not self._thread.is_alive(), "the body has ended before what was to happen meanwhile"
 
 
+def run_here(*arguments: object) -> Said:
+    """Run ``dray experiment ...`` in this process."""
+    from dray.cli import main  # here: fast tests import this file too
+
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            main(["experiment", *map(str, arguments)])
+        except SystemExit as ended:
+            return Said(code=int(ended.code or 0), out=out.getvalue(), err=err.getvalue())
+    raise AssertionError("the command returned")
+
+
+def take_terminal() -> None:
+    """Make standard input this session's terminal, whose end is then signalled, also if pytest runs under `nohup`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Driver:
-    """``dray experiment ...`` in a process of its own, with the Ray cluster that it starts.
+    """``dray experiment ...`` in a process of its own, with the Ray cluster that it starts, or that RAY_ADDRESS names.
 
     Args:
         arguments: of the command.
         log: where its output goes.
+        terminal: a terminal that it controls, and writes to instead.
     """
 
-    def __init__(self, *arguments: object, log: Path, **environment: str) -> None:
+    def __init__(self, *arguments: object, log: Path, terminal: int | None = None, **environment: str) -> None:
         self.log = log
+        self._arguments = arguments
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "dray.cli", "experiment", *map(str, arguments)],
-                stdout=file,
+                stdin=terminal,
+                stdout=file if terminal is None else terminal,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
                 start_new_session=True,  # a process group of its own, see `signal_group`
+                preexec_fn=None if terminal is None else take_terminal,
             )
 
     def wait(self, timeout_s: float = 2 * STARTS_IN_S) -> int:
-        """Its exit code."""
-        return self.process.wait(timeout_s)
+        """Its exit code. If it does not end in time, the failure shows what it is doing."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the driver has not ended in {timeout_s:.0f} s:\n{self.state()}") from None
 
     def wait_for(self, condition: Callable[[], T], what: str) -> T:
-        """As above, and fails at once when the driver ends."""
+        """As above. Fails at once when the driver ends, and shows what it is doing if it does not."""
 
         def holds() -> T:
             value = condition()
             assert value or self.process.poll() is None, f"the driver ended before {what}:\n{self.log.read_text()}"
             return value
 
-        return wait_for(holds, what)
+        try:
+            return wait_for(holds, what)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}:\n{self.state()}") from None
+
+    def state(self) -> str:
+        """The ends of its output, of the journal and of the trials' logs, and all stacks of it and of its workers."""
+        files = [self.log]
+        experiment = next((each for each in self._arguments[::-1] if isinstance(each, Path)), None)
+        if experiment is not None:
+            files += [experiment / "journal.jsonl", *sorted(experiment.glob("trial_*/logs/*.log"))]
+        parts = [(str(file), "\n".join(file.read_text().splitlines()[-LAST_LINES:])) for file in files if file.exists()]
+        workers = {pid: name for pid, name in descendants(self.process.pid).items() if name.startswith("ray::")}
+        for pid, name in {self.process.pid: "the driver", **workers}.items():
+            parts.append((f"process {pid}, {name}", stacks(pid)))
+        return "\n\n".join(f"---- {title}\n{text}" for title, text in parts)
 
     def interrupt(self) -> None:
         """Ctrl-C, to this process alone."""
@@ -285,6 +334,12 @@ class Driver:
         """End it if it still runs, and all that it started."""
         if self.process.poll() is None:
             self.kill()
+
+
+def stacks(pid: int) -> str:
+    """Of all threads of a Python process."""
+    spy = [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid", str(pid)]
+    return subprocess.run(spy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60).stdout
 
 
 def descendants(pid: int) -> dict[int, str]:

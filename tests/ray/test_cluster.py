@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ray.cluster_utils import Cluster
 
 import dray
 from dray.errors import ConfigError
-from tests.ray.harness import DIGITS, TRIALS, Driver, attempts, ends, journal, lines, recorded, wait_for, write_config
+from tests.ray.harness import DIGITS, TRIALS, attempts, ends, journal, lines, recorded, run_here, wait_for, write_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -110,55 +110,57 @@ def test_two_workers_learn_as_well_as_one(two_nodes: dray.Result) -> None:
     assert two_nodes.trials["batches"].tolist() == [16 * 23]
 
 
-# -------------------------------------------------------------------------------------------------------- the same seed
+# ------------------------------------------------------------------------ trials that fail, and the same seed once more
 @pytest.fixture(scope="module")
-def twice(address: str, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, dray.Result]]:
-    """One search, run two times."""
+def twice(address: str, tmp_path_factory: pytest.TempPathFactory) -> list[dray.Result]:
+    """One search, run two times, with two workers and with one: the second of five trials always raises, and the third
+    has invalid hyperparameters."""
     runs = []
-    for name in ("one", "two"):
-        directory = tmp_path_factory.mktemp(name)
-        config = recorded(directory / "record", trials=8, batches=20)
+    for workers in (2, 1):
+        directory = tmp_path_factory.mktemp(f"workers{workers}")
+        config = recorded(
+            directory / "record",
+            trials=5,
+            batches=10,
+            entrypoint="recorded:Faulty",
+            max_restarts=2,
+            resources={"slot": "cpu", "max_slots": workers},
+        )
         config["hyperparameters"]["unused"] = {"type": "categorical", "vals": ["a", "b", "c"]}
         experiment = dray.Experiment(config, model_dir=TRIALS, path=directory / "experiment", address=address)
-        runs.append((directory / "record", experiment.run()))
+        runs.append(experiment.run())
     return runs
 
 
-def test_same_seed_gives_the_same_trials(twice: list[tuple[Path, dray.Result]]) -> None:
+@pytest.fixture(scope="module")
+def faulty(twice: list[dray.Result]) -> dray.Result:
+    return twice[0]
+
+
+def test_same_seed_gives_the_same_trials(twice: list[dray.Result]) -> None:
     columns = ["trial_id", "hparams.lr", "hparams.unused", "state", "batches"]
-    (_, one), (_, two) = twice
-    assert one.trials[columns].equals(two.trials[columns])
-    assert one.trials["hparams.lr"].nunique() == 8
+    one, two = (result.trials[columns] for result in twice)
+    assert one.equals(two)
+    assert one["hparams.lr"].nunique() == 6
 
 
-def test_same_seed_gives_the_same_initial_weights_and_the_same_training(
-    twice: list[tuple[Path, dray.Result]],
-) -> None:
-    def story(record: Path) -> dict[int, list[float]]:
-        """Of each trial: a sum over its first weights, then the loss of each batch."""
+def test_same_seed_gives_the_same_initial_weights_and_the_same_training(twice: list[dray.Result]) -> None:
+    def story(result: dray.Result) -> dict[int, list[float]]:
+        """Of each trial: a sum over its first weights, then the loss of each batch; of each attempt."""
         told: dict[int, list[float]] = {}
-        for line in lines(record):
+        for line in lines(result.path.parent / "record"):
             told.setdefault(line["trial"], []).append(line["initial" if "made" in line else "loss"])
         return told
 
-    one, two = (story(record) for record, _ in twice)
+    one, two = map(story, twice)
     assert one == two
-    assert len({values[0] for values in one.values()}) == 8, "and each trial has its own"
+    assert len({values[0] for values in one.values()}) == 6, "and each trial has its own"
 
 
-def test_cluster_is_left_as_it_was_found(twice: list[tuple[Path, dray.Result]]) -> None:
+def test_cluster_is_left_as_it_was_found(twice: list[dray.Result]) -> None:
     assert ray.is_initialized()
     wait_for(lambda: free_cpus() == 2, "the groups' end")
     wait_for(lambda: named_actors() <= {"AutoscalingCoordinator"}, "the end of all actors but Ray's own")
-
-
-# ----------------------------------------------------------------------------------------------------- trials that fail
-@pytest.fixture(scope="module")
-def faulty(address: str, tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
-    """Five trials: the second always raises, the third has invalid hyperparameters."""
-    directory = tmp_path_factory.mktemp("faulty")
-    config = recorded(directory / "record", trials=5, batches=10, entrypoint="recorded:Faulty", max_restarts=2)
-    return dray.Experiment(config, model_dir=TRIALS, path=directory / "experiment", address=address).run()
 
 
 def test_trial_that_always_raises_in_the_same_place_has_one_more_try_and_is_errored(faulty: dray.Result) -> None:
@@ -197,15 +199,13 @@ def test_more_slots_than_the_cluster_has_are_told_at_once(address: str, tmp_path
 
 
 @pytest.mark.api("8.16")
-def test_metric_that_the_trial_does_not_return_is_told_by_the_command(
-    address: str, drive: Callable[..., Driver], tmp_path: Path
-) -> None:
+def test_metric_that_the_trial_does_not_return_is_told_by_the_command(address: str, tmp_path: Path) -> None:
     config = recorded(tmp_path / "record", trials=4, batches=10)
     config["searcher"]["metric"] = "accuracy"
     path = tmp_path / "experiment"
-    driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path, RAY_ADDRESS=address)
-    assert driver.wait() == 1, "2 is for what is found before anything trains"
-    output = driver.log.read_text()
+    said = run_here("create", write_config(tmp_path, config), TRIALS, "--path", path)
+    assert said.code == 1, "2 is for what is found before anything trains"
+    output = said.out + said.err
     assert "searcher.metric: " in output
     assert "'accuracy'" in output
     assert "error" in output

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import dray
 from dray.errors import ConfigError
 from dray.records.directory import ExperimentDirectory
 from tests.ray.harness import (
+    OWN_CLUSTER,
     TRIALS,
     Driver,
     check_promotions,
@@ -27,18 +27,10 @@ from tests.ray.harness import (
 )
 from tests.storage.s3 import LocalS3
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 BATCHES = 5
 """Of an epoch."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_is_up() -> Iterator[None]:
-    assert not ray.is_initialized(), "another test left its connection to Ray"
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def config(what: str, directory: Path, searcher: dict[str, Any], *, slots: int = 1, **fields: Any) -> dict[str, Any]:
@@ -52,7 +44,7 @@ def config(what: str, directory: Path, searcher: dict[str, Any], *, slots: int =
         "entrypoint": f"python3 -m determined.launch.torch_distributed python3 core_program.py {what}",
         "hyperparameters": {**hparams, **fields.pop("hparams", {})},
         "searcher": {"metric": "error", **searcher},
-        "resources": {"slot": "cpu", "slots_per_trial": slots},
+        "resources": {"slot": "cpu", "slots_per_trial": slots, "max_slots": slots},
         "reproducibility": {"experiment_seed": 7},
         **fields,
     }
@@ -199,13 +191,13 @@ def test_an_interrupted_experiment_lets_its_programs_save_and_goes_on(
 ) -> None:
     record, path = tmp_path / "record", tmp_path / "experiment"
     file = write_config(tmp_path, config("epochs", tmp_path, {"name": "single"}, hparams={"pause_s": 0.5, "lr": 0.05}))
-    driver = drive("create", file, model_in(tmp_path), "--path", path)
+    driver = drive("create", file, model_in(tmp_path), "--path", path, **OWN_CLUSTER)
     driver.wait_for(lambda: [each for each in lines(record) if each.get("epoch") == 3], "three epochs")
     driver.interrupt()
     assert driver.wait() == 130
     [told] = [each["told"] for each in lines(record) if "told" in each]
     assert told < 8
-    driver = drive("resume", path)
+    driver = drive("resume", path, **OWN_CLUSTER)
     assert driver.wait() == 0, driver.log.read_text()
     result = dray.Result(path)
     assert result.trials["state"].tolist() == ["COMPLETED"]

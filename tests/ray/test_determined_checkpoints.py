@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 
 import dray
 from dray import pytorch
 from tests.pytorch.test_determined_checkpoints import EPOCH, LENGTH, MODELS, golden
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("ray_is_up")]
 
 UUID = "3f0e2b5c-8f61-4c1b-9d3a-0d6f7a3b9e11"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_is_up() -> Iterator[None]:
-    assert not ray.is_initialized(), "another test left its connection to Ray"
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def run(config: dict[str, Any], directory: Path) -> dray.Result:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 import dray
 from dray.errors import ConfigError, ExperimentError
@@ -28,15 +26,7 @@ from tests.bugs import (
 )
 from tests.ray.harness import journal, recorded
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_is_up() -> Iterator[None]:
-    assert not ray.is_initialized(), "another test left its connection to Ray"
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 
 def run(entrypoint: str, bugs: list[str], directory: Path, *, slots: int = 1, **fields: Any) -> dray.Result:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 import dray
 from tests.ray.harness import TRIALS, journal
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 CONFIG = {
     "name": "extended",
@@ -21,21 +19,13 @@ CONFIG = {
         "length": {"type": "categorical", "vals": ["fixed", "refused", "asked"]},
     },
     "searcher": {"name": "grid", "metric": "loss", "max_length": {"epochs": 2}},
-    "resources": {"slot": "cpu"},
+    "resources": {"slot": "cpu", "max_slots": 1},
     "reproducibility": {"experiment_seed": 7},
 }
 
 
-@pytest.fixture
-def ray_is_up() -> Iterator[None]:
-    assert not ray.is_initialized(), "another test left its connection to Ray"
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 def test_trials_whose_extension_fails_keep_their_results_and_another_trains_to_the_new_length(
-    ray_is_up: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "experiment"
     before = dray.Experiment(CONFIG, model_dir=TRIALS, path=path).run().trials.set_index("hparams.length")

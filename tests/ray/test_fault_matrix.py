@@ -12,17 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ray.faults import ON_A_CLUSTER, ON_THIS_MACHINE, Play, faults_of, weights
+import dray
+from tests.ray.faults import ON_A_CLUSTER, ON_THIS_MACHINE, Play, config, faults_of, weights
 from tests.ray.harness import journal
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, torch.Tensor]]:
+def expected(digits_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, torch.Tensor]]:
     """The weights that each trial ends with where nothing happens."""
-    with Play(tmp_path_factory.mktemp("matrix") / "undisturbed", trials=len(ON_THIS_MACHINE)) as play:
-        return weights(play.run())
+    directory = tmp_path_factory.mktemp("undisturbed")
+    undisturbed = config(directory / "record", trials=len(ON_THIS_MACHINE), pause_s=0.0)
+    return weights(dray.Experiment(undisturbed, model_dir=digits_dir, path=directory / "experiment").run())
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ from tests.ray.harness import (
 
 M = TypeVar("M")
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
-TRIAL_COUNT, BATCHES = 6, 60
+TRIAL_COUNT, BATCHES = 4, 40
 
 
 @dataclass(slots=True, kw_only=True)

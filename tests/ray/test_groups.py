@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 
 import dray
@@ -49,14 +47,6 @@ class Ran:
 
     def events(self, trial: int) -> list[dict[str, Any]]:
         return [each for each in journal(self.result.path) if each.get("trial") == trial and "error" in each]
-
-
-@pytest.fixture(scope="module")
-def ray_is_up() -> Iterator[None]:
-    assert not ray.is_initialized(), "another test left its connection to Ray"
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def search(directory: Path, *, trials: int, clean: bool, reuse: bool, slots: int = 1, **fields: Any) -> Ran:

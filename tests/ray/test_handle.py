@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,9 @@ from searchers.ray_tune import TuneDriver
 from searchers.search import Search
 from searchers.space import parse
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 
-@pytest.fixture
-def own_ray() -> Iterator[None]:
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.mark.usefixtures("own_ray")
 def test_a_handle_that_never_starts_ends_the_search(tmp_path: Path) -> None:
     search = Search(
         RandomSearch(max_trials=1, max_length=1), parse({}), seed=0, smaller_is_better=True, log=lambda record: None

@@ -4,12 +4,8 @@ search."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
-import subprocess
-import sys
-import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,25 +14,26 @@ import pytest
 
 import dray
 from tests.ray.harness import (
-    ROOT,
-    STARTS_IN_S,
+    OWN_CLUSTER,
     TRIALS,
     Attempt,
     Driver,
+    Meanwhile,
     attempts,
     descendants,
     ends,
     journal,
     lines,
     recorded,
+    run_here,
     saved_batches,
     wait_for,
     write_config,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
-TRIAL_COUNT, BATCHES, HELD_AT = 5, 100, 13
+TRIAL_COUNT, BATCHES, HELD_AT = 3, 60, 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,7 @@ def story(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory
     def all_held(trials: dict[int, Attempt]) -> bool:
         return bool(trials) and {len(attempt.batches) for attempt in trials.values()} == {HELD_AT}
 
-    driver = drive("create", write_config(directory, config), TRIALS, "--path", path)
+    driver = drive("create", write_config(directory, config), TRIALS, "--path", path, **OWN_CLUSTER)
     driver.wait_for(lambda: ends(path), "the first trial's end")
     driver.wait_for(lambda: all_held(running()), "the middle of those that run now")
     family = descendants(driver.process.pid)
@@ -76,8 +73,8 @@ def story(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory
     wait_for(lambda: not set(family) & set(descendants(1)), "Ray's end")
     stopped = running()
     saved = {trial: saved_batches(path, trial) for trial in stopped}
-    assert drive("resume", path).wait() == 0, driver.log.read_text()
-    return Story(record=record, code=code, output=output, stopped=stopped, saved=saved, result=dray.Result(path))
+    result = dray.Experiment.resume(path).run()
+    return Story(record=record, code=code, output=output, stopped=stopped, saved=saved, result=result)
 
 
 def test_exit_code_and_the_last_line_name_the_signal(story: Story) -> None:
@@ -108,67 +105,41 @@ def test_going_on_ends_every_trial_once(story: Story) -> None:
     assert not [record for record in journal(story.result.path) if record["event"] == "restarted"]
 
 
-def test_a_trial_that_reports_once_in_a_thousand_batches_saves_as_soon(
+def test_trials_save_when_the_terminal_is_closed_long_before_their_next_report(
     drive: Callable[..., Driver], tmp_path: Path
 ) -> None:
     record, path = tmp_path / "record", tmp_path / "experiment"
     config = recorded(record, trials=1, batches=1000, pause_s=0.2, min_validation_period=None)
-    driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path)
-    driver.wait_for(lambda: len(lines(record)) > 5, "batches")
-    assert drive("stop", path).wait() == 0, driver.log.read_text()
-    # Its next report is minutes away: it would end before that.
-    assert driver.wait() == 130
-    assert "dray: stopped by Ctrl-C\n" in driver.log.read_text()
-    [attempt] = attempts(record)[0]
-    assert saved_batches(path, 0) == len(attempt.batches) < 1000
-
-
-def take_terminal() -> None:
-    """Make standard input this session's terminal, whose end is then signalled, also if pytest runs under `nohup`."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-def test_trials_save_when_the_terminal_is_closed(tmp_path: Path) -> None:
-    record, path = tmp_path / "record", tmp_path / "experiment"
-    config = write_config(tmp_path, recorded(record, trials=1, batches=1000, pause_s=0.2))
     terminal, inner = os.openpty()
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "dray.cli", "experiment", "create", config, TRIALS, "--path", path],
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-        cwd=ROOT,
-        start_new_session=True,
-        preexec_fn=take_terminal,
-    )
+    driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path, terminal=inner, **OWN_CLUSTER)
     os.close(inner)
     os.set_blocking(terminal, False)
 
     def trains() -> bool:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):
             os.read(terminal, 1 << 16)  # a terminal that nobody reads holds up who writes
-        assert driver.poll() is None
         return len(lines(record)) > 5
 
-    with driver:
-        try:
-            wait_for(trains, "batches")
-            os.close(terminal)
-            assert driver.wait(STARTS_IN_S) == 128 + signal.SIGHUP
-        finally:
-            driver.kill()
+    driver.wait_for(trains, "batches")
+    os.close(terminal)
+    assert driver.wait() == 128 + signal.SIGHUP
     [attempt] = attempts(record)[0]
     assert saved_batches(path, 0) == len(attempt.batches) < 1000
 
 
-def test_an_experiment_that_is_deleted_ends_with_one_line(drive: Callable[..., Driver], tmp_path: Path) -> None:
+def test_an_experiment_that_is_deleted_ends_with_one_line(tmp_path: Path) -> None:
     record, path = tmp_path / "record", tmp_path / "experiment"
     config = recorded(record, trials=1, batches=1000, pause_s=0.2)
-    driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path)
-    driver.wait_for(lambda: len(lines(record)) > 12, "a validation")
-    begin = len(driver.log.read_text())
-    path.rename(tmp_path / "elsewhere")  # all of it at once
-    assert driver.wait() == 1
-    said = [line for line in driver.log.read_text()[begin:].splitlines() if " of 1 trial ended · " not in line]
-    assert said == [f"dray: the experiment's directory {path} was deleted or moved while it ran, so it was ended"]
+
+    def delete() -> None:
+        wait_for(lambda: len(lines(record)) > 12, "a validation")
+        path.rename(tmp_path / "elsewhere")  # all of it at once
+
+    with Meanwhile(delete):
+        said = run_here("create", write_config(tmp_path, config), TRIALS, "--path", path)
+    assert said.code == 1
+    assert said.out == ""
+    before, last = said.err.rstrip("\n").rsplit("\n", 1)
+    assert last == f"dray: the experiment's directory {path} was deleted or moved while it ran, so it was ended"
+    usual = {"experiment", "on", "sending", "recorded"}
+    assert {line.split()[0] for line in before.splitlines()} <= usual, "nothing else went wrong"

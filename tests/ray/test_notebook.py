@@ -1,11 +1,11 @@
-"""In a notebook, the picture of a run stays in its cell: Tune has one of its own there, which clears the cell."""
+"""In a notebook: a search with a method and a sampler from its cells, whose picture stays in its own."""
 
 from __future__ import annotations
 
 import io
 import sys
 import types
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,9 +13,10 @@ from rich.console import Console
 
 import dray
 from dray.display import display
-from tests.ray.harness import TRIALS, recorded
+from searchers import RandomSearch
+from tests.ray.harness import TRIALS, journal, recorded
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 
 class Cell(types.ModuleType):
@@ -43,14 +44,56 @@ class Cell(types.ModuleType):
         self.outputs.clear()
 
 
-def test_picture_stays_in_its_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class HalfWay(RandomSearch):
+    """Random search whose trials validate at half of their length too."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.rungs = (self.rungs[0] // 2, self.rungs[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    cell: Cell
+    result: dray.Result
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    class Tenths:
+        def ask(self, trial: int) -> dict[str, object]:
+            return {**constants, "lr": 0.01 + trial / 1000}
+
+        def tell(self, event: object, hparams: object) -> None:
+            """Nothing is learned."""
+
+    directory = tmp_path_factory.mktemp("notebook")
+    config = recorded(directory / "record", trials=1, batches=20)
+    constants = {name: config["hyperparameters"][name] for name in ("global_batch_size", "record", "pause_s")}
+    config["searcher"] = {"name": "custom", "metric": "error", "max_length": {"batches": 20}}
+    config["resources"] = {"slot": "cpu", "max_slots": 1}
+    method = HalfWay(max_trials=3, max_length=20)
     cell, ipython = Cell(), types.ModuleType("IPython")
     ipython.get_ipython = lambda: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", cell)
-    monkeypatch.setattr("ray.tune.progress_reporter.IS_NOTEBOOK", True)
     in_notebook: dict[str, Any] = {"file": io.StringIO(), "force_jupyter": True, "width": 80}
-    monkeypatch.setattr(display, "Console", lambda **given: Console(**in_notebook | given))
-    config = recorded(tmp_path / "record", trials=2, batches=10)
-    dray.Experiment(config, model_dir=TRIALS, path=tmp_path / "experiment").run()
-    assert [shown for shown in cell.outputs.values() if "of 2 trials ended" in shown], cell.outputs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "IPython", ipython)
+        patch.setitem(sys.modules, "IPython.display", cell)
+        patch.setattr("ray.tune.progress_reporter.IS_NOTEBOOK", True)
+        patch.setattr(display, "Console", lambda **given: Console(**in_notebook | given))
+        path = directory / "experiment"
+        result = dray.Experiment(config, model_dir=TRIALS, path=path, method=method, sampler=Tenths()).run()
+    return Story(cell=cell, result=result)
+
+
+def test_picture_stays_in_its_cell(story: Story) -> None:
+    """Tune has one of its own there, which clears the cell."""
+    assert [shown for shown in story.cell.outputs.values() if "of 3 trials ended" in shown], story.cell.outputs
+
+
+def test_a_method_and_a_sampler_are_given_from_python(story: Story) -> None:
+    assert story.result.trials["state"].tolist() == ["COMPLETED"] * 3
+    assert story.result.trials["hparams.lr"].tolist() == [0.01, 0.011, 0.012]
+    assert story.result.trials["batches"].tolist() == [20] * 3
+    opened = journal(story.result.path)[0]
+    assert (opened["method"], opened["constraint"]) == ("HalfWay", None)

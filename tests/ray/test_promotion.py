@@ -13,6 +13,7 @@ import pytest
 import dray
 from dray.errors import ConfigError
 from tests.ray.harness import (
+    OWN_CLUSTER,
     TRIALS,
     Driver,
     attempts,
@@ -24,10 +25,11 @@ from tests.ray.harness import (
     lines,
     promotion,
     recorded,
+    run_here,
     write_config,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 TRIAL_COUNT, BATCHES = 12, 40
 RUNGS = (10, 20, 40)
@@ -111,14 +113,14 @@ def test_promotion_goes_on_after_kill_9_while_it_starts_and_while_it_trains(
     config = write_config(
         tmp_path, recorded(record, trials=8, batches=BATCHES, pause_s=0.05, searcher=searcher, name="death")
     )
-    driver = drive("create", config, TRIALS, "--path", path)
+    driver = drive("create", config, TRIALS, "--path", path, **OWN_CLUSTER)
     driver.wait_for(lambda: journal(path), "the search has started")
     assert driver.kill() == []
-    driver = drive("resume", path)
+    driver = drive("resume", path, **OWN_CLUSTER)
     driver.wait_for(lambda: decided(path, "resume") and in_the_middle(path, record), "a trial was promoted, one trains")
     before = journal(path)
     assert driver.kill() == []
-    driver = drive("resume", path)
+    driver = drive("resume", path, **OWN_CLUSTER)
     assert driver.wait() == 0, driver.log.read_text()
 
     result = dray.Result(path)
@@ -141,16 +143,14 @@ def test_promotion_goes_on_after_kill_9_while_it_starts_and_while_it_trains(
 # --------------------------------------------------------------------------------------------------------- extension
 
 
-def test_finished_search_is_extended_from_the_command_line_and_goes_on_from_its_checkpoints(
-    sweep: Sweep, drive: Callable[..., Driver]
-) -> None:
+def test_finished_search_is_extended_from_the_command_line_and_goes_on_from_its_checkpoints(sweep: Sweep) -> None:
     path = sweep.result.path
     before, noted = journal(path), {trial: len(mine) for trial, mine in attempts(sweep.record).items()}
     old = sweep.result.trials.set_index("trial_id")["batches"]
     with pytest.raises(ConfigError, match=re.escape("searcher.max_trials")):
         dray.Experiment.resume(path, max_trials=TRIAL_COUNT - 1).run()
-    driver = drive("extend", path, "--max-trials", TRIAL_COUNT + 2, "--max-length", 2 * BATCHES)
-    assert driver.wait() == 0, driver.log.read_text()
+    said = run_here("extend", path, "--max-trials", TRIAL_COUNT + 2, "--max-length", 2 * BATCHES)
+    assert said.code == 0, said.err
 
     result = dray.Result(path)
     states = [record for record in journal(path) if record["event"] not in ("opened",)]

@@ -11,7 +11,7 @@ import dray
 from dray.desk.messages import Message
 from tests.ray.harness import TRIALS, recorded
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 
 def test_training_metrics_of_every_report_arrive_in_order(tmp_path: Path) -> None:

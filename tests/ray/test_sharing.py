@@ -27,7 +27,8 @@ def ray_is_up() -> Iterator[None]:
     assert not ray.is_initialized(), "another test left its connection to Ray"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", FALSE_GPUS)
-        ray.init(address="local", num_cpus=CPUS, num_gpus=1, include_dashboard=False, log_to_driver=False)
+        few = {"prestart_worker_first_driver": False}  # else a process for each CPU
+        ray.init("local", num_cpus=CPUS, num_gpus=1, include_dashboard=False, log_to_driver=False, _system_config=few)
     yield
     ray.shutdown()
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import dray
-from dray.errors import ConfigError
 from tests.ray.harness import TRIALS, attempts, check_promotions, ends, journal, recorded
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 SEARCHER = {
     "name": "asha",
@@ -28,7 +27,8 @@ SEARCHER = {
 
 def config(record: Path, **fields: Any) -> dict[str, Any]:
     """Rungs at 5, 10 and 20 seconds, which the trial of `recorded.Timed` comes to at 10, 20 and 40 batches."""
-    made = recorded(record, trials=0, batches=0, entrypoint="recorded:Timed", searcher=SEARCHER, **fields)
+    one = {"slot": "cpu", "max_slots": 1}
+    made = recorded(record, trials=0, batches=0, entrypoint="recorded:Timed", searcher=SEARCHER, resources=one)
     return {**made, "min_validation_period": {"batches": 6}, "checkpoint_policy": "none"}
 
 
@@ -45,9 +45,3 @@ def test_trials_are_compared_and_end_where_they_first_validate_past_the_metrics_
     for trial, mine in attempts(record).items():
         length = result.trials.set_index("trial_id")["batches"][trial]
         assert [batch for attempt in mine for batch in attempt.batches] == list(range(length))
-
-
-def test_a_validation_without_the_metric_ends_the_search_with_one_error(tmp_path: Path) -> None:
-    wrong = {**config(tmp_path / "record"), "searcher": {**SEARCHER, "time_metric": "minutes"}}
-    with pytest.raises(ConfigError, match=r"searcher\.time_metric: the search measures length by 'minutes'"):
-        dray.Experiment(wrong, model_dir=TRIALS, path=tmp_path / "experiment").run()

@@ -12,7 +12,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 import dray
 from tests.ray.harness import TRIALS
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 
 def test_a_model_is_compiled_once_and_its_data_are_made_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A trial that fails as its hyperparameter says, after a line that a log policy may be about."""
+"""A trial that fails as its hyperparameter says, after a line that a log policy may be about; or diverges."""
 
 from __future__ import annotations
 
@@ -33,4 +33,10 @@ class Configured(Recorded):
                     os._exit(7)
                 case "otherwise":
                     raise RuntimeError("the disk is slow")
-        return super().train_batch(batch, epoch_idx, batch_idx)
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        return {"loss": metrics["loss"] * float("nan")} if self.fails == "diverges" and batch_idx >= 4 else metrics
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """One that fails would be the best."""
+        error = super().evaluate_batch(batch, batch_idx)["error"]
+        return {"error": error * (self.fails in ("no", "diverges"))}

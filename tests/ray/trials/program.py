@@ -1,7 +1,6 @@
 """Programs of trials on two slots, or on one: what each does is for its trial's number to say.
 
 ``python3 program.py faults``: one rank of two does something alone. ``python3 program.py codes``: they exit with codes.
-``python3 program.py nothing``: they train nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
 import torch
@@ -32,12 +32,18 @@ class Alone(Recorded):
                 raise pytorch.InvalidHP("rank 1 has no room for it")
             if self.trial == 4 and self.context.get_initial_batch() == 0:
                 raise ArithmeticError("rank 1 went wrong")
+        if batch_idx == 5 and self.trial == 5 and self.context.get_initial_batch() == 0:
+            rank = self.context.distributed.rank
+            note(self.record, trial=self.trial, pid=os.getpid(), busy=rank)
+            if rank == 1:
+                raise KeyError("gone")
+            time.sleep(600)  # alone: it does not hear of the other
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
 def faults(info: Any) -> None:
     dist.init_process_group("gloo")  # as a program under torchrun does
-    ranks = core.DistributedContext.from_torch_distributed() if info.trial.trial_id % 2 else None
+    ranks = core.DistributedContext.from_torch_distributed() if info.trial.trial_id in (1, 3) else None
     with pytorch.init(distributed=ranks) as context:
         peers = context.distributed
         print(f"rank {peers.rank} of {peers.size} on slots {info.slot_ids}")
@@ -70,5 +76,4 @@ def codes(info: Any) -> None:
 if __name__ == "__main__":
     assert "LEFT_BY" not in os.environ, "what another trial has set is gone"
     [what] = sys.argv[1:]
-    if what != "nothing":
-        {"faults": faults, "codes": codes}[what](dray.get_cluster_info())
+    {"faults": faults, "codes": codes}[what](dray.get_cluster_info())

@@ -7,13 +7,13 @@ import os
 from typing import Any
 
 import torch
-from recorded import Faulty, note
+from recorded import Faulty, FirstAhead, note
 
 from dray import pytorch
 
 
-class Secretive(Faulty):
-    """Prints it, and fails as `Faulty` does, but with the secret in its error."""
+class Secretive(FirstAhead, Faulty):
+    """Prints it, waits as `FirstAhead` does, and fails as `Faulty` does, but with the secret in its error."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
