@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -24,6 +25,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SLOW_TEST_LIMIT_S = 600.0  # two processes that train, or starting Ray, take minutes on a loaded two-core machine
 
 
+def pytest_collection_finish() -> None:
+    # Torch, Ray and pandas are a million objects, which each collection of garbage would visit: each trial makes some.
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         slow = any(item.get_closest_marker(name) for name in ("slow", "ray", "cluster"))
@@ -31,6 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_TEST_LIMIT_S))
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skipif(not _has_gpu(), reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.filterwarnings("default"))  # torch warns of what differs from GPU to GPU
 
 
 def _has_gpu() -> bool:

@@ -48,6 +48,7 @@ def row(text: str, what: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_dry_run_measures_everything_with_tiny_sizes(tmp_path: Path) -> None:
     code, text = dry_run(tmp_path, "waits", "tokens", "stall", "trials", "compiled")
     assert code == 0, text
@@ -79,6 +80,7 @@ sys.meta_path.insert(0, Finder())
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_without_ray_it_says_what_it_left_out_and_runs_the_rest(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_RAY)
     code, text = dry_run(tmp_path, "tests", "trials-on-ray", PYTHONPATH=str(tmp_path))

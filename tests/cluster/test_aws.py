@@ -15,6 +15,7 @@ AWS = Path(__file__).with_name("aws.py")
 """Not imported here: moto, which it imports, takes the fast tests, too, two seconds to collect."""
 
 
+@pytest.mark.long
 def test_the_autoscaler_of_cluster_yaml_starts_spot_machines_first_and_ray_down_ends_all(tmp_path: Path) -> None:
     ran = run_isolated(AWS, tmp_path, home=tmp_path / "home")
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"

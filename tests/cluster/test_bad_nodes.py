@@ -26,6 +26,7 @@ def seen(directory: Path, *cases: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_directory_that_not_all_nodes_have_is_refused_before_anything_trains(tmp_path: Path) -> None:
     told = seen(tmp_path, "not_shared")["not_shared"]
     assert (told["kind"], told["trained"], told["groups"]) == ("ConfigError", 0, 0)

@@ -25,6 +25,7 @@ def seen(directory: Path, case: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_job_needs_the_clusters_token_and_so_does_a_driver_which_says_so_in_a_line(tmp_path: Path) -> None:
     found = seen(tmp_path, "token")
     right = found["job, right"]

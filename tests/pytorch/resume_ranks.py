@@ -20,6 +20,9 @@ from tests import queued
 from tests.pytorch import resuming
 from tests.pytorch.fakes import FakeHost
 
+CUTS = 2
+"""Of each kind: all kinds together are cut almost everywhere."""
+
 
 def two(kind: str, directory: Path, **fit: Any) -> dict[str, Any]:
     return resuming.run(kind, FakeHost(directory), distributed=DistributedContext.from_torch_distributed(), **fit)
@@ -28,7 +31,7 @@ def two(kind: str, directory: Path, **fit: Any) -> dict[str, Any]:
 def go_on(kind: str, directory: Path, source: Path) -> dict[int, dict[str, Any]]:
     """The runs that go on from each cut of `source`."""
     found = {}
-    for cut in resuming.cuts(kind):
+    for cut in resuming.cuts(kind, CUTS):
         rng.seed_all(999)
         found[cut] = two(kind, directory / str(cut), latest_checkpoint=str(source / f"checkpoint_{cut}"))
     return found

@@ -271,9 +271,9 @@ def run(kind: str, host: FakeHost, *, distributed: DistributedContext | None = N
         }
 
 
-def cuts(kind: str) -> list[int]:
-    """Where runs of a kind are cut: five batches at random, the same in every process."""
-    return sorted(random.Random(kind).sample(range(1, BATCHES), 5))
+def cuts(kind: str, count: int = 5) -> list[int]:
+    """Where runs of a kind are cut: so many batches at random, the same in every process."""
+    return sorted(random.Random(kind).sample(range(1, BATCHES), count))
 
 
 def assert_goes_on(resumed: dict[str, Any], whole: dict[str, Any], cut: int, checkpoint: str) -> None:

@@ -232,6 +232,7 @@ def test_a_scaler_after_the_model_is_too_late(context: PyTorchTrialContext) -> N
 
 
 @pytest.mark.api("2.18")
+@pytest.mark.filterwarnings("ignore:Using backward")
 def test_backward_takes_what_tensor_backward_takes(context: PyTorchTrialContext) -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     y = x**2

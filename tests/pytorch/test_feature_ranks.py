@@ -64,6 +64,7 @@ def test_the_chief_writes_scalars_averaged_over_ranks(ranks: list[dict[str, Any]
 
 
 @pytest.mark.api("6.2", "6.3", "6.5")
+@pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef`")
 def test_torchmetrics_say_of_two_ranks_what_they_say_of_one(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
     alone = run(KINDS["measured"], FakeHost(tmp_path), **TRAINING)
     pairs = list(zip(ranks[0]["measured"]["reports"], alone["reports"], strict=True))

@@ -72,7 +72,7 @@ def test_one_process_resumes_with_the_batches_of_two(
     ranks: list[dict[str, Any]], directory: Path, tmp_path: Path, kind: str
 ) -> None:
     whole = [rank[kind]["whole"] for rank in ranks]
-    for cut in resuming.cuts(kind):
+    for cut in resuming.cuts(kind, resume_ranks.CUTS):
         checkpoint = str(directory / kind / "two" / f"checkpoint_{cut}")
         alone = resuming.run(kind, FakeHost(tmp_path / str(cut)), latest_checkpoint=checkpoint)
         assert global_batches([alone]) == global_batches(whole)[cut:]
@@ -83,7 +83,7 @@ def test_one_process_resumes_with_the_batches_of_two(
 def test_a_run_that_has_moved_twice_still_has_its_first_batches(
     ranks: list[dict[str, Any]], one: dict[str, dict[str, Any]], directory: Path, tmp_path: Path
 ) -> None:
-    cut = resuming.cuts("shuffled")[0]
+    cut = resuming.cuts("shuffled", resume_ranks.CUTS)[0]
     later = cut + 1
     checkpoint = str(directory / "shuffled" / "from_one" / str(cut) / f"checkpoint_{later}")
     again = resuming.run("shuffled", FakeHost(tmp_path), latest_checkpoint=checkpoint)

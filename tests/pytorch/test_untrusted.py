@@ -19,7 +19,11 @@ from dray.storage import CheckpointError, verify
 from dray.storage.manifest import DETERMINED_STATE, write_manifest
 from tests.pytorch.fakes import FakeHost, OneWeight
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Detected pickle protocol"),
+    pytest.mark.filterwarnings("ignore:'torch.load' received a zip file"),
+]
 
 
 class Malice:

@@ -108,5 +108,5 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
     "gradients": (torch.is_grad_enabled, lambda tmp: torch.set_grad_enabled(False)),
     "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda tmp: enter(torch.autocast("cpu"))),
     "inference": (torch.is_inference_mode_enabled, lambda tmp: enter(torch.inference_mode())),
-    "warnings": (lambda: len(warnings.filters), lambda tmp: warnings.simplefilter("error")),
+    "warnings": (lambda: len(warnings.filters), lambda tmp: warnings.filterwarnings("error", "mine")),
 }
