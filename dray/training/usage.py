@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EVERY_S = 5.0
 """Seconds between reports of usage, besides those at rungs and at the end of a trial."""
@@ -97,19 +99,23 @@ class Usage:
         if elapsed >= LOOK_EVERY_S or (self._machine is None and elapsed > 0.05):
             device = self._device
             gpu = device.type == "cuda"
-            processes = _processes()
+            processes = self._measured("processes", _processes)
+            cpu_s = memory_gb = None
+            if processes is not None:
+                cpu_s = self._measured("cpu_cores", lambda: self._grown_cpu_s(processes))
+                memory_gb = self._measured("memory_gb", lambda: _memory_gb_of(processes))
             held = self._measured("gpu_memory_gb", lambda: torch.cuda.memory_reserved(device) / 1e9) if gpu else None
             percent = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device))) if gpu else None
             self._machine = Machine(
-                cpu_cores=self._measured("cpu_cores", lambda: self._grown_cpu_s(processes) / elapsed),
-                memory_gb=self._measured("memory_gb", lambda: _memory_gb_of(processes)),
+                cpu_cores=None if cpu_s is None else cpu_s / elapsed,
+                memory_gb=memory_gb,
                 gpu_memory_gb=held,
                 gpu_percent=percent,
             )
             self._looked = now
         return self._machine
 
-    def _measured(self, name: str, measure: Callable[[], float]) -> float | None:
+    def _measured(self, name: str, measure: Callable[[], T]) -> T | None:
         """What `measure` returns; None from the first time on that it fails."""
         if name in self._failed:
             return None

@@ -13,7 +13,7 @@ import dray
 from dray.records import metrics as metrics_log
 from dray.records.timeline import PHASES
 from dray.report import data as report_data
-from dray.report import figures
+from dray.report import slot_time
 from dray.training import usage
 from tests.docs.pages import PAGES, blocks
 from tests.report.simulated import simulated
@@ -44,7 +44,7 @@ def test_machine_figures_and_phases_are_complete() -> None:
 
 def test_limits_of_the_report_are_those_of_the_code() -> None:
     report = " ".join(section("The report").split())
-    for number in (report_data.MAX_CURVES, report_data.MAX_TRIALS, report_data.MAX_POINTS, figures.MAX_STRETCHES):
+    for number in (report_data.MAX_CURVES, report_data.MAX_TRIALS, report_data.MAX_POINTS, slot_time.MAX_STRETCHES):
         assert f"{number:,}" in report
     assert usage.EVERY_S == metrics_log.PACK_EVERY_S == 5
 
