@@ -200,7 +200,7 @@ def test_more_slots_than_the_cluster_has_are_told_at_once(address: str, tmp_path
 
 @pytest.mark.api("8.16")
 def test_metric_that_the_trial_does_not_return_is_told_by_the_command(address: str, tmp_path: Path) -> None:
-    config = recorded(tmp_path / "record", trials=4, batches=10)
+    config = recorded(tmp_path / "record", trials=4, batches=10, resources={"slot": "cpu", "max_slots": 1})
     config["searcher"]["metric"] = "accuracy"
     path = tmp_path / "experiment"
     said = run_here("create", write_config(tmp_path, config), TRIALS, "--path", path)

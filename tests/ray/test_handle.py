@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from searchers import ray_tune
 from searchers.random_search import RandomSearch
 from searchers.ray_tune import TuneDriver
 from searchers.search import Search
@@ -17,7 +18,8 @@ from searchers.space import parse
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 
-def test_a_handle_that_never_starts_ends_the_search(tmp_path: Path) -> None:
+def test_a_handle_that_never_starts_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_tune, "MAX_HANDLE_DEATHS", 2)
     search = Search(
         RandomSearch(max_trials=1, max_length=1), parse({}), seed=0, smaller_is_better=True, log=lambda record: None
     )
@@ -32,3 +34,4 @@ def test_a_handle_that_never_starts_ends_the_search(tmp_path: Path) -> None:
     )
     driver.run()
     assert "nobody" in str(driver.error)
+    assert "died 2 times in a row" in str(driver.error)

@@ -1,16 +1,16 @@
-"""A user's own search method on a real Ray: named by a YAML file, and rebuilt by another driver."""
+"""A user's own search method on a real Ray: named by a YAML file, imported and rebuilt from its journal."""
 
 from __future__ import annotations
 
+import shutil
 from bisect import insort
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from dray.records.result import Result
-from tests.ray.harness import ROOT, Driver, decided, ends, journal, run_here, write_config
+from tests.ray.harness import ROOT, decided, ends, journal, run_here, write_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
@@ -30,18 +30,22 @@ def below_the_median(path: Path, rungs: list[int]) -> list[int]:
     return stopped
 
 
-def test_the_examples_yaml_runs_and_is_extended_by_a_driver_that_imports_the_method_anew(
-    tmp_path: Path, drive: Callable[..., Driver]
+def test_the_examples_yaml_runs_and_is_extended_with_the_experiments_copy_of_the_method(
+    tmp_path: Path,
 ) -> None:
     config = yaml.safe_load((EXAMPLES / "own_method" / "digits.yaml").read_text())
     config["searcher"]["options"] |= {"max_trials": 6, "rungs": [1, 2, 4]}
     config["searcher"]["max_length"] = {"epochs": 4}
-    path = tmp_path / "experiment"
-    said = run_here("create", write_config(tmp_path, config), EXAMPLES, "--path", path)
+    config["resources"] = {"slot": "cpu", "max_slots": 1}
+    path, code = tmp_path / "experiment", tmp_path / "code"
+    for package in ("digits", "own_method"):
+        shutil.copytree(EXAMPLES / package, code / package)
+    said = run_here("create", write_config(tmp_path, config), code, "--path", path)
     assert said.code == 0, said.err
     assert ends(path) == dict.fromkeys(range(6), 1)
-    driver = drive("extend", path, "--max-trials", 8)
-    assert driver.wait() == 0, driver.log.read_text()
+    shutil.rmtree(code)
+    said = run_here("extend", path, "--max-trials", 8)
+    assert said.code == 0, said.err
     assert ends(path) == dict.fromkeys(range(8), 1)
     stopped = below_the_median(path, [1, 2, 4])
     assert decided(path, "stop") == stopped
