@@ -86,7 +86,10 @@ HOSTILE = {
         "hyperparameters.x: must have at most 1000000 points on a grid, got 500000000000",
     ),
     "no date": (f"{BASE}data: {{x: !!timestamp 2020-99-99}}\n", "not valid YAML: month must be in 1..12"),
-    "half a character": (f'{BASE}name: "a\\ud800b"\n', r"name: must be text, got 'a\ud800b', which has half of a char"),
+    "half a character": (
+        f'{BASE}name: "a\\ud800b"\n',
+        r"name: must be text, got 'a\ud800b', which is not valid Unicode",
+    ),
     "NUL": (f'{BASE}checkpoint_storage: "a\\0b"\n', r"must be text without the character NUL, got 'a\x00b'"),
     "two lines": (f'{BASE}name: "a\\nb"\n', r"name: must be one line of printable characters, got 'a\nb'"),
     "two lines in a key": (f'{BASE}"a\\nb\\e[31m": 1\n', r"  a\nb\x1b[31m: unknown field"),
