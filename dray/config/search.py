@@ -24,7 +24,6 @@ from searchers.search import Record, Search
 from searchers.single import Single
 from searchers.space import Space
 
-
 _NOT_CUSTOM = Custom()
 
 
