@@ -6,7 +6,6 @@ It accepts everything that ``load_config`` accepts. Rules that join several fiel
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,7 +50,7 @@ def _hyperparameters() -> tuple[dict[str, Any], dict[str, Any]]:
         {
             "if": {"properties": {"type": {"const": kind}}},
             "then": {
-                "properties": {"type": True} | copy.deepcopy(fields),
+                "properties": {"type": True, **fields},
                 "required": [name for name in fields if name not in ("count", "step", "log")],
                 "additionalProperties": False,
             },

@@ -22,7 +22,7 @@ ABSENT, UNKNOWN = "absent", "unknown"
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """The kinds of a section. It annotates the field that has the section, which is then validated by kind.
+    """The kinds of a section. As a field's annotation, it selects the model that validates the section.
 
     Attributes:
         field: The field that says which kind a section is.

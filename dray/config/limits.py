@@ -1,4 +1,4 @@
-"""How large a config may be, so that a broken or hostile one ends in one error, not in all of the memory."""
+"""How large a config may be, so that a broken or hostile one is a short error instead of running out of memory."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def _fault(value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:  # YAML's "\\ud83d" is half of a surrogate pair
-        return f"must be text, got {value!r:.60}, which has half of a character"
+        return f"must be text, got {value!r:.60}, which is not valid Unicode"
     return ""

@@ -25,7 +25,7 @@ class SlotRange(Section):
 
 
 def _share(number: float) -> float:
-    """Exactly 1/n of a slot; of the digits of a third, two are enough: 0.33."""
+    """Exactly 1/n of a slot, for a number that is close to it: a third for 0.33."""
     trials = 1 / number if 1 / MAX_SHARES <= number < 1 else 0.0
     if round(trials) > 1 and abs(trials - round(trials)) <= 0.05:
         return 1 / round(trials)

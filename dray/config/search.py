@@ -10,13 +10,7 @@ from dray.config.custom import Custom
 from dray.config.entrypoint import is_class
 from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig
-from dray.config.searcher import (
-    AdaptiveASHASearcher,
-    ASHASearcher,
-    GridSearcher,
-    RandomSearcher,
-    SingleSearcher,
-)
+from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, GridSearcher, RandomSearcher, SingleSearcher
 from dray.errors import Fault
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
@@ -30,8 +24,10 @@ from searchers.search import Record, Search
 from searchers.single import Single
 from searchers.space import Space
 
+_NOT_CUSTOM = Custom()
 
-def build_method(config: ExperimentConfig, custom: Custom = Custom()) -> Method:  # noqa: B008 - frozen
+
+def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Method:
     """The search method of a checked config, at its start.
 
     Lengths and rungs are in ``config.searcher.unit``.
@@ -83,7 +79,7 @@ def build_method(config: ExperimentConfig, custom: Custom = Custom()) -> Method:
             return custom.new_method(searcher)
 
 
-def build_sampler(config: ExperimentConfig, custom: Custom = Custom()) -> Sampler:  # noqa: B008 - frozen
+def build_sampler(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Sampler:
     """The sampler of a checked config, at its start.
 
     Args:
@@ -101,7 +97,7 @@ def build_search(
     log: Callable[[Record], None],
     *,
     records: Iterable[Mapping[str, Any]] = (),
-    custom: Custom = Custom(),  # noqa: B008 - frozen
+    custom: Custom = _NOT_CUSTOM,
 ) -> Search:
     """The search of a checked config, replayed from a journal's records.
 
@@ -154,23 +150,23 @@ def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
 def sampling_faults(
     method: str, choice: SamplerChoice, points: Sequence[Mapping[str, Any]], space: Space
 ) -> Iterator[Fault]:
-    """Why a search can't draw from a space: its sampler, which is not checked if it is the user's own, or its points.
+    """Why the sampler or the first points don't fit the space.
 
     Args:
         method: The name of the search method; grid has no sampler, but needs a space that has a grid.
-        choice: The sampler.
+        choice: The sampler; the user's own is not checked.
         points: The first points.
-        space: What they are drawn from.
+        space: The space.
     """
 
-    def chosen() -> Sampler | None:
+    def make_sampler() -> object:
         if method == "grid":
             return GridSampler(space)
         return None if is_class(choice.name) else _named_sampler(choice, space, seed=0, rungs=())
 
-    for made in (chosen, lambda: FirstPoints(space, points, RandomSampler(space, seed=0))):
+    for make in (make_sampler, lambda: FirstPoints(space, points, RandomSampler(space, seed=0))):
         try:
-            made()
+            make()
         except FieldError as error:
             yield from (Fault(path, what) for path, what in error.faults)
 

@@ -27,7 +27,7 @@ from searchers.errors import FieldError
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What validation finds in a config besides its faults; pydantic hands it on as the context.
+    """What validation finds in a config besides its faults; it is pydantic's context.
 
     Attributes:
         given: The valid fields that are given, by path, so that ``rules.py`` can join them whatever else is wrong.

@@ -19,7 +19,7 @@ class _Loader(yaml.SafeLoader):
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
-        if len(node.value) > MAX_VALUES:  # merges repeat what they merge, in memory too
+        if len(node.value) > MAX_VALUES:  # a merge copies what it merges: merges of merges fill the memory
             raise yaml.constructor.ConstructorError(None, None, TOO_MANY, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
-# A date is text for Determined too, and JSON, in which hyperparameters are kept, has none.
+# Dates stay text, as in Determined: hyperparameters are stored as JSON, which has no dates.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()

@@ -139,7 +139,7 @@ def test_sampler_is_made_with_the_space_the_seed_the_rungs_and_its_options(code:
     assert sampler.made == (["global_batch_size", "lr"], 7, (4,))
 
 
-def test_config_comes_back_from_its_file_with_the_options_as_they_were(tmp_path: Path, code: Path) -> None:
+def test_options_survive_the_experiments_file(tmp_path: Path, code: Path) -> None:
     searcher = {"name": "my_search:Halves", "options": {"max_trials": 3, "max_length": None}}
     path = finished(tmp_path / "experiment", searcher, Custom(directory=code))
     assert ExperimentDirectory.open(path).config() == load_config(config(searcher))
@@ -186,15 +186,15 @@ def test_config_comes_back_from_its_file_with_the_options_as_they_were(tmp_path:
         ({"name": "custom"}, "searcher.name", "needs a method from Python: dray.Experiment(config, method"),
     ],
 )
-def test_fault_is_told_with_its_path(code: Path, searcher: dict[str, Any], path: str, what: str) -> None:
+def test_a_fault_has_its_path(code: Path, searcher: dict[str, Any], path: str, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
         experiment(searcher, model_dir=code)
-    [(found, told)] = faults(caught.value)
+    [(found, message)] = faults(caught.value)
     assert found == path
-    assert what.format(code=code) in told
+    assert what.format(code=code) in message
 
 
-def test_class_needs_a_directory_to_come_from() -> None:
+def test_a_class_without_a_model_directory_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"searcher\.name: my_search:Halves .* but there is none; give mo"):
         build_method(load_config(config(HALVES)))
 
@@ -215,7 +215,9 @@ def test_class_needs_a_directory_to_come_from() -> None:
     ],
     ids=["no length", "another name", "another length", "no method", "two samplers", "no sampler"],
 )
-def test_what_is_given_must_fit(tmp_path: Path, searcher: dict[str, Any], given: dict[str, Any], path: str) -> None:
+def test_given_objects_must_fit_the_config(
+    tmp_path: Path, searcher: dict[str, Any], given: dict[str, Any], path: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         experiment(searcher, model_dir=tmp_path, **given)
     assert [found for found, _ in faults(caught.value)] == [path]
@@ -249,7 +251,7 @@ class Tenths:
         """Nothing is learned."""
 
 
-def test_what_came_from_python_is_given_again(tmp_path: Path) -> None:
+def test_objects_from_python_must_be_given_again(tmp_path: Path) -> None:
     def small(point: Mapping[str, object]) -> bool:
         return True
 
@@ -287,7 +289,7 @@ def test_preview_of_a_method_of_ones_own_is_a_simulation(code: Path) -> None:
     assert "custom method, simulated with random metric values" in file.getvalue()
 
 
-def test_preview_tells_that_a_method_breaks_the_rules(code: Path) -> None:
+def test_preview_refuses_a_method_that_breaks_the_rules(code: Path) -> None:
     text = "class Idle:\n    rungs = (4,)\n    def start(self): return []\n"
     for name in ("on", "progress", "extend", "dump", "load"):
         text += f"    def {name}(self, *event): return []\n"
@@ -298,7 +300,7 @@ def test_preview_tells_that_a_method_breaks_the_rules(code: Path) -> None:
         )
 
 
-def test_the_examples_search_cut_at_any_record_goes_on_as_one_that_never_died() -> None:
+def test_the_examples_search_cut_at_any_record_continues_unchanged() -> None:
     loaded, custom = load_config(EXAMPLES / "own_method" / "digits.yaml"), Custom(directory=EXAMPLES)
     whole: list[dict[str, Any]] = []
     search = build_search(loaded, whole.append, custom=custom)

@@ -1,4 +1,4 @@
-"""Every field of Determined's experiment file is used, or named as not used, or an error that says what to write."""
+"""Every field of Determined's experiment file is used, ignored with a warning, or refused with the cure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read(config: ExperimentConfig, path: str) -> Any:
 # ------------------------------------------------------------------------------------------------------ the classes
 
 
-def test_each_field_of_determineds_has_one_class(generate: ModuleType) -> None:
+def test_each_field_of_determined_is_used_ignored_or_refused(generate: ModuleType) -> None:
     classes = generate.determined_fields()
     leaves = {path for path, (state, _) in classes.items() if state == "used"}
     for path in FIELDS:
@@ -79,12 +79,12 @@ def test_each_field_of_determineds_has_one_class(generate: ModuleType) -> None:
     assert not leaves & {*IGNORED_FIELDS, *REMOVED_FIELDS}
 
 
-def test_and_each_class_has_fields_of_determineds_alone(generate: ModuleType) -> None:
+def test_the_tables_have_only_fields_of_determined(generate: ModuleType) -> None:
     known = {*FIELDS, *(path for path in IGNORED_FIELDS if path.startswith("log_policies."))}
     assert set(generate.determined_fields()) <= known
 
 
-def test_the_table_of_the_docs_is_that_of_the_code(generate: ModuleType) -> None:
+def test_the_docs_have_the_table_of_the_code(generate: ModuleType) -> None:
     page = generate.MIGRATION_PAGE.read_text()
     assert page == generate.migration_page(), "run: python docs/generate.py"
     for path, (state, _) in generate.determined_fields().items():
@@ -123,16 +123,16 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", [path for path in IGNORED_FIELDS if not path.startswith("log_policies.")])
-def test_what_is_not_used_is_told_once_and_left_out(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_ignored_field_is_dropped_with_one_warning(path: str, caplog: pytest.LogCaptureFixture) -> None:
     plain = load_config(with_field("reproducibility.experiment_seed", 7))
     raw = with_field(path, VALUES.get(path, "x"), reproducibility={"experiment_seed": 7})
     if path.startswith("checkpoint_storage."):
         raw["checkpoint_storage"] |= {"type": "shared_fs", "host_path": "/results"}
         plain = load_config({**raw, "checkpoint_storage": {"type": "shared_fs", "host_path": "/results"}})
     assert load_config(raw) == plain
-    [told] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert f"\n  {path}: {IGNORED_FIELDS[path]}" in told.getMessage()
-    assert "c4n4ry" not in told.getMessage()
+    [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"\n  {path}: {IGNORED_FIELDS[path]}" in warning.getMessage()
+    assert "c4n4ry" not in warning.getMessage()
     caplog.clear()
     load_config(load_config(raw).to_dict())
     assert len(caplog.records) == 1, "and an experiment's own copy has none of it"
@@ -147,7 +147,7 @@ def test_a_misspelt_field_of_a_log_policy_is_an_error() -> None:
         load_config(with_field("log_policies", [{"pattern": "a", "action": {"tpye": "cancel_retries"}}]))
 
 
-def test_what_determined_fills_in_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_defaults_of_determined_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     for path, value in DEFAULTS.items():
         raw = with_field(path, value)
         if path.startswith("checkpoint_storage."):
@@ -162,11 +162,11 @@ def test_a_shared_file_system_has_no_path_in_containers(caplog: pytest.LogCaptur
     storage = {"type": "shared_fs", "host_path": "/mnt", "container_path": "/c", "storage_path": "cp"}
     config = load_config(with_field("checkpoint_storage", storage))
     assert str(config.checkpoint_storage.location) == "/mnt/cp"
-    [told] = caplog.messages
-    assert "\n  checkpoint_storage.container_path: trials run in Ray workers, without a container; " in told
+    [warning] = caplog.messages
+    assert "\n  checkpoint_storage.container_path: trials run in Ray workers, without a container; " in warning
 
 
-def test_a_list_is_one_constant_and_that_spaces_in_it_are_not_searched_is_told(
+def test_a_list_is_a_constant_and_a_warning_names_the_spaces_in_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     size = {"type": "int", "minval": 1, "maxval": 4}
@@ -175,14 +175,14 @@ def test_a_list_is_one_constant_and_that_spaces_in_it_are_not_searched_is_told(
         with_field("hyperparameters", {"net": {"layers": layers, "val": {"type": "const", "val": [size]}}})
     )
     assert config.space.sample(Random(1)) == {"net": {"layers": layers, "val": [size]}}
-    [told] = caplog.messages
-    paths = [line.partition(":")[0].strip() for line in told.splitlines()[1:]]
+    [warning] = caplog.messages
+    paths = [line.partition(":")[0].strip() for line in warning.splitlines()[1:]]
     assert paths == [f"hyperparameters.net.layers[{place}]" for place in ("1", "2", "3][0][0")]
     assert load_config(config.to_dict()) == config
-    assert caplog.messages == [told], "and not of an experiment's own copy"
+    assert caplog.messages == [warning], "and not of an experiment's own copy"
 
 
-def test_what_is_null_or_empty_is_not_told() -> None:
+def test_null_and_empty_fields_are_not_warned_of() -> None:
     raw = {"workspace": None, "resources": {"priority": None, "weight": 2}, "environment": {"ports": {}}, "pbs": {}}
     assert list(parse_config({**LEAST, **raw, "bind_mounts": []}).ignored) == ["resources.weight"]
 
@@ -197,7 +197,7 @@ def test_a_pattern_is_in_pythons_syntax(pattern: str) -> None:
     assert f"must be in Python's syntax, which has no [:alpha:], got {pattern!r}; write A-Za-z" in what
 
 
-def test_code_gets_names_and_dates_as_text_as_json_has_them(tmp_path: Path) -> None:
+def test_names_and_dates_are_text(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(
         """
@@ -212,7 +212,7 @@ hyperparameters: {day: 2026-11-22, weights: {0: 0.5}}
     assert config.hyperparameters == {"day": "2026-11-22", "weights": {"0": 0.5}}
 
 
-def test_keys_that_determined_has_masked_are_not_taken_for_true_ones() -> None:
+def test_masked_keys_are_refused() -> None:
     storage = {"type": "s3", "bucket": "b", "access_key": MASK, "secret_key": MASK}
     with pytest.raises(ConfigError, match=r"is masked, as .* shows it; write the true") as caught:
         load_config(with_field("checkpoint_storage", storage))
@@ -222,12 +222,12 @@ def test_keys_that_determined_has_masked_are_not_taken_for_true_ones() -> None:
     ]
 
 
-def test_what_det_experiment_config_writes_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_output_of_det_experiment_config_is_read(caplog: pytest.LogCaptureFixture) -> None:
     file = Path(__file__).with_name("determined_config.yaml")
     config = load_config(file)
     assert str(config.checkpoint_storage.location) == "/mnt/nfs/determined"
-    [told] = caplog.messages
-    paths = [line.partition(":")[0].strip() for line in told.splitlines()[1:]]
+    [warning] = caplog.messages
+    paths = [line.partition(":")[0].strip() for line in warning.splitlines()[1:]]
     assert paths == [
         *("bind_mounts", "environment.image", "log_policies.signal", "preemption_timeout", "project"),
         *("resources.resource_pool", "workspace"),
@@ -246,7 +246,7 @@ def test_a_prefix_is_normalised_as_determined_does() -> None:
             location(prefix)
 
 
-def test_hdfs_is_told_what_to_use() -> None:
+def test_hdfs_is_refused_with_what_to_use() -> None:
     storage = {"type": "hdfs", "hdfs_url": "http://a", "hdfs_path": "/b"}
     with pytest.raises(ConfigError) as caught:
         load_config(with_field("checkpoint_storage", storage))
@@ -257,36 +257,36 @@ def test_hdfs_is_told_what_to_use() -> None:
     }
 
 
-def test_a_number_of_determineds_trial_is_told_what_to_write() -> None:
+def test_a_trial_number_of_determined_is_refused_with_the_cure() -> None:
     with pytest.raises(ConfigError, match=r"searcher\.source_trial_id: .* got 7: .* set source_checkpoint_uuid"):
         load_config(with_field("searcher.source_trial_id", 7))
 
 
-def test_a_period_says_what_it_counts() -> None:
+def test_a_period_has_a_unit() -> None:
     what = r"min_checkpoint_period: must have a unit, got 3; write {batches: 100} or {epochs: 1}"
     with pytest.raises(ConfigError, match=re.escape(what)):
         load_config(with_field("min_checkpoint_period", 3))
     assert load_config(with_field("min_checkpoint_period", {"batches": 0})).min_checkpoint_period is None
 
 
-def test_the_path_of_old_says_nothing_beside_the_new_one() -> None:
+def test_checkpoint_path_has_no_effect_beside_storage_path() -> None:
     storage = {"type": "shared_fs", "host_path": "/a", "storage_path": "b", "checkpoint_path": "/c"}
     assert str(load_config(with_field("checkpoint_storage", storage)).checkpoint_storage.location) == "/a/b"
 
 
-def test_an_empty_path_is_told() -> None:
+def test_an_empty_path_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"host_path: must not be empty; for example host_path: /mnt/results"):
         load_config(with_field("checkpoint_storage", {"type": "shared_fs", "host_path": ""}))
 
 
 @pytest.mark.parametrize("path", [path for path in REMOVED_FIELDS if path != "checkpoint_storage.user"])
-def test_what_is_no_more_is_an_error_that_says_what_to_write(path: str) -> None:
+def test_a_removed_field_is_refused_with_the_cure(path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(with_field(path, "x"))
     assert (path, REMOVED_FIELDS[path]) in caught.value.faults
 
 
-def test_a_whole_file_of_determineds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_whole_file_of_determined_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "adaptive.yaml"
     file.write_text(
         """
@@ -335,9 +335,9 @@ reproducibility: {experiment_seed: 999}
     assert (config.resources.slots_per_trial, config.resources.max_slots) == (2, 8)
     assert config.environment.variables("cpu") == {"NCCL_DEBUG": "INFO", "GREETING": "a=b c"}
     assert [policy.pattern for policy in config.log_policies] == [".*CUDA out of memory.*"]
-    [told] = caplog.messages
-    assert told.startswith(f"{file} has fields of Determined that are ignored here:\n  environment.image: ")
-    assert [line.partition(":")[0].strip() for line in told.splitlines()[1:]] == [
+    [warning] = caplog.messages
+    assert warning.startswith(f"{file} has fields of Determined that are ignored here:\n  environment.image: ")
+    assert [line.partition(":")[0].strip() for line in warning.splitlines()[1:]] == [
         "environment.image",
         "log_policies.exclude_node",
         "profiling",
@@ -428,13 +428,13 @@ IN_OTHER_WORDS: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
 _LENGTHS = {"searcher.max_length", "min_validation_period", "min_checkpoint_period"}
 
 
-def test_the_values_below_are_of_all_that_is_used(generate: ModuleType) -> None:
+def test_every_used_field_has_a_value_below(generate: ModuleType) -> None:
     used = {path for path, (state, _) in generate.determined_fields().items() if state == "used"}
     assert used == {*USED, *IN_OTHER_WORDS, *_LENGTHS, "log_policies"}
 
 
 @pytest.mark.parametrize("path", sorted(USED))
-def test_what_is_used_is_taken_and_kept(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_used_field_is_read(path: str, caplog: pytest.LogCaptureFixture) -> None:
     value, beside, meant = USED[path]
     config = load_config(with_field(path, value, **beside))
     found = read(config, path)
@@ -444,7 +444,7 @@ def test_what_is_used_is_taken_and_kept(path: str, caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("path", sorted(IN_OTHER_WORDS))
-def test_older_words_mean_those_of_today(path: str) -> None:
+def test_older_fields_become_the_current_ones(path: str) -> None:
     value, beside, now, meant = IN_OTHER_WORDS[path]
     config = load_config(with_field(path, value, **beside))
     assert read(config, now) == meant
@@ -460,7 +460,7 @@ def test_older_words_mean_those_of_today(path: str) -> None:
         ({"records": 9}, "9 records"),
     ],
 )
-def test_lengths_are_taken_in_every_unit(path: str, written: Any, meant: str) -> None:
+def test_a_length_has_any_unit(path: str, written: Any, meant: str) -> None:
     assert str(read(load_config(with_field(path, written)), path)) == meant
 
 
@@ -508,7 +508,7 @@ def test_environment_variables(written: Any, on_cpu: Any, on_cuda: Any, on_rocm:
         {1: "c4n4ry"},
     ],
 )
-def test_what_is_no_environment_is_told_without_its_values(written: Any) -> None:
+def test_invalid_variables_are_refused_without_their_values(written: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(with_field("environment.environment_variables", written))
     [fault] = caught.value.faults

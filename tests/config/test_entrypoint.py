@@ -1,4 +1,4 @@
-"""What ``entrypoint`` says: a class, or a program with its arguments; and what it must not say."""
+"""``entrypoint``: a class, or a program with its arguments; anything else is refused with the cure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_program_is_a_file_or_a_module_with_arguments(
 )
 @pytest.mark.parametrize("options", ["", "-- ", "--nnodes 2 --nproc_per_node=4 -- "])
 @pytest.mark.parametrize("command", ["python3 train.py --epochs 1", "python3 -u train.py --epochs 1"])
-def test_launcher_is_left_out_with_its_options(launcher: str, options: str, command: str) -> None:
+def test_a_launcher_is_dropped_with_its_options(launcher: str, options: str, command: str) -> None:
     assert parts(f"python3 -m {launcher} {options}{command}") == ("train.py", None, ("--epochs", "1"))
 
 
@@ -76,7 +76,7 @@ def test_launcher_may_name_a_class_or_a_file() -> None:
         "python3 -m determined.launch.autodeepspeed model_def:MyTrial",
     ],
 )
-def test_determineds_other_ways_to_name_a_class_name_it_here_too(entrypoint: Any) -> None:
+def test_every_command_of_determined_that_names_a_class_is_that_class(entrypoint: Any) -> None:
     assert str(parse_entrypoint(entrypoint)) == "model_def:MyTrial"
 
 
@@ -137,7 +137,7 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3 -m determined.exec.launch", "dray has no counterpart to this part of Determined"),
     ],
 )
-def test_what_is_neither_is_told(entrypoint: Any, what: str) -> None:
+def test_any_other_entrypoint_is_refused_with_the_cure(entrypoint: Any, what: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_entrypoint(entrypoint)
     assert what in str(caught.value)

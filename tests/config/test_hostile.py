@@ -86,7 +86,10 @@ HOSTILE = {
         "hyperparameters.x: must have at most 1000000 points on a grid, got 500000000000",
     ),
     "no date": (f"{BASE}data: {{x: !!timestamp 2020-99-99}}\n", "not valid YAML: month must be in 1..12"),
-    "half a character": (f'{BASE}name: "a\\ud800b"\n', r"name: must be text, got 'a\ud800b', which has half of a char"),
+    "half a character": (
+        f'{BASE}name: "a\\ud800b"\n',
+        r"name: must be text, got 'a\ud800b', which is not valid Unicode",
+    ),
     "NUL": (f'{BASE}checkpoint_storage: "a\\0b"\n', r"must be text without the character NUL, got 'a\x00b'"),
     "two lines": (f'{BASE}name: "a\\nb"\n', r"name: must be one line of printable characters, got 'a\nb'"),
     "two lines in a key": (f'{BASE}"a\\nb\\e[31m": 1\n', r"  a\nb\x1b[31m: unknown field"),
@@ -145,7 +148,7 @@ def test_hostile_files_take_little_memory(loaded: tuple[Mapping[str, str], int])
     assert loaded[1] < MEMORY
 
 
-def test_anchors_are_for_use(tmp_path: Path) -> None:
+def test_anchors_and_merges_work(tmp_path: Path) -> None:
     lines = "data:\n  defaults: &d {a: 1, b: [1, 2]}\n  one: {<<: *d, c: 1}\n  two: {<<: *d, b: *e}\n"
     (tmp_path / "a.yaml").write_text(BASE + lines.replace("b: [1", "b: &e [1"))
     data = load_config(tmp_path / "a.yaml").data
@@ -218,7 +221,7 @@ def test_every_field_refuses_what_is_too_large_in_a_short_error(value: object) -
             assert len(str(error.value)) < 3000, (place, field)
 
 
-def test_there_is_a_limit_of_trials_at_a_time_where_the_config_sets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_trials_are_limited_without_a_limit_in_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was all trials at once, each of which takes memory."""
     assert slots.MAX_CONCURRENT == 1_000_000
     monkeypatch.setattr(slots, "MAX_CONCURRENT", 10)
@@ -255,7 +258,7 @@ def test_a_directory_that_can_not_be_made_is_one_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["billion laughs", "anchor in itself", "deep lists", "unknown keys inside"])
-def test_the_check_of_a_directory_is_as_short(name: str, tmp_path: Path) -> None:
+def test_dray_migrate_is_as_short(name: str, tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text(HOSTILE[name][0])
     (tmp_path / "m.py").write_text("class T:\n    pass\n")
     findings = check(tmp_path).findings

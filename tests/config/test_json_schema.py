@@ -1,4 +1,4 @@
-"""The JSON Schema of the config: valid itself, and of one mind with ``load_config`` about what it can judge."""
+"""The JSON Schema of the config: valid itself, and it agrees with ``load_config`` on what a schema can express."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def is_loaded(config: dict[str, Any]) -> bool:
     return True
 
 
-def test_it_is_a_schema() -> None:
+def test_the_schema_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert json_schema() == SCHEMA
     json_schema()["properties"].clear()
@@ -68,7 +68,7 @@ def test_it_is_a_schema() -> None:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples").glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
-def test_it_takes_the_examples_and_what_dray_writes(path: Path) -> None:
+def test_the_schema_accepts_the_examples_and_stored_configs(path: Path) -> None:
     assert [error.message for error in VALIDATOR.iter_errors(read_mapping(path))] == []
     assert [error.message for error in VALIDATOR.iter_errors(load_config(path).to_dict())] == []
 
@@ -203,21 +203,21 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "value"), GOOD)
-def test_it_takes_what_is_loaded(path: str, value: Any) -> None:
+def test_the_schema_accepts_what_is_loaded(path: str, value: Any) -> None:
     config = changed(path, value)
     assert is_loaded(config)
     assert [error.message for error in VALIDATOR.iter_errors(config)] == []
 
 
 @pytest.mark.parametrize(("path", "value"), BAD)
-def test_it_refuses_what_is_not_loaded(path: str, value: Any) -> None:
+def test_the_schema_refuses_what_is_not_loaded(path: str, value: Any) -> None:
     config = changed(path, value)
     assert not is_loaded(config)
     assert not VALIDATOR.is_valid(config)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "my_module:MyMethod"])
-def test_it_knows_the_fields_of_each_method(method: str) -> None:
+def test_the_schema_has_the_fields_of_each_method(method: str) -> None:
     values = yaml.safe_load(
         "{max_trials: 4, max_concurrent_trials: 2, num_rungs: 2, divisor: 3, variant: promotion, mode: standard, "
         "max_rungs: 3, bracket_rungs: [2], sampler: tpe, options: {}, points: [], smaller_is_better: false}"
@@ -233,7 +233,7 @@ def test_it_knows_the_fields_of_each_method(method: str) -> None:
 
 
 @pytest.mark.parametrize("kind", STORAGES)
-def test_it_knows_the_fields_of_each_kind_of_storage(kind: str) -> None:
+def test_the_schema_has_the_fields_of_each_storage(kind: str) -> None:
     names = sorted({name for model in STORAGES.values() for name in model.model_fields} - {"type"})
     paired = {"access_key", "secret_key", "credential"}  # which go together; left to `load_config`
     for name in names:

@@ -1,4 +1,4 @@
-"""What a config may say, what it then means, and that every fault is told at once, by its path."""
+"""What a config may say, what it then means, and that all faults are reported at once, each with its path."""
 
 from __future__ import annotations
 
@@ -223,10 +223,10 @@ def test_credentials_are_used_and_shown_nowhere(storage: Any) -> None:
     for shown in (repr(config), str(config.to_dict()), repr(location), str(location)):
         assert "S3CR3T" not in shown
         assert "KEY" not in shown
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         load_config(changed(checkpoint_storage={"type": "s3", "bucket": 1, "access_key": 12345, "secret_key": ["S3C"]}))
-    assert "12345" not in str(told.value)
-    assert "S3C" not in str(told.value)
+    assert "12345" not in str(caught.value)
+    assert "S3C" not in str(caught.value)
 
 
 def test_config_is_frozen_picklable_and_passes_through() -> None:
@@ -237,7 +237,7 @@ def test_config_is_frozen_picklable_and_passes_through() -> None:
         config.name = "other"  # type: ignore[misc]
 
 
-def test_loading_leaves_the_callers_mapping_alone() -> None:
+def test_loading_does_not_change_the_callers_mapping() -> None:
     mine = changed(name=...)
     before = copy.deepcopy(mine)
     load_config(mine).hyperparameters["lr"]["minval"] = -9
@@ -438,7 +438,7 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"name": ""}, "name", "must not be empty"),
     ],
 )
-def test_fault_is_told_with_its_path(change: dict[str, Any], path: str, what: str) -> None:
+def test_a_fault_has_its_path(change: dict[str, Any], path: str, what: str) -> None:
     found = faults(changed(**change))
     assert what in found[path]
 
@@ -448,7 +448,7 @@ def test_one_mistake_is_one_fault(change: dict[str, Any]) -> None:
     assert len(faults(changed(**change))) == 1
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     broken = changed(
         searcher__divisor=1,
         searcher__metric=...,
@@ -573,10 +573,10 @@ def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
         ),
     ],
 )
-def test_a_range_of_slots_that_can_not_be_is_told(change: dict[str, Any], path: str, what: str) -> None:
-    [(found, told)] = faults(elastic(**change)).items()
+def test_an_impossible_range_of_slots_is_refused(change: dict[str, Any], path: str, what: str) -> None:
+    [(found, message)] = faults(elastic(**change)).items()
     assert found == path
-    assert what in told
+    assert what in message
 
 
 @pytest.mark.parametrize(
@@ -619,14 +619,14 @@ def test_whole_slots_are_not_shared() -> None:
     ],
 )
 def test_other_parts_of_slots_are_refused(slots: Any, what: str) -> None:
-    [(path, told)] = faults(changed(resources__slots_per_trial=slots)).items()
+    [(path, message)] = faults(changed(resources__slots_per_trial=slots)).items()
     assert path == "resources.slots_per_trial"
-    assert what in told
+    assert what in message
 
 
 def test_an_elastic_trial_has_whole_slots() -> None:
-    told = faults(elastic(resources={"slots_per_trial": {"min": 0.5, "max": 6}}))
-    assert told == {"resources.slots_per_trial.min": "must be an integer, got 0.5; for example min: 1"}
+    found = faults(elastic(resources={"slots_per_trial": {"min": 0.5, "max": 6}}))
+    assert found == {"resources.slots_per_trial.min": "must be an integer, got 0.5; for example min: 1"}
 
 
 def test_length_in_records_needs_a_batch_size() -> None:
@@ -644,11 +644,11 @@ def test_length_in_records_needs_a_batch_size() -> None:
         ("", "config", "got an empty file"),
     ],
 )
-def test_what_is_not_a_yaml_mapping_is_told_with_its_line(tmp_path: Path, text: str, path: str, what: str) -> None:
+def test_invalid_yaml_is_reported_with_its_line(tmp_path: Path, text: str, path: str, what: str) -> None:
     assert what in faults(write(tmp_path, text))[path]
 
 
-def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_fault(tmp_path: Path) -> None:
     assert "no such file" in faults(tmp_path / "none.yaml")["config"]
     assert "is a directory" in faults(tmp_path)["config"]
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")

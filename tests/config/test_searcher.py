@@ -271,7 +271,7 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
         ({**ASHA_3, "max_concurrent_trials": -1}, "searcher.max_concurrent_trials", "must be >= 0, got -1"),
     ],
 )
-def test_fault_of_the_searcher_is_told_with_its_path(searcher: dict[str, Any], path: str, what: str) -> None:
+def test_a_fault_of_the_searcher_has_its_path(searcher: dict[str, Any], path: str, what: str) -> None:
     found = faults(searcher)
     assert what in found[path]
 
@@ -281,7 +281,7 @@ def test_a_contradiction_is_one_fault() -> None:
 
 
 @pytest.mark.parametrize("entrypoint", ["model_def:MyTrial", None])
-def test_time_is_looked_at_when_a_trial_validates_so_there_must_be_a_period(entrypoint: str | None) -> None:
+def test_max_time_needs_a_validation_period(entrypoint: str | None) -> None:
     timed = {"name": "asha", "num_rungs": 3, "max_trials": 8, "max_time": 160, "time_metric": "seconds"}
     found = faults(timed, entrypoint=entrypoint, min_validation_period=None)
     assert "required with searcher.max_time: the time is checked" in found["min_validation_period"]
@@ -305,7 +305,7 @@ SEARCHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
-def test_search_cut_at_any_record_goes_on_as_one_that_never_died(searcher: str) -> None:
+def test_a_search_cut_at_any_record_continues_unchanged(searcher: str) -> None:
     """The records of a serial driver, replayed up to each of them and driven on, are the same records."""
     loaded = load(SEARCHERS[searcher], hyperparameters={"lr": {**LR, "count": 5}})
     whole: list[dict[str, Any]] = []
