@@ -1,4 +1,4 @@
-"""The trial's context: hyperparameters, wrapped models and optimizers, position in training, stop requests."""
+"""The trial's context: the public face of its run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741 - as M and S
 
 @lacks("determined.pytorch.PyTorchTrialContext")
 class PyTorchTrialContext:
-    """Made by `pytorch.init()`, and passed to the trial's constructor and to the `Trainer`.
+    """A trial's access to its run, made by `pytorch.init()` and passed to the trial's constructor and the `Trainer`.
 
     Attributes:
-        models, optimizers, lr_schedulers: what was wrapped, in that order.
+        models, optimizers, lr_schedulers: lists of what was wrapped, in the order of wrapping.
         device: the device of this process's models and batches.
         distributed: this process's rank among those of the trial, and communication with them.
         experimental: see `PyTorchExperimentalContext`.
@@ -107,7 +107,11 @@ class PyTorchTrialContext:
         return self._run.config
 
     def get_data_config(self) -> dict[str, Any]:
-        """The section `data` of the experiment's config, {} if it has none."""
+        """The section `data` of the experiment's config, {} if it has none.
+
+        Raises:
+            ValueError: no config was passed to `pytorch.init()`.
+        """
         return self.get_experiment_config().get("data", {})  # type: ignore[no-any-return]
 
     def get_experiment_id(self) -> int:
@@ -182,7 +186,7 @@ class PyTorchTrialContext:
         if training_loader is None:
             raise RuntimeError(
                 "the length of an epoch is not known yet; pass what builds the training loader: "
-                "get_epoch_length(self.build_training_data_loader), and so for get_total_batches()"
+                "get_epoch_length(self.build_training_data_loader); the same for get_total_batches()"
             )
         loader = training_loader() if callable(training_loader) else training_loader
         if (length := epoch_length(loader, self._run)) is None:
@@ -338,7 +342,7 @@ class PyTorchTrialContext:
             backward_passes_per_step: how often `backward` runs on its parameters before a step. Has no effect.
             fp16_compression: deprecated, has no effect.
             average_aggregated_gradients: whether gradients summed over `aggregation_frequency` batches are divided by
-                that number; None leaves it as it is.
+                that number; None leaves it unchanged: by default as the config's optimizations say, else divided.
 
         Raises:
             ValueError: backward_passes_per_step is below 1.
@@ -449,7 +453,7 @@ class PyTorchTrialContext:
         self._run.optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Save a `torch.amp.GradScaler` in checkpoints. Scaling, unscaling and updating stay your own code's task.
+        """Save a `torch.amp.GradScaler` in checkpoints. Your own code scales, unscales and updates.
 
         `context.experimental.use_amp()` does all of this for you.
 

@@ -21,7 +21,7 @@ from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
 from dray.training.determinism import deterministic
 from dray.training.parallel import ddp
-from dray.training.parallel.device import NoGpuOfItsOwn
+from dray.training.parallel.device import GpuConflict
 from dray.worker.entry import give_up
 from dray.worker.gpu_share import limit_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot
@@ -61,7 +61,7 @@ def serve(work: dict[str, Any]) -> None:
             except Exception as error:
                 return give_up(work, error)
             serve_joined(work, program, code, distributed)
-    except NoGpuOfItsOwn as error:
+    except GpuConflict as error:
         give_up(work, error)
 
 
