@@ -61,7 +61,7 @@ class ToDevice:
         return data
 
     def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor in pinned memory, for a CUDA device; a small one as it is."""
+        """The tensor in pinned memory, for a CUDA device; a small one unchanged."""
         if self.device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return tensor
         return tensor.pin_memory() if tensor.nbytes > MAX_STAGED_BYTES else tensor

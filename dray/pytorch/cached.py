@@ -1,4 +1,4 @@
-"""`cached`: keeps what a function returned for the next trial in the same process."""
+"""`cached`: keeps the results of a function for later trials in the same process."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _OF_ONE_TRIAL = (torch.Tensor, torch.nn.Module, PyTorchTrial, PyTorchTrialContex
 
 
 def cached(make: Callable[P, T]) -> Callable[P, T]:
-    """Keeps what a function returns for later calls with equal arguments, also from later trials in the same process.
+    """Keep what a function returns for later calls with equal arguments, also from later trials in the same process.
 
-    For what does not depend on the trial, such as a data set: successive trials of an experiment share a process, in
-    which each value is made once. It works the same in a local run and under torchrun.
+    Use it for what does not depend on the trial, such as a dataset: successive trials of an experiment share a process,
+    in which each value is made once. It works the same in a local run and under torchrun.
 
     >>> @cached
     ... def squares(count: int) -> torch.Tensor:
@@ -48,8 +48,8 @@ def cached(make: Callable[P, T]) -> Callable[P, T]:
     then their states are restored. So a random split is the same in every process, and the trial's own random numbers
     are the same whether the value was kept or made.
 
-    When less than a tenth of the machine's memory is available as a trial begins, or as a value is to be made, values
-    are dropped, those unused for longest first, and made again when needed. GPU memory is not watched.
+    When a trial begins or a value is to be made, and less than a tenth of the machine's memory is available, values are
+    dropped, the least recently used first, and made again when needed. GPU memory is not watched.
 
     `cached` values belong to the function, so that another experiment's code never gets them. Each rank is a process
     with its own values. Forked DataLoader workers inherit them.
@@ -65,8 +65,8 @@ def cached(make: Callable[P, T]) -> Callable[P, T]:
     name = getattr(make, "__qualname__", "<locals>")
     if "<locals>" in name:
         raise ValueError(
-            f"cached() can't keep values of {make!r}, which is made anew wherever the code around it runs; define the "
-            "function at the top level of a module"
+            f"cached() can't keep values of {make!r}, which is a new function each time the code around it runs; "
+            "define it at the top level of a module"
         )
     return _Cached(make)
 
@@ -149,13 +149,13 @@ def held() -> tuple[int, int]:
 
 
 def relieve() -> None:
-    """Drop values while less than `LOW` of the machine's memory is available, those unused for longest first."""
+    """Drop values while less than `LOW` of the machine's memory is available, the least recently used first."""
     with _lock:
         kept = [(kept.used, key, function) for function in _functions for key, kept in function.kept.items()]
         for _, key, function in sorted(kept, key=lambda each: each[0]):
             if memory.available_memory() >= LOW * memory.MACHINE_MEMORY:
                 return
-            memory.give_back()  # what earlier trials have left may be enough
+            memory.give_back()  # memory that earlier trials have freed may be enough
             if memory.available_memory() >= LOW * memory.MACHINE_MEMORY:
                 return
             del function.kept[key]

@@ -1,4 +1,4 @@
-"""Hooks into a trial's life."""
+"""Callbacks: hooks into a trial's training."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def checked_callbacks(callbacks: Any) -> dict[str, PyTorchCallback]:
 
 
 def overrides(callback: PyTorchCallback, hook: str) -> bool:
-    """Whether a callback has a hook of its own in place of `PyTorchCallback`'s, which does nothing."""
+    """Whether a callback overrides a hook of `PyTorchCallback`, whose hooks do nothing."""
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(PyTorchCallback, hook)
 
 

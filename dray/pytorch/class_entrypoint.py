@@ -1,4 +1,4 @@
-"""Runs an experiment whose entrypoint is a trial class: the config has what a program would pass to `fit()`."""
+"""Trains a trial whose experiment's entrypoint is a class: the config has what a program would pass to `fit()`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def train(
     max_length: TrainUnit | None = None,
     latest_checkpoint: str | None = None,
 ) -> None:
-    """Runs one ``fit()``, in a worker of an experiment.
+    """Train a trial, in a worker of an experiment.
 
     Args:
         trial_class: the trial's class.

@@ -1,4 +1,4 @@
-"""The trial's context: hyperparameters, wrapped models and optimizers, position in training, stop requests."""
+"""The trial's context: the public face of its run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741 - as M and S
 
 @lacks("determined.pytorch.PyTorchTrialContext")
 class PyTorchTrialContext:
-    """What a trial knows and calls. `pytorch.init()` makes it; pass it to the trial's constructor and the `Trainer`.
+    """A trial's access to its run, made by `pytorch.init()` and passed to the trial's constructor and the `Trainer`.
 
     Attributes:
-        models, optimizers, lr_schedulers: what was wrapped, in that order.
+        models, optimizers, lr_schedulers: lists of what was wrapped, in the order of wrapping.
         device: the device of this process's models and batches.
         distributed: this process's rank among those of the trial, and communication with them.
         experimental: see `PyTorchExperimentalContext`.
@@ -186,7 +186,7 @@ class PyTorchTrialContext:
         if training_loader is None:
             raise RuntimeError(
                 "the length of an epoch is not known yet; pass what builds the training loader: "
-                "get_epoch_length(self.build_training_data_loader), and so for get_total_batches()"
+                "get_epoch_length(self.build_training_data_loader); the same for get_total_batches()"
             )
         loader = training_loader() if callable(training_loader) else training_loader
         if (length := epoch_length(loader, self._run)) is None:

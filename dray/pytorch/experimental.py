@@ -189,7 +189,7 @@ def torch_batch_process(
         batch_processor_cls: made on each slot, with a `TorchBatchProcessorContext`.
         dataset: map-style, with a length.
         batch_size: records per batch, unless `dataloader_kwargs` has it; 1 by default.
-        max_batches: most batches per slot; by default all.
+        max_batches: the maximum number of batches per slot; by default all.
         checkpoint_interval: batches per slot after which progress is saved.
         dataloader_kwargs: further arguments of `pytorch.DataLoader`, such as num_workers and collate_fn.
         distributed_context: the processes that share the data; by default all of the trial's in an experiment, else

@@ -54,7 +54,7 @@ class PyTorchExperimentalContext:
         self._run.checks_loaders = False
 
     def disable_auto_to_device(self) -> None:
-        """Don't move batches to the device; call `context.to_device` yourself."""
+        """Don't move batches to the device in the trainer; call `context.to_device` yourself."""
         self._run.moves_batches = False
 
     def wrap_reducer(

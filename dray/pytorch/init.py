@@ -38,7 +38,7 @@ def init(
     enable_tensorboard_logging: bool = True,
     max_length: TrainUnit | None = None,
 ) -> Iterator[PyTorchTrialContext]:
-    """Makes a trial's context, in a `with` block in which the trial is made and trained.
+    """Make a trial's context, for a `with` block in which the trial is constructed and trained.
 
     Seeds Python's, NumPy's and torch's RNGs with the trial's seed: the one that an experiment gives each trial, or
     `exp_conf["reproducibility"]["experiment_seed"]`. Without either their states stay as they are, on each rank, and
@@ -71,22 +71,15 @@ def init(
     relieve()
     with contextlib.ExitStack() as stack:
         host = current_host()
-        seeds = host is not None or _seed_in(exp_conf) is not None
-        info = get_cluster_info() if host is not None else None
-        if info is not None:
-            hparams = dict(info.trial.hparams) if hparams is None else hparams
-            exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
         if host is None:
-            # Before CUDA is used. In an experiment it is the worker that sees to it.
-            stack.enter_context(deterministic(_deterministic_in(exp_conf)))
-        device = _device(peers, exp_conf)
-        if host is None:
-            # The workers of an experiment have checked it.
-            check_gpus(device, peers.allgather)
-            host = stack.enter_context(_local_host(peers, exp_conf))
-            if peers.rank > 0:
-                stack.enter_context(_only_errors())
-            log.info("local run %s, seed %d", host.directory, host.trial_seed)
+            seeds = _seed_in(exp_conf) is not None
+            host, device = stack.enter_context(_local_run(peers, exp_conf))
+        else:
+            seeds = True
+            if (info := get_cluster_info()) is not None:
+                hparams = dict(info.trial.hparams) if hparams is None else hparams
+                exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
+            device = _device(peers, exp_conf)
         if seeds:
             rng.seed_all(host.trial_seed)
         run = TrialRun(
@@ -101,16 +94,31 @@ def init(
         )
         stack.callback(run.tensorboard.close)
         if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():
-            # Where fit() will resume: the trial's constructor may ask for it.
+            # Where fit() will resume, which the trial's constructor may ask.
             run.position.start(files.read_progress(saved).batches)
         if distributed is not None:
             stack.callback(distributed.close)
         yield PyTorchTrialContext(run)
 
 
+@contextlib.contextmanager
+def _local_run(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> Iterator[tuple[LocalHost, torch.device]]:
+    """The host and the device of a run without an experiment, whose workers would have checked and set up all this."""
+    with contextlib.ExitStack() as stack:
+        # Before CUDA is used.
+        stack.enter_context(deterministic(_deterministic_in(exp_conf)))
+        device = _device(peers, exp_conf)
+        check_gpus(device, peers.allgather)
+        host = stack.enter_context(_local_host(peers, exp_conf))
+        if peers.rank > 0:
+            stack.enter_context(_only_errors())
+        log.info("local run %s, seed %d", host.directory, host.trial_seed)
+        yield host, device
+
+
 def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> LocalHost:
     seed = _seed_in(exp_conf)
-    # Not a draw, which the program would miss; 31 bits, as an experiment's, because NumPy takes no more than 32.
+    # Not drawn, which would change the program's own random numbers; 31 bits, as in an experiment: NumPy takes 32.
     seed = torch.initial_seed() % 2**31 if seed is None else seed
     mine = LocalHost(new_directory((exp_conf or {}).get("name")), trial_seed=seed)
     # The same directory and seed in all processes.
@@ -120,7 +128,7 @@ def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> L
 
 @contextlib.contextmanager
 def _only_errors() -> Iterator[None]:
-    """Let dray log nothing but errors: the chief says the rest for all ranks."""
+    """Let dray log only errors: the chief logs the rest for all ranks."""
     ours = logging.getLogger("dray")
     before = ours.level
     ours.setLevel(max(before, logging.ERROR))

@@ -54,7 +54,7 @@ def load_trial_from_checkpoint_path(
     torch_load_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> PyTorchTrial:
-    """Loads the trial that wrote a checkpoint, with its weights.
+    """Load the trial that wrote a checkpoint, with its weights.
 
     Args:
         path: the checkpoint's directory, dray's or Determined's; or its URI, such as `s3://bucket/.../checkpoint_352`,
@@ -63,7 +63,7 @@ def load_trial_from_checkpoint_path(
         trial_kwargs: arguments of its constructor besides `context`. If they include a `context`, that is used instead
             of one with the checkpoint's hyperparameters.
         torch_load_kwargs: passed to `torch.load`.
-        kwargs: deprecated; the same.
+        kwargs: deprecated; use torch_load_kwargs.
 
     Returns:
         The trial, with its models restored, in train mode as constructed.

@@ -58,7 +58,7 @@ class MixedPrecision:
         states = self.scaler._per_optimizer_states
         if states[id(optimizer)]["stage"] is OptState.STEPPED:
             # A scaler has an optimizer step once between updates, which would change the scale of gradients that other
-            # optimizers have still to step with. Begin anew, but keep what the first step has found for the update.
+            # optimizers have still to step with. Start over, but keep what the first step has found for the update.
             states[object()] = states.pop(id(optimizer))
         if clip is not None:
             self.scaler.unscale_(optimizer)

@@ -46,7 +46,7 @@ from dray.training.usage import Machine, Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingShare:
-    """What each rank tells the others after it has trained.
+    """What each rank shares with the others after training.
 
     Args:
         trained: batches trained in total.
@@ -54,7 +54,7 @@ class TrainingShare:
         sums: of its metrics, for the averages.
         reduced: its values for the reducers.
         scalars: its metrics of each batch, if TensorBoard shows them.
-        machine: the use of its machine.
+        machine: its machine usage.
     """
 
     trained: int

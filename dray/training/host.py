@@ -52,7 +52,7 @@ class Report:
 
 
 class Host(Protocol):
-    """A laptop, a group of torchrun processes, a Ray worker.
+    """Where a trial runs: this process, processes of torchrun, or a Ray worker.
 
     Methods are called on the chief only, unless stated otherwise. `commit` may be called in another thread, one
     checkpoint after another; the report of the checkpoint, and further ones, may be published meanwhile.

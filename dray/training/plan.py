@@ -50,7 +50,7 @@ class Plan:
         rungs: batches at which the search decides: there the trial validates, saves and publishes in any case.
         policy: save after a validation that is the experiment's best ("best"), after any ("all"), or after none.
         step_zero_validation: validate before the first batch of a fresh run.
-        test_mode: validate on one batch. (`length` sees to it that only one is trained.)
+        test_mode: validate on one batch. (`length` is such that only one is trained.)
     """
 
     length: int

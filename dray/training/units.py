@@ -81,7 +81,7 @@ class Records(TrainUnit):
 
 
 def in_batches(period: TrainUnit | None, global_batch_size: int) -> TrainUnit | None:
-    """Convert a period in records, which `fit()` does not take, to batches; any other is returned as it is.
+    """Convert a period in records, which `fit()` does not take, to batches; any other is returned unchanged.
 
     >>> in_batches(Records(100), 64)
     Batch(2)

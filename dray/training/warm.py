@@ -1,4 +1,4 @@
-"""What a process that runs several trials does before each of them trains."""
+"""Hooks of a process that runs several trials, called before each of them trains."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dray.training.parallel import ddp
-from dray.training.parallel.device import CPU, NoGpuOfItsOwn, check_gpus, gpu_of
+from dray.training.parallel.device import CPU, GpuConflict, check_gpus, gpu_of
 from dray.training.parallel.transport import StoreTransport
 
 TIMEOUT_S = 1800
@@ -36,7 +36,7 @@ def joined(
         meet: called by rank 0 with its address (host and port), by the others with None; returns rank 0's address.
 
     Raises:
-        NoGpuOfItsOwn: torch sees no GPU on a GPU worker, or two workers share one.
+        GpuConflict: torch sees no GPU on a GPU worker, or two workers share one.
     """
     rank, size = context.get_world_rank(), context.get_world_size()
     device = gpu_of_worker(context) if ray.get_gpu_ids() else CPU
@@ -78,10 +78,10 @@ def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:
     """The GPU of a worker that Ray gave one.
 
     Raises:
-        NoGpuOfItsOwn: torch sees none.
+        GpuConflict: torch sees none.
     """
     if not torch.cuda.is_available():
-        raise NoGpuOfItsOwn(
+        raise GpuConflict(
             f"Ray gave a worker on {ray.util.get_node_ip_address()} GPU {', '.join(map(str, ray.get_gpu_ids()))}, but "
             f"torch {torch.__version__} sees none there; install a torch that is built for its driver, start Ray's "
             "node with as many --num-gpus as it has, or set resources.slot: cpu"

@@ -22,7 +22,7 @@ from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
 from dray.training.determinism import deterministic
 from dray.training.parallel import ddp
-from dray.training.parallel.device import NoGpuOfItsOwn
+from dray.training.parallel.device import GpuConflict
 from dray.worker.entry import give_up
 from dray.worker.gpu_share import limit_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot
@@ -58,7 +58,7 @@ def serve(worker: WorkerSpec) -> None:
             except Exception as error:
                 return give_up(worker, error)
             serve_joined(worker, program, code, distributed)
-    except NoGpuOfItsOwn as error:
+    except GpuConflict as error:
         give_up(worker, error)
 
 

@@ -100,8 +100,8 @@ def test_a_value_does_not_depend_on_the_trials_random_numbers_nor_they_on_it() -
     assert after[0] == after[1] != after[2] == after[3]
 
 
-def test_what_is_made_anew_in_each_trial_or_belongs_to_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"define the function at the top level of a module"):
+def test_local_functions_and_arguments_that_belong_to_a_trial_are_refused() -> None:
+    with pytest.raises(ValueError, match="define it at the top level of a module"):
         pytorch.cached(lambda: 1)
     with pytest.raises(TypeError, match=r"value_of\(\) is cached .* got a Linear, which belongs to one trial"):
         value_of(torch.nn.Linear(1, 1))  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from dray import core, pytorch
 from dray.core import ClusterInfo, DistributedContext, TrialInfo
 from dray.hosts import use_host
 from dray.pytorch.experimental import get_default_device
-from dray.training.parallel.device import NoGpuOfItsOwn, check_gpus, own_device
+from dray.training.parallel.device import GpuConflict, check_gpus, own_device
 from dray.worker.process_group import gpu_of_worker
 from tests.core.test_distributed import nodes, on_ranks
 from tests.pytorch.fakes import FakeHost
@@ -77,7 +77,7 @@ def checked(gpus: Gpus, seen: list[list[str]]) -> list[str]:
         gpus.of_thread.uuids = seen[context.rank]
         try:
             check_gpus(own_device(context), context.allgather)
-        except NoGpuOfItsOwn as error:
+        except GpuConflict as error:
             return str(error)
         return ""
 
@@ -108,7 +108,7 @@ def test_two_processes_on_one_gpu_are_refused_by_init(
     gpus.uuids = ["a"]
 
     def work(context: DistributedContext) -> str:
-        with pytest.raises(NoGpuOfItsOwn) as caught, pytorch.init(distributed=context):
+        with pytest.raises(GpuConflict) as caught, pytorch.init(distributed=context):
             pass
         return str(caught.value)
 
@@ -129,7 +129,7 @@ def test_a_gpu_of_rays_that_torch_does_not_see_is_an_error(gpus: Gpus, monkeypat
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: [3])
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.3")
     context: Any = SimpleNamespace(get_local_rank=lambda: 0)
-    with pytest.raises(NoGpuOfItsOwn, match=r"a worker on 10\.0\.0\.3 GPU 3, but torch \S+ sees none there; install"):
+    with pytest.raises(GpuConflict, match=r"a worker on 10\.0\.0\.3 GPU 3, but torch \S+ sees none there; install"):
         gpu_of_worker(context)
 
 
@@ -200,5 +200,5 @@ def test_a_real_gpu_is_known_by_its_uuid() -> None:
     device = own_device(place(0, 1))
     check_gpus(device, lambda mine: [mine, None])
     uuid = torch.cuda.get_device_properties(device).uuid
-    with pytest.raises(NoGpuOfItsOwn, match=f"ranks 0, 1 of this trial would all train on the GPU {uuid} of "):
+    with pytest.raises(GpuConflict, match=f"ranks 0, 1 of this trial would all train on the GPU {uuid} of "):
         check_gpus(device, lambda mine: [mine, mine])

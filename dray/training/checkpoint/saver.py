@@ -19,8 +19,8 @@ from dray.training.host import Host, Report
 log = logging.getLogger(__name__)
 
 AT_ONCE_BYTES = 16 << 20
-"""Smaller states are written before training goes on, unless the store is remote. Writing 16 MB takes 45 ms of a core,
-copying it 13 ms; 1 MB takes 9 and 5 ms. So there is little to gain, and on few cores the thread costs as much."""
+"""Smaller states are written before training continues, unless the store is remote. Writing 16 MB takes 45 ms of a
+core, copying it 13 ms; 1 MB takes 9 and 5 ms. So there is little to gain, and on few cores the thread costs as much."""
 NICE = 10
 """With fewer cores than threads, the writer's thread yields to those that train. These wait for one another in every
 operation, so a core taken from one slows all of them. The writer then has about a tenth of a core, enough for 600 MB in
@@ -47,7 +47,7 @@ class Saver:
     def save(
         self, contents: Contents, report: Report, *, at_once: bool, written: Callable[[Path], None] | None = None
     ) -> str | None:
-        """Save a checkpoint; returns its id, or None if it is not committed yet or found no room.
+        """Save a checkpoint; returns its id, or None if it is not committed yet, or the disk is full.
 
         Args:
             contents: its content.
@@ -59,7 +59,7 @@ class Saver:
         try:
             staging = self._host.new_checkpoint(report.batches)
         except OSError as error:
-            self._no_room(error, report)
+            self._disk_full(error, report)
             return None
         if at_once or written is not None or (contents.nbytes < AT_ONCE_BYTES and not self._host.is_remote):
             return self._save(staging, contents, report, written)
@@ -78,7 +78,7 @@ class Saver:
         copied = Contents(objects=objects, texts=contents.texts, nbytes=contents.nbytes)
         # Not a daemon: a program that ends meanwhile waits for it.
         self._thread = threading.Thread(
-            target=self._behind, args=(staging, copied, report, complete), name="dray-saver"
+            target=self._background, args=(staging, copied, report, complete), name="dray-saver"
         )
         self._thread.start()
         return None
@@ -100,7 +100,7 @@ class Saver:
         """Wait for the last checkpoint.
 
         Raises:
-            OSError: there was no room for it.
+            OSError: the disk was full.
         """
         self.wait()
         full, self._full = self._full, None
@@ -114,7 +114,7 @@ class Saver:
         except Exception as error:
             log.error("the last checkpoint was not saved: %s", error)
 
-    def _behind(self, staging: Path, contents: Contents, report: Report, complete: Callable[[], None]) -> None:
+    def _background(self, staging: Path, contents: Contents, report: Report, complete: Callable[[], None]) -> None:
         try:
             if sys.platform == "linux":  # elsewhere it affects the whole process
                 os.nice(NICE)
@@ -141,12 +141,12 @@ class Saver:
                     digests = {}  # the callback may have changed files
                 saved = self._host.commit(staging, report, digests)
         except OSError as error:
-            self._no_room(error, report)
+            self._disk_full(error, report)
             return None
         self._full = None
         return saved
 
-    def _no_room(self, error: OSError, report: Report) -> None:
+    def _disk_full(self, error: OSError, report: Report) -> None:
         if is_full(error) is None:
             raise error
         self._full = error

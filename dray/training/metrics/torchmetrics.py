@@ -1,6 +1,6 @@
 """Metrics of torchmetrics as reducers: the states of all ranks are merged, and the metric is computed once.
 
-torchmetrics itself would gather states in a collective of its own whenever `compute()` is called. Here they are
+torchmetrics itself would gather states in a separate collective whenever `compute()` is called. Here they are
 exchanged with the trainer's other data, so that no rank waits for one that failed.
 """
 
@@ -35,7 +35,7 @@ class TorchMetricReducer(MetricReducer):
     def __init__(self, metric: Any) -> None:
         self.metric = metric
         metric.reset()
-        #: Computes the metric of all ranks, on the CPU; the trial's own metric is left as it is.
+        #: Computes the metric of all ranks, on the CPU; the trial's own metric is not changed.
         self._whole = copy.deepcopy(metric).cpu()
         for _, part in _parts(self._whole):
             # Its state is already that of all ranks.

@@ -24,7 +24,7 @@ def as_number(value: Any) -> float | None:
 
 
 def to_numpy(value: Any) -> Any:
-    """Tensors as NumPy arrays, also in dicts, lists and tuples; the rest as it is."""
+    """Tensors as NumPy arrays, also in dicts, lists and tuples; the rest unchanged."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         if value.dtype is torch.bfloat16:
@@ -38,7 +38,7 @@ def to_numpy(value: Any) -> Any:
 
 
 def detached(value: Any) -> Any:
-    """A tensor as a copy without gradients, since the user may change it in place; the rest as it is."""
+    """A tensor as a copy without gradients, since the user may change it in place; the rest unchanged."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 

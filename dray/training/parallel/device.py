@@ -13,8 +13,8 @@ from dray.training.parallel.distributed import DistributedContext
 CPU = torch.device("cpu")
 
 
-class NoGpuOfItsOwn(RuntimeError):
-    """A rank has no GPU, or shares one with another rank of its trial."""
+class GpuConflict(RuntimeError):
+    """A rank has no GPU, or the same one as another rank of its trial."""
 
 
 def own_device(peers: DistributedContext, config: Mapping[str, Any] | None = None) -> torch.device:
@@ -41,7 +41,7 @@ def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> N
         allgather: returns what all ranks pass to it, by rank.
 
     Raises:
-        NoGpuOfItsOwn: some do; on all ranks.
+        GpuConflict: some do; on all ranks.
     """
     mine = None
     if device.type == "cuda":
@@ -54,7 +54,7 @@ def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> N
             ranks.setdefault(gpu, []).append(rank)
     for (host, uuid, count), sharing in ranks.items():
         if len(sharing) > 1:
-            raise NoGpuOfItsOwn(
+            raise GpuConflict(
                 f"ranks {', '.join(map(str, sharing))} of this trial would all train on the GPU {uuid} of {host}, "
                 f"where each of them sees {count} GPU{'s' * (count != 1)}, but each rank needs its own GPU; start "
                 "at most as many processes on a machine as it has GPUs (torchrun --nproc-per-node, ray start "

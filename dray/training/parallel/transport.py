@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 TOO_LONG = 2**32 - 1
+"""In place of a length: the message does not fit."""
 FOR_EVER = timedelta(days=365)
 """A rank may work alone for hours, such as the chief in `evaluate_full_dataset`. That the others wait for it is no
 fault: if its process dies, they notice it by its connections."""
@@ -25,8 +26,8 @@ class Transport(Protocol):
 
 
 class TorchTransport:
-    """Over torch.distributed, in a separate gloo group: its collectives may wait for as long as a rank works alone,
-    and are counted apart from those of the user's code."""
+    """Over torch.distributed, in a separate gloo group: its collectives may wait as long as a rank works alone, and
+    are counted apart from those of the user's code."""
 
     ROOM = 8192
     """Bytes that most messages fit in. They take one collective, of a size known to all; `all_gather_object` takes two,
