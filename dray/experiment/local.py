@@ -79,7 +79,7 @@ class OneTrialHost(LocalHost):
         self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
         self._sign = 1 if config.searcher.smaller_is_better else -1
         self._best = math.inf
-        self._metric_known = self._reports_itself = self._has_diverged = False
+        self._is_known = self._own_loop = self._has_diverged = False
         self.trained = self.latest_checkpoint is not None
         """Whether the search got a report, as on a Ray worker."""
 
@@ -94,9 +94,9 @@ class OneTrialHost(LocalHost):
         return crossed(self._rungs, before, self._time)
 
     def report(self, report: Report) -> bool:
-        self._reports_itself = True
-        self._checks.of_program(report, known=self._metric_known)
-        self._metric_known |= report.validation is not None and report.compared
+        self._own_loop = True
+        self._checks.of_program(report, known=self._is_known)
+        self._is_known |= report.validation is not None and report.compared
         self.is_best(report.validation or {})
         return super().report(report)
 
@@ -118,8 +118,8 @@ class OneTrialHost(LocalHost):
         Raises:
             SearcherMetricError: it never reported the searcher's metric.
         """
-        if self._reports_itself and not (self._has_diverged or self.asked_to_stop()):
-            self._checks.of_program(None, known=self._metric_known)
+        if self._own_loop and not (self._has_diverged or self.asked_to_stop()):
+            self._checks.of_program(None, known=self._is_known)
 
     def best_validation(self) -> float | None:
         return self._sign * self._best if math.isfinite(self._best) else None
