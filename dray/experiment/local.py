@@ -43,8 +43,8 @@ class OneTrialHost(LocalHost):
         config: of the experiment.
         search: the search at its start; its trial 0 is run.
         code_dir: the model's code, which is copied into each checkpoint.
-        directory: for metrics and checkpoints. A run that is there already is resumed.
-        command: that runs this again, without its directory.
+        directory: for metrics and checkpoints. If it has a run already, that is resumed.
+        command: the command that runs this again, without its directory.
     """
 
     # This trial is the whole experiment, so the experiment's best is known.

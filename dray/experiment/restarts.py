@@ -44,7 +44,7 @@ class Restarts:
     ) -> None:
         self._config, self._directory, self._journal, self._display = config, directory, journal, display
         self._has_logs = has_logs
-        self._failures = recorded(records)
+        self._failures = failures_in(records)
         self.ended_before = {each["trial"]: each["reason"] for each in records if each.get("event") == "exited"}
         self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
 
@@ -116,15 +116,15 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
 
 
 def _fields(trial: int, error: str, failure: Failure) -> dict[str, Any]:
-    return {"trial": trial, "error": error, **record(failure), "time": time.time()}
+    return {"trial": trial, "error": error, **failure_fields(failure), "time": time.time()}
 
 
-def record(failure: Failure) -> dict[str, Any]:
+def failure_fields(failure: Failure) -> dict[str, Any]:
     """A failure's fields in the journal."""
     return {"kind": failure.kind, "where": failure.where, "batches": failure.batches}
 
 
-def recorded(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Failure]]:
+def failures_in(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Failure]]:
     """The journal's failures of each trial that was restarted."""
     found: dict[int, list[Failure]] = {}
     for each in records:

@@ -7,6 +7,7 @@ restarts trials, starts and ends groups, and updates the display. Tune's thread 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections import Counter
@@ -119,7 +120,7 @@ class Run:
         self.desk = start_desk(desk_name, self._workers.slots.runtime_env)
         self._queue = TrialQueue(search, desk=self.desk, directory=directory, changed=self._retention.changed)
         self.groups = Groups(
-            lambda name, start, slots: self._workers.start(name, start, slots, self.desk),
+            functools.partial(self._workers.start, self.desk),
             desk=self.desk,
             slots=self._workers.slots,
             capacity=self._workers.capacity,

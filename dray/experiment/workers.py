@@ -49,7 +49,7 @@ class Workers:
     needs: Needs | None
     directory: Path
 
-    def start(self, group: str, start: int, slots: Slots, desk: Any) -> WorkerGroup:
+    def start(self, desk: Any, group: str, start: int, slots: Slots) -> WorkerGroup:
         """Start a group, as the start with this number."""
         spec = WorkerSpec(
             run=self.run,

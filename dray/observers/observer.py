@@ -178,38 +178,38 @@ class Observers:
         # The first worker is up by then: an observer's imports don't delay Ray's start.
         self._wanted.wait()
         metrics, failed = self._past.pop(name), False
-        while True:
+        while not self._directory.is_gone():  # if it is, the run says so
             is_last = self._over.is_set()
             try:
                 observer = self._made(make, metrics)
                 if failed:
                     failed = False
                     self._say(f"{name}: works again, and has everything that it missed")
-                over = False
-                while not over:
-                    over = self._over.wait(EVERY_S)
-                    news = self._take(name)
-                    if news:
-                        observer.update(news)
-                observer.close(self._done)
+                self._pass_on(name, observer)
                 return
             except Exception as error:
-                if self._directory.is_gone():  # the run says so
+                if self._directory.is_gone():
                     return
                 why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
                 if is_last:
                     self._say(f"{name}: lacks the end of the search, resume the experiment to write it: {why}")
-                elif not failed:
+                    return
+                if not failed:
                     self._say(f"{name}: can't write for now, the search continues: {why}")
                 failed = True
-            if is_last:
-                return
             # The disk may have room again by then, or the server may be back.
             self._over.wait(RETRY_S)
-            if self._directory.is_gone():
-                return
             self._take(name)
             metrics = read_metrics(self._directory.metrics)
+
+    def _pass_on(self, name: str, observer: Observer) -> None:
+        """Pass what is new to the observer, until the run ends."""
+        over = False
+        while not over:
+            over = self._over.wait(EVERY_S)
+            if news := self._take(name):
+                observer.update(news)
+        observer.close(self._done)
 
     def _made(self, make: Make, metrics: pd.DataFrame) -> Observer:
         """A new observer that has received the whole history."""

@@ -12,7 +12,7 @@ from dray.config.load import load_config
 from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import TrialLeft
 from dray.display.display import Display
-from dray.experiment.restarts import Restarts, record, recorded, why_given_up
+from dray.experiment.restarts import Restarts, failure_fields, failures_in, why_given_up
 from dray.records.directory import ExperimentDirectory
 from searchers.journal import Journal
 
@@ -94,7 +94,7 @@ def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_pa
     assert (again["event"], end["event"]) == ("restarted", "gave_up")
     assert "kept" not in again
     assert end["kept"] == "completed"
-    assert recorded([again, end]) == {3: [error(16)]}
+    assert failures_in([again, end]) == {3: [error(16)]}
     assert screen.getvalue().splitlines()[1:] == [
         "the extension of trial 3 failed for good (the same error twice, after 16 batches: ValueError at model.py:3 in "
         "train_batch): the same error again",
@@ -104,9 +104,9 @@ def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_pa
 
 def test_failures_are_recovered_from_the_journal() -> None:
     records = [
-        {"event": "restarted", "trial": 3, "error": "...", **record(error(4))},
+        {"event": "restarted", "trial": 3, "error": "...", **failure_fields(error(4))},
         {"event": "reported", "trial": 3},
-        {"event": "restarted", "trial": 1, "error": "...", **record(DIED)},
-        {"event": "restarted", "trial": 3, "error": "...", **record(OOM)},
+        {"event": "restarted", "trial": 1, "error": "...", **failure_fields(DIED)},
+        {"event": "restarted", "trial": 3, "error": "...", **failure_fields(OOM)},
     ]
-    assert recorded(records) == {3: [error(4), OOM], 1: [DIED]}
+    assert failures_in(records) == {3: [error(4), OOM], 1: [DIED]}
