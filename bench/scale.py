@@ -110,11 +110,13 @@ class Players:
         rng = random.Random(trial)
         for rung in rungs:
             for step in range(self._plain):
-                await desk.report.remote(number, DeskReport(rows=rows(rung - self._plain + step, "training")), False)
+                await desk.report.remote(
+                    number, DeskReport(rows=rows(rung - self._plain + step, "training"))._asdict(), False
+                )
             final = rung == rungs[-1]
             report = DeskReport(rows=rows(rung, "validation"), step=rung, value=rng.random(), final=final)
             began = time.monotonic()
-            verdict = await desk.report.remote(number, report, True)
+            verdict = await desk.report.remote(number, report._asdict(), True)
             if not final:
                 self._waits.append(time.monotonic() - began)
             if verdict != "continue":

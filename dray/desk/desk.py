@@ -120,14 +120,15 @@ class Desk:
         """Rank 0 has taken up the lease."""
         self._leases.begin(lease)
 
-    async def report(self, lease: int, report: DeskReport, decides: bool) -> Reply:
+    async def report(self, lease: int, fields: Mapping[str, Any], decides: bool) -> Reply:
         """Take a report of rank 0. With ``decides`` this waits for the search's decision, and returns it.
 
-        A final report is recorded as the trial's end, without waiting.
+        A final report is recorded as the trial's end, without waiting. ``fields``: of a `DeskReport`.
         """
         state = self._leases.live(lease)
         if state is None:
             return "fenced"
+        report = DeskReport(**fields)
         final = decides and report.final
         self._leases.report(state, report, is_final=final)
         if not decides:

@@ -19,8 +19,9 @@ LeaseOutcome = Literal["completed", "stopped", "diverged", "paused", "interrupte
 """How a trial left its lease."""
 
 
-class DeskReport(NamedTuple):  # pickled faster than a dataclass: the desk gets over a thousand a second
-    """A report of a trial.
+class DeskReport(NamedTuple):
+    """A report of a trial. It is sent as a plain dict, which Ray encodes four times faster than any object, since the
+    desk receives over a thousand a second.
 
     Attributes:
         rows: its metrics.

@@ -39,7 +39,7 @@ class DeskLink:
         """Send a report. With `wait` the answer is the search's decision on it, otherwise that on earlier ones."""
         report = report._replace(rows=[*self._kept, *report.rows])
         self._kept, self._sent_at = [], time.monotonic()
-        answer = self._desk.report.remote(self._lease.number, report, wait)
+        answer = self._desk.report.remote(self._lease.number, report._asdict(), wait)
         if wait:
             return cast(Reply, ray.get(answer))
         self._in_flight.append(answer)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dray.code.load import load_entrypoint
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
-from dray.desk.messages import Departure, DeskReport
+from dray.desk.messages import Departure
 from dray.storage import CheckpointStore
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
@@ -41,14 +41,14 @@ class Desk:
 
     def __init__(self, verdict: str = "continue", *, stops: bool = False) -> None:
         self.verdict = verdict
-        self.final: list[DeskReport] = []
+        self.final: list[dict[str, Any]] = []
         answers = {"may_commit": True, "improves": True, "stop_wanted": stops, "saved": None, "best": None}
         for name, answer in answers.items():
             setattr(self, name, SimpleNamespace(remote=lambda *_, answer=answer: answer))
         self.report = SimpleNamespace(remote=self._report)
 
-    def _report(self, lease: int, report: DeskReport, decides: bool) -> str:
-        if report.final:
+    def _report(self, lease: int, report: dict[str, Any], decides: bool) -> str:
+        if report["final"]:
             self.final.append(report)
         return self.verdict if decides else "continue"
 

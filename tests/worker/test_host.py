@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import ray
 
-from dray.desk.messages import DeskReport
 from dray.storage import CheckpointStore, checkpoints
 from dray.training.host import Report
 from dray.training.units import Batch
@@ -43,8 +42,8 @@ class Desk:
         self.reports: list[list[int]] = []
         self.report = self
 
-    def remote(self, lease: int, report: DeskReport, decides: bool) -> object:
-        self.reports.append([row["batches"] for row in report.rows])
+    def remote(self, lease: int, report: dict[str, Any], decides: bool) -> object:
+        self.reports.append([row["batches"] for row in report["rows"]])
         return object()
 
 

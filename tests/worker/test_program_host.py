@@ -47,7 +47,8 @@ class Desk:
         for name in ("report", "may_commit", "saved", "improves", "best", "damaged", "stop_wanted"):
             setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
 
-    def _report(self, lease: int, report: DeskReport, decides: bool) -> str:
+    def _report(self, lease: int, fields: dict[str, Any], decides: bool) -> str:
+        report = DeskReport(**fields)
         self.reports.append(report)
         if decides:
             self.decided.append((report.step, report.value))
