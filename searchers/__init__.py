@@ -5,7 +5,8 @@
     asha, promotion, adaptive_asha       methods that compare trials while they run
     slots, rung, halving                 what methods share: which trials hold slots, which are best at a length
     preview                              what a method will do
-    space, domains, samplers, convert    hyperparameters: what can be drawn, and what draws it
+    space, domains, numeric              hyperparameter spaces: their YAML, and what can be drawn
+    samplers, convert                    what draws from a space; spaces of Optuna and Ray Tune converted
     search, views                        the one object that a driver holds, and what it knows of each trial
     journal, records, recorded           the append-only log, and its JSON; a replay of it restores a search
     simulate                             a search in virtual time

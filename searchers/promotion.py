@@ -112,7 +112,8 @@ class PromotionASHA(SuccessiveHalving):
 
     def _fill(self) -> list[Action]:
         """Promotions and new trials for free slots, `Stop` for trials at closed rungs, or `Done`."""
-        slots, actions = self._slots, list[Action]()
+        slots = self._slots
+        actions: list[Action] = []
         while True:
             if not slots.may_create:
                 actions += self._close_rungs()

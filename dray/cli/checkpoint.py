@@ -103,7 +103,7 @@ def verify(experiment: CheckpointArg, trial: TrialOrAllArg = None, json: Json = 
         show.as_json([{"path": place.uri, "is_whole": why is None, "why": why} for place, why in verified.items()])
     else:
         show.lines(why if str(place) in why else f"{place}: {why}" for place, why in damaged.items())
-        typer.echo(f"{len(verified)} checkpoint{'s' * (len(verified) != 1)} verified, {len(damaged)} damaged")
+        typer.echo(f"{show.counted(len(verified), 'checkpoint')} verified, {len(damaged)} damaged")
     if damaged:
         raise typer.Exit(FAILED)
 

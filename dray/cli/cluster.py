@@ -135,10 +135,10 @@ def _print_check(checked: ClusterCheck) -> None:
     for finding in sorted(checked.findings, key=lambda finding: not finding.is_wrong):
         where = f"{finding.node}: " if finding.node else ""
         typer.echo(f"{'error' if finding.is_wrong else 'note '}  {where}{finding.what}")
-    wrong, nodes = sum(finding.is_wrong for finding in checked.findings), len(checked.nodes)
+    wrong = sum(finding.is_wrong for finding in checked.findings)
     whole = f"Ray at {checked.address}" if checked.address else "RAY_ADDRESS is not set: only this machine"
-    found = f"{wrong or 'no'} error{'s' * (wrong != 1)}"
-    typer.echo(f"{whole}, {nodes} node{'s' * (nodes != 1)}, storage {checked.storage}: {found}")
+    errors = show.counted(wrong, "error") if wrong else "no errors"
+    typer.echo(f"{whole}, {show.counted(len(checked.nodes), 'node')}, storage {checked.storage}: {errors}")
 
 
 @app.command()

@@ -46,9 +46,8 @@ def migrate(
     else:
         for finding in checked.findings:
             typer.echo(finding)
-        python, experiments = len(checked.python), len(checked.experiments)
-        typer.echo(
-            f"checked {python} Python file{'s' * (python != 1)} and {experiments} experiment "
-            f"config{'s' * (experiments != 1)}: {to_change} to change, {len(checked.findings) - to_change} ignored"
-        )
+        python = show.counted(len(checked.python), "Python file")
+        configs = show.counted(len(checked.experiments), "experiment config")
+        ignored = len(checked.findings) - to_change
+        typer.echo(f"checked {python} and {configs}: {to_change} to change, {ignored} ignored")
     raise typer.Exit(FAILED if to_change else 0)

@@ -1,4 +1,4 @@
-"""Experiments for the command to look at, below a default storage of their own."""
+"""Experiments for the commands to read, in a default storage for one test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def simulated_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(simulated_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The default storage, with a finished experiment, ``digits-1``, to do anything with."""
+    """The default storage, with a finished experiment, ``digits-1``, which a test may change."""
     root = tmp_path / "results"
     shutil.copytree(simulated_once, root)
     monkeypatch.setenv("DRAY_HOME", str(root))
@@ -58,13 +58,13 @@ def home(simulated_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def digits(home: Path) -> ExperimentDirectory:
-    """It."""
+    """The experiment ``digits-1``."""
     return ExperimentDirectory.open(home / "digits-1")
 
 
 @pytest.fixture
 def held(digits: ExperimentDirectory) -> Iterator[Journal]:
-    """Its journal, cut in the middle of the search, and held as a driver holds it."""
+    """The journal of ``digits-1``, cut in the middle of the search and locked as by a driver."""
     lines = digits.journal.read_text().splitlines(keepends=True)
     end = next(number for number, line in enumerate(lines) if json.loads(line)["event"] == "exited")
     digits.journal.write_text("".join(lines[: end + 1]))

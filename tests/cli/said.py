@@ -1,4 +1,4 @@
-"""What a command said."""
+"""The result of a command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """Its exit code, and what it wrote."""
+    """Its exit code and output."""
 
     code: int
     out: str
@@ -17,16 +17,16 @@ class Said:
 
     @property
     def value(self) -> Any:
-        """What is on standard output, which is one strict JSON value, and nothing else."""
+        """The one strict JSON value on standard output."""
         assert self.code == 0, self.err
 
         def refuse(constant: str) -> Any:
-            raise AssertionError(f"{constant} is no JSON")
+            raise AssertionError(f"{constant} is not JSON")
 
         return json.loads(self.out, parse_constant=refuse)
 
     def is_one_line(self) -> str:
-        """The error, which is one line that says who speaks."""
+        """The error, which is one line that begins with the command's name."""
         assert self.code == 2, (self.code, self.out, self.err)
         assert self.out == ""
         assert self.err.startswith("dray: ")

@@ -100,8 +100,8 @@ def test_ls_is_list(kind: str, home: Path, dray: Dray) -> None:
 
 @on_one
 def test_an_unknown_name_is_one_line(command: str, home: Path, dray: Dray) -> None:
-    told = dray(*command.split(), "digit-7", *ON_ONE[command]).is_one_line()
-    assert f"no experiment 'digit-7' in {home}; did you mean digits-1?" in told
+    message = dray(*command.split(), "digit-7", *ON_ONE[command]).is_one_line()
+    assert f"no experiment 'digit-7' in {home}; did you mean digits-1?" in message
 
 
 @on_one
@@ -119,11 +119,11 @@ def test_an_ambiguous_name_lists_the_candidates(command: str, home: Path, dray: 
 
 @on_one
 def test_a_directory_that_is_no_experiment_is_one_line(command: str, home: Path, dray: Dray) -> None:
-    told = dray(*command.split(), home, *ON_ONE[command]).is_one_line()
-    assert f"no experiment in {home}: it has no experiment.yaml" in told
+    message = dray(*command.split(), home, *ON_ONE[command]).is_one_line()
+    assert f"no experiment in {home}: it has no experiment.yaml" in message
     assert "no such directory" in dray(*command.split(), "./nowhere", *ON_ONE[command]).is_one_line()
-    told = dray(*command.split(), home / "digits-1" / "trial_0", *ON_ONE[command]).is_one_line()
-    assert f"it is inside the experiment {home / 'digits-1'}" in told
+    message = dray(*command.split(), home / "digits-1" / "trial_0", *ON_ONE[command]).is_one_line()
+    assert f"it is inside the experiment {home / 'digits-1'}" in message
 
 
 @reading
@@ -135,8 +135,8 @@ def test_a_journal_that_is_damaged_in_its_middle_is_one_line(
     if command == "checkpoint verify":  # needs no journal to be read
         assert dray(*command.split(), "digits").code in (0, 2)
         return
-    told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
-    assert "journal.jsonl: line 2 is damaged" in told
+    message = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
+    assert "journal.jsonl: line 2 is damaged" in message
 
 
 def test_a_record_of_another_kind_is_one_line(digits: ExperimentDirectory, dray: Dray) -> None:
@@ -150,8 +150,8 @@ def test_a_record_of_another_kind_is_one_line(digits: ExperimentDirectory, dray:
 def test_metrics_that_are_damaged_are_one_line(command: str, digits: ExperimentDirectory, dray: Dray) -> None:
     for part in digits.metrics.glob("*.parquet"):
         part.write_bytes(part.read_bytes()[:100])
-    told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
-    assert f"the metrics in {digits.metrics} can't be read" in told
+    message = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
+    assert f"the metrics in {digits.metrics} can't be read" in message
 
 
 @reading
@@ -178,8 +178,8 @@ def test_an_experiment_that_has_not_begun_is_one_line(command: str, digits: Expe
 def test_a_trial_that_is_missing_is_one_line(command: str, home: Path, dray: Dray) -> None:
     if command == "trial list":
         return
-    told = dray(*command.split(), "digits", "99").is_one_line()
-    assert f"digits-1 has no trial '99'; it has {TRIALS}, numbered from 0; give a trial's number, or 'best'" in told
+    message = dray(*command.split(), "digits", "99").is_one_line()
+    assert f"digits-1 has no trial '99'; it has {TRIALS}, numbered from 0; give a trial's number, or 'best'" in message
 
 
 @pytest.mark.parametrize(
@@ -331,8 +331,8 @@ def test_trials_are_listed_as_in_the_result(digits: ExperimentDirectory, dray: D
 
 
 def test_the_only_trial_needs_no_name(digits: ExperimentDirectory, dray: Dray) -> None:
-    told = f"digits-1 has {TRIALS} trials; give a trial's number, or 'best'"
-    assert told in dray("t", "describe", "digits").is_one_line()
+    message = f"digits-1 has {TRIALS} trials; give a trial's number, or 'best'"
+    assert message in dray("t", "describe", "digits").is_one_line()
     assert dray("t", "describe", "digits", "trial_3", "--json").value["trial"] == 3
     start = json.loads(digits.journal.read_text().splitlines()[0])
     start["actions"] = start["actions"][:1]
@@ -405,9 +405,9 @@ def test_a_failed_extension_is_reported_beside_the_state_that_the_trial_keeps(
 ) -> None:
     error = "ValueError: the learning rate schedule OneCycleLR has ended"
     with Journal(digits.journal) as journal:
-        told = {"trial": 3, "error": error, "where": "", "why": "the same error twice"}
-        journal.append({"event": "restarted", **told})
-        journal.append({"event": "gave_up", **told, "kept": "completed"})
+        message = {"trial": 3, "error": error, "where": "", "why": "the same error twice"}
+        journal.append({"event": "restarted", **message})
+        journal.append({"event": "gave_up", **message, "kept": "completed"})
     assert f"trial 3 2x: {error}; in the extension, so still completed\n" in dray("e", "describe", "digits").out
     assert [each["kept"] for each in dray("e", "describe", "digits", "--json").value["failures"]] == [None, "completed"]
     assert "not restarted in the extension, so still completed" in dray("t", "describe", "digits", "3").out

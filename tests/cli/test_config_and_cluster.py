@@ -108,10 +108,10 @@ def test_cluster_status_lists_nodes_and_free_resources(tmp_path: Path) -> None:
         assert cluster.stdout is not None
         environment["RAY_ADDRESS"] = cluster.stdout.readline().strip()
         found = json.loads(subprocess.check_output([*command, "--json"], env=environment))
-        told = subprocess.check_output(command, text=True, env=environment)
+        printed = subprocess.check_output(command, text=True, env=environment)
         cluster.communicate("")
     assert (found["address"], found["cpus"], found["gpus"]) == (environment["RAY_ADDRESS"], 3, 1)
     assert (found["cpus_free"], found["gpus_free"]) == (2, 1)
     [node] = found["nodes"]
     assert (node["is_alive"], node["cpus"], node["gpus"]) == (True, 3, 1)
-    assert "2 of 3 CPUs and 1 of 1 GPUs free" in told
+    assert "2 of 3 CPUs and 1 of 1 GPUs free" in printed

@@ -68,12 +68,12 @@ def test_without_a_sound_trial_there_is_no_best_but_a_number_still_exports(story
     journal = story.directory.journal
     kept = [line for line in journal.read_text().splitlines() if '"completed"' not in line]
     journal.write_text("".join(line + "\n" for line in kept))
-    told = "no best trial, because every trial that validated failed; the best of these is trial 0 (error 0.125)"
+    message = "no best trial, because every trial that validated failed; the best of these is trial 0 (error 0.125)"
     with pytest.raises(ExperimentError, match="every trial that validated failed"):
         _ = Result(story.directory.path).best_trial
-    assert told in dray("e", "describe", "bad-luck").out
+    assert message in dray("e", "describe", "bad-luck").out
     assert dray("e", "describe", "bad-luck", "--json").value["best"] is None
-    assert told in dray("c", "export", "bad-luck").is_one_line()
+    assert message in dray("c", "export", "bad-luck").is_one_line()
     assert dray("c", "export", "bad-luck", "0", "-o", "failed").code == 0
 
 
@@ -96,9 +96,9 @@ def test_a_trial_with_nan_is_flagged_from_its_first_such_report(diverged: Story,
     assert math.isnan(trials.loc[3, "metric"]), "the last value, not the last finite one"
     assert trials.loc[3, "best_metric"] == 0.25
     assert dray("e", "describe", "bad-luck", "--json").value["diverged"] == {"3": 15}
-    told = "1 trial diverged: NaN since batch 15 (trial 3)"
+    message = "1 trial diverged: NaN since batch 15 (trial 3)"
     lines = dray("e", "describe", "bad-luck").out.splitlines()
-    assert lines[2].split(maxsplit=1) == ["diverged", told]
+    assert lines[2].split(maxsplit=1) == ["diverged", message]
     about = dray("t", "describe", "bad-luck", 3).out
     assert "NaN since batch 15" in about
     assert "validation error = NaN" in about

@@ -1,4 +1,4 @@
-"""The command beside a driver that really runs: looked at, followed, stopped, gone on with, and exported."""
+"""The command beside a real driver: inspect, follow, stop, resume and export an experiment."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ class Talks(Recorded):
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """One of ``results/talks-...``: three trials of 600 batches, which print each batch.
 
-    They take two minutes, however slow the machine is at what is done beside them; seconds once there is the file
-    ``fast``.
+    They take two minutes or more; seconds once the file ``fast`` exists.
     """
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
     (tmp_path / "model").mkdir()
@@ -69,7 +68,7 @@ def following(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_an_experiment_is_watched_stopped_gone_on_with_and_used(driver: Driver, tmp_path: Path, dray: Dray) -> None:
+def test_an_experiment_is_followed_stopped_resumed_and_exported(driver: Driver, tmp_path: Path, dray: Dray) -> None:
     # ---- while it runs
     path = driver.wait_for(lambda: next(iter((tmp_path / "results").glob("talks-*/journal.jsonl")), None), "a start")
     path = path.parent
@@ -83,7 +82,7 @@ def test_an_experiment_is_watched_stopped_gone_on_with_and_used(driver: Driver, 
     assert "is running, in process" in dray("e", "delete", "talks", "--yes").is_one_line()
     assert "is being written by another run" in dray("e", "resume", "talks").err
 
-    # ---- followed: it began before, goes on, and ends with the driver
+    # ---- followed, from its start until the driver ends
     trial, events = following("t", "logs", "talks", "0", "-f"), following("e", "logs", "latest", "-f")
     before = len((path / "trial_0" / "logs" / "rank_0.log").read_text().splitlines())
     wait_for(lambda: len((path / "trial_0" / "logs" / "rank_0.log").read_text().splitlines()) > before + 20, "batches")
@@ -101,7 +100,7 @@ def test_an_experiment_is_watched_stopped_gone_on_with_and_used(driver: Driver, 
     assert (listed["state"], listed["ended"]) == ("STOPPED", 0)
     assert f"dray experiment resume {path}" in dray("e", "describe", "latest").out
 
-    # ---- and gone on with, by name
+    # ---- resumed, by name
     (tmp_path / "fast").touch()
     again = Driver("resume", "talks", log=tmp_path / "log")
     assert again.wait() == 0, again.log.read_text()
@@ -109,7 +108,7 @@ def test_an_experiment_is_watched_stopped_gone_on_with_and_used(driver: Driver, 
     assert (listed["state"], listed["ended"]) == ("COMPLETED", 3)
     assert sum(record["event"] == "opened" for record in journal(path)) == 2
 
-    # ---- its best model, in other hands
+    # ---- its best model, exported
     best = Result(path).best_trial
     saved = torch.load(Path(best.checkpoint.path) / "state-dict.pth", weights_only=True)["models_state_dict"][0]
     assert dray("c", "export", "talks", "-o", tmp_path / "weights").code == 0

@@ -1,4 +1,4 @@
-"""Samplers: when they are asked and told, the order of grids, known points first."""
+"""Samplers: what they learn, the order of grids, known points first."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ POINT: dict[str, object] = {
 
 
 class Recording:
-    """Returns the number of events it was told, and records all calls."""
+    """Returns the number of events it has received, and records all calls."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
-        self.told: list[tuple[Event, dict[str, object]]] = []
+        self.events: list[tuple[Event, dict[str, object]]] = []
 
     def ask(self, trial: int) -> dict[str, object]:
         self.calls.append(trial)
-        return {"layers": len(self.told)}
+        return {"layers": len(self.events)}
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         self.calls.append(event)
-        self.told.append((event, dict(hparams)))
+        self.events.append((event, dict(hparams)))
 
 
 LAYERS = parse_space({"layers": {"type": "int", "minval": 0, "maxval": 10_000}})
@@ -76,7 +76,7 @@ def test_all_are_samplers() -> None:
     assert all(isinstance(each, Sampler) for each in (grid, random, FirstPoints(SPACE, [], random), Recording()))
 
 
-# ------------------------------------------------------------------------------------------------- asked and told
+# ------------------------------------------------------------------------------------------------- asking and telling
 
 
 def test_asked_once_at_a_trials_first_start_and_told_after_each_event() -> None:
@@ -94,7 +94,7 @@ def test_asked_once_at_a_trials_first_start_and_told_after_each_event() -> None:
     for event in events:
         search.on(event)
     assert sampler.calls == [1, events[0], events[1], events[2], 0, events[3], events[4]]
-    assert [hparams["layers"] for _, hparams in sampler.told] == [0, 0, 0, 3, 0]
+    assert [hparams["layers"] for _, hparams in sampler.events] == [0, 0, 0, 3, 0]
 
 
 def test_told_values_are_smaller_is_better_and_never_nan() -> None:
@@ -104,7 +104,7 @@ def test_told_values_are_smaller_is_better_and_never_nan() -> None:
     search.on(Started(trial=0))
     for step, value in enumerate([0.25, float("nan"), None, float("inf")], start=2):
         search.on(Reported(trial=0, step=step, value=value))
-    values = [event.value for event, _ in sampler.told if isinstance(event, Reported)]
+    values = [event.value for event, _ in sampler.events if isinstance(event, Reported)]
     assert values == [-0.25, float("inf"), float("inf"), float("inf")]
 
 
@@ -113,7 +113,7 @@ def test_a_trial_that_never_started_has_empty_hyperparameters() -> None:
     search = search_with(sampler, [])
     search.start()
     search.on(Exited(trial=0, reason="canceled"))
-    assert sampler.told == [(Exited(trial=0, reason="canceled"), {})]
+    assert sampler.events == [(Exited(trial=0, reason="canceled"), {})]
 
 
 def test_late_events_are_not_told() -> None:
@@ -124,7 +124,7 @@ def test_late_events_are_not_told() -> None:
     search.on(Exited(trial=0, reason="errored"))
     search.on(Reported(trial=0, step=1, value=0.0))
     search.on(Exited(trial=0, reason="errored"))
-    assert len(sampler.told) == 2
+    assert len(sampler.events) == 2
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -135,8 +135,8 @@ def test_replay_tells_the_same_events_and_does_not_ask(seed: int) -> None:
     method = ASHA(max_trials=20, max_length=16, num_rungs=3, max_concurrent_trials=2)
     records = json.loads(json.dumps(log))
     Search.replay(records, method, LAYERS, seed=7, smaller_is_better=True, log=log.append, sampler=second)
-    assert second.told == first.told
-    assert second.calls == [event for event, _ in first.told]
+    assert second.events == first.events
+    assert second.calls == [event for event, _ in first.events]
 
 
 def test_params_of_a_pending_trial_are_not_fixed() -> None:
@@ -229,7 +229,7 @@ def test_the_inner_sampler_is_told_of_known_points() -> None:
     inner = Spaced()
     sampler = FirstPoints(inner.space, [{"layers": 5}], inner)
     sampler.tell(Started(trial=0), {"layers": 5})
-    assert inner.told == [(Started(trial=0), {"layers": 5})]
+    assert inner.events == [(Started(trial=0), {"layers": 5})]
 
 
 @pytest.mark.parametrize(

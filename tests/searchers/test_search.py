@@ -344,14 +344,14 @@ def test_a_search_replayed_from_any_record_continues_the_same() -> None:
         more: list[Record] = []
         search = replayed(log[:cut], more)
         assert more == []
-        told = 0
+        replayed_events = 0
         for event, actions in events:
             before = len(more)
-            if told < cut - 1:  # already in the journal, unless it was late and so never logged
-                told += _logged(event, log[told + 1])
+            if replayed_events < cut - 1:  # already in the journal, unless it was late and so never logged
+                replayed_events += _logged(event, log[replayed_events + 1])
                 continue
             assert search.on(event) == actions
-            told += len(more) - before
+            replayed_events += len(more) - before
         assert repr(log[cut:]) == repr(more)
 
 

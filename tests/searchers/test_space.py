@@ -177,8 +177,8 @@ def test_unknown_type_suggests_the_nearest_one() -> None:
 
 
 def test_unknown_field_suggests_the_nearest_one() -> None:
-    told = faults({"n": {"type": "int", "minval": 0, "maxvl": 3}})
-    assert told == {
+    found = faults({"n": {"type": "int", "minval": 0, "maxvl": 3}})
+    assert found == {
         "hyperparameters.n.maxvl": "is not a field of type int; did you mean 'maxval'?",
         "hyperparameters.n.maxval": "is required for type int",
     }
