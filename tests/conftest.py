@@ -27,7 +27,6 @@ SLOW_TEST_LIMIT_S = 600.0  # two processes that train, or starting Ray, take min
 
 def pytest_collection_finish() -> None:
     # Torch, Ray and pandas are a million objects, which each collection of garbage would visit: each trial makes some.
-    gc.collect()
     gc.freeze()
 
 
