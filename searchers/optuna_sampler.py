@@ -193,8 +193,7 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
     known = [each for each in optuna.samplers.__all__ if _takes_seed(getattr(optuna.samplers, each))]
     if wanted not in known:
         names = sorted([*_SHORT, *known])
-        message = f"must be random, or one of {', '.join(names)}, got {name!r}{closest(name, names)}"
-        raise FieldError([("searcher.sampler.name", message)])
+        raise _fault("name", f"must be random, or one of {', '.join(names)}, got {name!r}{closest(name, names)}")
     kind: type[BaseSampler] = getattr(optuna.samplers, wanted)
     takes = [option for option in inspect.signature(kind).parameters if option != "seed"]
     unknown = [option for option in options if option not in takes]
@@ -207,20 +206,20 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
         )
     startup = options.get("n_startup_trials", _STARTUP)
     if not isinstance(startup, int) or isinstance(startup, bool) or startup < 0:
-        raise FieldError([("searcher.sampler.options.n_startup_trials", f"must be an integer >= 0, got {startup!r}")])
+        raise _fault("options.n_startup_trials", f"must be an integer >= 0, got {startup!r}")
     try:
         _new(kind, options, seed=0)
         if wanted == "CmaEsSampler":
             importlib.import_module("cmaes")  # Optuna imports it at the first ask
     except ImportError as error:
-        raise FieldError(
-            [("searcher.sampler.name", f"{name!r} needs a package that is not installed: {error}")]
-        ) from error
+        raise _fault("name", f"{name!r} needs a package that is not installed: {error}") from error
     except (TypeError, ValueError) as error:
-        raise FieldError(
-            [("searcher.sampler.options", f"{wanted} does not accept {dict(options)}: {error}")]
-        ) from error
+        raise _fault("options", f"{wanted} does not accept {dict(options)}: {error}") from error
     return kind, dict(options)
+
+
+def _fault(field: str, message: str) -> FieldError:
+    return FieldError([(f"searcher.sampler.{field}", message)])
 
 
 def _takes_seed(kind: object) -> bool:

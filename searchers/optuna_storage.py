@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -64,23 +64,9 @@ class AskStorage(BaseStorage):
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         return {}
 
-    def get_all_studies(self) -> list[Any]:
+    def _unused(self, *args: Any, **kwargs: Any) -> Any:
+        """No sampler calls it."""
         raise NotImplementedError
 
-    def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
-        raise NotImplementedError
-
-    def delete_study(self, study_id: int) -> None:
-        raise NotImplementedError
-
-    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
-        raise NotImplementedError
-
-    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        raise NotImplementedError
-
-    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        raise NotImplementedError
-
-    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        raise NotImplementedError
+    get_all_studies = create_new_study = delete_study = set_study_user_attr = _unused
+    set_trial_state_values = set_trial_intermediate_value = set_trial_user_attr = _unused

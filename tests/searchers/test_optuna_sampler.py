@@ -310,7 +310,7 @@ def test_the_constraint_holds_for_every_proposal() -> None:
 
 def test_a_constraint_that_cannot_be_met_ends_with_an_error() -> None:
     space = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}}, constraint=lambda point: False)
-    with pytest.raises(SpaceError, match="refused all 1000 points"):
+    with pytest.raises(SpaceError, match="rejected all 1000 points"):
         OptunaSampler(space, seed=1, rungs=RUNGS).ask(0)
 
 
