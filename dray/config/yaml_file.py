@@ -22,6 +22,13 @@ class _Loader(yaml.SafeLoader):
         if len(node.value) > MAX_VALUES:  # a merge copies what it merges: merges of merges fill the memory
             raise yaml.constructor.ConstructorError(None, None, TOO_MANY, node.start_mark)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, TypeError, AttributeError, KeyError):  # as of !!bool 5, or an integer of too many digits
+            problem = f"{node.value!r:.60} is not a valid {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
@@ -130,5 +137,5 @@ def _parsed(text: str) -> tuple[Any, Fault | None]:
         return None, Fault(place, f"not valid YAML{context}: {error.problem}")
     except RecursionError:
         return None, Fault("config", TOO_DEEP)
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError: an integer of too many digits, or an impossible date
+    except yaml.YAMLError as error:
         return None, Fault("config", f"not valid YAML: {' '.join(str(error).split())}")
