@@ -85,7 +85,7 @@ HOSTILE = {
         GRID % "step: 2",
         "hyperparameters.x: must have at most 1000000 points on a grid, got 500000000000",
     ),
-    "no date": (f"{BASE}data: {{x: !!timestamp 2020-99-99}}\n", "not valid YAML: '2020-99-99' is not a valid timestamp"),
+    "no date": (f"{BASE}data: {{x: !!timestamp 2020-99-99}}\n", "'2020-99-99' is not a valid timestamp"),
     "no bool": (f"{BASE}data: {{x: !!bool 5}}\n", "not valid YAML: '5' is not a valid bool"),
     "half a character": (
         f'{BASE}name: "a\\ud800b"\n',
