@@ -79,6 +79,7 @@ def test_every_public_name_of_determined_has_a_counterpart_or_an_answer(alias: N
     assert all(found(name) is not None for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.api("10.1", "10.5")
 def test_changing_determined_to_dray_in_an_import_is_enough(run_python: Any) -> None:
     """Also where nothing has put up the alias."""

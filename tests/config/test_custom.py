@@ -272,6 +272,7 @@ def test_what_came_from_python_is_given_again(tmp_path: Path) -> None:
         resume(path, method=given_asha(max_trials=3), sampler=Tenths(), constraint=small).run()
 
 
+@pytest.mark.slow
 def test_preview_of_a_method_of_ones_own_is_a_simulation(code: Path) -> None:
     """Of 24 trials with random values each goes on with about even odds; four at a time, the first two always do."""
     file = io.StringIO()

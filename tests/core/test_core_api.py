@@ -49,6 +49,8 @@ TWO = [
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    (tmp_path / "code").mkdir()
+    monkeypatch.chdir(tmp_path / "code")  # each checkpoint has a copy of it
     return tmp_path / "results"
 
 

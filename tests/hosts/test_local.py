@@ -31,6 +31,8 @@ from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    (tmp_path / "code").mkdir()
+    monkeypatch.chdir(tmp_path / "code")  # each checkpoint has a copy of it
     return tmp_path / "results"
 
 
@@ -350,7 +352,7 @@ def test_a_host_is_current_only_within_its_block(tmp_path: Path) -> None:
     assert current_host() is None
 
 
-def test_a_run_in_a_given_directory(tmp_path: Path) -> None:
+def test_a_run_in_a_given_directory(home: Path, tmp_path: Path) -> None:
     with use_host(LocalHost(tmp_path / "mine", trial_seed=3)), pytorch.init() as context:
         pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
     assert (tmp_path / "mine" / "checkpoint_1" / "manifest.json").exists()

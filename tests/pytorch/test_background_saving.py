@@ -306,9 +306,10 @@ def test_training_continues_while_the_disk_is_full_and_fails_at_the_end_if_it_st
 
 
 def test_a_local_run_carries_what_was_reported_since_the_checkpoint_before(
-    fit: Fit, held: Held, tmp_path: Path
+    fit: Fit, held: Held, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a report is published before its checkpoint is committed."""
+    monkeypatch.chdir(tmp_path)
     host = LocalHost(tmp_path / "run")
     with use_host(host), pytorch.init() as context:
         trial = Going(context)

@@ -253,6 +253,7 @@ def test_a_local_run_trains_the_same_whether_its_data_were_made_or_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     weights = []
     for _ in range(2):
         with pytorch.init(exp_conf={"reproducibility": {"experiment_seed": 3}}) as context:

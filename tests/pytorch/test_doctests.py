@@ -26,6 +26,7 @@ def modules_with_examples() -> list[str]:
 @pytest.mark.parametrize("module", modules_with_examples())
 def test_examples_in_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     failed, tried = doctest.testmod(importlib.import_module(module))
     assert tried > 0
     assert failed == 0

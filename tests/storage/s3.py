@@ -8,8 +8,6 @@ import socket
 import threading
 import urllib.request
 
-from moto.server import ThreadedMotoServer
-
 from dray.storage import Location, RemoteDirectory
 
 KEYS = (("access_key", "test"), ("secret_key", "test"))
@@ -27,6 +25,8 @@ class LocalS3:
         urllib.request.urlopen(urllib.request.Request(url, method="PUT")).close()
 
     def start(self) -> None:
+        from moto.server import ThreadedMotoServer  # which takes a second
+
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
         self.port = self._server.get_host_and_port()[1]

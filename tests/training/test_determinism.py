@@ -16,7 +16,8 @@ from dray.training.determinism import VARIABLES, deterministic
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    monkeypatch.chdir(tmp_path)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     benchmark = torch.backends.cudnn.benchmark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import warnings
 from collections.abc import Callable
@@ -16,10 +17,20 @@ from dray.pytorch import Batch
 from dray.training.metrics.torchmetrics import TorchMetricReducer
 from tests.pytorch.fakes import FakeHost, OneWeight
 
-torchmetrics = pytest.importorskip("torchmetrics")
-classification = torchmetrics.classification
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all:UserWarning"),
+]
 
-pytestmark = pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all:UserWarning")
+
+class ImportedLate:
+    """torchmetrics, which takes two seconds to import with what it brings, also where none of these tests is chosen."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torchmetrics"), name)
+
+
+torchmetrics: Any = ImportedLate()
 
 BATCHES = 7
 
@@ -36,24 +47,27 @@ def data(kind: str) -> list[tuple[torch.Tensor, ...]]:
 
 
 METRICS: dict[str, tuple[str, Callable[[], Any]]] = {
-    "counts": ("classes", lambda: classification.MulticlassF1Score(3)),
-    "one value a class": ("classes", lambda: classification.MulticlassAccuracy(3, average=None)),
-    "confusion matrix": ("classes", lambda: classification.MulticlassConfusionMatrix(3)),
-    "lists": ("binary", lambda: classification.BinaryAUROC(thresholds=None)),
+    "counts": ("classes", lambda: torchmetrics.classification.MulticlassF1Score(3)),
+    "one value a class": ("classes", lambda: torchmetrics.classification.MulticlassAccuracy(3, average=None)),
+    "confusion matrix": ("classes", lambda: torchmetrics.classification.MulticlassConfusionMatrix(3)),
+    "lists": ("binary", lambda: torchmetrics.classification.BinaryAUROC(thresholds=None)),
     "sums": ("pairs", lambda: torchmetrics.regression.R2Score()),
     "states that are not added": ("pairs", lambda: torchmetrics.regression.PearsonCorrCoef()),
     "ranks of all values": ("pairs", lambda: torchmetrics.regression.SpearmanCorrCoef()),
     "mean": ("values", lambda: torchmetrics.MeanMetric()),
     "maximum": ("values", lambda: torchmetrics.MaxMetric()),
     "values in their order": ("values", lambda: torchmetrics.CatMetric()),
-    "a dict": ("classes", lambda: torchmetrics.ClasswiseWrapper(classification.MulticlassRecall(3, average=None))),
+    "a dict": (
+        "classes",
+        lambda: torchmetrics.ClasswiseWrapper(torchmetrics.classification.MulticlassRecall(3, average=None)),
+    ),
     "a collection with common states": (
         "classes",
         lambda: torchmetrics.MetricCollection(
             {
-                "recall": classification.MulticlassRecall(3),
-                "precision": classification.MulticlassPrecision(3),
-                "auroc": classification.MulticlassAUROC(3),
+                "recall": torchmetrics.classification.MulticlassRecall(3),
+                "precision": torchmetrics.classification.MulticlassPrecision(3),
+                "auroc": torchmetrics.classification.MulticlassAUROC(3),
             }
         ),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,9 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config as inductor
 from torch import nn
-from torch._dynamo.convert_frame import FRAME_COMPILE_COUNTER
 from torch.nn import functional as F
 
 from dray import pytorch
@@ -166,7 +165,7 @@ def test_what_a_trial_patches_is_what_it_and_only_it_runs(
     "change",
     [
         lambda: setattr(torch._dynamo.config, "capture_scalar_outputs", True),
-        lambda: setattr(inductor, "max_autotune", True),
+        lambda: setattr(importlib.import_module("torch._inductor.config"), "max_autotune", True),
         lambda: torch.use_deterministic_algorithms(True),
         lambda: torch.backends.cuda.enable_flash_sdp(False),
     ],
@@ -206,7 +205,7 @@ def test_each_trial_may_compile_as_often_as_the_first(
     for number in range(0, 36, 3):
         snapshot.run(lambda number=number: [outputs(width=number + i + 1) for i in range(3)])  # type: ignore[misc]
         assert compilations() - began == number + 3
-        assert max(FRAME_COMPILE_COUNTER.values()) <= 20
+        assert max(torch._dynamo.convert_frame.FRAME_COMPILE_COUNTER.values()) <= 20
 
 
 def test_a_trial_that_is_out_of_compilations_leaves_the_next_ones_as_many_as_ever(snapshot: ProcessSnapshot) -> None:
