@@ -73,7 +73,7 @@ def test_torchs_version_is_that_of_the_one_that_would_be_imported(
     assert node_checks.of_torch() == ""
 
 
-def test_a_directory_is_the_drivers_if_its_sign_is_there(tmp_path: Path) -> None:
+def test_a_directory_with_the_sign_is_the_drivers(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
     write_sign(mine, "run-1")
     write_sign(other, "run-0")
@@ -106,7 +106,7 @@ def trouble(directory: Path, sign: str | None) -> Trouble:
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, "full"), (errno.EDQUOT, "full"), (errno.EROFS, "refused")], ids=str
 )
-def test_what_can_not_be_written_is_told_by_its_cause(
+def test_an_unwritable_directory_is_reported_with_the_cause(
     number: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_sign(tmp_path, "run")

@@ -185,7 +185,7 @@ def test_config_comes_back_from_its_file_with_the_options_as_they_were(tmp_path:
         ({"name": "custom"}, "searcher.name", "needs a method from Python: dray.Experiment(config, method"),
     ],
 )
-def test_fault_is_told_with_its_path(code: Path, searcher: dict[str, Any], path: str, what: str) -> None:
+def test_fault_is_reported_with_its_path(code: Path, searcher: dict[str, Any], path: str, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
         experiment(searcher, model_dir=code)
     [(found, told)] = faults(caught.value)
@@ -287,7 +287,7 @@ def test_preview_of_a_method_of_ones_own_is_a_simulation(code: Path) -> None:
     assert "custom method, simulated with random metric values" in file.getvalue()
 
 
-def test_preview_tells_that_a_method_breaks_the_rules(code: Path) -> None:
+def test_preview_reports_a_method_that_breaks_the_rules(code: Path) -> None:
     text = "class Idle:\n    rungs = (4,)\n    def start(self): return []\n"
     for name in ("on", "progress", "extend", "dump", "load"):
         text += f"    def {name}(self, *event): return []\n"

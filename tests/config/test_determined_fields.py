@@ -120,7 +120,7 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", [path for path in IGNORED_FIELDS if not path.startswith("log_policies.")])
-def test_what_is_not_used_is_told_once_and_left_out(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_fields_are_reported_once_and_left_out(path: str, caplog: pytest.LogCaptureFixture) -> None:
     plain = load_config(with_field("reproducibility.experiment_seed", 7))
     raw = with_field(path, VALUES.get(path, "x"), reproducibility={"experiment_seed": 7})
     if path.startswith("checkpoint_storage."):
@@ -144,7 +144,7 @@ def test_a_misspelt_field_of_a_log_policy_is_an_error() -> None:
         load_config(with_field("log_policies", [{"pattern": "a", "action": {"tpye": "cancel_retries"}}]))
 
 
-def test_what_determined_fills_in_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_that_determined_fills_in_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     for path, value in DEFAULTS.items():
         raw = with_field(path, value)
         if path.startswith("checkpoint_storage."):
@@ -163,7 +163,7 @@ def test_a_shared_file_system_has_no_path_in_containers(caplog: pytest.LogCaptur
     assert f"\n  checkpoint_storage.container_path: {IGNORED_IN_SHARED_FS['checkpoint_storage.container_path']}" in told
 
 
-def test_a_list_is_one_constant_and_that_spaces_in_it_are_not_searched_is_told(
+def test_a_list_is_one_constant_and_spaces_in_it_are_reported_as_not_searched(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     size = {"type": "int", "minval": 1, "maxval": 4}
@@ -179,7 +179,7 @@ def test_a_list_is_one_constant_and_that_spaces_in_it_are_not_searched_is_told(
     assert caplog.messages == [told], "and not of an experiment's own copy"
 
 
-def test_what_is_null_or_empty_is_not_told() -> None:
+def test_null_and_empty_fields_are_not_reported() -> None:
     raw = {"workspace": None, "resources": {"priority": None, "weight": 2}, "environment": {"ports": {}}, "pbs": {}}
     assert [path for path, _ in ignored_fields({**raw, "bind_mounts": []})] == ["resources.weight"]
 
@@ -199,7 +199,9 @@ def test_what_is_null_or_empty_is_not_told() -> None:
         ),
     ],
 )
-def test_steps_are_told_in_batches(fields: dict[str, Any], batches: int, told: dict[str, str]) -> None:
+def test_steps_are_converted_to_batches_and_reported(
+    fields: dict[str, Any], batches: int, told: dict[str, str]
+) -> None:
     searcher = {"name": "single", "metric": "loss", "max_steps": 4}
     with pytest.raises(ConfigError) as caught:
         load_config({**LEAST, "searcher": searcher, **fields})
@@ -275,7 +277,7 @@ def test_a_prefix_is_normalised_as_determined_does() -> None:
             location(prefix)
 
 
-def test_hdfs_is_told_what_to_use() -> None:
+def test_hdfs_is_refused_with_what_to_use_instead() -> None:
     storage = {"type": "hdfs", "hdfs_url": "http://a", "hdfs_path": "/b"}
     with pytest.raises(ConfigError) as caught:
         load_config(with_field("checkpoint_storage", storage))
@@ -284,7 +286,7 @@ def test_hdfs_is_told_what_to_use() -> None:
     }
 
 
-def test_a_number_of_determineds_trial_is_told_what_to_write() -> None:
+def test_a_trial_number_of_determined_is_refused_with_what_to_write() -> None:
     with pytest.raises(ConfigError, match=r"searcher\.source_trial_id: .* got 7: .* set source_checkpoint_uuid"):
         load_config(with_field("searcher.source_trial_id", 7))
 
@@ -301,7 +303,7 @@ def test_the_path_of_old_says_nothing_beside_the_new_one() -> None:
     assert str(load_config(with_field("checkpoint_storage", storage)).checkpoint_storage.location) == "/a/b"
 
 
-def test_an_empty_path_is_told() -> None:
+def test_an_empty_path_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"host_path: must not be empty; for example host_path: /mnt/results"):
         load_config(with_field("checkpoint_storage", {"type": "shared_fs", "host_path": ""}))
 
@@ -535,7 +537,7 @@ def test_environment_variables(written: Any, on_cpu: Any, on_cuda: Any, on_rocm:
         {1: "c4n4ry"},
     ],
 )
-def test_what_is_no_environment_is_told_without_its_values(written: Any) -> None:
+def test_an_invalid_environment_is_reported_without_its_values(written: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(with_field("environment.environment_variables", written))
     [fault] = caught.value.faults

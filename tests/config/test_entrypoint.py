@@ -134,7 +134,7 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3 -m determined.exec.launch", "dray has no counterpart to this part of Determined"),
     ],
 )
-def test_what_is_neither_is_told(entrypoint: Any, what: str) -> None:
+def test_neither_a_class_nor_a_program_is_an_error(entrypoint: Any, what: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_entrypoint(entrypoint)
     assert what in str(caught.value)

@@ -426,7 +426,7 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"name": ""}, "name", "must not be empty"),
     ],
 )
-def test_fault_is_told_with_its_path(change: dict[str, Any], path: str, what: str) -> None:
+def test_fault_is_reported_with_its_path(change: dict[str, Any], path: str, what: str) -> None:
     found = faults(changed(**change))
     assert what in found[path]
 
@@ -436,7 +436,7 @@ def test_one_mistake_is_one_fault(change: dict[str, Any]) -> None:
     assert len(faults(changed(**change))) == 1
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     broken = changed(
         searcher__divisor=1,
         searcher__metric=...,
@@ -561,7 +561,7 @@ def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
         ),
     ],
 )
-def test_a_range_of_slots_that_can_not_be_is_told(change: dict[str, Any], path: str, what: str) -> None:
+def test_an_impossible_range_of_slots_is_an_error(change: dict[str, Any], path: str, what: str) -> None:
     [(found, told)] = faults(elastic(**change)).items()
     assert found == path
     assert what in told
@@ -633,11 +633,11 @@ def test_length_in_records_needs_a_batch_size() -> None:
         ("", "config", "got an empty file"),
     ],
 )
-def test_what_is_not_a_yaml_mapping_is_told_with_its_line(tmp_path: Path, text: str, path: str, what: str) -> None:
+def test_what_is_not_a_yaml_mapping_is_reported_with_its_line(tmp_path: Path, text: str, path: str, what: str) -> None:
     assert what in faults(write(tmp_path, text))[path]
 
 
-def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_file_is_an_error(tmp_path: Path) -> None:
     assert "no such file" in faults(tmp_path / "none.yaml")["config"]
     assert "is a directory" in faults(tmp_path)["config"]
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")

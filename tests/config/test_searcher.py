@@ -277,7 +277,7 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
         ({**ASHA_3, "max_concurrent_trials": -1}, "searcher.max_concurrent_trials", "must be >= 0, got -1"),
     ],
 )
-def test_fault_of_the_searcher_is_told_with_its_path(searcher: dict[str, Any], path: str, what: str) -> None:
+def test_fault_of_the_searcher_is_reported_with_its_path(searcher: dict[str, Any], path: str, what: str) -> None:
     found = faults(searcher)
     assert what in found[path]
 

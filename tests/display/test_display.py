@@ -148,13 +148,13 @@ def picture(
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def test_line_tells_that_groups_are_starting() -> None:
+def test_line_shows_that_groups_are_starting() -> None:
     assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · starting the first worker group · 0:00"
     assert " · starting 1 of 2 worker groups · " in line(search(), groups=1)
     assert "worker group" not in line(search())
 
 
-def test_line_tells_what_groups_wait_for_as_long_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_shows_what_groups_wait_for_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "PLAIN_EVERY_S", (0.0, 0.0))
     shown = Screen()
     shown.display.begin(search(), [])
@@ -167,7 +167,7 @@ def test_line_tells_what_groups_wait_for_as_long_as_they_do(monkeypatch: pytest.
     assert "starting 2 of 3 worker groups" in shown.text
 
 
-def test_line_tells_what_each_trial_has_of_a_slot_that_it_shares() -> None:
+def test_line_shows_each_trials_share_of_a_slot() -> None:
     shown = Screen()
     shown.display.begin(search(), [])
     shown.display.shares("1/4 GPU")
@@ -176,19 +176,19 @@ def test_line_tells_what_each_trial_has_of_a_slot_that_it_shares() -> None:
 
 
 @pytest.mark.api("8.16")
-def test_line_tells_trials_the_best_and_the_time() -> None:
+def test_line_shows_trials_the_best_and_the_time() -> None:
     made = search(*ended(0, 0.5), *ended(1, 0.25), Started(trial=2))
     assert line(made) == "digits  25% · 2 of 8 trials ended · 1 running · best error 0.25 (trial 1) · 0:00"
     larger = search(*ended(0, 0.5), *ended(1, 0.25), smaller_is_better=False)
     assert "best error 0.5 (trial 0)" in line(larger, smaller_is_better=False)
 
 
-def test_line_tells_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_shows_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeCounts, "restarts", Counter({0: 2, 3: 1}))
     assert " · 3 restarts · " in line(search())
 
 
-def test_line_tells_trials_that_diverged_until_they_recover(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_shows_diverged_trials_until_they_recover(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "PLAIN_EVERY_S", (0.0, 0.0))
     made, shown = search(Started(trial=0), Started(trial=1)), Screen()
     shown.display.begin(made, [])
@@ -231,7 +231,7 @@ def test_picture_has_the_best_and_a_row_for_each_trial_that_runs() -> None:
     ]
 
 
-def test_picture_tells_rungs_where_there_are_several() -> None:
+def test_picture_shows_rungs_if_there_are_several() -> None:
     method = ASHA(max_trials=8, max_length=10, num_rungs=2, divisor=5, max_concurrent_trials=8)
     *_, heading, first, second = picture(
         search(Started(trial=0), Started(trial=1), method=method), {1: rows(1, 2.5, 0.5)}
@@ -471,14 +471,14 @@ def test_table_is_turned_round_where_larger_is_better() -> None:
     assert [row[0] for row in table(Screen(smaller_is_better=False))[1:]] == ["1", "0", "2"]
 
 
-def test_end_tells_what_became_of_the_trials_and_where_all_of_it_is() -> None:
+def test_end_shows_the_trials_outcomes_and_where_the_results_are() -> None:
     screen = Screen()
     screen.display.result(FakeResult())  # type: ignore[arg-type]
     assert "4 trials (2 completed, 1 stopped, 1 errored) in 0:00. Results: " + str(LONG_PATH) in screen.text
     assert f"inspect with: dray report {LONG_PATH}\n              dray trial list {LONG_PATH} --best\n" in screen.text
 
 
-def test_end_where_no_trial_validated_has_no_table_and_tells_where_to_see_what_failed() -> None:
+def test_end_without_a_validation_has_no_table_and_says_where_the_errors_are() -> None:
     class Failed(FakeResult):
         trials = FakeResult.trials.iloc[3:]
 

@@ -96,7 +96,7 @@ def test_an_experiment_with_a_constraint_is_resumed_with_one(tmp_path: Path) -> 
     assert resume(path, constraint=lambda point: True).run().path == path
 
 
-def test_trials_that_were_told_to_stop_have_ended_though_the_driver_died_before_it_noted_that(tmp_path: Path) -> None:
+def test_trials_asked_to_stop_have_ended_even_if_the_driver_died_before_it_recorded_that(tmp_path: Path) -> None:
     path = finished(tmp_path / "experiment")
     file = path / "journal.jsonl"
     *before, last = file.read_bytes().splitlines(keepends=True)

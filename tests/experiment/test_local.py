@@ -146,7 +146,7 @@ def test_a_checkpoint_of_determineds_is_found_in_the_storage_by_its_uuid(model_d
         ({"source_checkpoint_uuid": "a", "source_trial_id": "b"}, "searcher.source_trial_id", "remove one of them"),
     ],
 )
-def test_source_that_is_not_there_is_told_with_its_path(
+def test_missing_source_is_reported_with_its_path(
     model_dir: Path, source: dict[str, Any], path: str, what: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -14,7 +14,7 @@ BEGINS = LogPolicy(pattern="^fatal: ", action="cancel_retries")
 STAMP = "2026-11-21T19:02:02.123Z "
 
 
-def test_the_first_line_that_a_policy_is_about_is_told() -> None:
+def test_the_first_matching_line_of_a_policy_is_reported() -> None:
     lines = ["all is well", f"{STAMP}fatal: the disk  full", f"{STAMP}fatal: more"]
     assert forbidden([FULL], lines) == (
         r"log_policies: cancel_retries, as its log has '.*disk\\s+full.*': fatal: the disk  full"

@@ -201,7 +201,7 @@ def test_what_the_journal_knows_and_is_no_more_is_forgotten(experiment: Experime
     assert experiment.end() == {0: [30, 20]}
 
 
-def test_a_damaged_checkpoint_is_told_once_and_counts_no_more(experiment: Experiment) -> None:
+def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: Experiment) -> None:
     experiment.begin(Policy(trial_best=0, trial_latest=2))
     for batches in (10, 20):
         experiment.save(0, batches, None)

@@ -120,7 +120,7 @@ def test_class_of_an_installed_module_goes_alone(sender: Sender, tmp_path: Path)
     assert isinstance(pickle.loads(load.pickled), type)
 
 
-def test_directory_of_data_beside_a_script_is_told_of(
+def test_data_directory_beside_a_script_is_reported(
     sender: Sender, script: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dray.code.ignore.MOST_CODE_BYTES", 1000)

@@ -19,7 +19,7 @@ def _deleted(self: dray.Experiment, config: Any, directory: Any, *_: Any) -> Non
     directory.config_file.read_text()
 
 
-def test_what_fails_by_it_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_caused_by_it_are_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = experiment(tmp_path / "experiment", per_run=1)
     monkeypatch.setattr(type(lost), "_run", _deleted)
     with pytest.raises(DirectoryGone, match="was deleted or moved while it ran") as raised:

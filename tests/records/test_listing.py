@@ -39,7 +39,7 @@ def ends(directory: ExperimentDirectory) -> Iterator[int]:
         yield end
 
 
-def test_at_any_time_it_is_what_a_replay_of_the_journal_tells(tmp_path: Path) -> None:
+def test_overview_always_agrees_with_a_replay_of_the_journal(tmp_path: Path) -> None:
     directory = simulated(tmp_path / "one", 12, failures=0.05)
     config = load_config(directory.config_file)
     states = set()

@@ -6,7 +6,7 @@ from dray.config.load import load_config
 from dray.records.logs import event_lines
 
 
-def test_start_of_a_trial_tells_what_was_drawn_for_it_by_dotted_names() -> None:
+def test_start_of_a_trial_shows_its_hyperparameters_by_dotted_names() -> None:
     space = {
         "global_batch_size": 16,
         "clip": {"type": "const", "val": 1.5},

@@ -120,7 +120,7 @@ def test_both_show_an_experiment_and_ctrl_c_ends_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_that_a_run_is_yet_to_make_is_served_as_soon_as_it_is_there(tmp_path: Path) -> None:
+def test_a_study_that_does_not_exist_yet_is_served_as_soon_as_it_does(tmp_path: Path) -> None:
     story = Story(tmp_path / "experiment", config())  # holds the journal, as a run does
     with served(story.directory.path) as it:
         it.address("TensorBoard")
