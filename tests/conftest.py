@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 # A deadline on each example measures the machine; the limit on the whole test stays.
-settings.register_profile("dray", deadline=None)
+settings.register_profile("dray", deadline=None, max_examples=50)
 settings.load_profile("dray")
 
 # Models in tests are tiny: one thread trains them faster than several that fight for a small machine's cores.

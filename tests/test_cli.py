@@ -109,7 +109,7 @@ def test_checkpoints_go_where_the_option_says(config: Path) -> None:
     assert "--storage-path can't be used with --local" in result.output
 
 
-def test_program_of_a_local_run_that_exits_is_told_with_its_line(config: Path, tmp_path: Path) -> None:
+def test_exit_of_a_local_program_is_reported_with_its_line(config: Path, tmp_path: Path) -> None:
     config.write_text(CONFIG.replace("my_model:MyTrial", "python3 my_program.py"))
     (tmp_path / "my_program.py").write_text("import sys\n\nsys.exit(3)\n")
     path = list(sys.path)
@@ -154,7 +154,7 @@ def test_extend_without_a_budget_is_bad_input(tmp_path: Path, options: list[str]
         (["e", "create"], "dray: missing argument 'CONFIG'; see dray e create --help"),
     ],
 )
-def test_bad_use_is_one_line_that_tells_where_help_is(
+def test_bad_usage_is_one_line_that_points_to_help(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

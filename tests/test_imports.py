@@ -72,7 +72,7 @@ def test_directory_stays_importable_for_imports_within_functions(tmp_path: Path)
     assert importlib.import_module("my_model").later() == 5
 
 
-def test_packages_and_folders_without_init_are_told_apart_too(tmp_path: Path) -> None:
+def test_packages_and_folders_without_init_are_kept_apart_too(tmp_path: Path) -> None:
     for name in ("old", "new"):
         directory = model_dir(tmp_path, name, my_package__inner=f"x = {name!r}")
         use_model_dir(directory)

@@ -25,7 +25,7 @@ def test_public_names_are_loaded_on_first_use() -> None:
 
 
 @pytest.mark.parametrize("name", dray.__all__)
-def test_public_name_is_there(name: str) -> None:
+def test_public_name_exists(name: str) -> None:
     assert getattr(dray, name) is not None
 
 

@@ -68,7 +68,7 @@ with open("told.json", "w") as file:
 """
 
 
-def test_modules_that_ask_for_the_trial_when_they_are_imported_are_told_of_each(directory: Path, set_info: Any) -> None:
+def test_modules_that_ask_for_the_trial_at_import_are_imported_for_each(directory: Path, set_info: Any) -> None:
     (directory / "my_program.py").write_text(READS)
     (directory / "counts.py").write_text("calls = 0\n")
     # Not at its top: what asks may be a class that it makes an object of.
@@ -164,7 +164,7 @@ def test_exit_code_0_is_an_ordinary_end(directory: Path, text: str) -> None:
 
 @pytest.mark.parametrize("how", [{"file": "ends.py"}, {"module": "ends"}])
 @pytest.mark.parametrize(("argument", "code"), [("3", 3), ("True", 1), ("'no data'", 1)])
-def test_other_exit_codes_are_told(
+def test_other_exit_codes_are_reported(
     directory: Path, how: dict[str, str], argument: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (directory / "ends.py").write_text(f"import sys\nsys.exit({argument})")

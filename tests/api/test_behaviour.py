@@ -212,7 +212,7 @@ def test_batches_are_moved_unless_the_trial_does_it_by_itself(fit: Fit, automati
 
 
 @pytest.mark.api("3.2")
-def test_ranks_are_told_by_methods_too() -> None:
+def test_methods_return_the_ranks_too() -> None:
     context = DistributedContext(
         rank=5, size=6, local_rank=1, local_size=2, cross_rank=2, cross_size=3, chief_ip="10.0.0.1", transport=Silent()
     )

@@ -273,7 +273,7 @@ def test_what_is_the_users_bug_has_a_traceback_without_the_frames_of_the_command
     assert not any(module.startswith("typer") for module in modules)
 
 
-def test_list_tells_states_and_the_best_newest_last(digits: ExperimentDirectory, home: Path, dray: Dray) -> None:
+def test_list_shows_states_and_the_best_newest_last(digits: ExperimentDirectory, home: Path, dray: Dray) -> None:
     (home / "broken").mkdir()
     (home / "broken" / "experiment.yaml").write_text("{")
     broken, found = dray("e", "list", "--json").value
@@ -297,7 +297,7 @@ def test_list_of_nothing_says_so_and_is_no_error(tmp_path: Path, dray: Dray) -> 
     assert "no experiments in" in dray("e", "list", tmp_path).err
 
 
-def test_describe_tells_the_best_trial_and_its_checkpoint(digits: ExperimentDirectory, dray: Dray) -> None:
+def test_describe_shows_the_best_trial_and_its_checkpoint(digits: ExperimentDirectory, dray: Dray) -> None:
     best = Result(digits.path).trials.sort_values("best_metric").iloc[0]
     found = dray("e", "describe", "digits", "--json").value
     trial = int(best["trial_id"])
@@ -312,7 +312,7 @@ def test_describe_tells_the_best_trial_and_its_checkpoint(digits: ExperimentDire
     assert str(digits.trial(trial) / "checkpoint_10") in shown
 
 
-def test_describe_tells_of_a_shared_slot(digits: ExperimentDirectory, dray: Dray) -> None:
+def test_describe_shows_a_shared_slot(digits: ExperimentDirectory, dray: Dray) -> None:
     assert "each trial on" not in dray("e", "describe", "digits").out
     file = digits.config_file
     config = yaml.safe_load(file.read_text())

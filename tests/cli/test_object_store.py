@@ -122,7 +122,7 @@ def test_a_download_finds_what_is_damaged(original: ExperimentDirectory, s3: Loc
     assert dray("c", "verify", s3.uri("results", "digits-1")).code == 1
 
 
-def test_on_its_drivers_machine_it_is_the_one_that_is_there(
+def test_on_its_drivers_machine_it_is_the_local_one(
     original: ExperimentDirectory, s3: LocalS3, dray: Dray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(original.path.parent))

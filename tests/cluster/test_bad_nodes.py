@@ -76,7 +76,7 @@ def test_nodes_that_mount_it_by_themselves_or_have_another_dray_train(case: str,
 
 
 @pytest.mark.long
-def test_a_node_that_comes_later_is_told_of_by_its_first_worker(tmp_path: Path) -> None:
+def test_a_node_that_joins_later_is_reported_by_its_first_worker(tmp_path: Path) -> None:
     told = seen(tmp_path, "later")["later"]
     assert told["kind"] == "FoundInTraining"
     assert "checkpoint_storage: node 127.0.0.8 (" in told["error"]

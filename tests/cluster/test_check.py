@@ -119,7 +119,7 @@ def test_a_clock_that_goes_wrong(ahead: float, told: str | None) -> None:
 # --------------------------------------------------------------------------------------------------- on one machine
 
 
-def test_what_is_sent_arrives_and_who_listens_to_nobody_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_arrive_and_unreachable_listeners_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dray.cluster.checks.inspector.SENDING_S", 0.01)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     inspector = Inspector()
@@ -171,7 +171,7 @@ def test_a_storage_that_there_can_not_be_is_bad_input(where: str, home: Path, dr
     assert "--storage: s3://" in dray("cluster", "check", "--storage", where).is_one_line()
 
 
-def test_a_cluster_that_does_not_answer_is_told_of(home: Path, dray: Dray) -> None:  # noqa: F811
+def test_a_cluster_that_does_not_answer_is_reported(home: Path, dray: Dray) -> None:  # noqa: F811
     said = dray("cluster", "check", "--address", "127.0.0.1:1")
     assert said.code == 1
     assert said.err.startswith("dray: no Ray cluster answers at 127.0.0.1:1")

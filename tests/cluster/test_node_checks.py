@@ -88,7 +88,7 @@ def trouble(directory: Path, sign: str | None) -> Trouble:
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, "full"), (errno.EDQUOT, "full"), (errno.EROFS, "refused")], ids=str
 )
-def test_what_can_not_be_written_is_told_by_its_cause(
+def test_an_unwritable_directory_is_reported_with_the_cause(
     number: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_sign(tmp_path, "run")

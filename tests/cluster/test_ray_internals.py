@@ -325,7 +325,7 @@ def test_ray_still_says_of_a_worker_that_it_was_killed_for_its_memory() -> None:
     assert LOW_MEMORY.encode() in raylet.read_bytes(), f"{raylet} words it otherwise, see dray/desk/failure.py"
 
 
-def test_autoscaler_is_still_told_its_file_and_its_cluster_on_its_command_line() -> None:
+def test_autoscalers_command_line_still_has_its_file_and_its_cluster() -> None:
     from ray._private import ray_constants, services
 
     source = inspect.getsource(services.start_monitor)
@@ -334,7 +334,7 @@ def test_autoscaler_is_still_told_its_file_and_its_cluster_on_its_command_line()
     assert ray_constants.DEBUG_AUTOSCALING_STATUS == "__autoscaling_status"
 
 
-def test_autoscaler_of_the_second_version_still_tells_what_it_starts() -> None:
+def test_autoscaler_of_the_second_version_still_says_what_it_starts() -> None:
     from ray.autoscaler.v2.schema import ClusterStatus, LaunchRequest, NodeInfo, Stats
 
     for kind, names in {

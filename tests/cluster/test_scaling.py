@@ -81,7 +81,7 @@ def test_a_killed_driver_wants_no_nodes(tmp_path: Path, version: int) -> None:
 
 @pytest.mark.long
 @AUTOSCALERS
-def test_nodes_that_are_not_to_be_had_are_waited_for_and_told_of(tmp_path: Path, version: int) -> None:
+def test_unavailable_nodes_are_waited_for_and_reported(tmp_path: Path, version: int) -> None:
     found = seen("in_vain", tmp_path, nodes=3, version=version)
     told = [line for line in found["log"].splitlines() if "could not start worker" in line]
     assert len(told) == 1, "it is said once"

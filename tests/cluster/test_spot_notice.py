@@ -82,7 +82,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
 
 
 @pytest.mark.parametrize(("asked", "left_s"), [(spot_notice.aws, 120), (spot_notice.gcp, 25)])
-def test_a_notice_tells_how_long_the_machine_will_be_there(
+def test_a_notice_says_how_long_the_machine_will_stay(
     asked: Callable[[], int | None], left_s: int, metadata: Metadata
 ) -> None:
     assert asked() is None

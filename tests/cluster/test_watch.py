@@ -25,9 +25,7 @@ def address(head: socket.socket) -> str:
     return f"127.0.0.1:{head.getsockname()[1]}"
 
 
-def test_nodes_that_are_drained_are_told_as_long_as_there_are_any(
-    head: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draining_nodes_are_reported_while_there_are_any(head: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = threading.Event()
 
     def drained() -> Iterator[set[str]]:
@@ -47,7 +45,7 @@ def test_nodes_that_are_drained_are_told_as_long_as_there_are_any(
     assert told.empty()
 
 
-def test_a_head_that_does_not_answer_is_told_once_and_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_does_not_answer_is_reported_once_and_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "EVERY_S", 0.01)
     asked: list[int] = []
     monkeypatch.setattr(watch_module, "draining_nodes", lambda: asked.append(1) or set())

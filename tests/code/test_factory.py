@@ -92,7 +92,7 @@ def test_links_are_made_on_the_worker_once(unpacked: Package) -> None:
         assert (place / "parts" / "latest" / "deep" / "model.py").is_file()
 
 
-def test_code_that_has_not_come_is_an_error_that_tells_the_path(directory: Path) -> None:
+def test_code_that_did_not_arrive_is_an_error_with_its_path(directory: Path) -> None:
     sys.path.append("/a/place/of/mine")
     with pytest.raises(FileNotFoundError, match=r"_ray_pkg_9, is not on this worker's path: .*/a/place/of/mine"):
         Package(uri="gcs://_ray_pkg_9.zip").place()
@@ -123,7 +123,7 @@ def test_class_of_a_script_comes_with_what_lies_beside_the_script_and_runs_there
 
 
 @pytest.mark.slow
-def test_what_a_class_of_a_script_needs_and_no_worker_has_is_told(directory: Path) -> None:
+def test_modules_that_a_scripts_class_needs_and_no_worker_has_are_reported(directory: Path) -> None:
     load = Sent(name="Scripts", pickled=script_class(directory, "Scripts"), home=None)
     with pytest.raises(
         EntrypointError, match=r"trial: Scripts can't be loaded on a worker: .*No module named 'my_model'"

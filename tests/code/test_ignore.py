@@ -76,7 +76,7 @@ def test_ignore_file_takes_back_what_is_left_out_by_default(root: Path) -> None:
     assert code_of(root).files == (".streamlit/config.toml", *ALL)
 
 
-def test_pattern_that_is_none_is_told_with_its_line(root: Path) -> None:
+def test_invalid_pattern_is_reported_with_its_line(root: Path) -> None:
     (root / ".drayignore").write_text("data/\n!\n")
     with pytest.raises(ConfigError, match=r"model_dir: line 2 of .*/\.drayignore is not a valid .gitignore pattern"):
         code_of(root)
@@ -94,7 +94,7 @@ def test_size_is_that_of_the_code_alone(root: Path) -> None:
     assert (code.size, code.summary) == (16, "4 files, 16 bytes")
 
 
-def test_too_much_is_told_with_what_takes_the_most(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_is_reported_with_what_takes_the_most(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ignore, "MOST_CODE_BYTES", 4 << 20)
     write(root, "data/imagenet/train/all.bin", size=3 << 20)
     write(root, *(f"runs/{n}/events.bin" for n in range(4)), size=1 << 20)
@@ -167,7 +167,7 @@ def test_links_lead_in_the_copy_to_where_they_led(root: Path, tmp_path: Path) ->
     code.copy(copy)  # of an experiment whose creation was killed
 
 
-def test_what_cannot_be_read_is_told(root: Path) -> None:
+def test_unreadable_files_are_reported(root: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"model_dir: can't be read: .*model_def\.py.*; make it readable, or exclude it in"
     ):

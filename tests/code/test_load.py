@@ -75,16 +75,16 @@ def test_two_directories_with_a_module_of_one_name_both_work(tmp_path: Path) -> 
     assert [cls.here for cls in found] == ["a", "b"]  # type: ignore[attr-defined]
 
 
-def test_missing_directory_is_told(tmp_path: Path) -> None:
+def test_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EntrypointError, match="model_dir: no such directory"):
         load_trial_class(MY_TRIAL, tmp_path / "none")
 
 
-def test_missing_entrypoint_is_told(tmp_path: Path) -> None:
+def test_missing_entrypoint_is_an_error(tmp_path: Path) -> None:
     assert "missing required field" in fault(None, tmp_path)
 
 
-def test_missing_module_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_missing_module_is_reported_with_the_nearest(tmp_path: Path) -> None:
     write(tmp_path, "my_model", "")
     assert fault("my_modell:MyTrial", tmp_path).endswith("did you mean my_model?")
     assert "no module my_package" in fault("my_package.inner:MyTrial", tmp_path).replace(".inner", "")
@@ -101,13 +101,13 @@ def test_missing_import_inside_the_module_is_not_a_missing_module(tmp_path: Path
     ("text", "error"),
     [("def f():\n    1 / 0\nf()", "ZeroDivisionError: division by zero"), ("raise SystemExit(3)", "SystemExit: 3")],
 )
-def test_module_that_raises_is_told_with_its_own_traceback(tmp_path: Path, text: str, error: str) -> None:
+def test_module_that_raises_is_reported_with_its_own_traceback(tmp_path: Path, text: str, error: str) -> None:
     what = fault("my_model:MyTrial", write(tmp_path, "my_model", text))
     assert what.splitlines()[-1].endswith(error)
     assert "importlib" not in what
 
 
-def test_syntax_error_is_told_with_its_line(tmp_path: Path) -> None:
+def test_syntax_error_is_reported_with_its_line(tmp_path: Path) -> None:
     what = fault("my_model:MyTrial", write(tmp_path, "my_model", "x = 1\nclass MyTrial(\n"))
     assert "SyntaxError" in what
     assert "line 2" in what
@@ -124,7 +124,7 @@ def test_syntax_error_is_told_with_its_line(tmp_path: Path) -> None:
         "python3 -m my_model",
     ],
 )
-def test_syntax_error_is_told_before_anything_runs_whatever_way_it_is_named(
+def test_syntax_error_is_reported_before_anything_runs_however_it_is_named(
     tmp_path: Path, entrypoint: str | list[str]
 ) -> None:
     write(tmp_path, "my_model", "x = 1\nclass MyTrial(:\n")
@@ -144,7 +144,7 @@ def test_module_that_was_mended_can_be_loaded_then(tmp_path: Path) -> None:
     load_trial_class(MY_TRIAL, write(tmp_path, "my_model", TRIAL.format(name="MyTrial", here=1)))
 
 
-def test_a_constructor_that_takes_more_than_the_context_is_told(tmp_path: Path) -> None:
+def test_a_constructor_that_takes_more_than_the_context_is_an_error(tmp_path: Path) -> None:
     text = TRIAL.format(name="MyTrial", here=1)
     write(tmp_path, "my_model", text.replace("(self, context)", "(self, context, hparams)"))
     assert fault("my_model:MyTrial", tmp_path) == (
@@ -156,13 +156,13 @@ def test_a_constructor_that_takes_more_than_the_context_is_told(tmp_path: Path) 
     assert load_entrypoint(parse_entrypoint("my_other:MyTrial"), tmp_path).__name__ == "MyTrial"  # type: ignore[union-attr]
 
 
-def test_missing_class_is_told_with_the_trials_that_are_there(tmp_path: Path) -> None:
+def test_missing_class_is_reported_with_the_existing_trials(tmp_path: Path) -> None:
     write(tmp_path, "my_model", TRIAL.format(name="MyTrial", here=1))
     assert "did you mean my_model:MyTrial?" in fault("my_model:MyTrail", tmp_path)
     assert "its trials are MyTrial" in fault("my_model:Zzz", tmp_path)
 
 
-def test_what_is_not_a_trial_is_told(tmp_path: Path) -> None:
+def test_what_is_not_a_trial_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, "my_model", "class Plain: pass\nnumber = 3\n")
     assert "must be a subclass of PyTorchTrial, got another class; it has no trials" in fault(
         "my_model:Plain", tmp_path
@@ -187,7 +187,7 @@ def test_module_may_be_an_installed_one(tmp_path: Path) -> None:
     assert isinstance(load_entrypoint(parse_entrypoint("python3 -m json.tool"), tmp_path), Script)
 
 
-def test_missing_program_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_missing_program_is_reported_with_the_nearest(tmp_path: Path) -> None:
     write(tmp_path / "scripts", "my_program", "")
     write(tmp_path, "my_other", "")
     assert "no script my_program.py in " in fault("python3 my_program.py", tmp_path)
@@ -197,7 +197,7 @@ def test_missing_program_is_told_with_the_nearest(tmp_path: Path) -> None:
     assert fault("python3 scripts", tmp_path).endswith("is a directory; for a package: python3 -m package")
 
 
-def test_syntax_error_of_a_program_is_told_with_its_line(tmp_path: Path) -> None:
+def test_syntax_error_of_a_program_is_reported_with_its_line(tmp_path: Path) -> None:
     what = fault("python3 my_program.py", write(tmp_path, "my_program", "x = 1\nif x\n"))
     assert what.startswith(f"reading my_program.py from {tmp_path} raised SyntaxError; fix it there:")
     assert "line 2" in what

@@ -61,7 +61,7 @@ def test_hook_may_end_by_exit_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hook", "code"), [("echo half a way\nfalse\necho on\n", 1), ("echo half a way >&2\nexit 7", 7)]
 )
-def test_failure_is_told_with_the_end_of_the_output(tmp_path: Path, hook: str, code: int) -> None:
+def test_failure_is_reported_with_the_end_of_the_output(tmp_path: Path, hook: str, code: int) -> None:
     with pytest.raises(StartupHookFailed) as caught:
         run_startup_hook(model(tmp_path, hook))
     assert str(caught.value) == f"exited with code {code}; fix the script, whose output ends with:\n    | half a way"

@@ -218,7 +218,7 @@ def test_the_import_brings_no_torch(run_python: Any) -> None:
         ("determined.pytorch.dsat.dsat_reporting_context", "train without its `with` block"),
     ],
 )
-def test_what_is_missing_is_imported_and_told_at_its_first_use(alias: None, name: str, answer: str) -> None:
+def test_missing_names_can_be_imported_and_fail_at_first_use(alias: None, name: str, answer: str) -> None:
     module, _, attribute = name.rpartition(".")
     space: dict[str, Any] = {}
     exec(f"from {module} import {attribute} as thing", space)
@@ -244,7 +244,7 @@ def test_a_missing_module_is_imported_in_all_ways(alias: None, statement: str) -
         space["client"].create_experiment(config="c.yaml", model_dir=".")
 
 
-def test_a_missing_module_of_a_package_that_is_there(alias: None) -> None:
+def test_a_missing_module_of_an_existing_package(alias: None) -> None:
     from determined.pytorch import deepspeed
 
     with pytest.raises(compat.NotSupported, match=r"determined\.pytorch\.deepspeed\.init"):

@@ -25,7 +25,7 @@ from dray.groups.deaths import oom_kills, why_it_died
     ],
     ids=["died", "with its node", "killed by Ray", "out of reach"],
 )
-def test_what_ray_knows_of_a_death_is_told_in_short(error: Exception, why: str) -> None:
+def test_rays_reason_for_a_death_is_summarised(error: Exception, why: str) -> None:
     assert why_it_died(error) == why
 
 

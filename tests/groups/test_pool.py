@@ -343,7 +343,7 @@ def test_n_groups_share_each_slot(worlds: Any, own: bool) -> None:
     assert groups.count == 8
 
 
-def test_the_user_is_told_what_groups_wait_for(worlds: Any) -> None:
+def test_the_display_shows_what_groups_wait_for(worlds: Any) -> None:
     world, groups = started(worlds(2, own=False), trials=1)
     world.made[0].is_placed = False
     for _ in range(13):

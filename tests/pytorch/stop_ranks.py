@@ -77,6 +77,8 @@ def main(directory: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     queued.init(directory / "rendezvous", rank, 2)
+    (directory / "code").mkdir(exist_ok=True)
+    os.chdir(directory / "code")  # each checkpoint has a copy of it
     found = {"whole": run(directory / "whole"), "stopped": run(directory / "stopped", asks=True)}
     dist.barrier()
     [saved] = (directory / "stopped").glob("checkpoint_*")

@@ -60,7 +60,7 @@ def taken(made: DataLoader, count: int, **kwargs: Any) -> list[list[int]]:
     return list(itertools.islice(made.get_data_loader(repeat=True, **kwargs), count))
 
 
-def test_a_sampler_that_is_told_its_epochs_is_not_drawn_from_for_those_that_are_skipped() -> None:
+def test_a_sampler_with_set_epoch_is_not_drawn_from_for_skipped_epochs() -> None:
     whole = taken(loader(batch_size=4, sampler=ByEpoch(10)), 20)
     assert whole[3:5] == [[100, 101, 102, 103], [104, 105, 106, 107]]
     sampler = ByEpoch(10)

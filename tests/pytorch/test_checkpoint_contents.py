@@ -68,7 +68,7 @@ def test_metadata_that_a_callback_adds_is_part_of_the_checkpoint(fit: Fit, host:
 
 @pytest.mark.slow  # imports Ray
 @pytest.mark.api("9.3b")
-def test_metadata_can_be_added_to_a_checkpoint_that_is_there(fit: Fit, host: FakeHost) -> None:
+def test_metadata_can_be_added_to_an_existing_checkpoint(fit: Fit, host: FakeHost) -> None:
     """By Ray's own means: what `Result.best_trial.checkpoint` is."""
     from ray.train import Checkpoint
 

@@ -79,7 +79,7 @@ def test_all_are_samplers() -> None:
 # ------------------------------------------------------------------------------------------------- asking and telling
 
 
-def test_asked_once_at_a_trials_first_start_and_told_after_each_event() -> None:
+def test_ask_is_called_once_at_a_trials_first_start_and_tell_after_each_event() -> None:
     sampler = Recording()
     search = search_with(sampler, [])
     search.start()
@@ -97,7 +97,7 @@ def test_asked_once_at_a_trials_first_start_and_told_after_each_event() -> None:
     assert [hparams["layers"] for _, hparams in sampler.events] == [0, 0, 0, 3, 0]
 
 
-def test_told_values_are_smaller_is_better_and_never_nan() -> None:
+def test_values_passed_to_tell_are_smaller_is_better_and_never_nan() -> None:
     sampler = Recording()
     search = search_with(sampler, [], smaller_is_better=False)
     search.start()
@@ -116,7 +116,7 @@ def test_a_trial_that_never_started_has_empty_hyperparameters() -> None:
     assert sampler.events == [(Exited(trial=0, reason="canceled"), {})]
 
 
-def test_late_events_are_not_told() -> None:
+def test_late_events_are_not_passed_to_tell() -> None:
     sampler = Recording()
     search = search_with(sampler, [])
     search.start()
@@ -128,7 +128,7 @@ def test_late_events_are_not_told() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_replay_tells_the_same_events_and_does_not_ask(seed: int) -> None:
+def test_replay_passes_the_same_events_to_tell_and_does_not_ask(seed: int) -> None:
     log: list[Record] = []
     first, second = Recording(), Recording()
     play(search_with(first, log), seed, length=16, normalised=False)
@@ -222,7 +222,7 @@ def test_a_sampler_with_extended_is_notified_of_an_extension() -> None:
     assert sampler.rungs == (16,)
 
 
-def test_the_inner_sampler_is_told_of_known_points() -> None:
+def test_the_inner_sampler_gets_known_points() -> None:
     class Spaced(Recording):
         space = LAYERS
 

@@ -147,7 +147,7 @@ def test_a_trial_of_a_cpu_slot_trains_on_the_cpu_beside_a_gpu(
 
 
 @pytest.mark.parametrize("config", [None, {}, {"resources": None}, {"resources": {"slot": "gpu"}}])
-def test_other_trials_train_on_the_gpu_that_is_there(gpus: Gpus, config: dict[str, Any] | None, tmp_path: Path) -> None:
+def test_other_trials_train_on_the_available_gpu(gpus: Gpus, config: dict[str, Any] | None, tmp_path: Path) -> None:
     gpus.uuids = ["a"]
     with use_host(FakeHost(tmp_path)), pytorch.init(exp_conf=config) as context:
         assert context.device == torch.device("cuda:0")

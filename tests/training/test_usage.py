@@ -187,9 +187,7 @@ class Slow(OneWeight):
         return pytorch.DataLoader(SlowData(10), batch_size=2)
 
 
-def test_a_trial_tells_with_its_last_report_where_its_time_went(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trials_last_report_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "EVERY_S", float("inf"))  # none in between, however slow the machine is
     host = FakeHost(tmp_path)
     began = usage.time.monotonic()
