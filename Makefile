@@ -80,7 +80,7 @@ test: check
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
 # Those that start Ray clusters, and those that share one.
-RAY_OWN := $(patsubst %,tests/ray/test_%.py,bad_input cluster fault_matrix interrupt observers secrets sharing sweep worker_groups)
+RAY_OWN := $(patsubst %,tests/ray/test_%.py,bad_input cluster fault_matrix interrupt observers secrets sharing sweep)
 
 test-ray: $(INSTALLED)
 	@$(MAKE) --no-print-directory -j 2 test-ray-own test-ray-shared

@@ -74,7 +74,9 @@ def shared_cluster() -> Iterator[str]:
 def ray_is_up(shared_cluster: str) -> Iterator[None]:
     """The shared cluster, with all its CPUs free: this process is connected to it, and drivers will be.
 
-    When the connection is closed, Ray ends whatever the module's tests have left there.
+    When the connection is closed, Ray ends whatever the module's tests have left there. No other module may start a
+    cluster by ``ray.init("local")``: back on this one, the process's actors would die at once (Ray 2.60). One that
+    `ray.cluster_utils.Cluster` has started does no harm.
     """
     assert not ray.is_initialized(), "another test left its connection to Ray"
     with pytest.MonkeyPatch.context() as patch:

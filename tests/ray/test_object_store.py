@@ -191,6 +191,7 @@ def test_a_store_that_cant_be_used_is_told_before_anything_starts(
     assert not (tmp_path / "experiment").exists()
 
 
+@pytest.mark.usefixtures("ray_is_up")
 def test_another_machine_goes_on_with_what_is_in_the_bucket(
     story: Story, s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from dray.storage import CheckpointStore, verify
 from tests.experiment.test_retention import kept_by
 from tests.ray.harness import TRIALS, journal, promotion, recorded
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("ray_is_up")]
 
 TRIAL_COUNT = int(os.environ.get("DRAY_RETENTION_TRIALS", "40"))
 """200 in the benchmark: `DRAY_RETENTION_TRIALS=200 pytest -s tests/ray/test_retention.py`."""

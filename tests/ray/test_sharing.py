@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 
 import dray
 from tests.cluster.scaling import FALSE_GPUS
@@ -25,12 +26,18 @@ CPUS = 16
 def ray_is_up() -> Iterator[None]:
     """With one GPU, which is false."""
     assert not ray.is_initialized(), "another test left its connection to Ray"
+    has = {"num_cpus": CPUS, "num_gpus": 1, "include_dashboard": False}
+    few = {"_system_config": {"prestart_worker_first_driver": False}}  # else a process for each CPU
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", FALSE_GPUS)
-        few = {"prestart_worker_first_driver": False}  # else a process for each CPU
-        ray.init("local", num_cpus=CPUS, num_gpus=1, include_dashboard=False, log_to_driver=False, _system_config=few)
-    yield
-    ray.shutdown()
+        # Not by ray.init(): after that, Ray can't use the shared cluster from this process any more.
+        cluster = Cluster(initialize_head=True, head_node_args={**has, **few})
+    try:
+        ray.init(cluster.address, log_to_driver=False)
+        yield
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 @pytest.mark.parametrize(

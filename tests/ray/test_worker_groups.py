@@ -17,7 +17,6 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from dray.cluster.connection import connect
 from dray.desk.failure import LOW_MEMORY
 from dray.desk.messages import GroupEnded, Message
 from dray.groups import group as lending
@@ -26,7 +25,7 @@ from dray.groups.group import Slots, WorkerGroup, start_desk
 from tests.ray.harness import wait_for
 from tests.workers import worker_spec
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
 
 @dataclass
@@ -76,13 +75,6 @@ class World:
         [end] = [message for message in self.heard if isinstance(message, GroupEnded)]
         self.heard.clear()
         return end
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    made = connect(None)
-    yield
-    made.close()
 
 
 @pytest.fixture
@@ -167,7 +159,7 @@ def test_an_error_of_what_processes_run_is_told(world: World) -> None:
 
 
 def test_a_group_that_waits_for_slots_has_no_process_and_can_be_ended(world: World) -> None:
-    group = world.start(slots=1, cpus=0.5 + (os.cpu_count() or 1))
+    group = world.start(slots=1, cpus=0.5 + ray.cluster_resources()["CPU"])
     wait_for(lambda: any("PENDING" in each["state"] for each in placement_group_table().values()), "its request")
     assert not group.is_placed
     assert group.nodes == frozenset()
