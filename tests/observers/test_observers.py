@@ -206,14 +206,16 @@ def test_a_failed_observer_receives_everything_again_at_the_end(tmp_path: Path) 
 
 def test_an_observer_of_a_deleted_experiment_is_not_created_again(tmp_path: Path) -> None:
     made: list[Notebook] = []
-    deleted = threading.Event()
+    begun, deleted = threading.Event(), threading.Event()
 
     def make() -> Notebook:
         made.append(Notebook(fails=lambda: deleted.wait(30)))
+        begun.set()
         return made[-1]
 
     story = Followed(tmp_path / "experiment", {"notes": make})
     tell(story)
+    assert begun.wait(30)
     shutil.rmtree(tmp_path / "experiment")
     deleted.set()
     story.close()
