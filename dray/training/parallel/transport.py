@@ -39,6 +39,7 @@ class TorchTransport:
 
         self._torch, self._dist = torch, dist
         self._open_group: Any = None
+        self._is_waiting = False  # for ranks that have not come in time
         assert self._group is not None  # made here, where no rank can have failed yet
 
     @property
@@ -73,6 +74,7 @@ class TorchTransport:
         except RuntimeError as error:
             if time.monotonic() < began + timeout_s:
                 raise
+            self._is_waiting = True
             raise _too_late(timeout_s) from error
 
     def gather(self, stuff: Any) -> list[Any] | None:
@@ -81,7 +83,8 @@ class TorchTransport:
         return None if result is None else [pickle.loads(each) for each in result]
 
     def close(self) -> None:
-        if self._open_group is not None and self._dist.is_initialized():
+        # The end of a group waits for its collectives. One that timed out here still waits for the other ranks.
+        if self._open_group is not None and self._dist.is_initialized() and not self._is_waiting:
             self._dist.destroy_process_group(self._open_group)
         self._open_group = None
 
