@@ -34,10 +34,10 @@ class RemoteHost(FakeHost):
 
     def __init__(self, store: RemoteStore, directory: Path) -> None:
         super().__init__(directory)
-        self._store = store
+        self.store = store
 
     def open_checkpoint(self, checkpoint: str) -> Path:
-        return self._store.open(checkpoint)
+        return self.store.open(checkpoint)
 
 
 def train(
