@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import pickle
 import time
 from datetime import timedelta
@@ -75,6 +76,8 @@ class TorchTransport:
             if time.monotonic() < began + timeout_s:
                 raise
             self._is_waiting = True
+            # Kept for good: its destructor would wait for the other ranks too, even when this process ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             raise _too_late(timeout_s) from error
 
     def gather(self, stuff: Any) -> list[Any] | None:
