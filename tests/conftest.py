@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -49,8 +50,7 @@ def _has_gpu() -> bool:
 @pytest.fixture
 def set_info() -> Iterator[Callable[[Any], Any]]:
     """Sets what `get_cluster_info()` returns; None, as in a local run, until it is called."""
-    from dray.core import set_cluster_info
+    from dray.training.cluster_info import use_cluster_info
 
-    before = set_cluster_info(None)
-    yield set_cluster_info
-    set_cluster_info(before)
+    with use_cluster_info(None), contextlib.ExitStack() as stack:
+        yield lambda info: stack.enter_context(use_cluster_info(info))

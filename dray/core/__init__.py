@@ -5,7 +5,7 @@ from dray.core.context import Context, ExperimentalCoreContext, ProfilerContext,
 from dray.core.preempt import PreemptContext, PreemptMode
 from dray.core.searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
 from dray.core.train import EarlyExitReason, TensorboardMode, TrainContext
-from dray.training.cluster_info import ClusterInfo, TrialInfo, get_cluster_info, set_cluster_info
+from dray.training.cluster_info import ClusterInfo, TrialInfo, get_cluster_info
 from dray.training.parallel.distributed import DistributedContext
 
 # Determined has other classes for runs without a cluster; here they are the same.
@@ -46,5 +46,4 @@ __all__ = [
     "Unit",
     "get_cluster_info",
     "init",
-    "set_cluster_info",
 ]

@@ -14,6 +14,7 @@ from dray.core.reporter import Reporter
 from dray.core.searcher import SearcherContext
 from dray.core.train import TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
+from dray.hosts.local import new_directory
 from dray.storage import Location, store_at
 from dray.training.cluster_info import ClusterInfo, get_cluster_info
 from dray.training.host import ProgramHost
@@ -178,11 +179,12 @@ def init(
 
 def _local_host(peers: DistributedContext, storage: str | Mapping[str, Any] | None) -> LocalHost:
     where = None if storage is None else _location(storage)
-    # The same directory in all processes.
-    mine = LocalHost() if where is None or not where.is_local else LocalHost(where.path / LocalHost().directory.name)
-    directory = peers.broadcast(mine.directory)
+    mine = new_directory()
+    if where is not None and where.is_local:
+        mine = where.path / mine.name
+    directory = peers.broadcast(mine.absolute())
     store = None if where is None or where.is_local else store_at(where.child(directory.name), directory)
-    return LocalHost(directory, trial_seed=mine.trial_seed, store=store)
+    return LocalHost(directory, store=store)
 
 
 def _location(storage: str | Mapping[str, Any]) -> Location:

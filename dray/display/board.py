@@ -18,6 +18,7 @@ from dray.display.forecast import Forecast
 from dray.display.text import duration, number, rough_time, sparkline, speed
 from dray.records.outcomes import NEVER_BEST
 from dray.training.metrics.divergence import is_loss
+from dray.training.units import amount
 from searchers.domains import searched
 from searchers.preview import is_simulated, preview
 from searchers.search import Search
@@ -137,7 +138,7 @@ class Board:
         best = self._best(views)
         if best is not None:
             view, value, step = best
-            at = "" if step is None else f" at {number(step)} {self._unit}"
+            at = "" if step is None else f" at {amount(number(step), self._unit)}"
             line = Text.assemble(f"best {self._metric} ", (number(value), "bold green"), f", trial {view.id}{at}")
             lines.append(self._cut(line.append(f": {self._drawn(view)}", "dim")))
         running = [view for view in views if view.state == "RUNNING"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import shlex
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -26,6 +25,7 @@ from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
 from dray.records.secrets import check_secrets
 from dray.script import Script, ScriptFailed
+from dray.training.cluster_info import use_cluster_info
 from dray.training.determinism import deterministic
 from dray.training.host import Reached, Report
 from dray.training.metrics.checks import MetricChecks
@@ -202,7 +202,7 @@ def _run(
         latest_checkpoint=host.latest_checkpoint,
         user_data=config.data,
     )
-    with host, use_host(host), _known_to_trial(info):
+    with host, use_host(host), use_cluster_info(info):
         if isinstance(program, Script):
             with variables_set(_launched_alone()):
                 program.run(Path(model_dir).resolve())
@@ -236,13 +236,3 @@ def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig, latest_c
             "context.set_stop_requested(True)"
         )
         raise ScriptFailed(what).with_traceback(end.__traceback__) from None
-
-
-@contextlib.contextmanager
-def _known_to_trial(info: core.ClusterInfo) -> Iterator[None]:
-    """Let `get_cluster_info()` return `info` in the body."""
-    before = core.set_cluster_info(info)
-    try:
-        yield
-    finally:
-        core.set_cluster_info(before)

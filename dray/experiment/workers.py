@@ -138,6 +138,11 @@ def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Dev
         validation_period=_unit(config.min_validation_period),
         checkpoint_period=_unit(config.min_checkpoint_period),
         checkpoint_policy=config.checkpoint_policy,
+        is_single=searcher.name == "single",
+        stops_on_nan=config.stop_on_nan,
+        deterministic=config.reproducibility.deterministic,
+        hang_timeout_s=config.hang_timeout_s,
+        reuse_workers=config.resources.reuse_workers,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL
 from dray.storage.logs import NAME
+from dray.training.units import amount
 from searchers.domains import searched
 from searchers.errors import JournalError
 from searchers.space import Space
@@ -152,7 +153,8 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             news = [f"{name}={_short(value)}" for name, value in searched(space.root, record.get("hparams") or {})]
             return f"{trial} started: {' '.join(news)}"
         case "reported":
-            return f"{trial} at {_short(record['step'])} {unit}: {metric} {_short(record['value'])}{_decided(record)}"
+            at = amount(_short(record["step"]), unit)
+            return f"{trial} at {at}: {metric} {_short(record['value'])}{_decided(record)}"
         case "exited":
             return f"{trial} {_ENDED.get(record['reason'], record['reason'])}{_decided(record)}"
         case "restarted":

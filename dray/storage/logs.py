@@ -12,6 +12,7 @@ import logging
 import platform
 import re
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from dray.storage.location import Location
@@ -61,13 +62,19 @@ def fetch_logs(trial: Location, local: Path, into: Path) -> None:
     remote.download(into, [name for name in remote.sizes() if NAME.fullmatch(name) and name not in mine])
 
 
+@dataclass(slots=True)
+class _Log:
+    remote: RemoteDirectory
+    size: int = 0
+    """Bytes that are in the store."""
+    ended: bool = False
+
+
 class LogUploader:
     """Uploads growing logs from a background thread. A failure does not affect the trial."""
 
     def __init__(self) -> None:
-        self._growing: dict[Path, RemoteDirectory] = {}
-        self._ended: set[Path] = set()
-        self._uploaded: dict[Path, int] = {}
+        self._logs: dict[Path, _Log] = {}
         self._over = threading.Event()
         self._outage = Outage(
             log,
@@ -83,16 +90,15 @@ class LogUploader:
             path: The log, which need not exist yet.
             trial: The trial's location in the store.
         """
-        self._ended.discard(path)
-        self._growing[path] = RemoteDirectory(trial.child("logs"), patience_s=PATIENCE_S)
+        self._logs[path] = _Log(RemoteDirectory(trial.child("logs"), patience_s=PATIENCE_S))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dray-logs", daemon=True)
             self._thread.start()
 
     def end(self, path: Path) -> None:
         """Upload this log once more: nothing more is written to it. Does nothing without `begin`."""
-        if path in self._growing:
-            self._ended.add(path)
+        if path in self._logs:
+            self._logs[path].ended = True
 
     def close(self) -> None:
         """Upload what is new, and stop."""
@@ -105,37 +111,31 @@ class LogUploader:
         while not over:
             over = self._over.wait(wait_s)
             sent, failures = 0, dict[Path, OSError]()
-            for path, remote in list(self._growing.items()):
-                ended = path in self._ended
+            for path, growing in list(self._logs.items()):
+                ended = growing.ended
                 try:
-                    sent += self._upload(path, remote)
+                    sent += _upload(path, growing)
                 except OSError as error:  # StorageError, or a local file that can't be read
                     failures[path] = error
                     continue
-                if ended and path in self._ended:
-                    self._ended.discard(path)
-                    self._growing.pop(path)
-                    self._uploaded.pop(path, None)
+                if ended and self._logs[path] is growing:  # else the trial is back, and its log grows again
+                    del self._logs[path]
             wait_s = max(EVERY_S, sent / BYTES_PER_S)
             if not failures:
                 self._outage.ended()
             for path, failure in failures.items():
                 if over:
-                    log.error(
-                        "the end of %s on %s was not uploaded: %s",
-                        path,
-                        platform.node(),
-                        failure,
-                    )
+                    log.error("the end of %s on %s was not uploaded: %s", path, platform.node(), failure)
                 else:
                     self._outage.began(failure)
 
-    def _upload(self, path: Path, remote: RemoteDirectory) -> int:
-        """Upload a log if it has grown. Returns the number of bytes sent."""
-        with contextlib.suppress(FileNotFoundError):
-            content = path.read_bytes()
-            if content and self._uploaded.get(path) != len(content):
-                remote.write(stored_as(path), content)
-                self._uploaded[path] = len(content)
-                return len(content)
-        return 0
+
+def _upload(path: Path, growing: _Log) -> int:
+    """Upload a log if it has grown. Returns the number of bytes sent."""
+    with contextlib.suppress(FileNotFoundError):
+        content = path.read_bytes()
+        if len(content) != growing.size:
+            growing.remote.write(stored_as(path), content)
+            growing.size = len(content)
+            return len(content)
+    return 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,8 +87,12 @@ def get_cluster_info() -> ClusterInfo | None:
     return _current
 
 
-def set_cluster_info(info: ClusterInfo | None) -> ClusterInfo | None:
-    """Set what `get_cluster_info()` returns; returns the previous value. For hosts, not for trials."""
+@contextlib.contextmanager
+def use_cluster_info(info: ClusterInfo | None) -> Iterator[None]:
+    """In the block, `get_cluster_info()` returns `info`."""
     global _current
     previous, _current = _current, info
-    return previous
+    try:
+        yield
+    finally:
+        _current = previous

@@ -80,6 +80,16 @@ class Records(TrainUnit):
     _plural = "records"
 
 
+def amount(number: str, unit: str) -> str:
+    """A number of batches, epochs, records, or of another unit, whose name does not change.
+
+    >>> amount("1", "epochs"), amount("2", "batches"), amount("1", "wall_clock")
+    ('1 epoch', '2 batches', '1 wall_clock')
+    """
+    singular = {"batches": "batch", "epochs": "epoch", "records": "record"}
+    return f"{number} {singular.get(unit, unit) if number == '1' else unit}"
+
+
 def in_batches(period: TrainUnit | None, global_batch_size: int) -> TrainUnit | None:
     """Convert a period in records, which `fit()` does not take, to batches; any other is returned unchanged.
 

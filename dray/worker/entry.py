@@ -49,20 +49,13 @@ def _serve_leases(worker: WorkerSpec) -> None:
         try:
             worker.needs.check_this_node(worker.run)
         except UnfitNode as unfit:
-            return give_up(worker, unfit)
+            return worker.give_up(unfit)
     try:
         from dray.worker.serve import serve
     except ImportError as error:
         what = f"node {name_of_this_node()} can't import what workers run: {type(error).__name__}: {error}"
-        return give_up(worker, ImportError(f"{what}; install the driver's packages there"))
+        return worker.give_up(ImportError(f"{what}; install the driver's packages there"))
     serve(worker)
-
-
-def give_up(worker: WorkerSpec, error: Exception) -> None:
-    """Report an error that any process in this one's place would have too; wait until the driver ends the run."""
-    # Without its causes: the desk may not be able to import their classes.
-    error.__cause__ = error.__context__ = None
-    ray.get(worker.desk.broken.remote(worker.group, error.with_traceback(None)))
 
 
 class NoCollectives:

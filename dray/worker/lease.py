@@ -39,6 +39,8 @@ class SharedSettings:
         time_rungs: with `time_metric`, the lengths at which the search decides, ascending; a trial ends at the last.
         validation_period, checkpoint_period: the longest allowed interval, or None.
         checkpoint_policy: best, all or none.
+        is_single: the searcher is `single`: nothing is compared, so the metric may be missing.
+        stops_on_nan, deterministic, hang_timeout_s, reuse_workers: as in the config.
         environment: environment variables of trials; None for those to unset.
     """
 
@@ -51,6 +53,11 @@ class SharedSettings:
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
     checkpoint_policy: str
+    is_single: bool = False
+    stops_on_nan: bool = False
+    deterministic: bool = False
+    hang_timeout_s: float | None = None
+    reuse_workers: bool = True
     source_checkpoint: str | None = None
     time_metric: str | None = None
     time_rungs: Sequence[float] = ()

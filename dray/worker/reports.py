@@ -62,8 +62,8 @@ class Reports:
         self.unsaved = UnsavedRows()
         self.checks = MetricChecks(
             settings.metric,
-            is_alone=settings.config.get("searcher", {}).get("name") == "single",
-            stops_on_nan=bool(settings.config.get("stop_on_nan")),
+            is_alone=settings.is_single,
+            stops_on_nan=settings.stops_on_nan,
         )
         self.rungs = Rungs(settings.lengths, lease.last_step)
         self.last_validation = LastValidation()

@@ -22,6 +22,7 @@ from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.remote import PATIENCE_S
 from dray.training import rng
+from dray.training.cluster_info import use_cluster_info
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.units import ENDLESS
 from dray.worker.exits import ProgramExits
@@ -173,7 +174,7 @@ def _exit_if_hung(host: RayHost, desk: Any, rank: int, log: TrialLog) -> context
         error = f"{what}; the stacks of all threads are in {log.path}"
         ray.get(desk.leave.remote(host.lease.number, rank, Departure(outcome="errored", error=error, failure=failure)))
 
-    timeout_s = host.settings.config.get("hang_timeout_s")
+    timeout_s = host.settings.hang_timeout_s
     # The chief may wait for an object store, and the others for the chief, without knowing why.
     grace_s = PATIENCE_S if rank > 0 and host.is_remote else 0.0
     return exit_if_hung(timeout_s, pulse=host.pulse, log=log.descriptor, report=report, grace_s=grace_s)
@@ -201,8 +202,5 @@ def _cluster_info(host: RayHost, distributed: core.DistributedContext) -> Iterat
         container_rank=distributed.cross_rank,
         user_data=config["data"],
     )
-    before = core.set_cluster_info(info)
-    try:
+    with use_cluster_info(info):
         yield
-    finally:
-        core.set_cluster_info(before)

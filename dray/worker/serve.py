@@ -23,7 +23,6 @@ from dray.storage.logs import LogUploader
 from dray.training.determinism import deterministic
 from dray.training.parallel import ddp
 from dray.training.parallel.device import GpuConflict
-from dray.worker.entry import give_up
 from dray.worker.gpu_share import limit_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.lease import SharedSettings, TrialLease
@@ -44,22 +43,22 @@ def serve(worker: WorkerSpec) -> None:
         if code is not None:
             run_startup_hook_once(code, worker.run)
     except Exception as error:
-        return give_up(worker, error)
+        return worker.give_up(error)
 
     def meet(mine: tuple[str, int] | None) -> tuple[str, int]:
         return tuple(ray.get(worker.desk.address.remote(worker.start, mine)))
 
     try:
-        with deterministic(worker.settings.config["reproducibility"]["deterministic"]), joined(context, meet):
+        with deterministic(worker.settings.deterministic), joined(context, meet):
             # Before the user's code is loaded, which may change the environment.
             distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
             try:
                 program = worker.load_trial()
             except Exception as error:
-                return give_up(worker, error)
+                return worker.give_up(error)
             serve_joined(worker, program, code, distributed)
     except GpuConflict as error:
-        give_up(worker, error)
+        worker.give_up(error)
 
 
 def serve_joined(worker: WorkerSpec, program: Program, code: Path | None, distributed: core.DistributedContext) -> None:
@@ -111,6 +110,6 @@ def _reasons_to_replace(departure: Departure, settings: SharedSettings) -> list[
         reasons.append(_BREAKS_PROCESS[departure.failure.kind])
     if ddp.is_aborted():
         reasons.append("its collectives were aborted")
-    if not settings.config["resources"]["reuse_workers"]:
+    if not settings.reuse_workers:
         reasons.append("resources.reuse_workers is false")
     return reasons

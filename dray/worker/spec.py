@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import ray
+
 from dray.cluster.checks.node import Needs
 from dray.worker.lease import SharedSettings
 
@@ -37,3 +39,9 @@ class WorkerSpec:
     log_format: str
     shared_by: int
     needs: Needs | None
+
+    def give_up(self, error: Exception) -> None:
+        """Report an error that any process in this one's place would have too; wait until the driver ends the run."""
+        # Without its causes: the desk may not be able to import their classes.
+        error.__cause__ = error.__context__ = None
+        ray.get(self.desk.broken.remote(self.group, error.with_traceback(None)))

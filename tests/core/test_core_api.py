@@ -29,7 +29,7 @@ from dray.core import (
     TensorboardMode,
     TrialInfo,
     Unit,
-    set_cluster_info,
+    get_cluster_info,
 )
 from dray.hosts import LocalHost, use_host
 from dray.pytorch import InvalidHP
@@ -652,4 +652,4 @@ def test_info_is_the_trials(in_search: Callable[..., Searching]) -> None:
     with use_host(in_search([])), core.init(checkpoint_storage="/elsewhere") as context:
         assert context.info is not None
         assert context.info.trial.hparams == {"lr": 0.5}
-    assert set_cluster_info(None) is context.info
+        assert get_cluster_info() is context.info

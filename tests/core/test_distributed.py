@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info, set_cluster_info
+from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info
 from dray.storage import CheckpointError
 from dray.training.checkpoint.opening import open_together
+from dray.training.cluster_info import use_cluster_info
 from dray.training.errors import PeerFailed
 from dray.training.parallel.distributed import PORT
 from dray.training.parallel.transport import StoreTransport
@@ -236,14 +237,11 @@ def test_torchruns_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cluster_info_is_none_until_a_host_says_otherwise() -> None:
     assert get_cluster_info() is None
     info = ClusterInfo(trial=TrialInfo(trial_id=3, experiment_id=1, trial_seed=7, hparams={"lr": 0.1}))
-    assert set_cluster_info(info) is None
-    try:
+    with use_cluster_info(info):
         found = get_cluster_info()
-        assert found is not None
+        assert found is info
         assert found.trial.hparams["lr"] == 0.1
         assert found.task_type == "TRIAL"
-    finally:
-        assert set_cluster_info(None) is info
     assert get_cluster_info() is None
 
 

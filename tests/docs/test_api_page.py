@@ -26,7 +26,7 @@ ALIASES = {name for name in core.__all__ if name.startswith("Dummy")}
 """Determined's names for its classes outside of a cluster; each is one of those that the page has."""
 RENAMED = {"LegacyTrial", "TrialContext", "__version__"}
 """Determined's older names for `PyTorchTrial` and its context."""
-PLACEHOLDERS = {"ExperimentalCoreContext", "ProfilerContext", "set_cluster_info"}
+PLACEHOLDERS = {"ExperimentalCoreContext", "ProfilerContext"}
 """Names that Determined's code may use, without a use of their own."""
 
 

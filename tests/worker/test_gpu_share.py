@@ -83,7 +83,7 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, li
     def serve(shared_by: int, gpu_ids: list[int]) -> list[int]:
         ray = SimpleNamespace(get=lambda answer: answer, get_gpu_ids=lambda: gpu_ids)
         monkeypatch.setattr(worker, "ray", ray)
-        settings = SimpleNamespace(config={"resources": {"reuse_workers": True}}, secrets=[])
+        settings = SimpleNamespace(reuse_workers=True, secrets=[])
         spec = worker_spec(Desk(tmp_path), settings, shared_by=shared_by)
         worker.serve_joined(spec, type("Trial", (), {}), None, DistributedContext())
         return found

@@ -180,7 +180,7 @@ def test_the_compared_metric_must_be_a_number(loss: object, tmp_path: Path) -> N
     host = host_of(Desk(), tmp_path)
     with pytest.raises(SearcherMetricError, match=r"searcher.metric: 'loss' must be a number, but .* reported .*0.5"):
         host.report(Report(batches=7, validation={"loss": loss}))
-    alone = host_of(Desk(), tmp_path, replace(BY_BATCHES, config={"searcher": {"name": "single"}}))
+    alone = host_of(Desk(), tmp_path, replace(BY_BATCHES, is_single=True))
     assert not alone.report(Report(batches=7, validation={"loss": loss})), "nothing is compared"
 
 
@@ -283,7 +283,7 @@ def test_a_metric_that_was_never_reported_is_an_error_at_the_end(tmp_path: Path)
 @pytest.mark.parametrize("reported", [None, Report(batches=1, groups={"inference": {"bleu": 31}})])
 def test_if_nothing_is_compared_a_program_need_not_report_the_metric(reported: Report | None, tmp_path: Path) -> None:
     desk = Desk()
-    host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), config={"searcher": {"name": "single"}}))
+    host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), is_single=True))
     assert not host.has_trained, "its entrypoint may be wrong"
     host.opened()
     if reported is not None:
@@ -297,7 +297,7 @@ def test_if_nothing_is_compared_a_validation_without_the_metric_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk = Desk()
-    host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), config={"searcher": {"name": "single"}}))
+    host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), is_single=True))
     host.opened()
     for batches in (1, 2):
         host.report(Report(batches=batches, validation={"accuracy": 0.5}))
@@ -309,7 +309,7 @@ def test_if_nothing_is_compared_a_validation_without_the_metric_is_one_warning(
 
 def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> None:
     desk = Desk()
-    store, settings = CheckpointStore(tmp_path), replace(BY_BATCHES, config={"searcher": {"name": "single"}})
+    store, settings = CheckpointStore(tmp_path), replace(BY_BATCHES, is_single=True)
     lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
     host = RayHost(desk=desk, lease=lease, settings=settings, code_dir=None)
     assert host.metric is None, "so that the executor does not look for it"
@@ -318,7 +318,7 @@ def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> No
     assert [(bool(report.warning), report.value) for report in desk.reports] == [(True, None), (False, None)]
 
 
-STOPPING = replace(BY_BATCHES, config={"stop_on_nan": True})
+STOPPING = replace(BY_BATCHES, stops_on_nan=True)
 
 
 @pytest.mark.parametrize(
