@@ -1,6 +1,6 @@
 # make demo    the ASHA search of examples/digits on Ray, on this machine
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
-# make test    check, then the slow tests and those on a real Ray; twenty to twenty-five minutes
+# make test    check, then the slow tests and those on a real Ray; about a quarter of an hour
 # make test-all  the same, and the long ones: the deaths of nodes, a store in S3, disk use; half an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make test-determined  those with the real Determined 0.38.1, which it installs into build/determined; half an hour
@@ -30,7 +30,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-ray test-ray-own test-ray-shared test-rest test-all test-cluster test-determined bench gpu docs soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-own test-slow-shared test-slow-rest test-all test-cluster test-determined bench gpu docs soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -61,7 +61,7 @@ floors: $(INSTALLED)
 	@$(BIN)/lint-imports --no-logo
 
 # Two processes with directories of their own: each of xdist's would collect all the tests, a quarter of the time.
-HALF := $(addprefix tests/,api cluster core hosts pytorch searchers storage training)
+HALF := $(addprefix tests/,api cluster core hosts observers pytorch records searchers storage training worker)
 FAST := -q -m "not slow and not ray and not gpu and not cluster"
 
 test-fast: $(INSTALLED)
@@ -75,24 +75,24 @@ test-fast-rest: $(INSTALLED)
 
 # Side by side, three on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
 test: check
-	@$(MAKE) --no-print-directory -j 3 test-ray-own test-ray-shared test-rest
+	@$(MAKE) --no-print-directory -j 3 test-slow-own test-slow-shared test-slow-rest
 
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
-# Those that start Ray clusters, and those that share one.
-RAY_OWN := $(patsubst %,tests/ray/test_%.py,bad_input cluster fault_matrix interrupt observers secrets sharing sweep)
+# Three shares that take about as long: of the tests on Ray, those that start clusters and those that share one, each with
+# a part of the others.
+OWN := tests/cli tests/experiment $(patsubst %,tests/ray/test_%.py,bad_input cluster fault_matrix interrupt observers secrets sharing sweep)
 
-test-ray: $(INSTALLED)
-	@$(MAKE) --no-print-directory -j 2 test-ray-own test-ray-shared
+SHARED := tests/ray tests/migration
 
-test-ray-own: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(RAY_OWN)
+test-slow-own: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(OWN)
 
-test-ray-shared: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/ray $(addprefix --ignore=,$(RAY_OWN))
+test-slow-shared: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(SHARED) $(addprefix --ignore=,$(OWN))
 
-test-rest: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) --ignore=tests/ray
+test-slow-rest: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,$(OWN) $(SHARED))
 
 test-all: test
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long
