@@ -11,7 +11,7 @@ from collections.abc import Container
 from pathlib import Path
 
 END_S = 2.0
-"""How long a process may take to end after each signal."""
+"""How long a child may take to end after each signal, and a thread of a trial's to end by itself."""
 
 # Helpers of Python and torch, which serve the whole process and end with it.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")
@@ -29,11 +29,11 @@ def children(spare: Container[int] = ()) -> dict[int, str]:
         for task in Path("/proc/self/task").glob("*/children"):
             with contextlib.suppress(OSError):  # the thread has ended
                 found |= dict.fromkeys(int(child) for child in task.read_text().split())
-    commands = {child: _command(child) for child in found if child not in spare and lives(child)}
+    commands = {child: _command(child) for child in found if child not in spare and is_alive(child)}
     return {child: command for child, command in commands.items() if not any(one in command for one in _HELPERS)}
 
 
-def lives(process: int) -> bool:
+def is_alive(process: int) -> bool:
     """Whether the process exists and is not a zombie."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -57,6 +57,6 @@ def end_children(spare: Container[int] = ()) -> dict[int, str]:
         deadline = time.monotonic() + END_S
         while left and time.monotonic() < deadline:
             multiprocessing.active_children()  # reaps those that it knows
-            left = {child for child in left if lives(child)}
+            left = {child for child in left if is_alive(child)}
             time.sleep(0.01 if left else 0)
     return found

@@ -93,7 +93,7 @@ class RayHost:
         self._link.flush()
 
     @property
-    def has_trained(self) -> bool:
+    def has_reported(self) -> bool:
         """Whether the trial's code has reported, now or before the checkpoint that it resumed from."""
         resumed = self.latest_checkpoint is not None or self.lease.last_step is not None
         return resumed or self.reports.life.state != "idle"
@@ -106,8 +106,8 @@ class RayHost:
         self._progress = progress
 
     @property
-    def is_watched(self) -> bool:
-        """Whether this rank trains, or has trained."""
+    def has_trained(self) -> bool:
+        """Whether this rank has begun to train."""
         return self._progress is not None
 
     @property
@@ -122,7 +122,7 @@ class RayHost:
 
     # ------------------------------------------------------------------ reports
     def publish(self, report: Report) -> bool:
-        return self.reports.fit(report)
+        return self.reports.from_fit(report)
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         return self.reports.reached(validation)
@@ -201,7 +201,7 @@ class RayProgramHost(RayHost):
             self.reports.life.on("report")
 
     def report(self, report: Report) -> bool:
-        return self.reports.program(report)
+        return self.reports.from_program(report)
 
     def interrupted(self) -> None:
         self.acknowledged = True

@@ -60,7 +60,7 @@ def length_in_fit(report: Report, settings: SharedSettings, batch_size: int) -> 
 
 
 def length_in_program(report: Report, settings: SharedSettings, batch_size: int) -> float | None:
-    """The length at a validation that a program reports by itself; None if the search does not compare it.
+    """The length at a validation that a program reports; None if the search does not compare it.
 
     Batches are the metric `batches` if the program reports one, else `steps_completed`; epochs are the metric `epochs`;
     with a `time_metric` the length is the metric of that name.

@@ -45,7 +45,7 @@ class Reports:
     Args:
         link: to the desk.
         lease, settings: the trial.
-        is_program: the trial is a program: it ends when the program does, not with a `fit()` in it.
+        is_program: as in `RayHost`.
 
     Attributes:
         life: the lease's state.
@@ -60,11 +60,7 @@ class Reports:
         self._link, self._lease, self._settings, self._is_program = link, lease, settings, is_program
         self.life = Lifecycle()
         self.unsaved = UnsavedRows()
-        self.checks = MetricChecks(
-            settings.metric,
-            is_alone=settings.is_single,
-            stops_on_nan=settings.stops_on_nan,
-        )
+        self.checks = MetricChecks(settings.metric, is_alone=settings.is_single, stops_on_nan=settings.stops_on_nan)
         self.rungs = Rungs(settings.lengths, lease.last_step)
         self.last_validation = LastValidation()
         self.why_diverged = ""
@@ -105,7 +101,7 @@ class Reports:
         return self.life.outcome
 
     # ------------------------------------------------------------------ reports of fit()
-    def fit(self, report: Report) -> bool:
+    def from_fit(self, report: Report) -> bool:
         """Send a report of `fit()`; returns whether training should stop here.
 
         Raises:
@@ -144,9 +140,9 @@ class Reports:
             return "nothing"  # rungs in batches and epochs are in the plan
         return self.rungs.reach(time_of(self._settings.time_metric, validation))
 
-    # ------------------------------------------------------------------ reports of a program
-    def program(self, report: Report) -> bool:
-        """Send a report that a program makes by itself; returns whether it should save what it needs, and return.
+    # ------------------------------------------------------------------ reports of a program's own loop
+    def from_program(self, report: Report) -> bool:
+        """Send a report of `dray.core`; returns whether the program should save what it needs, and return.
 
         Raises:
             SearcherMetricError: the report lacks the search's metric, or the trial's length in the search's unit.
@@ -196,13 +192,8 @@ class Reports:
         return self._final is not None or self._lease.last_step is not None
 
     # ------------------------------------------------------------------ messages
-    def message(self, report: Report, length: float | None) -> DeskReport:
-        """A report as the desk takes it.
-
-        Args:
-            report: the report.
-            length: at its validation, in the search's unit.
-        """
+    def _message(self, report: Report, length: float | None) -> DeskReport:
+        """A report as the desk takes it; ``length``: at its validation, in the search's unit."""
         common = {"batches": report.batches, "epochs": report.epochs, "time": time.time()}
         groups = {
             "training": report.training,
@@ -232,10 +223,10 @@ class Reports:
         last = self.last_validation
         if last.message is not None and last.batches == report.batches:
             return last.message
-        return self.message(report, length_in_fit(report, self._settings, self._lease.batch_size))
+        return self._message(report, length_in_fit(report, self._settings, self._lease.batch_size))
 
     def _new_message(self, report: Report, length: float | None) -> DeskReport:
-        message = self.message(report, length)
+        message = self._message(report, length)
         self.unsaved.add(message.rows)
         return message._replace(warning=self.checks.warning(report))
 

@@ -54,6 +54,7 @@ def run_trial(
         program: the trial's class, or the program to run.
         code: the directory of the user's code, if there is one.
         lease: the trial.
+        worker: what this process was started with.
         distributed: the group's ranks.
     """
     kind = RayProgramHost if isinstance(program, Script) else RayHost
@@ -88,8 +89,8 @@ def _run(
             log_to_stderr(log_format)
             _run_class(program, code, host)
     # Only the chief's host knows of reports.
-    has_trained = is_chief and (host.has_trained or not isinstance(program, Script))
-    outcome: LeaseOutcome | None = distributed.broadcast(host.end() if has_trained else None)
+    has_result = is_chief and (host.has_reported or not isinstance(program, Script))
+    outcome: LeaseOutcome | None = distributed.broadcast(host.end() if has_result else None)
     if outcome is None:
         assert isinstance(program, Script), "a trial that is a class is one fit()"
         return Departure(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
@@ -120,7 +121,7 @@ def _run_program(
     exits = ProgramExits(distributed.side_store(), host.lease.number, distributed.rank, distributed.size)
     with exits.watch(code), _errors_allowed_once_asked_to_stop(host):
         program.run(code)
-    if not (host.is_watched or host.has_trained):  # the others may train, and wait for this rank
+    if not (host.has_trained or host.has_reported):  # the others may train, and wait for this rank
         return Departure(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
     if error := exits.wait():
         failure = Failure(kind="error", where=" ".join(error.split()), batches=host.batches)

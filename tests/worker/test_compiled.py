@@ -199,7 +199,7 @@ def test_settings_of_the_compiler_are_those_of_the_modules_and_end_with_the_tria
 def test_each_trial_may_compile_as_often_as_the_first(
     snapshot: ProcessSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_module, "MOST", 20)
+    monkeypatch.setattr(compiled_module, "MAX_COMPILATIONS", 20)
     began = compilations()
     # More shapes than torch compiles for a function (8), in trials of three each.
     for number in range(0, 36, 3):

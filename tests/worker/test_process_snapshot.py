@@ -26,7 +26,7 @@ from dray import memory, pytorch
 from dray.memory import give_back
 from dray.pytorch.cached import drop_all
 from dray.worker import children as children_module
-from dray.worker.children import lives
+from dray.worker.children import is_alive
 from dray.worker.isolation import leaks
 from dray.worker.isolation import snapshot as snapshot_module
 from dray.worker.isolation.handlers import redirect_handlers
@@ -241,14 +241,14 @@ def test_workers_of_a_loader_in_a_reference_cycle_end() -> None:
 
     worker, reasons = ProcessSnapshot().run(trial)
     assert reasons == []
-    assert not lives(worker)
+    assert not is_alive(worker)
 
 
 @pytest.mark.slow
 def test_memory_kept_since_the_first_trial_is_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     size = 64 << 20
-    monkeypatch.setattr(leaks, "MACHINE_MEMORY", 1.5 * size / leaks.LEAK)
+    monkeypatch.setattr(leaks, "MACHINE_MEMORY", 1.5 * size / leaks.MAX_GROWTH)
 
     def keep() -> None:
         kept.append(torch.ones(size // 4))
@@ -268,7 +268,7 @@ def test_reference_cycles_are_collected_before_their_memory_counts_as_a_leak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size = 64 << 20
-    monkeypatch.setattr(leaks, "MACHINE_MEMORY", 1.5 * size / leaks.LEAK)
+    monkeypatch.setattr(leaks, "MACHINE_MEMORY", 1.5 * size / leaks.MAX_GROWTH)
     monkeypatch.setattr(snapshot_module, "COLLECT_EVERY", 1e9)
 
     def cycle() -> None:
@@ -340,7 +340,7 @@ def test_cached_values_are_no_leak_and_are_dropped_if_they_grow(
         return drop_all()
 
     monkeypatch.setattr(memory, "own_memory", lambda: sum(used.values()))
-    monkeypatch.setattr(leaks, "MACHINE_MEMORY", 100 / leaks.LEAK)
+    monkeypatch.setattr(leaks, "MACHINE_MEMORY", 100 / leaks.MAX_GROWTH)
     monkeypatch.setattr(leaks, "drop_all", drop)
 
     def load() -> str:
@@ -367,7 +367,7 @@ def test_cached_values_are_no_leak_and_are_dropped_if_they_grow(
 def test_gpu_memory_is_freed_and_a_leak_of_it_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.Tensor] = []
     total = torch.cuda.get_device_properties(0).total_memory
-    monkeypatch.setattr(leaks, "LEAK", (96 << 20) / total)
+    monkeypatch.setattr(leaks, "MAX_GROWTH", (96 << 20) / total)
     monkeypatch.setattr(leaks, "MACHINE_MEMORY", 1 << 60)  # a share as small of that may well be in use
     # What tests before this one have left on the GPU goes now, and not in the first trial.
     gc.collect()

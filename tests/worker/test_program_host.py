@@ -284,11 +284,11 @@ def test_a_metric_that_was_never_reported_is_an_error_at_the_end(tmp_path: Path)
 def test_if_nothing_is_compared_a_program_need_not_report_the_metric(reported: Report | None, tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), is_single=True))
-    assert not host.has_trained, "its entrypoint may be wrong"
+    assert not host.has_reported, "its entrypoint may be wrong"
     host.opened()
     if reported is not None:
         host.report(reported)
-    assert host.has_trained
+    assert host.has_reported
     assert host.end() == "completed"
     assert (desk.reports[-1].final, desk.reports[-1].step) == (True, None)
 

@@ -21,7 +21,7 @@ import torch
 from dray.training import warm
 from dray.worker.isolation.settings import Setting
 
-MOST = 64
+MAX_COMPILATIONS = 64
 """Compilations of one function after which everything is dropped: each is a guard to check, and memory."""
 
 State: TypeAlias = tuple[dict[tuple[str, str], Any], list[Any]]
@@ -38,7 +38,7 @@ class Compiled:
         self._settings = settings
         self._state: State | None = None  # of what is compiled; None if nothing is
         self._classes: dict[type, dict[str, Any]] = {}
-        self._limit: int | None = None
+        self._limit: int | None = None  # the trial's recompile limit; None until it trains compiled code
 
     def for_a_trial(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """The block that a trial runs in, to be entered in its own thread. Call this in the thread that starts it."""
@@ -65,7 +65,7 @@ class Compiled:
         if not _backends():
             return
         state = self._state_now()
-        if self._state not in (None, state) or any(_methods(each) != it for each, it in self._classes.items()):
+        if self._state not in (None, state) or any(_methods(kind) != known for kind, known in self._classes.items()):
             self._forget()
         self._state = state
         for kind in {kind for model in models for module in model.modules() for kind in type(module).__mro__}:
@@ -80,7 +80,7 @@ class Compiled:
         return (
             self._limit is not None
             and self._state == self._state_now()
-            and _compilations() < min(self._limit, MOST)
+            and _compilations() < min(self._limit, MAX_COMPILATIONS)
             and all(map(_is_torchs, _backends()))
             and not (trees and getattr(trees.local, "tree_manager_containers", None))
         )
@@ -102,7 +102,7 @@ def _backends() -> list[Any]:
 
 
 def _compilations() -> int:
-    """How often the function that was compiled most often was."""
+    """How often the most compiled function was compiled."""
     return max(sys.modules["torch._dynamo.convert_frame"].FRAME_COMPILE_COUNTER.values(), default=0)
 
 
@@ -113,7 +113,7 @@ def _is_torchs(backend: Any) -> bool:
 
 
 def _methods(kind: type) -> dict[str, Any]:
-    # torch.compile() replaces nn.Module.__init__, which is not compiled.
+    # Without __init__, which torch.compile() replaces in nn.Module, and does not compile.
     methods = {name: value for name, value in vars(kind).items() if isinstance(value, FunctionType)}
     return {name: value for name, value in methods.items() if name not in ("__init__", "__setstate__")}
 
@@ -126,7 +126,7 @@ def _entries() -> Iterator[tuple[str, str, Any]]:
 
 
 def _overrides() -> Iterator[tuple[str, str, Any, Any]]:
-    """Those that were set in this thread, with the variable and its value."""
+    """The settings that were changed in this thread, as (module, name, variable, value)."""
     known = contextvars.copy_context()
     for module, key, entry in _entries():
         variable = getattr(entry, "user_override", None)

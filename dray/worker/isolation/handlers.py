@@ -31,12 +31,13 @@ def redirect_handlers() -> Iterator[None]:
     first. Those of libraries, which stay imported, are called when the process exits.
     """
     original = signal.signal, atexit.register, atexit.unregister
+    set_original, register_original, unregister_original = original
     exits: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     def set_handler(signalnum: int, handler: Any) -> Any:
         # The main thread is Ray's, or that of a process that the trial has forked.
         if threading.current_thread() is threading.main_thread() or signalnum == signal.SIGALRM:
-            return original[0](signalnum, handler)
+            return set_original(signalnum, handler)
         if callable(handler):
             log.warning(
                 "the handler of %s will not be called: Ray handles a worker's signals, and dray saves trials that are "
@@ -47,13 +48,13 @@ def redirect_handlers() -> Iterator[None]:
 
     def register(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         if is_installed(sys._getframe(1).f_code.co_filename):
-            return original[1](func, *args, **kwargs)
+            return register_original(func, *args, **kwargs)
         exits.append((func, args, kwargs))
         return func
 
     def unregister(func: Callable[..., Any], /) -> None:
         exits[:] = [entry for entry in exits if entry[0] != func]
-        original[2](func)
+        unregister_original(func)
 
     signal.signal, atexit.register, atexit.unregister = set_handler, register, unregister
     try:

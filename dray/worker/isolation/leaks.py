@@ -14,7 +14,7 @@ from dray.memory import MACHINE_MEMORY, give_back
 from dray.pytorch.cached import drop_all, unheld
 from dray.worker.children import END_S, children, end_children
 
-LEAK = 1 / 20
+MAX_GROWTH = 1 / 20
 """How much more memory (as a share of the machine's, or of a GPU's) a process may keep after a trial than after the
 first one: little enough for the workers of eight GPUs at once, and enough that only a real leak restarts processes,
 which takes seconds."""
@@ -65,20 +65,22 @@ class Leaks:
         if self._memory is None:
             # Measured after the first trial: what it has imported and warmed up serves later ones too.
             self._memory = memory, gpu_memory
-        reasons, limit = [], LEAK * MACHINE_MEMORY
+        reasons, limit = [], MAX_GROWTH * MACHINE_MEMORY
         grown = memory - self._memory[0]
-        # Freeing memory takes time. Cached values may have grown since they were made: they are dropped last.
-        for cached in (False, True):
-            if grown > limit and (not cached or drop_all()):
-                give_back()
-                grown = unheld()[0] - self._memory[0]
+        if grown > limit:  # not before: it takes time
+            give_back()
+            grown = unheld()[0] - self._memory[0]
+        if grown > limit and drop_all():  # cached values may have grown since they were made
+            give_back()
+            grown = unheld()[0] - self._memory[0]
         if grown > limit:
             reasons.append(
                 f"its memory has grown by {_mib(grown)} since its first trial: something keeps trials' objects alive"
             )
-        gpu_grown = gpu_memory - self._memory[1]
-        if gpu_memory and gpu_grown > LEAK * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory:
-            reasons.append(f"{_mib(gpu_grown)} more of its GPU memory is in use than after its first trial")
+        if gpu_memory:
+            gpu_grown = gpu_memory - self._memory[1]
+            if gpu_grown > MAX_GROWTH * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory:
+                reasons.append(f"{_mib(gpu_grown)} more of its GPU memory is in use than after its first trial")
         return reasons
 
 

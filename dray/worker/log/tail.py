@@ -10,7 +10,7 @@ from dray.desk.failure import LOG_TAIL, is_users_file
 from dray.worker.log import writer
 
 _LINES = 20
-_BYTES = 20_000
+_BYTES = 20_000  # at the end of the file, in which these lines are looked for
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _CRASH_LINE = re.compile(r"\s*$|\s+File |\s+\.\.\.|Stack |Thread |Current thread |Extension modules: |  <")
