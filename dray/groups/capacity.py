@@ -22,10 +22,12 @@ CPUS_PER_START = 4
 
 
 class Capacity:
-    """Args:
-    slots: the slots of a group.
-    limits: what an autoscaler may start; None without an autoscaler.
-    max_slots: how many slots all groups may have together; None: no limit.
+    """How many groups of one size fit on the cluster that this process is connected to.
+
+    Args:
+        slots: the slots of a group.
+        limits: what an autoscaler may start; None without an autoscaler.
+        max_slots: how many slots all groups may have together; None: no limit.
     """
 
     def __init__(self, slots: Slots, limits: Limits | None, max_slots: int | None = None) -> None:
@@ -49,8 +51,8 @@ class Capacity:
     def starts_at_once(self) -> int:
         """How many groups may start at the same time: each worker takes several seconds of its node's CPUs."""
         kind, cpus = self._slots.kind, self._slots.cpus_per_slot
-        usable = [node.resources for node in nodes() if slots_of(node.resources, kind, cpus)]
-        return max(1, sum(max(1, int(each["CPU"] // CPUS_PER_START)) for each in usable))
+        usable = [resources for resources in _node_resources() if slots_of(resources, kind, cpus)]
+        return max(1, sum(max(1, int(resources["CPU"] // CPUS_PER_START)) for resources in usable))
 
     def _fit(self, slots: list[int]) -> float:
         """How many groups fit on nodes with these numbers of slots."""
@@ -101,11 +103,12 @@ def slot_kind(asked: str | None, limits: Limits | None) -> str | None:
 
     None if unknown: there are no GPUs now, and what the autoscaler may start is unknown.
     """
-    kinds = [] if limits is None else limits.types or ()
-    if asked or any(
-        resources.get("GPU", 0) > 0 for resources in (*_node_resources(), *(kind.resources for kind in kinds))
-    ):
-        return asked or "gpu"
+    if asked:
+        return asked
+    node_types = () if limits is None else limits.types or ()
+    possible = [*_node_resources(), *(node_type.resources for node_type in node_types)]
+    if any(resources.get("GPU", 0) > 0 for resources in possible):
+        return "gpu"
     return None if limits is not None and limits.types is None else "cpu"
 
 

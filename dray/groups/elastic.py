@@ -23,7 +23,7 @@ from dray.groups.group import Slots
 SETTLE_S = 5.0
 """How long a start waits for resources that the nodes have: a group that has just ended frees its resources within a
 second; those that others use don't become free."""
-LOOK_S = 0.05
+POLL_S = 0.05
 TAKEN_S = 30.0
 """How long a group may wait for slots that were free when it started: after that, others must have taken them."""
 
@@ -57,7 +57,7 @@ class Room:
         deadline = time.monotonic() + SETTLE_S
         largest = _largest(self._sizes, lasting_slots(self._slots))
         while (size := self.size()) < largest and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return size
 
     def release(self) -> None:
@@ -79,10 +79,10 @@ class Elastic:
     def __init__(self, slots: Slots, sizes: Sequence[int], *, name: str) -> None:
         self._slots, self._sizes, self._name = slots, sizes, f"{name}-room"
         self._room: Room | None = None
-        self._size = 0
-        self._began = 0.0
-        self._waits = False
-        self._up: float | None = None
+        self._size = 0  # of the group
+        self._waits_for_slots = False
+        self._started_at = 0.0
+        self._ready_at: float | None = None  # None until it can train, and once it has been asked to grow
 
     def start(self) -> int:
         """The size of a group that starts now: the largest with room, or the smallest, which then waits."""
@@ -90,18 +90,18 @@ class Elastic:
         room = Room(self._slots, (0, *self._sizes), name=self._name)
         found = room.settled()
         room.release()
-        self._waits, self._size = not found, found or self._sizes[0]
-        self._began, self._up = time.monotonic(), None
+        self._waits_for_slots, self._size = not found, found or self._sizes[0]
+        self._started_at, self._ready_at = time.monotonic(), None
         return self._size
 
     def arrived(self) -> None:
         """A process of the group runs."""
-        if self._waits:  # perhaps for a machine to boot, which does not count as the group's start
-            self._began, self._waits = time.monotonic(), False
+        if self._waits_for_slots:  # perhaps for a machine to boot, which does not count as the group's start
+            self._started_at, self._waits_for_slots = time.monotonic(), False
 
     def ready(self) -> None:
         """All its processes can train."""
-        self._up = self._up or time.monotonic()
+        self._ready_at = self._ready_at or time.monotonic()
 
     def may_grow(self) -> int:
         """The larger size to grow to now, or 0. Its room is held until the next `start`.
@@ -110,21 +110,21 @@ class Elastic:
         is unknown. So the group grows once it has trained for as long as its start took (ski rental: at most twice the
         cost of the better of now and never; Karlin et al. 1988). Machines that join before then count as one change.
         """
-        if self._up is None or self._size == self._sizes[-1]:
+        if self._ready_at is None or self._size == self._sizes[-1]:
             return 0
         if self._room is None:
             self._room = Room(self._slots, [size for size in self._sizes if size >= self._size], name=self._name)
-        if time.monotonic() - self._up < self._up - self._began:
+        if time.monotonic() - self._ready_at < self._ready_at - self._started_at:
             return 0
         size = self._room.size()
         if size == self._size:
             return 0
-        self._up = None  # only once, unless its processes come up again
+        self._ready_at = None  # only once, unless its processes start again
         return size
 
     def may_shrink(self) -> bool:
         """Whether a group that still waits for its slots should make way for a smaller one: others took them."""
-        return self._size > self._sizes[0] and time.monotonic() - self._began > TAKEN_S
+        return self._size > self._sizes[0] and time.monotonic() - self._started_at > TAKEN_S
 
     def close(self) -> None:
         """Release the slots that are held."""

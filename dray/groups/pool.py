@@ -27,9 +27,9 @@ from dray.groups.group import Slots, WorkerGroup, end_groups
 from dray.groups.waiting import NodeWait
 from dray.records.timeline import Timeline
 
-SEEK_S = 0.25
+START_EVERY_S = 0.25
 """How often to look for room for another group, if nothing happens."""
-CLUSTER_CHECK_S = 5.0
+START_SLOWLY_EVERY_S = 5.0
 """The same while a group starts."""
 LOOK_S = 1.0
 """How often, on a cluster, groups are checked: which wait for nodes, and which are needed."""
@@ -57,16 +57,18 @@ class _Member:
 
 
 class Groups:
-    """Args:
-    make: starts a group with this name, as the start with this number, on these slots.
-    desk: the desk's actor.
-    slots: what a group is made of.
-    capacity: how many groups fit.
-    elastic: the size of the only group, if it is elastic.
-    own_cluster: the cluster was started for this experiment alone.
-    runnable: how many trials could run now, including those that do.
-    counts: the run's counters.
-    experiment: the experiment's directory, for errors that say how to resume it.
+    """The groups that exist, each from its start to its end.
+
+    Args:
+        make: starts a group with this name, as the start with this number, on these slots.
+        desk: the desk's actor handle.
+        slots: what a group is made of.
+        capacity: how many groups fit.
+        elastic: the size of the only group, if it is elastic.
+        own_cluster: the cluster was started for this experiment alone.
+        runnable: how many trials could run now, including those that do.
+        counts, timeline, display: of the run; groups are counted, recorded and announced there.
+        experiment: the experiment's directory, for errors that say how to resume it.
 
     Attributes:
         error: why the experiment can't continue; None as long as it can.
@@ -101,8 +103,8 @@ class Groups:
         self._began = time.monotonic()
         self._trains_since: float | None = None
         self._idle_since: float | None = None
-        self._sought_at = self._looked_at = -math.inf
-        self._came_up = False
+        self._tried_at = self._looked_at = -math.inf
+        self._has_news = False
 
     @property
     def count(self) -> int:
@@ -117,13 +119,13 @@ class Groups:
     # ------------------------------------------------------------------ events
     def worker_arrived(self) -> None:
         """A process of a group runs."""
-        self._came_up = True
+        self._has_news = True
         if self._elastic is not None:
             self._elastic.arrived()
 
     def ready(self, name: str) -> None:
         """All processes of a group can train."""
-        self._came_up = True
+        self._has_news = True
         if (member := self._groups.get(name)) is not None:
             member.is_ready, member.is_waiting = True, False
         self._counts.groups_started += 1
@@ -180,15 +182,18 @@ class Groups:
             return
         looked = self._look_at_cluster()
         # Not for every message: it asks Ray for its nodes, and goes through all trials.
-        pause = IN_TURN_S
-        if self._more_may_start():
-            pause = 0.0 if looked or self._came_up else SEEK_S if self.ready_count == self.count else CLUSTER_CHECK_S
-        if time.monotonic() - self._sought_at >= pause:
+        if not self._more_may_start():
+            pause_s = IN_TURN_S
+        elif looked or self._has_news:
+            pause_s = 0.0
+        else:
+            pause_s = START_EVERY_S if self.ready_count == self.count else START_SLOWLY_EVERY_S
+        if time.monotonic() - self._tried_at >= pause_s:
             self.start()
 
     def start(self) -> None:
         """Start groups that are wanted, as many as may start at the same time."""
-        self._sought_at, self._came_up = time.monotonic(), False
+        self._tried_at, self._has_news = time.monotonic(), False
         runnable = self._runnable()
         if runnable <= len(self._groups):  # the usual case; the rest asks Ray for its nodes
             return

@@ -18,9 +18,11 @@ LOOK_S = 5.0
 
 
 class NodeWait:
-    """Args:
-    slots: the slots of a group.
-    has_autoscaler: whether an autoscaler may start nodes.
+    """Follows what a run's groups wait for.
+
+    Args:
+        slots: the slots of a group.
+        has_autoscaler: whether an autoscaler may start nodes.
 
     Attributes:
         status: what groups wait for, in short; "" if none waits.

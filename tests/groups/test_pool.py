@@ -14,7 +14,7 @@ import ray
 from dray.display.counts import Counts
 from dray.groups.capacity import Capacity
 from dray.groups.group import Slots
-from dray.groups.pool import CLUSTER_CHECK_S, IDLE_S, IN_TURN_S, LOOK_S, MAX_FAILED_STARTS, SEEK_S, Groups
+from dray.groups.pool import IDLE_S, IN_TURN_S, LOOK_S, MAX_FAILED_STARTS, START_EVERY_S, START_SLOWLY_EVERY_S, Groups
 from dray.records.timeline import FILE, Timeline
 from tests.groups.test_capacity import node
 
@@ -164,7 +164,7 @@ def test_there_are_no_more_groups_than_trials_or_than_fit(worlds: Any) -> None:
     for _ in range(20):
         for name in world.names:
             comes_up(groups, name)
-        world.later(groups, 2 * SEEK_S)
+        world.later(groups, 2 * START_EVERY_S)
     assert groups.count == groups.ready_count == len(world.made) == 32
 
 
@@ -191,7 +191,7 @@ def test_others_start_even_if_the_first_group_does_not_train(worlds: Any) -> Non
 def test_groups_of_a_large_machine_start_several_at_once(worlds: Any) -> None:
     world, groups = started(worlds(16), trials=16)
     assert groups.count == 4
-    world.later(groups, CLUSTER_CHECK_S + 1)
+    world.later(groups, START_SLOWLY_EVERY_S + 1)
     assert groups.count == 4, "they are still starting, on a quarter of its cores"
     comes_up(groups, "group-2")
     groups.trains()
@@ -318,11 +318,11 @@ def test_all_groups_together_never_exceed_max_slots(worlds: Any, own: bool) -> N
         for name in world.names:
             comes_up(groups, name)
             groups.trains()
-        world.later(groups, CLUSTER_CHECK_S + 1)
+        world.later(groups, START_SLOWLY_EVERY_S + 1)
         assert groups.count * world.slots.per_trial <= 5
     assert groups.count == len(world.made) == 2
     ends(groups, world.made[0], lost=True)
-    world.later(groups, CLUSTER_CHECK_S + 1)
+    world.later(groups, START_SLOWLY_EVERY_S + 1)
     assert (groups.count, len(world.made)) == (2, 3), "what one had, the next may have"
 
 
@@ -337,7 +337,7 @@ def test_n_groups_share_each_slot(worlds: Any, own: bool) -> None:
         for name in world.names:
             comes_up(groups, name)
             groups.trains()
-        world.later(groups, CLUSTER_CHECK_S + 1)
+        world.later(groups, START_SLOWLY_EVERY_S + 1)
     starts = [json.loads(line) for line in (world.directory / FILE).read_text().splitlines()]
     assert [each["slots"] for each in starts if each["event"] == "starts"] == [0.25] * 8
     assert groups.count == 8
