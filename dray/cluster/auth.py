@@ -14,8 +14,8 @@ from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import AuthenticationError
 
 TIMEOUT_S = 5.0
-HOW = "export RAY_AUTH_MODE=token, and write the cluster's token to ~/.ray/auth_token, or export it as RAY_AUTH_TOKEN"
-NONE = f"it requires a token, and this process has none; {HOW}"
+_CURE = "export RAY_AUTH_MODE=token, and write the cluster's token to ~/.ray/auth_token, or export it as RAY_AUTH_TOKEN"
+_NO_TOKEN = f"it requires a token, and this process has none; {_CURE}"
 
 
 def auth_error(address: str) -> str:
@@ -25,10 +25,10 @@ def auth_error(address: str) -> str:
         with init_grpc_channel(address) as channel:
             NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=TIMEOUT_S)
     except AuthenticationError:
-        return NONE
+        return _NO_TOKEN
     except grpc.RpcError as error:
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-            return f"it rejects this process's token; {HOW}" if enabled else NONE
+            return f"it rejects this process's token; {_CURE}" if enabled else _NO_TOKEN
     return ""
 
 

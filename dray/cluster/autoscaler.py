@@ -214,6 +214,7 @@ def _v1_status() -> dict[str, Any] | None:
 
 
 def activity_of_v1(report: Mapping[str, Any]) -> Activity:
+    """The activity in the report that version 1 stores."""
     starting = Counter(report.get("pending_launches") or {})
     starting.update(name for *_, name, _ in report.get("pending_nodes") or [])
     known = (report.get("node_availability_summary") or {}).get("node_availabilities") or {}
@@ -234,6 +235,7 @@ def _v2_activity() -> Activity | None:
 
 
 def activity_of_v2(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[Any]) -> Activity:
+    """The activity in version 2's lists of pending launches, pending nodes and failed launches."""
     starting: Counter[str] = Counter()
     for launch in launches:
         starting[launch.ray_node_type_name] += launch.count
@@ -242,10 +244,8 @@ def activity_of_v2(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequen
     latest: dict[str, Any] = {}
     for launch in sorted(failed, key=lambda each: each.failed_ts_s or 0):
         latest[launch.ray_node_type_name] = launch
-    return Activity(
-        starting=dict(starting),
-        failed={name: _reason(launch.details) for name, launch in latest.items()},
-    )
+    failures = {name: _reason(launch.details) for name, launch in latest.items()}
+    return Activity(starting=dict(starting), failed=failures)
 
 
 def _reason(details: str | None) -> str:

@@ -67,7 +67,7 @@ def connect(address: str | None) -> Cluster:
             cause = " ".join(str(error).split())
             raise ConnectionError(
                 f"Ray did not start on this machine, tried twice: {cause} Its logs are in "
-                "/tmp/ray/session_latest/logs; start Ray by yourself (ray start --head), and set RAY_ADDRESS"
+                "/tmp/ray/session_latest/logs; start Ray yourself (ray start --head), and set RAY_ADDRESS"
             ) from error
     return Cluster(own=True, description=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
 

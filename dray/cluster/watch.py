@@ -45,15 +45,15 @@ class Watch:
         self._thread.join(END_S)
 
     def _run(self) -> None:
-        silent, failed = 0, False
+        silent_for, failed = 0, False
         while not self._closed.wait(EVERY_S):
             # First, as a call to Ray does not return while its head is gone.
             if not self.answers():
-                silent += 1
-                if silent == SILENT_FOR:
+                silent_for += 1
+                if silent_for == SILENT_FOR:
                     self._silent()
                 continue
-            silent = 0
+            silent_for = 0
             try:
                 if self._draining is not None and (nodes := draining_nodes()):
                     self._draining(nodes)

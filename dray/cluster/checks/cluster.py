@@ -49,7 +49,7 @@ def check(address: str | None, storage: Location | None, fallback: Location) -> 
 
     join(address)
     try:
-        return _Check(place, is_asked=storage is not None).run()
+        return _Check(place, storage_was_given=storage is not None).run()
     finally:
         ray.shutdown()
 
@@ -68,12 +68,12 @@ def _this_machine(place: Location) -> ClusterCheck:
 
 
 class _Check:
-    def __init__(self, place: Location, *, is_asked: bool) -> None:
+    def __init__(self, place: Location, *, storage_was_given: bool) -> None:
         import ray
 
         from dray.cluster.nodes import nodes
 
-        self._place, self._is_asked = place, is_asked
+        self._place, self._storage_was_given = place, storage_was_given
         there = nodes()
         self.checked = ClusterCheck(
             address=ray.get_runtime_context().gcs_address,
@@ -124,10 +124,10 @@ class _Check:
         return answers
 
     def _look(self) -> None:
-        drivers = versions()
+        drivers_versions = versions()
         asked = {number: inspector.facts.remote() for number, inspector in self._inspectors.items()}
         for number, facts in self._answers(asked).items():
-            self.checked.take_facts(self.checked.nodes[number], facts, drivers)
+            self.checked.take_facts(self.checked.nodes[number], facts, drivers_versions)
         self.checked.compare_nodes()
 
     def _compare_clocks(self) -> None:
@@ -159,7 +159,7 @@ class _Check:
 
     def _report_storage(self, node: str, trouble: Trouble) -> None:
         what = f"{trouble.what}; {REMEDIES[trouble.kind]}"
-        if self._is_asked:
+        if self._storage_was_given:
             self.checked.add_error(node, what)
         else:
             self.checked.add_note(node, f"{what}; experiments without checkpoint_storage go there: give --storage")
@@ -189,13 +189,12 @@ class _Check:
                 self.checked.add_note(node.name, f"sends only {speed / 1e6:.0f} MB/s to {to.name}")
 
     def _reduce(self) -> None:
-        seen = [number for number, node in enumerate(self.checked.nodes) if min(len(node.gpus), node.gpus_of_ray) > 0]
-        if len(seen) == 1 and min(len(self.checked.nodes[seen[0]].gpus), self.checked.nodes[seen[0]].gpus_of_ray) > 1:
-            seen *= 2
-        if len(seen) > 1:
-            self.checked.reduces_bytes_s = all_reduce_speed(
-                self.checked, [self._ids[number] for number in seen[:MAX_RANKS]], "nccl"
-            )
+        gpus = [min(len(node.gpus), node.gpus_of_ray) for node in self.checked.nodes]
+        ranks = [node for node, count in zip(self._ids, gpus, strict=True) if count > 0]
+        if len(ranks) == 1 and max(gpus) > 1:
+            ranks *= 2
+        if len(ranks) > 1:
+            self.checked.reduces_bytes_s = all_reduce_speed(self.checked, ranks[:MAX_RANKS], "nccl")
 
 
 def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Literal["nccl", "gloo"]) -> float | None:
@@ -226,7 +225,7 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
 
 
 def ahead_s(ask: Callable[[], float], now: Callable[[], float] = time.time) -> float:
-    """How far another clock is ahead of ours, by the quickest of five answers, which has the smallest error."""
+    """How many seconds another clock is ahead of ours, by the quickest of five answers: it has the smallest error."""
     asked = [(now(), ask(), now()) for _ in range(5)]
     before, there, after = min(asked, key=lambda times: times[2] - times[0])
     return there - (before + after) / 2

@@ -94,13 +94,12 @@ class ClusterCheck:
     def add_note(self, node: str, what: str) -> None:
         self.findings.append(Finding(node=node, what=what, is_wrong=False))
 
-    def take_facts(self, node: Node, facts: dict[str, Any], drivers: Mapping[str, str]) -> None:
-        """Record a node's facts, and what is wrong with it."""
-        error, full = facts.pop("error"), facts.pop("full")
-        for name, value in facts.items():
-            setattr(node, name, value)
-        theirs = {name: getattr(node, name) for name in drivers}
-        if (other := other_versions(drivers, theirs)) is not None:
+    def take_facts(self, node: Node, facts: Mapping[str, Any], drivers_versions: Mapping[str, str]) -> None:
+        """Record a node's facts, as from `Inspector.facts`, and what is wrong with it."""
+        error, full = facts["error"], facts["full"]
+        for name in facts.keys() - {"error", "full"}:
+            setattr(node, name, facts[name])
+        if (other := other_versions(drivers_versions, facts)) is not None:
             self.add_error(node.name, f"{other.what}; {REMEDIES['versions']}")
         if error:
             self.add_error(node.name, f"torch can't be imported: {error}")

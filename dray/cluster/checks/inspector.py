@@ -93,7 +93,7 @@ class Inspector:
 
         listener = socket.create_server((ray.util.get_node_ip_address(), 0))
         listener.settimeout(ANSWER_S)
-        threading.Thread(target=_take, args=(listener,), daemon=True).start()
+        threading.Thread(target=_receive_all, args=(listener,), daemon=True).start()
         address = listener.getsockname()
         return str(address[0]), int(address[1])
 
@@ -112,7 +112,7 @@ class Inspector:
         return sent / (time.perf_counter() - began), ""
 
 
-def _take(listener: socket.socket) -> None:
+def _receive_all(listener: socket.socket) -> None:
     block = bytearray(SENT_BYTES)
     with contextlib.suppress(OSError), listener, listener.accept()[0] as wire:
         while wire.recv_into(block):

@@ -142,7 +142,7 @@ def _head(config: Mapping[str, Any]) -> Faults:
 
 
 def spot_field(node_config: Mapping[str, Any]) -> str | None:
-    """The field that makes a machine of AWS or Google Cloud a spot machine; None if it is none."""
+    """The field that makes a machine of AWS or Google Cloud a spot machine; None if it is not one."""
     for field in ("InstanceMarketOptions", "scheduling"):  # the second may be a list of mappings
         if re.search(r"'spot'|'SPOT'|'preemptible': True", repr(node_config.get(field))):
             return field
