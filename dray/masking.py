@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 MASK = "********"
 """Replaces a secret, as in Determined."""
-SHORTEST = 8
-"""Characters of the shortest secret that is masked in code: a shorter one could be any word of a program."""
+MIN_SECRET_LENGTH = 8
+"""In characters. A shorter secret is not masked: it could be any word of a program."""
 
 PLACES = (("data", "secrets"), ("environment", "environment_variables"))
 """Where secrets are in a config: (section, field)."""
@@ -68,7 +68,7 @@ def texts(config: Mapping[str, Any]) -> list[str]:
         line.strip()
         for value in found
         for line in str(value).splitlines()
-        if len(line.strip()) >= SHORTEST and not isinstance(value, bool)
+        if len(line.strip()) >= MIN_SECRET_LENGTH and not isinstance(value, bool)
     ]
 
 
@@ -92,5 +92,5 @@ def hidden(content: bytes, secret: Sequence[str]) -> bytes:
 
 
 def hidden_text(text: str, secret: Sequence[str]) -> str:
-    """The same for a message."""
+    """A message with each byte of these texts replaced by an x."""
     return hidden(text.encode(errors="surrogateescape"), secret).decode(errors="surrogateescape")

@@ -7,10 +7,11 @@ tagged caches (https://bford.info/cachedir/), and other experiments.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -33,11 +34,11 @@ NOT_CODE = (
     "ray_bootstrap_*",
 )
 """Patterns before the directory's own, which may negate some."""
-MOST_CODE_BYTES = 96 * 2**20
+MAX_CODE_BYTES = 96 * 2**20
 """Determined's limit."""
-MOST_LINKED_BYTES = 1 << 20
+MAX_LINKED_BYTES = 1 << 20
 """A larger file that a link out of the directory leads to is not code: only the link is copied."""
-MOST_ENTRIES = 200_000
+MAX_ENTRIES = 200_000
 """If a directory is too large, at most this many entries are read to find the largest ones."""
 
 # A directory with all files of one of these sets is not code.
@@ -84,20 +85,20 @@ class Code:
                 yield name, os.path.abspath(link.parent / os.readlink(link))
 
     def copy(self, to: Path) -> None:
-        """Copy the code; existing files stay."""
+        """Copy the code into a directory, which is created; other files in it stay."""
         for name in ("", *self.folders):
             (to / name).mkdir(parents=True, exist_ok=True)
         for name in self.files:
             shutil.copy2(self.root / name, to / name)
-        link(to, self.targets())
+        make_links(to, self.targets())
 
 
-def link(directory: Path, targets: Iterator[tuple[str, str]] | Collection[tuple[str, str]]) -> None:
-    """Make links below a directory; existing ones stay."""
+def make_links(directory: Path, targets: Iterable[tuple[str, str]]) -> None:
+    """Make links, each given by its path in the directory and its target; existing ones stay."""
     for name, target in targets:
         place = directory / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not os.path.lexists(place):
+        with contextlib.suppress(FileExistsError):  # perhaps made by another process just now
+            place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(target)
 
 
@@ -119,7 +120,7 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
     except OSError as error:
         what = f"can't be read: {error}; make it readable, or exclude it in {root / IGNORE_FILES[-1]}"
         raise ConfigError([(field, what)]) from None
-    if walk.size > MOST_CODE_BYTES:
+    if walk.size > MAX_CODE_BYTES:
         raise ConfigError([(field, _too_large(root, walk))])
     return walk.code()
 
@@ -176,7 +177,7 @@ class _Walk:
     @property
     def is_whole(self) -> bool:
         """Whether all entries were read."""
-        return self.entries <= MOST_ENTRIES
+        return self.entries <= MAX_ENTRIES
 
     def into(self, folder: str) -> None:
         with os.scandir(self._root / folder) as found:
@@ -189,13 +190,13 @@ class _Walk:
         for entry in entries:
             # Once it is too large, reading on only serves to name the largest entries, so it is bounded.
             self.entries += 1
-            if not self.is_whole and self.size > MOST_CODE_BYTES:
+            if not self.is_whole and self.size > MAX_CODE_BYTES:
                 return
             # True also for a link to a directory.
             name, is_folder = f"{folder}{entry.name}", os.path.isdir(entry.path)
             if self._ignored.match_file(f"{name}/" if is_folder else name):
                 continue
-            if entry.is_symlink() and not self._brings(entry.path):
+            if entry.is_symlink() and not self._leads_to_code(entry.path):
                 self.links.append(name)
             elif is_folder:
                 if self._deep and Path(entry.path).resolve() != self._leave_out:
@@ -206,11 +207,11 @@ class _Walk:
                 for place in (path, *path.parents):
                     self.sizes[str(place)] += entry.stat().st_size
 
-    def _brings(self, link: str) -> bool:
+    def _leads_to_code(self, link: str) -> bool:
         """Whether a link leads to code outside of the directory."""
         return (
             os.path.isfile(link)
-            and os.path.getsize(link) <= MOST_LINKED_BYTES
+            and os.path.getsize(link) <= MAX_LINKED_BYTES
             and not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(self._root))
         )
 
@@ -219,7 +220,7 @@ def _too_large(root: Path, walk: _Walk) -> str:
     largest = ", ".join(f"{name} ({_size_text(size)})" for name, size in _largest(walk))
     least = "" if walk.is_whole else "at least "
     return (
-        f"{root} has {least}{_size_text(walk.size)} of files, more than the {MOST_CODE_BYTES >> 20} MiB that an "
+        f"{root} has {least}{_size_text(walk.size)} of files, more than the {MAX_CODE_BYTES >> 20} MiB that an "
         f"experiment copies and sends to its workers; the largest are {largest}; exclude what is not code in "
         f"{root / IGNORE_FILES[-1]} (.gitignore syntax), or give a directory with only the model's code"
     )

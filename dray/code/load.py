@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dray.code.startup_hook import HOOK
 from dray.compat import real_package_hint
 from dray.config.entrypoint import EXAMPLES, ClassName, Entrypoint
-from dray.errors import EntrypointError, ImportRaisedError
+from dray.errors import EntrypointError, ImportRaisedError, did_you_mean
 from dray.imports import import_model, module_file, no_module, raised, use_model_dir
 from dray.script import Script
 
@@ -78,17 +78,16 @@ def _check_program(program: Script, directory: Path) -> None:
         file = module_file(directory, program.module)
         if file is not None:
             _check_syntax(file, directory)
-        elif not _installed(program.module, directory):
+        elif not _is_elsewhere(program.module, directory):
             raise _error("entrypoint", no_module(program.module, directory))
         return
     path = directory / program.file
     if os.path.isdir(path):  # not Path's own, which raise if a name is too long for the file system
         raise _error("entrypoint", f"{program.file} in {directory} is a directory; for a package: python3 -m package")
     if not os.path.isfile(path):
-        there = sorted(str(file.relative_to(directory)) for file in directory.rglob("*.py"))
-        near = difflib.get_close_matches(program.file, there, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"its scripts are {', '.join(there[:12]) or 'none'}"
-        raise _error("entrypoint", f"no script {program.file} in {directory}; {hint}")
+        scripts = sorted(str(file.relative_to(directory)) for file in directory.rglob("*.py"))
+        hint = did_you_mean(program.file, scripts, f"; its scripts are {', '.join(scripts[:12]) or 'none'}")
+        raise _error("entrypoint", f"no script {program.file} in {directory}{hint}")
     _check_syntax(path, directory)
 
 
@@ -100,7 +99,7 @@ def _check_syntax(path: Path, directory: Path) -> None:
         raise _error("entrypoint", raised(name, directory, error, doing="reading")) from None
 
 
-def _installed(module: str, directory: Path) -> bool:
+def _is_elsewhere(module: str, directory: Path) -> bool:
     """Whether a module outside of the model's directory has this name; only its outermost package is checked."""
     outermost = module.partition(".")[0]
     return module_file(directory, outermost) is None and importlib.util.find_spec(outermost) is not None

@@ -7,7 +7,6 @@ needs are used in this file alone: the upload, and the name of what was unpacked
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import searchers
+from dray.code.ignore import make_links
 
 _INSIDE = "dray-code"
 """The code is in this subdirectory of what Ray puts on a worker's path, so that the worker does not import a model's
@@ -45,11 +45,7 @@ class Package:
         name = PurePosixPath(self.uri).stem
         for entry in map(Path, sys.path):
             if entry.name == name and (place := entry / _INSIDE).is_dir():
-                for link, target in self.links:
-                    # Another worker of this node may have made it already.
-                    with contextlib.suppress(FileExistsError):
-                        (place / link).parent.mkdir(parents=True, exist_ok=True)
-                        (place / link).symlink_to(target)
+                make_links(place, self.links)
                 return place
         raise FileNotFoundError(
             f"the package of the trial's code, {name}, is not on this worker's path: {', '.join(sys.path)}"
@@ -61,7 +57,7 @@ def package(directory: Path, links: tuple[tuple[str, str], ...] = ()) -> Package
     return Package(uri=_upload({_INSIDE: directory}, [f"{_INSIDE}/{link}" for link, _ in links]), links=links)
 
 
-def environment(*packages: Package) -> dict[str, Any]:
+def runtime_env(*packages: Package) -> dict[str, Any]:
     """A runtime environment for actors and tasks: these packages, and dray itself as this process has it.
 
     Ray merges it with the job's own environment, except for py_modules, so the job's are repeated here.

@@ -1,4 +1,4 @@
-"""``startup-hook.sh`` in the model's directory: prepares a machine before the model's code runs on it, such as data.
+"""``startup-hook.sh`` in the model's directory: prepares a machine, such as its data, before the model's code runs.
 
 A shell (bash if there is one) runs it in that directory, as in Determined: trials get what it exports in their
 environment, and the first command that fails ends it.
@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from dray.environment import set_variables
@@ -97,9 +98,9 @@ def run_startup_hook_once(code: Path, run: str) -> None:
 def _take_over(listed: bytes) -> None:
     """Make the environment that ``env -0`` has listed this process's own."""
     after = dict(os.fsdecode(line).split("=", 1) for line in listed.split(b"\0") if b"=" in line)
-    set_variables(_changes(dict(os.environ), after))
+    set_variables(_changes(os.environ, after))
 
 
-def _changes(before: dict[str, str], after: os._Environ[str] | dict[str, str]) -> dict[str, str | None]:
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
     names = (before.keys() | after.keys()) - _OF_THE_SHELL
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}

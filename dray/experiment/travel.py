@@ -10,7 +10,7 @@ from ray import cloudpickle
 
 from dray.code.factory import ByValue, FromDirectory, Sent, home_of
 from dray.code.ignore import code_of, copied
-from dray.code.packages import Package, environment, package
+from dray.code.packages import Package, package, runtime_env
 from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
 
@@ -42,11 +42,11 @@ def send(
         sends.append(package(directory.code, tuple(code.targets())))
         what = f"{directory.code} ({code.summary})"
     say(f"sending {what} and dray itself to the workers")
-    runtime_env = environment(*sends)
+    workers_env = runtime_env(*sends)
     if isinstance(load, FromDirectory):
-        return FromDirectory(entrypoint=load.entrypoint, directory=sends[0]), runtime_env
+        return FromDirectory(entrypoint=load.entrypoint, directory=sends[0]), workers_env
     pickled = cloudpickle.dumps(load.trial)
-    return Sent(name=load.trial.__qualname__, pickled=pickled, home=sends[0] if sends else None), runtime_env
+    return Sent(name=load.trial.__qualname__, pickled=pickled, home=sends[0] if sends else None), workers_env
 
 
 def _copy_home(load: ByValue, directory: ExperimentDirectory, config: ExperimentConfig) -> None:

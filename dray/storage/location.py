@@ -21,9 +21,8 @@ _S3 = ("region", "scheme", "endpoint_override", "role_arn", "tls_ca_file_path")
 _S3_SECRETS = ("access_key", "secret_key", "session_token")
 _SECRET = re.compile(r".*(key|secret|token|password|passphrase|credential|connection_string)s?", re.IGNORECASE)
 _GCS = ("scheme", "endpoint_override", "project_id", "anonymous")
-_PAIR = "s3://KEY:SECRET@BUCKET/PREFIX"
-S3_TIMEOUT_S = 30.0
-"""How long S3 may take to answer. A busy store takes longer than pyarrow's default, 3 s."""
+REQUEST_TIMEOUT_S = 30.0
+"""How long a store may take to answer. A busy one takes longer than pyarrow's default for S3, 3 s."""
 
 
 def bucket_uri(scheme: str, bucket: str | None, prefix: str | None, endpoint_url: str | None = None) -> str:
@@ -73,7 +72,8 @@ class Location:
             pair, at, rest = place.partition("@")
             if scheme != "s3" or not at:
                 raise ValueError(
-                    f"{scheme}://...:... is not a valid location; write {scheme}://BUCKET/PREFIX, for S3 also {_PAIR}"
+                    f"{scheme}://...:... is not a valid location; write {scheme}://BUCKET/PREFIX, for S3 also "
+                    "s3://KEY:SECRET@BUCKET/PREFIX"
                 )
             key, _, secret = pair.partition(":")
             secrets += [("access_key", unquote(key)), ("secret_key", unquote(secret))]
@@ -149,8 +149,8 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
                 options["region"] = _region(bucket)
             return fs.S3FileSystem(
                 **options,
-                request_timeout=S3_TIMEOUT_S,
-                connect_timeout=S3_TIMEOUT_S / 3,
+                request_timeout=REQUEST_TIMEOUT_S,
+                connect_timeout=REQUEST_TIMEOUT_S / 3,
                 # dray retries, for longer.
                 retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),
                 # So that a small file takes one request.
@@ -159,7 +159,7 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
         case "gs" | "gcs":
             if "anonymous" in options:
                 options["anonymous"] = options["anonymous"].lower() == "true"
-            return fs.GcsFileSystem(**options, retry_time_limit=timedelta(seconds=S3_TIMEOUT_S))
+            return fs.GcsFileSystem(**options, retry_time_limit=timedelta(seconds=REQUEST_TIMEOUT_S))
     import fsspec
 
     try:

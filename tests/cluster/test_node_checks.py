@@ -15,7 +15,7 @@ import pytest
 
 import dray
 from dray.cluster.checks.node import (
-    LEAST_FREE_BYTES,
+    MIN_FREE_BYTES,
     Needs,
     Trouble,
     UnfitNode,
@@ -104,7 +104,7 @@ def test_an_unwritable_directory_is_reported_with_the_cause(
 
 
 def test_a_disk_without_room_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = {"/a": LEAST_FREE_BYTES, "/b": LEAST_FREE_BYTES - 1}
+    free = {"/a": MIN_FREE_BYTES, "/b": MIN_FREE_BYTES - 1}
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
     assert full_disk(["/a"]) is None
     assert full_disk(["/a", "/b"]) == ("full", "has a full disk: 63 MiB are free on /")

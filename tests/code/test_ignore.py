@@ -95,7 +95,7 @@ def test_size_is_that_of_the_code_alone(root: Path) -> None:
 
 
 def test_too_much_is_reported_with_what_takes_the_most(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ignore, "MOST_CODE_BYTES", 4 << 20)
+    monkeypatch.setattr(ignore, "MAX_CODE_BYTES", 4 << 20)
     write(root, "data/imagenet/train/all.bin", size=3 << 20)
     write(root, *(f"runs/{n}/events.bin" for n in range(4)), size=1 << 20)
     write(root, "small.bin", size=1 << 19)
@@ -111,8 +111,8 @@ def test_too_much_is_reported_with_what_takes_the_most(root: Path, monkeypatch: 
 
 
 def test_directory_without_end_is_not_looked_at_to_its_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ignore, "MOST_CODE_BYTES", 10)
-    monkeypatch.setattr(ignore, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(ignore, "MAX_CODE_BYTES", 10)
+    monkeypatch.setattr(ignore, "MAX_ENTRIES", 3)
     with pytest.raises(ConfigError, match=r"has at least \d+ bytes of files"):
         code_of(root)
 

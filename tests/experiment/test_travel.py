@@ -34,7 +34,7 @@ class Sender:
         self.packages.append(files)
         return Package(uri="gcs://_ray_pkg_1.zip", links=links)
 
-    def environment(self, *packages: Package) -> dict[str, Any]:
+    def runtime_env(self, *packages: Package) -> dict[str, Any]:
         return {"py_modules": ["dray", *(package.uri for package in packages)]}
 
     def send(self, load: FromDirectory | ByValue, path: Path) -> tuple[FromDirectory | Sent, dict[str, Any]]:
@@ -45,7 +45,7 @@ class Sender:
 def sender(monkeypatch: pytest.MonkeyPatch) -> Sender:
     sender = Sender()
     monkeypatch.setattr(travel, "package", sender.package)
-    monkeypatch.setattr(travel, "environment", sender.environment)
+    monkeypatch.setattr(travel, "runtime_env", sender.runtime_env)
     return sender
 
 
@@ -123,7 +123,7 @@ def test_class_of_an_installed_module_is_sent_alone(sender: Sender, tmp_path: Pa
 def test_directory_of_data_beside_a_script_is_an_error(
     sender: Sender, script: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dray.code.ignore.MOST_CODE_BYTES", 1000)
+    monkeypatch.setattr("dray.code.ignore.MAX_CODE_BYTES", 1000)
     (tmp_path / "user" / "project" / "data.bin").write_bytes(bytes(2000))
     with pytest.raises(ConfigError, match=r"trial: .*user/project has 2\.0 KiB of files.*; the largest are data\.bin"):
         sender.send(ByValue(trial=script), tmp_path / "e")

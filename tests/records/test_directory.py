@@ -87,7 +87,7 @@ def test_opening_a_directory_without_an_experiment_says_what_is_missing(tmp_path
 
 
 def test_directory_of_data_is_not_taken_for_code(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ignore, "MOST_CODE_BYTES", 1 << 20)
+    monkeypatch.setattr(ignore, "MAX_CODE_BYTES", 1 << 20)
     with (code / "parts" / "images.bin").open("wb") as file:
         file.truncate(2 << 20)
     with pytest.raises(ConfigError, match=r"model_dir: .* has 2\.0 MiB of files, more than the 1 MiB"):

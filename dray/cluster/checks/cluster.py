@@ -97,9 +97,9 @@ class _Check:
         return self.checked
 
     def _start(self) -> None:
-        from dray.code.packages import environment
+        from dray.code.packages import runtime_env
 
-        sent = environment()
+        sent = runtime_env()
         started = {
             number: on_node(Inspector, node, runtime_env=sent, max_concurrency=2).remote()
             for number, node in enumerate(self._ids)
@@ -202,9 +202,9 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
     import ray
     from ray.exceptions import GetTimeoutError
 
-    from dray.code.packages import environment
+    from dray.code.packages import runtime_env
 
-    options = {"runtime_env": environment(), "num_gpus": 1 if backend == "nccl" else 0}
+    options = {"runtime_env": runtime_env(), "num_gpus": 1 if backend == "nccl" else 0}
     ranks = [on_node(Rank, node, **options).remote() for node in nodes]
     try:
         try:

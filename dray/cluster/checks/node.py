@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from dray.storage import Location
 
-LEAST_FREE_BYTES = 64 << 20
+MIN_FREE_BYTES = 64 << 20
 """A disk with less than this counts as full: code, logs and checkpoints are still to come."""
 WRITTEN_BYTES = 64 << 10
 LOOK_S = 30.0
@@ -160,7 +160,7 @@ def full_disk(places: list[str]) -> Trouble | None:
     """The trouble with the first of these directories whose disk is full; None if there is none."""
     for place in places:
         free = shutil.disk_usage(place).free
-        if free < LEAST_FREE_BYTES:
+        if free < MIN_FREE_BYTES:
             return Trouble("full", f"has a full disk: {free >> 20} MiB are free on {mounted(place)}")
     return None
 
@@ -244,11 +244,11 @@ def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble
     from ray.exceptions import RayError
 
     from dray.cluster.nodes import nodes
-    from dray.code.packages import environment
+    from dray.code.packages import runtime_env
 
     here = ray.get_runtime_context().get_node_id()
     others = [node.id for node in nodes() if node.id != here and node.resources.get(resource, 0) > 0]
-    sent = environment()
+    sent = runtime_env()
     asked = [on_node(_look, node, runtime_env=sent).remote(directory, sign) for node in others]
     ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ([], [])
     found: dict[str, Trouble] = {}
