@@ -20,6 +20,11 @@ from dray.compat import install_if_absent
 
 # Never a user's module, wherever they are: two copies of one of these in a process don't work together.
 _OURS = frozenset({"__main__", "dray", "searchers", "ray", "torch", "numpy"})
+_DRAY = f"{Path(__file__).parent}{os.sep}"  # also under the name of Determined's package
+_PLACES = {*site.getsitepackages(), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))}
+_INSTALLED = tuple({Path(place).resolve() for place in _PLACES})
+_INSTALLED_TEXT = tuple(f"{place}{os.sep}" for place in {*_PLACES, *map(str, _INSTALLED)})
+_SHOWN_TRACEBACK_LINES = 12
 
 _current: Path | None = None  # the model directory that `use_model_dir` put on sys.path
 _older: frozenset[str] = frozenset()  # the modules imported before, which are the driver's own
@@ -138,17 +143,6 @@ def _origin(name: str, module: ModuleType) -> Path | None:
     if name.partition(".")[0] in _OURS or not isinstance(place, str) or place.startswith(_DRAY) or is_installed(place):
         return None
     return Path(place).resolve()
-
-
-_DRAY = f"{Path(__file__).parent}{os.sep}"  # also under the name of Determined's package
-_PLACES = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")} | {
-    *site.getsitepackages()
-}
-_INSTALLED = tuple({Path(place).resolve() for place in _PLACES})
-_INSTALLED_TEXT = tuple(f"{place}{os.sep}" for place in {*_PLACES, *map(str, _INSTALLED)})
-
-
-_SHOWN_TRACEBACK_LINES = 12
 
 
 def import_model(name: str, directory: Path) -> ModuleType:

@@ -58,7 +58,7 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo
 
 
 def give_back() -> None:
-    """Collect garbage, and return memory that the C library, and torch for copies to GPUs, keep to the system."""
+    """Collect garbage, and return freed memory that the C library, and torch for copies to GPUs, have kept."""
     gc.collect()
     if gpu_in_use():
         torch._C._host_emptyCache()

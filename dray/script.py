@@ -36,7 +36,8 @@ class Script:
         file: Path of the program, relative to the model directory; None if it is a module.
         module: Name of the module; None if it is a file.
         arguments: The program's ``sys.argv[1:]``.
-        written: The command's words, if the user wrote a list; else empty.
+        written: What the user wrote, if that is not the command's text: a list of words, or a command with one of
+            Determined's launchers; else "".
     """
 
     command: str

@@ -123,7 +123,6 @@ def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Dev
     unit = type(length) if length is not None else Batch
     by_time = searcher.counted_by is not None
     return SharedSettings(
-        experiment_id=1,
         config=config.for_code(),
         data=config.data,
         environment=config.environment.variables(device),
@@ -137,7 +136,6 @@ def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Dev
         time_rungs=rungs if by_time else (),
         validation_period=_unit(config.min_validation_period),
         checkpoint_period=_unit(config.min_checkpoint_period),
-        checkpoint_policy=config.checkpoint_policy,
         is_single=searcher.name == "single",
         stops_on_nan=config.stop_on_nan,
         deterministic=config.reproducibility.deterministic,

@@ -133,8 +133,7 @@ class CheckpointStore:
 
     def listed(self) -> list[tuple[int, str]]:
         """(batches, id) of each directory named like a checkpoint, latest first; not verified."""
-        paths = self.trial_dir.iterdir() if self.trial_dir.is_dir() else ()
-        found = [int(match[1]) for path in paths if (match := _NAME.fullmatch(path.name))]
+        found = [int(match[1]) for name in self._names() if (match := _NAME.fullmatch(name))]
         return [(batches, self.id_of(batches)) for batches in sorted(found, reverse=True)]
 
     def find(self, batches: int) -> str | None:
@@ -219,6 +218,10 @@ class CheckpointStore:
     def _remote(self, location: Location) -> RemoteDirectory:
         return RemoteDirectory(location, patience_s=self._patience_s, activity=self.activity)
 
+    def _names(self) -> set[str]:
+        """Of what the trial's directory contains."""
+        return set(os.listdir(self.trial_dir)) if self.trial_dir.is_dir() else set()
+
     def _location(self, checkpoint: str) -> Location:
         return Location.of(checkpoint)
 
@@ -270,11 +273,6 @@ class RemoteStore(CheckpointStore):
     def force_to_disk(self, batches: int) -> None:
         """Nothing to do: an acknowledged upload is durable."""
 
-    def listed(self) -> list[tuple[int, str]]:
-        names = {name.partition("/")[0] for name in self._remote(self.root).sizes() if "/" in name}
-        found = [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
-        return [(batches, self.id_of(batches)) for batches in sorted(found, reverse=True)]
-
     def read(self, batches: int, name: str) -> bytes:
         return self._remote(self._at(batches)).read(name)
 
@@ -283,6 +281,9 @@ class RemoteStore(CheckpointStore):
 
     def _at(self, batches: int) -> Location:
         return self.root.child(f"checkpoint_{batches}")
+
+    def _names(self) -> set[str]:
+        return {name.partition("/")[0] for name in self._remote(self.root).sizes() if "/" in name}
 
     def _location(self, checkpoint: str) -> Location:
         return Location.of(checkpoint).with_secrets_of(self.root)

@@ -39,13 +39,14 @@ class RayHost:
         reports: the trial's; only the chief makes any.
     """
 
+    experiment_id = 1  # a run has one experiment
     best_supported = True
     secrets: Sequence[str] = ()  # the experiment's copy of the code has none
 
     def __init__(
         self, *, desk: Any, lease: TrialLease, settings: SharedSettings, code_dir: Path | None, is_program: bool = False
     ) -> None:
-        self.experiment_id, self.trial_id, self.trial_seed = settings.experiment_id, lease.trial_id, lease.trial_seed
+        self.trial_id, self.trial_seed = lease.trial_id, lease.trial_seed
         self.latest_checkpoint: str | None = None
         self.source_checkpoint = settings.source_checkpoint
         self.tensorboard_path = lease.trial_dir / "tensorboard"

@@ -26,7 +26,6 @@ class SharedSettings:
     """The settings that all trials of an experiment share.
 
     Args:
-        experiment_id: a number.
         config: the experiment's config as plain data, without its secrets.
         secrets: texts to hide in logs and errors; see `dray.masking`.
         data: the config's `data` section, with secrets. Left out of the repr, which Ray's dashboard shows.
@@ -38,13 +37,11 @@ class SharedSettings:
         time_metric: the validation metric by which the search measures length instead of batches; or None.
         time_rungs: with `time_metric`, the lengths at which the search decides, ascending; a trial ends at the last.
         validation_period, checkpoint_period: the longest allowed interval, or None.
-        checkpoint_policy: best, all or none.
         is_single: the searcher is `single`: nothing is compared, so the metric may be missing.
         stops_on_nan, deterministic, hang_timeout_s, reuse_workers: as in the config.
         environment: environment variables of trials; None for those to unset.
     """
 
-    experiment_id: int
     config: Mapping[str, Any]
     metric: str
     smaller_is_better: bool
@@ -52,7 +49,6 @@ class SharedSettings:
     rungs: Sequence[TrainUnit]
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
-    checkpoint_policy: str
     is_single: bool = False
     stops_on_nan: bool = False
     deterministic: bool = False

@@ -86,7 +86,6 @@ def left(
     """How a worker leaves a trial with this bug."""
     config = load_config(recorded(directory / "record", trials=1, batches=8, entrypoint=entrypoint))
     settings = SharedSettings(
-        experiment_id=1,
         config=config.to_dict(),
         metric="error",
         smaller_is_better=True,
@@ -94,7 +93,6 @@ def left(
         rungs=(Batch(8),),
         validation_period=None,
         checkpoint_period=None,
-        checkpoint_policy="best",
     )
     hparams = {"global_batch_size": 8, "lr": 0.1, "record": str(directory / "record"), "pause_s": 0, "bug": bug}
     where: dict[str, Any] = {"trial_dir": directory, "store": CheckpointStore(directory)}

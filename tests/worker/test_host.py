@@ -18,7 +18,6 @@ from dray.worker.host import RayHost
 from dray.worker.lease import SharedSettings, TrialLease
 
 SETTINGS = SharedSettings(
-    experiment_id=1,
     config={},
     metric="loss",
     smaller_is_better=True,
@@ -26,7 +25,6 @@ SETTINGS = SharedSettings(
     rungs=(),
     validation_period=None,
     checkpoint_period=None,
-    checkpoint_policy="best",
 )
 
 

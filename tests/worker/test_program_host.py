@@ -21,7 +21,6 @@ from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.lease import SharedSettings, TrialLease
 
 BY_BATCHES = SharedSettings(
-    experiment_id=1,
     config={},
     metric="loss",
     smaller_is_better=True,
@@ -29,7 +28,6 @@ BY_BATCHES = SharedSettings(
     rungs=(Batch(4), Batch(8), Batch(16)),
     validation_period=None,
     checkpoint_period=None,
-    checkpoint_policy="best",
 )
 BY_EPOCHS = replace(BY_BATCHES, max_length=Epoch(4), rungs=(Epoch(1), Epoch(2), Epoch(4)))
 BY_TIME = replace(BY_BATCHES, max_length=None, rungs=(), time_metric="seconds", time_rungs=(10, 20, 40))
