@@ -28,7 +28,7 @@ logger = logging.getLogger("dray")
 
 HEAD = "node:__internal_head__"
 """A resource that only the head has."""
-LOOK_S = 60.0
+READ_TIMEOUT_S = 60.0
 """How long reading the file on the head may take: a process may have to start there."""
 JOIN_S = 60.0
 """How long existing machines may take to join: some ten seconds after `ray up` has started the head."""
@@ -138,7 +138,7 @@ def config_file() -> str | None:
         return read_config_file(port)
     task = ray.remote(num_cpus=0, resources={HEAD: 0.0001})(read_config_file)
     try:
-        found: str | None = ray.get(task.remote(port), timeout=LOOK_S)
+        found: str | None = ray.get(task.remote(port), timeout=READ_TIMEOUT_S)
     except (ray.exceptions.RayError, TimeoutError) as error:
         logger.info("can't read the autoscaler's file on the head node: %s", error)
         return None

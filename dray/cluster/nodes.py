@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 class RayNode(NamedTuple):
@@ -33,3 +34,9 @@ def known_nodes() -> list[RayNode]:
 def nodes() -> list[RayNode]:
     """All nodes that are alive."""
     return [node for node in known_nodes() if node.is_alive]
+
+
+def on_node(what: Any, node: str, **options: Any) -> Any:
+    """A remote function or class that runs on this node (an id), however busy the node is."""
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(**{"num_cpus": 0, "scheduling_strategy": strategy, **options})(what)

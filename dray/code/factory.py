@@ -122,5 +122,6 @@ def home_of(trial: type[PyTorchTrial]) -> Path | None:
 
 
 def _root(module: str, file: str) -> Path:
+    """The directory that a module in this file, with this dotted name, is imported from."""
     path = Path(file).resolve()
     return path.parents[module.count(".") + (path.name == "__init__.py")]

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from dray.cluster.nodes import on_node
 from dray.desk.failure import LOW_MEMORY
 
 NODE_DIED = "node has died"
 """What Ray says about a process whose node it has lost."""
-ANSWERS_IN_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
 """How long a node may take to report what its kernel has killed."""
 
 
@@ -42,10 +42,9 @@ def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int:
     """The same count for a node by Ray's id; 0 if it does not answer."""
     if node == ray.get_runtime_context().get_node_id():
         return _kills()  # without a process for it
-    on_node = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(num_cpus=0, scheduling_strategy=on_node, runtime_env=dict(runtime_env) or None)(oom_kills)
+    task = on_node(oom_kills, node, runtime_env=dict(runtime_env) or None)
     try:
-        return int(ray.get(task.remote(), timeout=ANSWERS_IN_S)[1])
+        return int(ray.get(task.remote(), timeout=ANSWER_TIMEOUT_S)[1])
     except ray.exceptions.RayError:
         return 0
 

@@ -141,7 +141,7 @@ class Groups:
         self._failed_starts[name] = 0
 
     def ended(self, name: str, start: int, *, is_lost: bool, error: str) -> None:
-        """The processes of a group's start have ended; ``is_lost``: unexpectedly, because of ``error`` if known."""
+        """A group's processes, from this start of it, have ended; ``is_lost``: unexpectedly, by ``error`` if known."""
         member = self._groups.get(name)
         if member is None or member.group.start != start:
             return

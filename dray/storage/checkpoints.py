@@ -21,7 +21,7 @@ from dray.storage.download import DOWNLOADED, downloaded
 from dray.storage.errors import CheckpointError
 from dray.storage.location import Location
 from dray.storage.manifest import MANIFEST, Listed, check_files, listed_in, parse_manifest, verify, write_manifest
-from dray.storage.remote import PATIENCE_S, Activity, RemoteDirectory
+from dray.storage.remote import PATIENCE_S, RemoteDirectory, Transfers
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class CheckpointStore:
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
         #: True while a transfer with a remote store is running, or being retried.
-        self.activity = Activity()
+        self.transfers = Transfers()
         self._patience_s = PATIENCE_S
 
     @property
@@ -216,7 +216,7 @@ class CheckpointStore:
         _remove(self.trial_dir, _STAGING, _REPLACED, DOWNLOADED)
 
     def _remote(self, location: Location) -> RemoteDirectory:
-        return RemoteDirectory(location, patience_s=self._patience_s, activity=self.activity)
+        return RemoteDirectory(location, patience_s=self._patience_s, transfers=self.transfers)
 
     def _names(self) -> set[str]:
         """Of what the trial's directory contains."""

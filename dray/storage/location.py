@@ -112,8 +112,8 @@ class Location:
         mine, its = (_REMOTE.fullmatch(each.uri) for each in (self, other))
         if self.secrets or mine is None or its is None:
             return self
-        same = [(*each.group(1, 3), each.group(2).partition("/")[0]) for each in (mine, its)]
-        return Location(self.uri, other.secrets) if same[0] == same[1] else self
+        stores = {(*each.group(1, 3), each.group(2).partition("/")[0]) for each in (mine, its)}  # with the bucket
+        return Location(self.uri, other.secrets) if len(stores) == 1 else self
 
     def filesystem(self) -> tuple[Any, str]:
         """The `pyarrow.fs.FileSystem`, shared by all locations in a store, and the path in it.

@@ -32,7 +32,7 @@ SILENCE_S = 120.0
 """A transfer without progress for this long is stuck: an attempt ends earlier."""
 
 
-class Activity:
+class Transfers:
     """The running transfers with a store, in all threads."""
 
     def __init__(self) -> None:
@@ -68,13 +68,15 @@ class RemoteDirectory:
     Args:
         location: In an object store; a local directory works too.
         patience_s: How long to retry failed requests.
-        activity: Records the transfers.
+        transfers: Where this directory's transfers are recorded.
     """
 
-    def __init__(self, location: Location, *, patience_s: float = PATIENCE_S, activity: Activity | None = None) -> None:
+    def __init__(
+        self, location: Location, *, patience_s: float = PATIENCE_S, transfers: Transfers | None = None
+    ) -> None:
         self.location = location
         self._patience_s = patience_s
-        self._activity = Activity() if activity is None else activity
+        self._transfers = Transfers() if transfers is None else transfers
 
     def sizes(self) -> dict[str, int]:
         """The size in bytes of each file, by its name relative to this location; empty without files."""
@@ -187,7 +189,7 @@ class RemoteDirectory:
     def _copy(self, source: Any, target: Any) -> None:
         while chunk := source.read(CHUNK_BYTES):
             target.write(chunk)
-            self._activity.progressed()
+            self._transfers.progressed()
 
     def _remove(self, name: str) -> None:
         def remove(filesystem: Any, path: str) -> None:
@@ -201,7 +203,7 @@ class RemoteDirectory:
         deadline, wait = time.monotonic() + self._patience_s, FIRST_WAIT_S
         try:
             while True:
-                self._activity.progressed()
+                self._transfers.progressed()
                 try:
                     return work(*self.location.filesystem())
                 except FileNotFoundError:
@@ -219,7 +221,7 @@ class RemoteDirectory:
                     time.sleep(wait)
                     wait = min(2 * wait, LONGEST_WAIT_S)
         finally:
-            self._activity.ended()
+            self._transfers.ended()
 
 
 def _in_parallel(work: Callable[[str], None], names: Iterable[str]) -> None:

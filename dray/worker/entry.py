@@ -66,5 +66,5 @@ class NoCollectives:
             raise AttributeError(name)
         raise RuntimeError(
             "ray.train.report() and ray.train.collective don't work in trials of dray: report metrics and checkpoints "
-            "as a PyTorchTrial does, or by dray.core; ranks exchange data by core_context.distributed"
+            "as a PyTorchTrial does, or with dray.core; ranks exchange data through core_context.distributed"
         )

@@ -119,7 +119,7 @@ class RayHost:
     def pulse(self) -> tuple[float, ...]:
         """A value that changes with any progress of the trial, and all the time while it waits for its store."""
         progress = (0, 0) if self._progress is None else self._progress()
-        return *progress, self._commits, time.monotonic() if self._store.activity else 0.0
+        return *progress, self._commits, time.monotonic() if self._store.transfers else 0.0
 
     # ------------------------------------------------------------------ reports
     def publish(self, report: Report) -> bool:

@@ -105,6 +105,6 @@ def _no_epochs(report: Report, validation: Mapping[str, object], settings: Share
     return SearcherMetricError(
         f"searcher.{field}: the search counts epochs, but the program reported no 'epochs' with "
         f"steps_completed={report.batches}, only {sorted(validation)}; add 'epochs' (trained so far) "
-        "to these metrics, or train by core_context.searcher.operations(), or count steps_completed: "
+        "to these metrics, or train over core_context.searcher.operations(), or count steps_completed: "
         f"set searcher.{field}: {other}"
     )

@@ -307,27 +307,27 @@ def test_activity_lasts_as_long_as_transfers_and_their_retries(tmp_path: Path, m
     real, seen = Location.filesystem, []
 
     def filesystem(place: Location) -> Any:
-        seen.append(bool(store.activity))
+        seen.append(bool(store.transfers))
         if len(seen) < 4:
             raise ConnectionError("away")
         return real(place)
 
     monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.0)
     monkeypatch.setattr(Location, "filesystem", filesystem)
-    assert not store.activity
+    assert not store.transfers
     assert store.open(save(store, 10)).is_dir()
     assert len(seen) > 10
     assert all(seen)
-    assert not store.activity
+    assert not store.transfers
 
 
 def test_activity_ends_if_the_store_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    activity = remote.Activity()
+    transfers = remote.Transfers()
     now = time.monotonic()
-    activity.progressed()
+    transfers.progressed()
     for passed, active in ((0.0, True), (remote.SILENCE_S - 1, True), (remote.SILENCE_S + 60, False)):
         monkeypatch.setattr(remote.time, "monotonic", lambda passed=passed: now + passed)
-        assert bool(activity) == active
+        assert bool(transfers) == active
 
 
 @pytest.mark.slow

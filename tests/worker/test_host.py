@@ -114,9 +114,9 @@ def test_pulse_changes_with_every_batch_and_while_waiting_for_the_store(tmp_path
     assert host.pulse() == first
     progress = (1, 0)
     assert host.pulse() != first
-    store.activity.progressed()
+    store.transfers.progressed()
     assert host.pulse() != host.pulse()
-    store.activity.ended()
+    store.transfers.ended()
     assert host.pulse() == host.pulse()
 
 

@@ -307,12 +307,12 @@ def test_pinned_memory_cached_by_torch_is_no_leak(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(leaks, "unheld", lambda: (used + kept, 0))
     monkeypatch.setattr(torch._C, "_host_emptyCache", empty_cache, raising=False)
-    found = Leaks().found
-    assert found() == []
+    clean_up = Leaks().clean_up
+    assert clean_up() == []
     kept = leaks.MACHINE_MEMORY
-    assert found() == []
+    assert clean_up() == []
     used = leaks.MACHINE_MEMORY
-    assert len(found()) == 1
+    assert len(clean_up()) == 1
 
 
 @pytest.mark.gpu

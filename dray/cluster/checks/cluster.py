@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 from dray.cluster.checks.findings import ClusterCheck, Node
 from dray.cluster.checks.inspector import ANSWER_S, SIGN, Inspector, Rank
-from dray.cluster.checks.node import REMEDIES, STORE_S, Trouble, on_node, versions, write_sign
+from dray.cluster.checks.node import REMEDIES, STORE_S, Trouble, versions, write_sign
 from dray.storage import Location, RemoteDirectory, StorageError
 
 FREE_GPUS_S = 30.0
@@ -97,6 +97,7 @@ class _Check:
         return self.checked
 
     def _start(self) -> None:
+        from dray.cluster.nodes import on_node
         from dray.code.packages import runtime_env
 
         sent = runtime_env()
@@ -202,6 +203,7 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
     import ray
     from ray.exceptions import GetTimeoutError
 
+    from dray.cluster.nodes import on_node
     from dray.code.packages import runtime_env
 
     options = {"runtime_env": runtime_env(), "num_gpus": 1 if backend == "nccl" else 0}

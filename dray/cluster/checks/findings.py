@@ -124,7 +124,7 @@ class ClusterCheck:
             self.add_error(
                 node.name,
                 f"its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}: the times of its metrics are "
-                "wrong, and object stores refuse clocks that are minutes off; set it by chrony or systemd-timesyncd",
+                "wrong, and object stores refuse clocks that are minutes off; set it with chrony or systemd-timesyncd",
             )
 
     def compare_nodes(self) -> None:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from dray.cluster.checks import ec2_model
+from dray.cluster.checks.ec2_model import Faults
 
 _CLOUDS = ("aws", "gcp")
 _TOKEN = ".ray/auth_token"
 _ASSIGNED = re.compile(r"(?<![\w$])([A-Z][A-Z0-9_]*)=([^\s;'\"]+)")
 _FILL_IN = re.compile(r"FILL_IN\w*")
-
-Faults = Iterator[tuple[str, str]]
 
 
 def faults(config: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from dray.storage import Location
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MIN_FREE_BYTES = 64 << 20
 """A disk with less than this counts as full: code, logs and checkpoints are still to come."""
 WRITTEN_BYTES = 64 << 10
-LOOK_S = 30.0
+ANSWER_TIMEOUT_S = 30.0
 """How long nodes may take to look for a directory; a slower node is checked by its first worker."""
 STORE_S = 10.0
 """How long a worker that starts tries an object store that does not answer."""
@@ -243,14 +243,14 @@ def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble
     import ray
     from ray.exceptions import RayError
 
-    from dray.cluster.nodes import nodes
+    from dray.cluster.nodes import nodes, on_node
     from dray.code.packages import runtime_env
 
     here = ray.get_runtime_context().get_node_id()
     others = [node.id for node in nodes() if node.id != here and node.resources.get(resource, 0) > 0]
     sent = runtime_env()
     asked = [on_node(_look, node, runtime_env=sent).remote(directory, sign) for node in others]
-    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ([], [])
+    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_TIMEOUT_S) if asked else ([], [])
     found: dict[str, Trouble] = {}
     for reference in ready:
         with contextlib.suppress(RayError):  # the node is gone
@@ -258,15 +258,6 @@ def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble
             if trouble is not None:
                 found[name] = trouble
     return found
-
-
-def on_node(what: Any, node: str, **options: Any) -> Any:
-    """A remote function or class that runs on this node (an id), however busy the node is."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False), **options}
-    return ray.remote(**options)(what)
 
 
 def _look(directory: str, sign: str) -> tuple[str, Trouble | None]:

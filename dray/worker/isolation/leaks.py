@@ -35,8 +35,12 @@ class Leaks:
         """Whether a trial's child process is running."""
         return bool(children(self._children))
 
-    def found(self) -> list[str]:
-        """The reasons to run no other trial in this process; empty if it is clean. Ends child processes."""
+    def clean_up(self) -> list[str]:
+        """End child processes, and free memory that has grown.
+
+        Returns:
+            The reasons to run no other trial in this process; empty if it is clean.
+        """
         return [*self._threads_in_users_code(), *self._running_children(), *self._grown_memory()]
 
     def _threads_in_users_code(self) -> list[str]:
