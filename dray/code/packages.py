@@ -52,7 +52,7 @@ class Package:
         )
 
 
-def package(directory: Path, links: tuple[tuple[str, str], ...] = ()) -> Package:
+def package(directory: Path, links: tuple[tuple[str, str], ...]) -> Package:
     """Put a directory, without these links, into the store of the cluster that this process is connected to."""
     return Package(uri=_upload({_INSIDE: directory}, [f"{_INSIDE}/{link}" for link, _ in links]), links=links)
 

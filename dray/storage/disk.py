@@ -47,8 +47,8 @@ def begin_writing(file: int) -> None:
     Args:
         file: A file descriptor.
     """
-    # This is advice, which not every system and file system accepts.
-    with contextlib.suppress(OSError, AttributeError):
+    # This is advice, which not every file system accepts.
+    with contextlib.suppress(OSError):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 

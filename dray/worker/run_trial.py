@@ -80,12 +80,11 @@ def _run(
     if ended is not None:
         return Departure(outcome=ended)
     with _cluster_info(host, distributed):
-        if isinstance(host, RayProgramHost):
-            assert isinstance(program, Script)
+        if isinstance(program, Script):
+            assert isinstance(host, RayProgramHost)
             if departure := _run_program(program, code, host, distributed):
                 return departure
         else:
-            assert not isinstance(program, Script)
             log_to_stderr(log_format)
             _run_class(program, code, host)
     # Only the chief's host knows of reports.
