@@ -24,8 +24,8 @@ class Fault(NamedTuple):
     """One thing that is wrong with a config.
 
     Attributes:
-        path: The field, such as ``searcher.divisor``, or the line of a file that could not be parsed.
-        what: What was expected, what was given, and what to do: ``must be > 1, got 1; ...``.
+        path: the field, such as ``searcher.divisor``, or the line of a file that could not be parsed.
+        what: what was expected, what was given, and what to do: ``must be > 1, got 1; ...``.
     """
 
     path: str
@@ -40,7 +40,7 @@ class ConfigError(ValueError):
 
     Args:
         faults: ``Fault`` or ``(path, what)`` pairs; at least one.
-        source: Where the config comes from: a file's name, or a phrase.
+        source: where the config comes from: a file's name, or a phrase.
 
     >>> print(ConfigError([("searcher.divisor", "must be > 1, got 1")], source="asha.yaml"))
     asha.yaml has 1 error:

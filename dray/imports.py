@@ -44,7 +44,7 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
         import model_def as new
 
     Args:
-        path: The directory; its modules take precedence over any others of the same names.
+        path: the directory; its modules take precedence over any others of the same names.
     """
     directory = Path(path).resolve()
     install_if_absent()

@@ -32,11 +32,11 @@ class Script:
     """A program to run: a file, or a module as with ``python3 -m``.
 
     Args:
-        command: The command as the user wrote it, for messages.
-        file: Path of the program, relative to the model directory; None if it is a module.
-        module: Name of the module; None if it is a file.
-        arguments: The program's ``sys.argv[1:]``.
-        written: What the user wrote, if that is not the command's text: a list of words, or a command with one of
+        command: the command as the user wrote it, for messages.
+        file: path of the program, relative to the model directory; None if it is a module.
+        module: name of the module; None if it is a file.
+        arguments: the program's ``sys.argv[1:]``.
+        written: what the user wrote, if that is not the command's text: a list of words, or a command with one of
             Determined's launchers; else "".
     """
 

@@ -1,9 +1,8 @@
 """Ray's autoscaler, where the cluster has one: what it may start, and what it is starting.
 
 Ray has no public interface for either. What the autoscaler may start is in the config file of its process on the head,
-and only on some platforms in the cluster's own state; what it is starting, its two versions report in two ways. All
-private interfaces that dray uses for this are in this file. Without them an experiment still waits for nodes as its
-config says, but with less to show.
+or, on some platforms, in the cluster's state; what it is starting, versions 1 and 2 report differently. All private
+interfaces that this takes are used in this file. Without them an experiment still waits for nodes, but shows less.
 """
 
 from __future__ import annotations

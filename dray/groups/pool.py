@@ -289,12 +289,12 @@ class Groups:
         """End all groups.
 
         Args:
-            at_once: without waiting for them to shut down: they have no desk anymore, or the cluster ends with them.
+            at_once: without waiting for them to shut down: their desk is gone, or the cluster ends with them.
         """
         with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone
             if self._elastic is not None:
                 self._elastic.close()
             for member in self._groups.values():
-                if not member.is_ready:  # what it waits for is not needed anymore
+                if not member.is_ready:  # what it waits for is no longer needed
                     member.group.end()
             end_groups([member.group for member in self._groups.values()], within_s=0 if at_once else END_S)

@@ -47,7 +47,7 @@ class CheckpointStore:
     The store can be pickled. `commit` may be called from any thread, but not concurrently.
 
     Args:
-        trial_dir: The trial's directory, which need not exist yet.
+        trial_dir: the trial's directory, which need not exist yet.
     """
 
     #: Whether a commit goes over a network.
@@ -92,13 +92,13 @@ class CheckpointStore:
         An existing checkpoint is replaced.
 
         Args:
-            staging: From `stage`.
-            batches: Batches trained.
-            digests: As in `write_manifest`.
-            others: The files that other machines have uploaded with `add`.
+            staging: from `stage`.
+            batches: batches trained.
+            digests: as in `write_manifest`.
+            others: the files that other machines have uploaded with `add`.
 
         Raises:
-            OSError: See `dray.storage.writing`; for a remote store also `StorageError`, after minutes of retries.
+            OSError: see `dray.storage.writing`; for a remote store also `StorageError`, after minutes of retries.
         """
         assert not others, "in a directory all files of a checkpoint are staged together"
         write_manifest(staging, digests)
@@ -126,8 +126,8 @@ class CheckpointStore:
         Call it before deleting the checkpoint that this one replaces.
 
         Raises:
-            FileNotFoundError: There is no such checkpoint.
-            OSError: The disk fails.
+            FileNotFoundError: there is no such checkpoint.
+            OSError: the disk fails.
         """
         force_to_disk(Path(self.id_of(batches)))
 
@@ -159,7 +159,7 @@ class CheckpointStore:
         """The content of a small file of the checkpoint; not verified.
 
         Raises:
-            FileNotFoundError: There is no such file.
+            FileNotFoundError: there is no such file.
         """
         return (Path(self.id_of(batches)) / name).read_bytes()
 
@@ -172,7 +172,7 @@ class CheckpointStore:
         """The id of the latest valid checkpoint, and its local directory from `open`.
 
         Args:
-            on_damage: Called for each damaged checkpoint, which is skipped. By default warns once.
+            on_damage: called for each damaged checkpoint, which is skipped. By default warns once.
         """
         for _, checkpoint in self.listed():
             try:
@@ -187,9 +187,9 @@ class CheckpointStore:
         A remote checkpoint is downloaded by one of the machine's processes, and the copy is kept until `close`.
 
         Raises:
-            FileNotFoundError: There is no such checkpoint.
-            CheckpointError: It is damaged.
-            StorageError: The store can't be reached.
+            FileNotFoundError: there is no such checkpoint.
+            CheckpointError: it is damaged.
+            StorageError: the store can't be reached.
         """
         location = self._location(checkpoint)
         if location.is_local:
@@ -235,9 +235,9 @@ class RemoteStore(CheckpointStore):
     Requests that fail because the store can't be reached are retried for minutes.
 
     Args:
-        root: The trial's location in the store.
-        scratch: A local directory, in which checkpoints are staged and opened.
-        patience_s: How long to retry.
+        root: the trial's location in the store.
+        scratch: a local directory, in which checkpoints are staged and opened.
+        patience_s: how long to retry.
     """
 
     is_remote = True

@@ -45,7 +45,7 @@ def begin_writing(file: int) -> None:
     """Ask the system to start writing a file's cached pages to the disk, and to drop the clean ones; does not wait.
 
     Args:
-        file: A file descriptor.
+        file: a file descriptor.
     """
     # This is advice, which not every file system accepts.
     with contextlib.suppress(OSError):

@@ -25,11 +25,11 @@ def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: b
     """The verified local directory of any checkpoint, by path, URI or location, until the block ends.
 
     Args:
-        checkpoint: If it is remote, it is downloaded for the block.
-        without_manifest: As in `verify`; only for a local directory.
+        checkpoint: if it is remote, it is downloaded for the block.
+        without_manifest: as in `verify`; only for a local directory.
 
     Raises:
-        FileNotFoundError, CheckpointError, StorageError: As in `CheckpointStore.open`.
+        FileNotFoundError, CheckpointError, StorageError: as in `CheckpointStore.open`.
     """
     place = Location.of(checkpoint)
     if place.is_local:

@@ -29,7 +29,7 @@ def writing(staging: Path) -> Iterator[None]:
     """Write and commit a checkpoint in the block. If that fails, the staged files are removed.
 
     Raises:
-        StorageFull: Instead of an error whose cause is a full disk, a quota, or a limit on file size.
+        StorageFull: instead of an error whose cause is a full disk, a quota, or a limit on file size.
     """
     try:
         yield

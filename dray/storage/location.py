@@ -43,7 +43,7 @@ class Location:
 
     Args:
         uri: `s3://bucket/prefix?region=...`, or the path of a local directory.
-        secrets: Secret arguments of its filesystem as (name, value): access_key and secret_key of S3, account_key of
+        secrets: secret arguments of its filesystem as (name, value): access_key and secret_key of S3, account_key of
             Azure, ... By default the credentials of the environment are used.
     """
 
@@ -55,7 +55,7 @@ class Location:
         """From a path or a URI, which may contain credentials (`s3://KEY:SECRET@bucket`, `?account_key=...`).
 
         Raises:
-            ValueError: The URI is invalid; says why.
+            ValueError: the URI is invalid; says why.
         """
         if isinstance(where, Location):
             return where
@@ -119,7 +119,7 @@ class Location:
         """The `pyarrow.fs.FileSystem`, shared by all locations in a store, and the path in it.
 
         Raises:
-            ValueError, ImportError: The filesystem is unknown, or its package is not installed.
+            ValueError, ImportError: the filesystem is unknown, or its package is not installed.
         """
         from pyarrow.fs import LocalFileSystem
 

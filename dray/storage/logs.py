@@ -36,7 +36,7 @@ def stored_as(path: Path) -> str:
     """The name that a local log has in the store.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: there is no such file.
     """
     with path.open("rb") as file:
         first = _STAMP.match(file.read(32))
@@ -50,12 +50,12 @@ def fetch_logs(trial: Location, local: Path, into: Path) -> None:
     """Download a trial's logs, except those of this machine.
 
     Args:
-        trial: The trial's location in the store.
-        local: The directory of its logs on this machine; need not exist.
-        into: A directory, which is created.
+        trial: the trial's location in the store.
+        local: the directory of its logs on this machine; need not exist.
+        into: a directory, which is created.
 
     Raises:
-        StorageError: The store can't be read.
+        StorageError: the store can't be read.
     """
     remote = RemoteDirectory(trial.child("logs"), patience_s=PATIENCE_S)
     mine = {stored_as(path) for path in local.glob("rank_*.log")}
@@ -87,8 +87,8 @@ class LogUploader:
         """Upload this log from now on.
 
         Args:
-            path: The log, which need not exist yet.
-            trial: The trial's location in the store.
+            path: the log, which need not exist yet.
+            trial: the trial's location in the store.
         """
         self._logs[path] = _Log(RemoteDirectory(trial.child("logs"), patience_s=PATIENCE_S))
         if self._thread is None:

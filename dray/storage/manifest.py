@@ -37,9 +37,9 @@ def write_manifest(
     """Write a checkpoint's manifest, which lists the files in the directory.
 
     Args:
-        directory: Of the files.
-        digests: The known SHA-256 of files by name; other files are read.
-        others: Files of the checkpoint that other machines have uploaded.
+        directory: of the files.
+        digests: the known SHA-256 of files by name; other files are read.
+        others: files of the checkpoint that other machines have uploaded.
     """
     listed = sorted((listed_in(directory, digests) | dict(others or {})).items())
     files = {name: {"size": each.size, "sha256": each.sha256} for name, each in listed}
@@ -62,11 +62,11 @@ def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
     """The entries of a manifest, by file name.
 
     Args:
-        content: The manifest file's content.
-        checkpoint: The checkpoint's name in errors.
+        content: the manifest file's content.
+        checkpoint: the checkpoint's name in errors.
 
     Raises:
-        CheckpointError: The content is not a manifest, or has another format version.
+        CheckpointError: the content is not a manifest, or has another format version.
     """
     try:
         manifest = json.loads(content)
@@ -91,12 +91,12 @@ def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: ob
     """Check that a checkpoint has exactly the files that its manifest lists.
 
     Args:
-        sizes: Size in bytes of each file that the checkpoint has.
-        listed: The manifest's entries.
-        checkpoint: The checkpoint's name in errors.
+        sizes: size in bytes of each file that the checkpoint has.
+        listed: the manifest's entries.
+        checkpoint: the checkpoint's name in errors.
 
     Raises:
-        CheckpointError: A file is missing, has another size, or is not listed.
+        CheckpointError: a file is missing, has another size, or is not listed.
     """
 
     def damaged(what: str) -> CheckpointError:
@@ -115,14 +115,14 @@ def verify(checkpoint: Path, name: object = None, *, without_manifest: bool = Fa
     """Return `checkpoint` if it is valid. A checkpoint that Determined wrote has no checksums, and passes.
 
     Args:
-        checkpoint: A local directory.
-        name: Its name in errors; by default its path.
-        without_manifest: Also accept, with a warning, a checkpoint of dray without a manifest. For a path given by the
+        checkpoint: a local directory.
+        name: its name in errors; by default its path.
+        without_manifest: also accept, with a warning, a checkpoint of dray without a manifest. For a path given by the
             user: it may be a copy made in `on_checkpoint_write_end`, before the manifest was written.
 
     Raises:
-        FileNotFoundError: There is no such directory.
-        CheckpointError: It has no manifest, or one of another version, or files are missing, changed or not listed.
+        FileNotFoundError: there is no such directory.
+        CheckpointError: it has no manifest, or one of another version, or files are missing, changed or not listed.
     """
     name = checkpoint if name is None else name
     if not checkpoint.is_dir():

@@ -9,9 +9,9 @@ class Outage:
     """A failure that comes and goes.
 
     Args:
-        log: Receives the warnings.
-        fails: The warning at the first failure, and at the first after a success; the error is appended.
-        works: The warning at the first success after a failure.
+        log: receives the warnings.
+        fails: the warning at the first failure, and at the first after a success; the error is appended.
+        works: the warning at the first success after a failure.
     """
 
     def __init__(self, log: logging.Logger, *, fails: str, works: str) -> None:

@@ -66,9 +66,9 @@ class RemoteDirectory:
     Every method raises `StorageError` if the store refuses a request, or can't be reached for `patience_s`.
 
     Args:
-        location: In an object store; a local directory works too.
-        patience_s: How long to retry failed requests.
-        transfers: Where this directory's transfers are recorded.
+        location: in an object store; a local directory works too.
+        patience_s: how long to retry failed requests.
+        transfers: where this directory's transfers are recorded.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RemoteDirectory:
         """A small file's content.
 
         Raises:
-            FileNotFoundError: There is no such file.
+            FileNotFoundError: there is no such file.
         """
 
         def fetch(filesystem: Any, path: str) -> bytes:
@@ -144,7 +144,7 @@ class RemoteDirectory:
         """Download these files into a local directory, which is created.
 
         Raises:
-            FileNotFoundError: A file is gone.
+            FileNotFoundError: a file is gone.
         """
         directory.mkdir(parents=True, exist_ok=True)
         for name in names:

@@ -11,7 +11,7 @@ from collections.abc import Container
 from pathlib import Path
 
 END_S = 2.0
-"""How long a child may take to end after each signal, and a thread of a trial's to end by itself."""
+"""How long a child may take to end after each signal, and a trial's threads to end without one."""
 
 # Helpers of Python and torch, which serve the whole process and end with it.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")

@@ -53,7 +53,7 @@ class DeskLink:
         return self.send(DeskReport(), wait=False)
 
     def _answered(self) -> Reply:
-        """The first answer other than "continue" among those that have come; otherwise "continue"."""
+        """The first answer received that is not "continue", if there is one; otherwise "continue"."""
         reply: Reply = "continue"
         while self._in_flight and reply == "continue":
             # Only the oldest is checked: reports arrive in order.
@@ -116,7 +116,7 @@ class DeskLink:
         self._desk.saved.remote(self._lease.trial_id, checkpoint, batches, value)
 
     def damaged(self, checkpoint: str, why: str) -> None:
-        """A checkpoint can't be used any more."""
+        """A checkpoint can no longer be used."""
         self._desk.damaged.remote(self._lease.trial_id, checkpoint, why)
 
     def lost(self) -> LeaseLost:

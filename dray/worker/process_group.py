@@ -111,7 +111,7 @@ def launcher_variables(context: ray.train.TrainContext, store: TCPStore, peers: 
 def outliving_programs() -> Iterator[None]:
     """Keep the process group although programs in the block initialise and destroy one, as under torchrun.
 
-    They use this one instead. Groups of some of the ranks are theirs to make and destroy.
+    They use this one instead. Subgroups are theirs to make and destroy.
     """
     init, destroy = dist.init_process_group, dist.destroy_process_group
 

@@ -47,7 +47,7 @@ class LogWriter:
             self.close()
 
     def close(self) -> None:
-        """Let the process end, once nobody can write to its files any more."""
+        """Let the process end, once nobody can write to its files."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -77,7 +77,7 @@ class TrialLog:
 
     Attributes:
         path: of the file.
-        descriptor: A file descriptor; what is written to it is appended to the file.
+        descriptor: a file descriptor; what is written to it is appended to the file.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:

@@ -32,7 +32,7 @@ class _Pipe:
         self._secrets, self._held = secrets, b""
 
     def drain(self) -> bool:
-        """Copy everything in the pipe. Returns False once nobody can write into it any more."""
+        """Copy everything in the pipe. Returns False once nobody can write into it."""
         while True:
             try:
                 data = os.read(self.end, _READ_BYTES)
