@@ -32,7 +32,7 @@ class Capacity:
 
     def __init__(self, slots: Slots, limits: Limits | None, max_slots: int | None = None) -> None:
         self._slots, self._limits = slots, limits
-        self._most = math.inf if max_slots is None else max_slots * slots.shared_by // slots.per_trial
+        self._max_groups = math.inf if max_slots is None else max_slots * slots.shared_by // slots.per_trial
 
     @property
     def may_grow(self) -> bool:
@@ -46,7 +46,7 @@ class Capacity:
     def grown(self) -> float:
         """How many groups fit once the cluster has grown as far as it can; at least one, infinity if unknown."""
         slots = most_slots(self._slots.kind, self._slots.cpus_per_slot, self._limits)
-        return self._most if slots is None else self._fit(slots)
+        return self._max_groups if slots is None else self._fit(slots)
 
     def starts_at_once(self) -> int:
         """How many groups may start at the same time: each worker takes several seconds of its node's CPUs."""
@@ -57,7 +57,7 @@ class Capacity:
     def _fit(self, slots: list[int]) -> float:
         """How many groups fit on nodes with these numbers of slots."""
         groups = groups_in(slots, self._slots.per_trial, self._slots.placement_strategy) * self._slots.shared_by
-        return max(1, min(groups, self._most))
+        return max(1, min(groups, self._max_groups))
 
 
 def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Limits | None]:

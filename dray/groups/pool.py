@@ -145,7 +145,7 @@ class Groups:
         member = self._groups.get(name)
         if member is None or member.group.start != start:
             return
-        self._end(name)
+        self._end_group(name)
         self._ended.append(name)
         if not is_lost:
             return
@@ -177,7 +177,7 @@ class Groups:
         while self._ended and self.error is None:
             name = self._ended.pop()
             if self._runnable() > len(self._groups):
-                self._start(name)
+                self._start_group(name)
         if self.error is not None:
             return
         looked = self._look_at_cluster()
@@ -203,9 +203,9 @@ class Groups:
             starting = sum(not member.is_ready and not member.is_waiting for member in self._groups.values())
             if len(self._groups) < fit and starting >= self._capacity.starts_at_once():
                 return
-            self._start(next(self._names))
+            self._start_group(next(self._names))
 
-    def _start(self, name: str) -> None:
+    def _start_group(self, name: str) -> None:
         slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
         self._timeline.starts(name, slots.taken)
         self._groups[name] = _Member(self._make(name, next(self._starts), slots))
@@ -215,7 +215,7 @@ class Groups:
         self._groups[name].is_draining = True
         self._desk.drain_group.remote(name)
 
-    def _end(self, name: str) -> None:
+    def _end_group(self, name: str) -> None:
         self._groups.pop(name).group.end()
         self._timeline.ends(name)
 
@@ -249,7 +249,7 @@ class Groups:
             # First those that wait for nodes. The desk knows which of the others have no trial.
             ends = sorted(self._waiting())[:surplus]
             for name in ends:
-                self._end(name)
+                self._end_group(name)
             self._desk.retire_idle.remote(surplus - len(ends))
         if news := self._node_wait.look(len(self._waiting()), len(self._groups)):
             self._display.say(news)
@@ -276,8 +276,8 @@ class Groups:
         for name, member in list(self._groups.items()):
             if member.is_waiting and elastic.may_shrink():
                 self._display.say(f"others took slots of worker group {name}: its trial continues with fewer")
-                self._end(name)
-                self._start(name)
+                self._end_group(name)
+                self._start_group(name)
             elif member.is_ready and not member.is_draining and (size := elastic.may_grow()):
                 self._display.say(
                     f"there is room for more slots than worker group {name} has: its trial continues with {size}"

@@ -28,9 +28,6 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint_(\d+)")
 _STAGING, _REPLACED = ".staging-", ".replaced-"
 
-OnDamage = Callable[[str, str], None]
-"""Called with the id of a checkpoint that is skipped, and the reason."""
-
 _warned: set[str] = set()
 
 
@@ -168,11 +165,12 @@ class CheckpointStore:
         found = self.open_latest()
         return None if found is None else found[0]
 
-    def open_latest(self, on_damage: OnDamage = _warn) -> tuple[str, Path] | None:
+    def open_latest(self, on_damage: Callable[[str, str], None] = _warn) -> tuple[str, Path] | None:
         """The id of the latest valid checkpoint, and its local directory from `open`.
 
         Args:
-            on_damage: called for each damaged checkpoint, which is skipped. By default warns once.
+            on_damage: called with the id of each damaged checkpoint, which is skipped, and the reason; by default it
+                warns once.
         """
         for _, checkpoint in self.listed():
             try:

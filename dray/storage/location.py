@@ -59,9 +59,7 @@ class Location:
         """
         if isinstance(where, Location):
             return where
-        text = os.fspath(where)
-        if text.startswith("file://"):
-            text = text.removeprefix("file://")
+        text = os.fspath(where).removeprefix("file://")
         match = _REMOTE.fullmatch(text)
         if match is None:
             return cls(str(Path(text).expanduser()))
@@ -143,8 +141,8 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
             # AWS tools read these variables, pyarrow does not.
             endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
             if endpoint and "endpoint_override" not in options:
-                scheme, _, options["endpoint_override"] = endpoint.rstrip("/").rpartition("://")
-                options.setdefault("scheme", scheme or "https")
+                protocol, _, options["endpoint_override"] = endpoint.rstrip("/").rpartition("://")
+                options.setdefault("scheme", protocol or "https")
             if "region" not in options and "endpoint_override" not in options:
                 options["region"] = _region(bucket)
             return fs.S3FileSystem(

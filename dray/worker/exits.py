@@ -1,4 +1,4 @@
-"""The exits of a trial's program on its ranks: a rank that has exited waits for the others, unless they wait for it.
+"""Waits until a trial's program has exited on all ranks, and detects a rank that another's exit leaves blocked.
 
 Under torchrun a process that exits closes its connections, so a rank that is blocked in a collective with it fails.
 Here processes and connections outlive the program, and that rank would block until the collective times out. Counting
@@ -55,7 +55,7 @@ class ProgramExits:
         """While the program runs in the block, report if it is blocked in a collective with a rank that has exited.
 
         Args:
-            code: the directory of the user's code.
+            code: the directory of the user's code, which is left out of file names.
         """
         if self._store is None:
             yield

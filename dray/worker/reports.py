@@ -29,7 +29,7 @@ class LastValidation(NamedTuple):
     """The latest validation.
 
     Attributes:
-        batches: trained until then, per slot.
+        batches: trained until then, per slot; -1 before the first one.
         value: the search's metric.
         message: the report; None if it came from `fit()`, which passes a report with each checkpoint.
     """

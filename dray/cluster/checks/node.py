@@ -143,8 +143,8 @@ def other_versions(drivers: Mapping[str, str], here: Mapping[str, str]) -> Troub
     differ = [name for name in drivers if _compared_part(name, drivers[name]) != _compared_part(name, here[name])]
     if not differ:
         return None
-    has, had = (", ".join(f"{name} {those[name] or 'none'}" for name in differ) for those in (here, drivers))
-    return Trouble("versions", f"has {has}, but the driver has {had}")
+    theirs, ours = (", ".join(f"{name} {its[name] or 'none'}" for name in differ) for its in (here, drivers))
+    return Trouble("versions", f"has {theirs}, but the driver has {ours}")
 
 
 def _compared_part(name: str, version: str) -> str:
