@@ -44,7 +44,8 @@ def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int:
         return _kills()  # without a process for it
     task = on_node(oom_kills, node, runtime_env=dict(runtime_env) or None)
     try:
-        return int(ray.get(task.remote(), timeout=ANSWER_TIMEOUT_S)[1])
+        _, kills = ray.get(task.remote(), timeout=ANSWER_TIMEOUT_S)
+        return int(kills)
     except ray.exceptions.RayError:
         return 0
 

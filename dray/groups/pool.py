@@ -279,9 +279,8 @@ class Groups:
                 self._end_group(name)
                 self._start_group(name)
             elif member.is_ready and not member.is_draining and (size := elastic.may_grow()):
-                self._display.say(
-                    f"there is room for more slots than worker group {name} has: its trial continues with {size}"
-                )
+                what = f"there is room for more slots than worker group {name} has"
+                self._display.say(f"{what}: its trial continues with {size}")
                 self._drain(name)
 
     # ------------------------------------------------------------------ the end

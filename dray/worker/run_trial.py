@@ -112,7 +112,7 @@ def _run_class(trial_class: type[pytorch.PyTorchTrial], code: Path | None, host:
 def _run_program(
     program: Script, code: Path | None, host: RayProgramHost, distributed: core.DistributedContext
 ) -> Departure | None:
-    """Run a trial that is a program. Returns how it failed, if it ended without an exception but badly."""
+    """Run a trial that is a program. Returns how it failed, if it failed without an exception."""
     assert code is not None, "a program lies in a directory"
     reset_logging()
     # pytorch.init() does it again; code before that call should be reproducible too.
@@ -145,7 +145,7 @@ def _errors_allowed_once_asked_to_stop(host: RayProgramHost) -> Iterator[None]:
 
 
 def _departure(error: BaseException, host: RayHost, code: Path | None, log: TrialLog) -> Departure:
-    """How a trial ended that raised this error, which is being handled."""
+    """How a trial ended, from the error that it raised. Called while that is being handled."""
     match error:
         case TrialEnded():
             print(error, file=sys.stderr)

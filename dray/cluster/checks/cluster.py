@@ -91,9 +91,8 @@ class _Check:
         self._send()
         self._reduce()
         if len(self._ids) == 1:
-            self.checked.add_note(
-                "", "this is the only node now; a node that joins later is checked by its first worker"
-            )
+            what = "this is the only node now; a node that joins later is checked by its first worker"
+            self.checked.add_note("", what)
         return self.checked
 
     def _start(self) -> None:

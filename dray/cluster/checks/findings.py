@@ -132,9 +132,8 @@ class ClusterCheck:
         nccl = {node.nccl for node in self.nodes if node.gpus and node.nccl}
         if len(nccl) > 1:
             where = ", ".join(f"{node.nccl} on {node.name}" for node in self.nodes if node.gpus)
-            self.add_error(
-                "", f"nodes have different versions of NCCL: {where}; install the same build of torch on all"
-            )
+            what = f"nodes have different versions of NCCL: {where}; install the same build of torch on all"
+            self.add_error("", what)
         if any(node.has_token is False for node in self.nodes):
             self.add_error(
                 "",

@@ -78,9 +78,8 @@ class Leaks:
             give_back()
             grown = unheld()[0] - self._memory[0]
         if grown > limit:
-            reasons.append(
-                f"its memory has grown by {_mib(grown)} since its first trial: something keeps trials' objects alive"
-            )
+            why = "something keeps trials' objects alive"
+            reasons.append(f"its memory has grown by {_mib(grown)} since its first trial: {why}")
         if gpu_memory:
             gpu_grown = gpu_memory - self._memory[1]
             if gpu_grown > MAX_GROWTH * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory:
