@@ -85,7 +85,7 @@ class AdaptiveASHA:
         most = rungs_that_fit(length=min(max_length, max_trials), divisor=divisor, at_most=max_rungs)
         wanted = sorted(bracket_rungs, reverse=True) or bracket_rungs_of(mode, most)
         trials = bracket_trials(max_trials, bracket_weights(wanted, divisor=divisor))
-        places = bracket_slots(max_concurrent_trials, trials, divisor=divisor)
+        slots = bracket_slots(max_concurrent_trials, trials, divisor=divisor)
         self._weights = bracket_weights([b for b, n in zip(wanted, trials, strict=True) if n], divisor=divisor)
         kind = _VARIANTS[variant]
         self.brackets = tuple(
@@ -94,9 +94,9 @@ class AdaptiveASHA:
                 max_length=max_length,
                 num_rungs=rungs,
                 divisor=divisor,
-                max_concurrent_trials=width,
+                max_concurrent_trials=concurrent,
             )
-            for rungs, n, width in zip(wanted, trials, places, strict=True)
+            for rungs, n, concurrent in zip(wanted, trials, slots, strict=True)
             if n
         )
         self._counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)
