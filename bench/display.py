@@ -2,8 +2,8 @@
 
     python bench/display.py [DIRECTORY] [WIDTHS...]
 
-Writes a text file for each picture: at the start, in the middle, after Ctrl-C, after `resume`, at the end.
-They are there to be looked at. Needs tmux.
+Writes a text file for each picture: at the start, in the middle, after Ctrl-C, after `resume`, at the end; for a person
+to look at. Needs tmux.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Terminal:
         self._tmux("send-keys", "-t", self._name, "C-c")
 
     def screen(self) -> str:
-        """What is on it."""
+        """The text on the screen."""
         return self._tmux("capture-pane", "-p", "-t", self._name)
 
     def when(self, wanted: str) -> str:
-        """What is on it when this pattern is."""
+        """Wait for this pattern; the text on the screen then."""
         deadline = time.monotonic() + PATIENCE_S
         while not re.search(wanted, seen := self.screen()):
             if time.monotonic() > deadline:
@@ -51,7 +51,7 @@ class Terminal:
         return seen
 
     def close(self) -> None:
-        """It is gone, with what runs in it."""
+        """End the terminal, and what runs in it."""
         self._tmux("kill-session", "-t", self._name)
 
     def _tmux(self, *arguments: str) -> str:
@@ -59,7 +59,7 @@ class Terminal:
 
 
 def captured(out: Path, columns: int) -> None:
-    """A search on a terminal of so many columns, stopped in its middle and gone on with."""
+    """A search on a terminal of this many columns, stopped in the middle and resumed."""
     dray = shlex.join([sys.executable, "-m", "dray.cli"])
     path = out / f"experiment-{columns}"
     terminal = Terminal(f"dray-display-{columns}", columns)
