@@ -143,7 +143,7 @@ class SearcherContext:
                 yield self._operation(length)
             return
         shared = mode is SearcherMode.WorkersAskChief
-        self._reporter.operating = True
+        self._reporter.uses_operations = True
         for length in self._host.lengths if self._searcher is not None else [LOCAL_LENGTH]:
             if self._reporter.stop_requested:
                 break

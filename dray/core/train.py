@@ -135,7 +135,7 @@ class TrainContext:
                 training=plain if group == "training" else None,
                 validation=plain if group == "validation" else None,
                 groups=None if group in ("training", "validation") else {group: plain},
-                compared=not self._reporter.operating,
+                compared=not self._reporter.uses_operations,
                 system=self._usage.flush(at_once=False),
             )
         )

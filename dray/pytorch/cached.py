@@ -80,7 +80,7 @@ class _Kept(Generic[T]):
 
 
 class _Cached(Generic[P, T]):
-    """A function whose values are kept; an entry is dropped with the function, when its module is forgotten."""
+    """A function whose values are kept for as long as the function exists, or until memory is low."""
 
     def __init__(self, make: Callable[P, T]) -> None:
         functools.update_wrapper(self, make)
@@ -142,7 +142,7 @@ os.register_at_fork(after_in_child=_unlock)
 
 
 def held() -> tuple[int, int]:
-    """Bytes by which this process, and its use of the GPU, had grown once the values that it keeps were made."""
+    """Bytes that the kept values take in this process, and on its GPU, as measured when each was made."""
     with _lock:
         kept = [kept for function in _functions for kept in function.kept.values()]
         return sum(each.size for each in kept), sum(each.gpu_size for each in kept)
@@ -173,9 +173,7 @@ def drop_all() -> bool:
 
 
 def unheld() -> tuple[int, int]:
-    """Bytes of memory in use by this process, and of its GPU, without what the values take: one may be made within
-    another.
-    """
+    """Bytes in use by this process, and on its GPU, without the kept values: making one may make and keep another."""
     size, gpu_size = held()
     gpu = torch.cuda.memory_allocated() if memory.gpu_in_use() else 0
     return memory.own_memory() - size, gpu - gpu_size
