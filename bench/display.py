@@ -8,6 +8,7 @@ to look at. Needs tmux.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import subprocess
@@ -89,9 +90,13 @@ def piped(out: Path) -> None:
 
 
 def main() -> None:
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="dray-display-")).resolve()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", nargs="?", type=Path)
+    parser.add_argument("widths", nargs="*", type=int, default=[80, 200])
+    options = parser.parse_args()
+    out: Path = (options.directory or Path(tempfile.mkdtemp(prefix="dray-display-"))).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    for columns in map(int, sys.argv[2:] or ("80", "200")):
+    for columns in options.widths:
         captured(out, columns)
     piped(out)
     print(f"captured in {out}")

@@ -35,7 +35,7 @@ class AdaptiveASHA:
         max_rungs: Most rungs of a bracket, >= 1. There are fewer if the length or the number of trials allows no more.
         mode: One bracket with as many rungs as possible ("aggressive"), or brackets from that number down to half of it
             ("standard") or to one ("conservative").
-        bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1, in whatever order.
+        bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1, in any order.
         max_concurrent_trials: Most trials at a time, in all brackets together, as in `ASHA`; at least one per bracket.
             0 = in each bracket as many as the last one has trials, and at least `divisor`.
         variant: What happens at a rung: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).

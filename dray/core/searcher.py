@@ -128,7 +128,7 @@ class SearcherContext:
 
         Raises:
             ValueError: the search sets no length.
-            RuntimeError: an operation ended without `report_completed()`; or called on another rank than the chief,
+            RuntimeError: an operation ended without `report_completed()`; or called on a rank other than the chief,
                 with `SearcherMode.ChiefOnly`.
         """
         mode, chief = SearcherMode(searcher_mode), self._peers.rank == 0

@@ -64,7 +64,7 @@ class ProgressDisplay:
         self._progress: Callable[[], tuple[int, int]] = lambda: (begin, 0)
         self._seen = begin, 0
         self._polled_at = self._opened = clock()
-        self._began: tuple[float, int] | None = None
+        self._began: tuple[float, int] | None = None  # when the first batch was over, and how many were trained then
         self._trained_s = 0.0
         self._samples: deque[tuple[float, int]] = deque(maxlen=SPEED_SAMPLES)
         self._validating = False

@@ -142,7 +142,7 @@ class Host(Protocol):
     def stop_requested(self) -> bool:
         """Whether training is to stop soon, to be resumed later: at a batch that all ranks agree on, with a checkpoint.
 
-        Called repeatedly on every rank, in another thread than the training's. One rank's request stops all.
+        Called repeatedly on every rank, not in the training's thread. One rank's request stops all.
         """
         ...
 

@@ -180,7 +180,7 @@ class DistributedContext:
         return self.allgather_local(stuff)[0]
 
     def side_store(self) -> Any:
-        """A `torch.distributed.TCPStore` of these ranks, for use in another thread than the other calls.
+        """A `torch.distributed.TCPStore` of these ranks, for use in a thread other than that of the other calls.
 
         None if this is the only rank. All ranks must make the first call together.
         """
