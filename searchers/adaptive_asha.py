@@ -90,11 +90,7 @@ class AdaptiveASHA:
         kind = _VARIANTS[variant]
         self.brackets = tuple(
             kind(
-                max_trials=n,
-                max_length=max_length,
-                num_rungs=rungs,
-                divisor=divisor,
-                max_concurrent_trials=concurrent,
+                max_trials=n, max_length=max_length, num_rungs=rungs, divisor=divisor, max_concurrent_trials=concurrent
             )
             for rungs, n, concurrent in zip(wanted, trials, slots, strict=True)
             if n

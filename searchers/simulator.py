@@ -302,12 +302,9 @@ class Simulator:
 
     def rng_of(self, number: int) -> Random | None:
         conditions = self.conditions
-        # Only if needed: seeding takes longer than everything else about a trial.
-        return (
-            Random(f"{conditions.seed}:{number}")
-            if conditions.noise or conditions.jitter or conditions.failures
-            else None
-        )
+        if not (conditions.noise or conditions.jitter or conditions.failures):
+            return None  # seeding takes longer than everything else about a trial
+        return Random(f"{conditions.seed}:{number}")
 
     def adopt(self, search: Search) -> None:
         """The live trials of a search that has started, in order of creation."""

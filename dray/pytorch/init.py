@@ -14,7 +14,7 @@ import torch
 from dray.core import DistributedContext, get_cluster_info
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
-from dray.pytorch.cached import relieve
+from dray.pytorch.cached import drop_if_low
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
@@ -68,7 +68,7 @@ def init(
     peers = distributed or current_peers() or DistributedContext()
     check_peers(peers, "pytorch.init()")
     _check_backend(peers)
-    relieve()
+    drop_if_low()
     with contextlib.ExitStack() as stack:
         host = current_host()
         if host is None:
