@@ -34,10 +34,10 @@ class Stamp:
     """Something that happened in a process of a run.
 
     Args:
-        kind: what.
+        kind: what happened.
         time: seconds since the epoch; all processes are on one machine.
         pid: of the process.
-        fields: what else there is to know.
+        fields: anything else about it.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Stamp:
 
 
 def stamp(kind: str, **fields: Any) -> None:
-    """Note that this has happened now: some 20 microseconds. Nothing happens outside of a benchmark."""
+    """Write a time stamp, in about 20 microseconds; does nothing outside a benchmark."""
     path = os.environ.get(STAMPS)
     if path is None:
         return
@@ -59,7 +59,7 @@ def stamp(kind: str, **fields: Any) -> None:
 
 
 def stamp_counts(experiment: Any) -> None:
-    """Note what the last run of an experiment has started and lost."""
+    """Stamp how many processes the last run of an experiment started and lost."""
     counts = experiment.last_run.counts
     stamp(
         "counts",
@@ -78,7 +78,7 @@ def of_kind(stamps: Sequence[Stamp], *kinds: str) -> list[Stamp]:
 # ----------------------------------------------------------------------------------------------------------------- runs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """One run in a process of its own, from its start to its end."""
+    """One run, in a separate process."""
 
     began: float
     ended: float
@@ -100,7 +100,7 @@ def run(script: str, arguments: Sequence[str], directory: Path) -> Ran:
     """
     directory.mkdir(parents=True)
     stamps, output = directory / "stamps.jsonl", directory / "output.txt"
-    # Whatever Ray starts finds the model and this module by the environment that it inherits.
+    # Ray's processes inherit the environment, by which they find the model and this module.
     paths = [str(BENCH), str(BENCH.parent), str(DIGITS), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
@@ -117,7 +117,7 @@ def run(script: str, arguments: Sequence[str], directory: Path) -> Ran:
             code = process.wait(RUN_LIMIT_S)
             ended = time.time()
         except BaseException:
-            # Ray's processes end with their driver, if that is asked to end, not made to.
+            # Ray's processes end with their driver only if it is terminated, not if it is killed.
             process.terminate()
             try:
                 process.wait(15)
@@ -137,7 +137,7 @@ def read_stamps(file: Path) -> list[Stamp]:
 
 
 def end_on_sigterm() -> None:
-    """Turn SIGTERM into an exit that runs every ``finally``: no Ray is left running."""
+    """Turn SIGTERM into an exit that runs every ``finally``, so that no Ray is left running."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -147,7 +147,7 @@ def end_on_sigterm() -> None:
 
 # -------------------------------------------------------------------------------------------------------------- numbers
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all are not above.
+    """The smallest value that is not exceeded by at least this share of all.
 
     >>> quantile([3.0, 1.0, 2.0], 0.5), quantile([3.0, 1.0, 2.0], 0.9)
     (2.0, 3.0)
@@ -157,7 +157,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def spread(values: Sequence[float], unit: str = "", digits: int = 2) -> str:
-    """The median, and from where to where.
+    """The median, with the smallest and the largest value.
 
     >>> spread([1.0, 4.0, 2.0], "s")
     '2.00 s (1.00 - 4.00)'
@@ -206,7 +206,7 @@ class Paper:
 
 
 def machine() -> str:
-    """This machine and what is installed on it, for whoever reads the figures; and how busy it is."""
+    """This machine, the versions installed on it, and how busy it is."""
     packages = ", ".join(_version(name) for name in ("ray", "torch"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = " / ".join(f"{value:.1f}" for value in os.getloadavg())
@@ -237,7 +237,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def arguments(doc: str) -> argparse.ArgumentParser:
-    """What every benchmark understands."""
+    """The options that all benchmarks have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     parser.add_argument("--keep", type=Path, help="keep the files of all runs in this directory")

@@ -47,7 +47,7 @@ class Digits:
         self.test_batches = DataLoader(test, batch_size=60)
 
     def epoch(self) -> dict[str, float]:
-        """Train one epoch, validate, and give the metrics."""
+        """Train one epoch, validate, and return the metrics."""
         loss_sum = torch.zeros(())
         self.model.train()
         for images, labels in self.batches:
@@ -83,8 +83,8 @@ def asha(max_epochs: int) -> ASHAScheduler:
 # --------------------------------------------------------- (b) as documented: a TorchTrainer in each function trainable
 def documented(trials: list[dict[str, Any]], max_epochs: int) -> None:
     """https://docs.ray.io/en/latest/train/user-guides/hyperparameter-optimization.html, two trials at a time."""
-    # A trial takes the CPU of its driver and the CPU of its worker, one each by default: for two at a time Ray must
-    # believe in four. All they ever use is what the machine has.
+    # By default a trial takes one CPU for its driver and one for its worker, so Ray needs four for two at a time. What
+    # they really use is what the machine has.
     # Without a dashboard Train does not find out that the driver of a trial was stopped, and never frees its CPUs.
     with _ray(num_cpus=4, dashboard=True) as storage:
         tune.Tuner(
@@ -173,7 +173,7 @@ def class_trainable(trials: list[dict[str, Any]], max_epochs: int, *, lengths_gi
 
 @contextlib.contextmanager
 def _ray(*, num_cpus: int, dashboard: bool) -> Iterator[Path]:
-    """A Ray of this process's own, and a directory that goes with it."""
+    """Ray, started and ended by this process, and a directory for it."""
     with tempfile.TemporaryDirectory() as directory:
         ray.init(
             address="local",

@@ -1,10 +1,10 @@
 """What saving costs: 50 million parameters with Adam's moments (600 MB), saved five times in a run.
 
-Three ways take turns, each in a fresh process: a plain torch.save of the same state in a loop by hand; dray, which
-writes while training goes on; and dray made to write before it goes on. A stall is how much later the next batch begins
-because of a checkpoint: its gap to the batch before, less the median gap of batches with none between them. The time of
-a run is that from its first batch to its end, with all five checkpoints written. The last one stalls nothing, for
-nothing comes after it: all ways wait for it at their end.
+Three ways take turns, each in a fresh process: torch.save of the same state in a hand-written loop; dray, which writes
+in the background; and dray with background writing turned off. A stall is how much a checkpoint delays the next batch:
+the gap to the batch before, less the median gap between batches without a checkpoint. The time of a run is from its
+first batch to its end, with all five checkpoints written. The last one causes no stall, since no batch follows: every
+way waits for it at the end.
 
     python bench/checkpoint.py [--rounds 5] [--batches 100] [--save]
 """
@@ -39,7 +39,7 @@ WAYS = {
 def child(way: str, batches: int, directory: Path) -> None:
     """Train and save."""
     os.environ["DRAY_HOME"] = str(directory / "home")
-    # What runs before have left to be written to the disk is not this one's.
+    # So that this run does not write to the disk what earlier ones left.
     os.sync()
     saved = _by_hand(batches, directory) if way == "by-hand" else _dray(way, batches)
     stamp("end", peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, cpu_s=time.process_time(), **saved)
@@ -132,12 +132,12 @@ def total_s(ran: Ran) -> float:
 
 
 def end(ran: Ran, field: str) -> Any:
-    """What a run said of itself."""
+    """A field of the stamp at a run's end."""
     return of_kind(ran.stamps, "end")[0].fields[field]
 
 
 def report(paper: Paper, found: dict[str, list[Ran]], batches: int) -> None:
-    """Print the table, and what it says to the targets."""
+    """Print the table, and the verdict on each target."""
     by_hand = found["by-hand"]
     size_mb = end(by_hand[0], "size") / 2**20
     copy_mb = WIDTH * WIDTH * LAYERS * 3 * 4 / 2**20
@@ -155,7 +155,7 @@ def report(paper: Paper, found: dict[str, list[Ran]], batches: int) -> None:
 
     later, first = slice(1, None), slice(0, 1)
     rows = []
-    for way, told in WAYS.items():
+    for way, name in WAYS.items():
         runs = found[way]
         totals = [total_s(ran) / total_s(other) for ran, other in zip(runs, by_hand, strict=True)]
         more = [
@@ -164,7 +164,7 @@ def report(paper: Paper, found: dict[str, list[Ran]], batches: int) -> None:
         all_stalls = [stall for ran in runs for stall in stalls(ran, batches)[later]]
         rows.append(
             [
-                told,
+                name,
                 spread(all_stalls, "s", 3),
                 spread([s for ran in runs for s in stalls(ran, batches)[first]], "s", 3),
                 "" if way == "by-hand" else spread(share(runs, later)),
@@ -195,7 +195,7 @@ def report(paper: Paper, found: dict[str, list[Ran]], batches: int) -> None:
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run the ways in turn, and print what came of it."""
+    """Run the ways in turn, and print the results."""
     paper.say(machine())
     found: dict[str, list[Ran]] = {way: [] for way in WAYS}
     for number in range(1, options.rounds + 1):

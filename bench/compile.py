@@ -1,6 +1,6 @@
 """What a compiled model costs in a search: 16 trials that differ in lr and weight decay, in one process; twice.
 
-The first experiment finds an empty cache on disk, the second one, with a Ray of its own, the cache of the first.
+The first experiment starts with an empty cache on disk; the second one, on another Ray cluster, has its cache.
 
     python bench/compile.py [--trials 16] [--save]
 """
@@ -18,7 +18,7 @@ SECOND_TO_FIRST = 0.05
 
 
 def child(directory: Path, trials: int) -> None:
-    """Be one of the experiments."""
+    """Run one of the experiments."""
     end_on_sigterm()
     import dray
 
@@ -51,7 +51,7 @@ def _row(name: str, stamps: list[Stamp]) -> list[str]:
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run both experiments, and print what came of it."""
+    """Run both experiments, and print the results."""
     paper.say(machine())
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "cache")
     rows, ratio = [], 0.0

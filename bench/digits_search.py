@@ -3,12 +3,12 @@
 Nearly as good: an accuracy on the held-out digits within half a point of the best that random search found at any epoch
 of its 256 full trainings. Each validation is an epoch trained; they count in the order in which they ended.
 
-One validation in some 270 is as good as that, and which one is luck: one search tells nothing. So the searches are
-replayed for many seeds, on two workers in virtual time (`searchers.simulate`), over learning curves that were recorded:
-every trial that a search asks for is trained for real, once, by dray's Trainer in this process. A trial's curve depends
-on its hyperparameters and its seed alone, so all ways get the same trials, with the same curves, in the same order; but
-those with TPE, which choose their own. Each seed's trials come in 30 other orders too (``--orders``). With ``--real 2``
-the first two seeds are also run on Ray.
+About one validation in 270 is as good as that, and which one is luck, so a single search says nothing. The searches are
+replayed for many seeds, on two workers in virtual time (`searchers.simulate`), over recorded learning curves: every
+trial that a search asks for is really trained, once, by dray's Trainer in this process. A trial's curve depends only on
+its hyperparameters and its seed, so all ways get the same trials, with the same curves, in the same order, except those
+with TPE, which choose their own. Each seed's trials also come in 30 other orders (``--orders``). With ``--real 2`` the
+first two seeds are also run on Ray.
 
   random, asha, promotion, asha-tpe   by dray: asha.yaml with 256 trials, and what the name says
   ray-asha                            Tune's ASHA: the scheduler itself, called as Tune calls it;
@@ -57,7 +57,7 @@ Found = dict[int, dict[str, list[list[float]]]]
 
 # --------------------------------------------------------------------------------------------------- in its own process
 def child(way: str, directory: Path, plan: dict[str, Any]) -> None:
-    """Be one of the ways, on Ray."""
+    """Run one of the ways, on Ray."""
     end_on_sigterm()
     if way == "ray-asha":
         from _plain_ray import class_trainable
@@ -117,10 +117,10 @@ def train(task: tuple[dict[str, Any], int, int]) -> Curve:
 
 
 class Curves:
-    """Learning curves of trials, each trained when it is asked for, and not again.
+    """Learning curves of trials, each trained once, when it is first asked for.
 
     Args:
-        file: for those that were recorded; read first, if it is there.
+        file: of the recorded ones; read first, if it exists.
         lengths: of the trials that are trained when one epoch is asked for, ascending: up to the next one of these.
     """
 
@@ -145,7 +145,7 @@ class Curves:
         return self._known[_key(hparams, seed)]
 
     def at(self, hparams: dict[str, Any], seed: int, epoch: int) -> tuple[float, float]:
-        """Validation loss and accuracy after so many epochs."""
+        """Validation loss and accuracy after this many epochs."""
         key = _key(hparams, seed)
         if len(self._known.get(key, [])) < epoch:
             # Training is deterministic: a longer curve begins with the shorter one.
@@ -166,8 +166,8 @@ def replay(way: str, plan: dict[str, Any], curves: Curves, orders: int) -> list[
     """Simulate searches of this way.
 
     Args:
-        orders: so many further searches, that get the same trials in another order; where the search chooses its trials
-            itself there is but one.
+        orders: further searches, which get the same trials in another order; where the search chooses its trials
+            itself there are none.
 
     Returns:
         Of each search the accuracies after each epoch trained, in the order of time.
@@ -203,7 +203,7 @@ def play(
 
     Args:
         number: of the trial with these hyperparameters.
-        at: loss and accuracy of a trial after so many epochs.
+        at: loss and accuracy of a trial after a number of epochs.
     """
     from searchers import Event, Reported
     from searchers.simulate import Curve as Simulated
@@ -256,7 +256,7 @@ def validations(ran: Ran) -> list[tuple[float, float]]:
 
 
 def wanted(searches: Mapping[str, Sequence[Sequence[float]]]) -> float:
-    """The accuracy that is nearly as good, for the searches of one seed."""
+    """The accuracy to reach, for the searches of one seed."""
     return max(searches["random"][0]) - NEARLY
 
 
@@ -285,7 +285,7 @@ def report(paper: Paper, found: Found) -> None:
     """Print the table of the replayed searches."""
     ways = list(next(iter(found.values())))
     ends = {way: [[reached(run, wanted(of)) for run in of[way]] for of in found.values()] for way in ways}
-    # One that never was that good counts as if it had trained all that random search trains.
+    # A search that never gets there counts as if it had trained as much as random search.
     most = max(len(run) for of in found.values() for run in of["random"])
     until = {way: [[end or most for end in of] for of in ends[way]] for way in ways}
     rows = []
@@ -314,7 +314,7 @@ def report(paper: Paper, found: Found) -> None:
 
 
 def report_real(paper: Paper, found: Found, real: dict[tuple[int, str], Ran]) -> None:
-    """Print what the searches on Ray came to, beside the replayed ones."""
+    """Print the results of the searches on Ray beside those of the replayed ones."""
     rows = []
     for (seed, way), ran in real.items():
         found_there = validations(ran)
@@ -371,7 +371,7 @@ def main(words: Sequence[str] = sys.argv[1:]) -> None:
     parser.add_argument("--seeds", type=int, default=12, help="how many searches of each way (default 12)")
     parser.add_argument("--first-seed", type=int, default=7, help="the first one's experiment_seed (default 7)")
     parser.add_argument("--orders", type=int, default=30, help="further orders of each seed's trials (default 30)")
-    parser.add_argument("--real", type=int, default=0, help="so many of the seeds are run on Ray too (default 0)")
+    parser.add_argument("--real", type=int, default=0, help="how many of the seeds are run on Ray too (default 0)")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS)[1:], default=list(WAYS)[1:], help="beside random")
     options = parser.parse_args(words)
     options.ways = ["random", *options.ways]

@@ -2,12 +2,13 @@
 
     python bench/display.py [DIRECTORY] [WIDTHS...]
 
-Writes a text file for each picture: at the start, in the middle, after Ctrl-C, after `resume`, at the end.
-They are there to be looked at. Needs tmux.
+Writes a text file for each picture: at the start, in the middle, after Ctrl-C, after `resume`, at the end; for a person
+to look at. Needs tmux.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import subprocess
@@ -38,11 +39,11 @@ class Terminal:
         self._tmux("send-keys", "-t", self._name, "C-c")
 
     def screen(self) -> str:
-        """What is on it."""
+        """The text on the screen."""
         return self._tmux("capture-pane", "-p", "-t", self._name)
 
     def when(self, wanted: str) -> str:
-        """What is on it when this pattern is."""
+        """Wait for this pattern; the text on the screen then."""
         deadline = time.monotonic() + PATIENCE_S
         while not re.search(wanted, seen := self.screen()):
             if time.monotonic() > deadline:
@@ -51,7 +52,7 @@ class Terminal:
         return seen
 
     def close(self) -> None:
-        """It is gone, with what runs in it."""
+        """End the terminal, and what runs in it."""
         self._tmux("kill-session", "-t", self._name)
 
     def _tmux(self, *arguments: str) -> str:
@@ -59,7 +60,7 @@ class Terminal:
 
 
 def captured(out: Path, columns: int) -> None:
-    """A search on a terminal of so many columns, stopped in its middle and gone on with."""
+    """A search on a terminal of this many columns, stopped in the middle and resumed."""
     dray = shlex.join([sys.executable, "-m", "dray.cli"])
     path = out / f"experiment-{columns}"
     terminal = Terminal(f"dray-display-{columns}", columns)
@@ -89,9 +90,13 @@ def piped(out: Path) -> None:
 
 
 def main() -> None:
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="dray-display-")).resolve()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", nargs="?", type=Path)
+    parser.add_argument("widths", nargs="*", type=int, default=[80, 200])
+    options = parser.parse_args()
+    out: Path = (options.directory or Path(tempfile.mkdtemp(prefix="dray-display-"))).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    for columns in map(int, sys.argv[2:] or ("80", "200")):
+    for columns in options.widths:
         captured(out, columns)
     piped(out)
     print(f"captured in {out}")

@@ -2,16 +2,16 @@
 
     python bench/gpu.py [--parts tests tokens ...] [--budget 460] [--to FILE] [--commit NAME] [--dry-run]
 
-Needs torch and numpy; what else is missing (pytest, Ray), it leaves out, and says so. Each part is a process of its own
-with a time limit: one that fails, hangs or runs out of time costs no other part its figures, and the file is written
-anew after each. Where there is no GPU, or with --dry-run, all parts run with tiny sizes on the CPU, so that the script
-stays ready; that says nothing about speed, and is only printed, unless --to names a file.
+Needs torch and numpy; parts that need more (pytest, Ray) are left out with a note where it is missing. Each part is a
+separate process with a time limit, so one that fails, hangs or runs out of time costs no other part its figures, and
+the file is rewritten after each. Without a GPU, or with --dry-run, all parts run with tiny sizes on the CPU, to show
+that the script works; that says nothing about speed, and is only printed, unless --to names a file.
 
-To bring along what a machine lacks, put wheels for its Python into a folder of the tree, and begin there with
+To install what a machine lacks, put wheels for its Python into a folder of the tree, and begin there with
 
     python3 -m pip install --no-index --no-deps --target /tmp/site FOLDER/*.whl && export PYTHONPATH=/tmp/site
 
-but no wheel of torch, for the one of that machine fits its driver. For the tests: pytest (pluggy, iniconfig, packaging,
+but no wheel of torch: the machine's own fits its driver. For the tests: pytest (pluggy, iniconfig, packaging,
 pygments), pytest-timeout, hypothesis (sortedcontainers), PyYAML and pydantic. For Ray: its wheel, half as large without
 ray/jars and ray/dashboard/client (`zip -d`), with click, msgpack, jsonschema, tensorboardX, pandas, pyarrow and what
 these need.
@@ -60,7 +60,7 @@ PARTS = {
 """By name: the title, the module in bench/on_gpu, and the most seconds that it may take."""
 BUDGET_S = 460
 PATIENCE = 4
-"""A dry run may take so many times as long: it measures nothing, and runs on machines that have other work too."""
+"""A dry run may take this many times as long: it measures nothing, and may run on a busy machine."""
 LOOK_S = 120
 """The most seconds to import torch for the first time on a cold machine, and look at its GPU."""
 LEAST_S = 15
@@ -73,8 +73,8 @@ OURS = ("dray", "searchers", "tests", "examples", "_measure")
 
 # --------------------------------------------------------------------------------------------------- in its own process
 def child(module: str, tiny: bool) -> None:
-    """Be one part."""
-    # Not to sys.stderr: pytest captures that.
+    """Run one part, in its process."""
+    # Not to sys.stderr, which pytest captures.
     faulthandler.register(signal.SIGUSR1, file=os.fdopen(os.dup(2), "w"))
     sys.path.insert(0, str(BENCH / "on_gpu"))
     try:
@@ -89,7 +89,7 @@ def child(module: str, tiny: bool) -> None:
 # ------------------------------------------------------------------------------------------------------------ the parts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a part.
+    """The outcome of a part.
 
     Args:
         stamps: of its process, up to its end.
@@ -105,7 +105,7 @@ class Outcome:
 
 
 def run_part(module: str, limit_s: float, directory: Path, *, tiny: bool, on_cpu: bool) -> Outcome:
-    """Run a part in a process and a directory of its own, and end it when its time is up."""
+    """Run a part in a separate process and directory, and end it when its time is up."""
     directory.mkdir(parents=True)
     stamps, output = directory / "stamps.jsonl", directory / "output.txt"
     stamps.touch()
@@ -142,7 +142,7 @@ def run_part(module: str, limit_s: float, directory: Path, *, tiny: bool, on_cpu
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, if it still runs, and all that it has left running. Ray's own end with it if it is asked to."""
+    """End a process, if it still runs, and all that it left running. On SIGTERM it ends its Ray itself."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -152,7 +152,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def tell(paper: Paper, title: str, limit_s: float, outcome: Outcome, *, tiny: bool) -> tuple[list[bool], bool]:
+def report(paper: Paper, title: str, limit_s: float, outcome: Outcome, *, tiny: bool) -> tuple[list[bool], bool]:
     """Print a part; returns whether each of its goals was reached, and whether it ran to its end and no test failed."""
     paper.say(f"\n## {title}")
     paper.say()
@@ -189,7 +189,7 @@ def _verdict(reached: bool | None, *, tiny: bool) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- the file
 def commit(given: str | None) -> str:
-    """The commit of this tree; a copy without its history has to be told."""
+    """The commit of this tree, as given, or else from git."""
     if given is not None:
         return given
     git = ["git", "-C", str(BENCH)]
@@ -235,7 +235,7 @@ def measure(options: argparse.Namespace, directory: Path) -> bool:
             sound = False
             continue
         outcome = run_part(module, limit_s, directory / name, tiny=tiny, on_cpu=options.dry_run)
-        reached, whole = tell(paper, heading, limit_s, outcome, tiny=tiny)
+        reached, whole = report(paper, heading, limit_s, outcome, tiny=tiny)
         goals += reached
         sound = sound and whole
         if options.keep is None:

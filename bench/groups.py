@@ -1,10 +1,9 @@
-"""What a worker group takes beside its workers: memory, CPU, and the time to start, to hear of a death, and to end.
+"""What a worker group costs besides its workers: memory, CPU, and the time to start, to notice a death, and to end.
 
-So many real groups, of one worker each, on a real desk, on a cluster of this machine whose CPUs are made up. Their
-workers wait where they would load a trial. Everything else is looked at, in this order: what the start of each further
-group costs; resident memory and CPU while nothing happens; the time from `kill -9` of
-a worker until the desk hears of it; and from the order to end a group until its process is gone. What a group costs is
-the slope over all sizes, by least squares.
+Real groups of one worker each, on a real desk, on a cluster of this machine with invented CPUs. Their workers wait
+instead of loading a trial. Measured, in this order: what starting one more group costs; resident memory and CPU while
+idle; the time from `kill -9` of a worker until the desk notices; and from the order to end a group until its process is
+gone. The cost of a group is the slope over all sizes, by least squares.
 
     python bench/groups.py [--sizes 1 4 8 16] [--save]
 """
@@ -43,11 +42,11 @@ IDLE_S = 60.0
 SETTLE_S = 5.0
 WORKER = "ray::RayTrainWo"
 SPARE = "ray::IDLE"
-"""A process that Ray has ready: for whom it starts is chance."""
+"""A process that Ray keeps ready; which group it starts for is chance."""
 
 
 class Held:
-    """In the place of what loads a trial: tells of its process, and stays."""
+    """Stands in for what loads a trial: stamps its start, and waits."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -94,7 +93,7 @@ class Groups:
 
 
 def others() -> dict[int, str]:
-    """This process, and all below it but workers and spare ones, by pid."""
+    """This process and its descendants, by pid, except workers and spare ones."""
     from tests.ray.harness import descendants
 
     named = {os.getpid(): "driver", **descendants(os.getpid())}
@@ -119,7 +118,7 @@ def _by_name(measured: Callable[[int], float]) -> dict[str, float]:
 
 
 def child(directory: Path, size: int) -> None:
-    """So many groups, in a driver of their own."""
+    """Start groups in a separate driver, and measure them."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -148,7 +147,7 @@ def child(directory: Path, size: int) -> None:
         for number in range(0, size, 2):
             at = time.time()
             os.kill(pids[number], signal.SIGKILL)
-            stamp("heard", s=groups.wait_for("GroupEnded", number) - at)
+            stamp("noticed", s=groups.wait_for("GroupEnded", number) - at)
         for number in range(1, size, 2):
             began = time.time()
             started[number].end()
@@ -164,13 +163,13 @@ def child(directory: Path, size: int) -> None:
 
 
 def slope(points: Mapping[int, float]) -> float:
-    """Of the line nearest to these points, by least squares."""
+    """The slope of the line through these points, by least squares."""
     middle, height = statistics.mean(points), statistics.mean(points.values())
     return sum((x - middle) * (y - height) for x, y in points.items()) / sum((x - middle) ** 2 for x in points)
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run all sizes, and print what came of them."""
+    """Run all sizes, and print the results."""
     paper.say(machine())
     ran = {}
     for size in options.sizes:
@@ -204,8 +203,8 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     first = [one.fields["s"] for one in starts if one.fields["first"]]
     further = [one.fields["s"] for one in starts if not one.fields["first"]]
     spent = [one.fields["cpu"] for one in starts if not one.fields["first"]]
-    heard, over = (
-        [one.fields["s"] for stamps in ran.values() for one in of_kind(stamps, kind)] for kind in ("heard", "over")
+    noticed, over = (
+        [one.fields["s"] for stamps in ran.values() for one in of_kind(stamps, kind)] for kind in ("noticed", "over")
     )
     paper.say()
     paper.table(
@@ -214,7 +213,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
             ["from the request for the first group to its function", spread(first, "s")],
             ["the same for each further group, one after another", spread(further, "s")],
             ["CPU for a further group, of all but its worker, in the second after that too", spread(spent, "s")],
-            ["from the death of a worker until the desk hears of it", spread(heard, "s", 3)],
+            ["from the death of a worker until the desk hears of it", spread(noticed, "s", 3)],
             ["from the order to end a group until its process is gone", spread(over, "s", 3)],
         ],
     )

@@ -65,7 +65,7 @@ PROCESSES = 2
 
 # --------------------------------------------------------------------------------------------------- in its own process
 def child(way: str, directory: Path, epochs: int) -> None:
-    """Be one of the ways."""
+    """Run one of the ways, in its process."""
     end_on_sigterm()
     os.environ["DRAY_HOME"] = str(directory)
     match way:
@@ -194,7 +194,7 @@ def _stamp_memory() -> None:
 
 # -------------------------------------------------------------------------------------------------------------- figures
 def pairs(ran: Ran, kind: str) -> list[tuple[float, float]]:
-    """(dray's, by hand's) seconds of CPU time, turn by turn; of two processes, both together."""
+    """(dray's, the hand-written loop's) seconds of CPU time in each turn, summed over processes."""
     turns: dict[int, list[tuple[float, float]]] = {}
     for s in of_kind(ran.stamps, kind):
         turns.setdefault(s.fields.get("rank", 0), []).append((s.fields["dray_s"], s.fields["by_hand_s"]))
@@ -216,12 +216,12 @@ def interval(values: Sequence[tuple[float, float]], figure: Callable[[Sequence[t
 
 
 def ratio(values: Sequence[tuple[float, float]]) -> float:
-    """The median of dray's by the hand-written one's, over turns."""
+    """The ratio of dray's to the hand-written loop's: the median over turns."""
     return quantile([dray / by_hand for dray, by_hand in values], 0.5)
 
 
 def more_us(ran: Ran) -> float:
-    """Microseconds of CPU time that a batch takes more than by hand: the median over turns."""
+    """Microseconds of CPU time by which dray's batch exceeds the hand-written one's: the median over turns."""
     batches = of_kind(ran.stamps, "epoch")[0].fields["batches"]
     return quantile([(dray - by_hand) / batches * 1e6 for dray, by_hand in pairs(ran, "epoch")], 0.5)
 
@@ -234,13 +234,13 @@ def by_hand_us(ran: Ran) -> float:
 def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
     """Print the tables."""
     rows = []
-    for way, (told, target) in LOOPS.items():
+    for way, (name, target) in LOOPS.items():
         if runs := found.get(way):
             more = [more_us(ran) for ran in runs]
             rows.append(
                 [
                     way,
-                    told,
+                    name,
                     spread([by_hand_us(ran) for ran in runs], digits=0),
                     spread(more, digits=1),
                     f"<= {target:g}",
@@ -252,7 +252,7 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
         paper.table(["way", "what", "by hand", "dray's more", "target", ""], rows)
 
     rows = []
-    for way, kind, told, target in (
+    for way, kind, name, target in (
         ("validation", "validation", "validation, CPU time", VALIDATION),
         ("ddp", "epoch", "two processes, gloo DDP, CPU time of both", DDP),
     ):
@@ -260,7 +260,7 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
             turns = [turn for ran in runs for turn in pairs(ran, kind)]
             by_round = spread([ratio(pairs(ran, kind)) for ran in runs], digits=3)
             reached = verdict(ratio(turns) <= target)
-            rows.append([told, by_round, interval(turns, ratio), f"<= {target:g}", reached])
+            rows.append([name, by_round, interval(turns, ratio), f"<= {target:g}", reached])
     if dray := found.get("start-dray"):
         both = list(zip(dray, found["start-by-hand"], strict=True))
 
@@ -270,12 +270,12 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
         def wall_s(ran: Ran) -> float:
             return of_kind(ran.stamps, "first_batch")[0].time - ran.began
 
-        for told, figure in (("CPU time", cpu_s), ("wall time", wall_s)):
+        for name, figure in (("CPU time", cpu_s), ("wall time", wall_s)):
             turns = [(figure(one), figure(other)) for one, other in both]
             values = spread([one / other for one, other in turns], digits=3)
             reached = verdict(ratio(turns) <= START)
-            told = f"process start to first batch, {told}"
-            rows.append([told, values, interval(turns, ratio), f"<= {START:g}", reached])
+            name = f"process start to first batch, {name}"
+            rows.append([name, values, interval(turns, ratio), f"<= {START:g}", reached])
     if rows:
         paper.say("\nRatios to the loop by hand: median (least - most) over rounds; interval, verdict: all turns\n")
         paper.table(["what", "ratio", "interval", "target", ""], rows)
@@ -294,22 +294,22 @@ def report(paper: Paper, found: dict[str, list[Ran]]) -> None:
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run all ways in turn, and print what came of it."""
+    """Run all ways in turn, and print the results."""
     paper.say(machine())
     found: dict[str, list[Ran]] = {}
     for number in range(1, options.rounds + 1):
         for way in options.ways:
             for process in ("start-by-hand", "start-dray") if way == "start" else (way,):
-                # Short, and one figure a process: more of them.
+                # It is short, and gives one figure per process, so there are more of them.
                 for again in range(3 if way == "start" else 1):
                     where = directory / f"{number}-{process}-{again}"
                     ran = run(__file__, ["--child", process, str(where), str(options.epochs)], where)
                     found.setdefault(process, []).append(ran)
-            print(f"round {number}, {way}: {_told(way, found)}", flush=True)
+            print(f"round {number}, {way}: {_summary(way, found)}", flush=True)
     report(paper, found)
 
 
-def _told(way: str, found: dict[str, list[Ran]]) -> str:
+def _summary(way: str, found: dict[str, list[Ran]]) -> str:
     if way in LOOPS:
         return f"{more_us(found[way][-1]):.1f} us more"
     if way == "start":

@@ -1,9 +1,9 @@
-"""What it costs that a run is followed: the driver a call, and the study for Optuna its thread, all of it simulated.
+"""What observers cost: the driver per call, and the Optuna study in its thread; all of it simulated.
 
-An ASHA search of many trials in virtual time, with four metrics an epoch, is told to observers as a driver tells it.
-The driver's part is wall time of its calls, `rows` for a report and `happened` for an event of the search. The study's
-part is CPU time: to make the file, to write down what each second has brought, and to write all of it anew, as a
-resumed run does. Beside it some trials of 3 parameters and 4 values through Optuna's own interface.
+An ASHA search of many trials in virtual time, with four metrics per epoch, is passed to observers as a driver does it.
+The driver's cost is the wall time of its calls: `rows` for a report, `happened` for an event of the search. The study's
+is CPU time: to create the file, to write what each second added, and to rewrite all of it, as a resumed run does. For
+comparison, some trials of 3 parameters and 4 values through Optuna's own interface.
 
     python bench/observers.py [--trials 1000] [--plain 100] [--save]
 """
@@ -25,7 +25,7 @@ WORKERS = 32
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Search in virtual time, and have it written down."""
+    """Run a search in virtual time, with observers."""
     from dray.config.search import build_method
     from dray.observers.observer import News, Observers
     from dray.observers.optuna_study import OptunaStudy
@@ -39,7 +39,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     config = config_of(options.trials)
     experiment = ExperimentDirectory.create(directory / "experiment", config, None)
     observers = Observers(experiment, {"nothing": lambda: _Nothing()})
-    told: dict[str, list[float]] = {"happened": [], "rows": []}
+    calls_s: dict[str, list[float]] = {"happened": [], "rows": []}
     records: list[dict[str, Any]] = []
     seconds: list[list[News]] = []
     new: dict[int, list[Mapping[str, Any]]] = {}
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
                 new.setdefault(trial, []).extend(report)
                 began = time.perf_counter()
                 observers.rows(trial, report)
-                told["rows"].append(time.perf_counter() - began)
+                calls_s["rows"].append(time.perf_counter() - began)
             trained[trial] = int(event.step)
         for record in records:
             stamped = {**record, "time": BEGAN + now}
@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
                 new.setdefault(each, [])
             began = time.perf_counter()
             observers.happened(stamped, search.trials)
-            told["happened"].append(time.perf_counter() - began)
+            calls_s["happened"].append(time.perf_counter() - began)
         records.clear()
 
     search = Search(build_method(config), config.space, seed=7, smaller_is_better=True, log=records.append)
@@ -101,7 +101,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
             f"{1e6 * sum(took) / len(took):.1f} us",
             f"{1e6 * sorted(took)[-len(took) // 100]:.1f} us",
         ]
-        for name, took in told.items()
+        for name, took in calls_s.items()
     ]
     paper.table(["the driver's call", "calls", "mean", "99 of 100 below"], calls)
 
@@ -143,7 +143,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
 
 
 class _Nothing:
-    """An observer that keeps up."""
+    """An observer that does nothing."""
 
     def update(self, news: Any) -> None:
         """Nothing."""
@@ -153,7 +153,7 @@ class _Nothing:
 
 
 def _plain(path: Path, trials: int) -> float:
-    """So many trials, each with 3 parameters and 4 values, as Optuna's interface has it; CPU seconds."""
+    """CPU seconds for these trials, each of 3 parameters and 4 values, through Optuna's own interface."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -1,11 +1,11 @@
-"""What it takes to read and to write the results of an experiment with many trials, all of it simulated.
+"""What it costs to read and to write the results of an experiment with many trials, all of it simulated.
 
-  asha     10,000 trials of an ASHA search, of which most end after an epoch
-  random   10,000 trials of 16 epochs; four metrics an epoch
+  asha     10,000 trials of an ASHA search, most of which end after one epoch
+  random   10,000 trials of 16 epochs; four metrics per epoch
 
-Each is read in a process of its own: `result.metrics`, then `result.trials`, from the opening of the directory, in
-seconds of wall and CPU time (without the imports), and what memory that takes at its peak beyond the imports. What a
-report of four metrics costs the driver is CPU time, with the packing to Parquet.
+Each is read in a separate process: `result.metrics`, then `result.trials`, from the opening of the directory: wall and
+CPU seconds (without the imports), and peak memory beyond that of the imports. The cost of writing is the driver's CPU
+time per report of four metrics, packing to Parquet included.
 
     python bench/result.py [--trials 10000] [--rounds 5] [--save]
 """
@@ -30,7 +30,7 @@ REPORT_MS = 0.2
 
 
 def read(path: Path) -> None:
-    """Read the experiment as a user does, and print what that took."""
+    """Read the experiment as a user does, and print what it cost."""
     import pyarrow.dataset  # noqa: F401  what reading Parquet imports
 
     import dray
@@ -45,12 +45,12 @@ def read(path: Path) -> None:
     result = dray.Result(path)
     rows, metrics_s = len(result.metrics), time.perf_counter() - began
     trials = len(result.trials)
-    told = {"rows": rows, "trials": trials, "metrics_s": metrics_s, "wall_s": time.perf_counter() - began}
-    print(json.dumps({**told, "cpu_s": time.process_time() - cpu, "mb": peak_mb() - before}))
+    figures = {"rows": rows, "trials": trials, "metrics_s": metrics_s, "wall_s": time.perf_counter() - began}
+    print(json.dumps({**figures, "cpu_s": time.process_time() - cpu, "mb": peak_mb() - before}))
 
 
 def write(path: Path, epochs: int) -> float:
-    """Write the metrics of all trials of an experiment, an epoch of each in turn; seconds of CPU time for a report."""
+    """Write the metrics of all trials, an epoch of each in turn; seconds of CPU time per report."""
     from dray.records.metrics import MetricsLog
     from dray.records.result import Result
     from tests.report.simulated import rows
@@ -80,22 +80,22 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     paper.say("")
     found: list[list[str]] = []
     for path in (asha, random):
-        told: list[dict[str, Any]] = []
+        runs: list[dict[str, Any]] = []
         for _ in range(options.rounds):
             command = [sys.executable, __file__, "--child", str(path)]
             environment = {"PYTHONPATH": str(BENCH.parent), "PATH": "/usr/bin:/bin"}
             out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-            told.append(json.loads(out))
-        wall = [one["wall_s"] for one in told]
+            runs.append(json.loads(out))
+        wall = [one["wall_s"] for one in runs]
         found.append(
             [
                 path.name,
-                f"{told[0]['trials']:,}",
-                f"{told[0]['rows']:,}",
-                spread([one["metrics_s"] for one in told], "s"),
+                f"{runs[0]['trials']:,}",
+                f"{runs[0]['rows']:,}",
+                spread([one["metrics_s"] for one in runs], "s"),
                 spread(wall, "s"),
-                spread([one["cpu_s"] for one in told], "s"),
-                f"{max(one['mb'] for one in told):.0f} MB",
+                spread([one["cpu_s"] for one in runs], "s"),
+                f"{max(one['mb'] for one in runs):.0f} MB",
                 f"<= {READ_S:g} s: {verdict(sorted(wall)[len(wall) // 2] <= READ_S)}",
             ]
         )

@@ -1,9 +1,8 @@
-"""From fit's skip to the first batch of a resumed trial: a million records, some hundred thousand batches into them.
+"""From fit's skip to the first batch of a resumed trial: a million records, up to a million batches skipped.
 
-A trial goes on from a checkpoint at that batch, in a fresh process each time. The clock starts when
-build_training_data_loader() has returned (from there on it is fit's affair to find the place in the data), and stops
-when train_batch() has its first batch: the skip, a shuffle of the epoch that the place is in, the state of a tiny
-model, the first batch itself.
+A trial resumes from a checkpoint at that batch, in a fresh process each time. The clock starts when
+build_training_data_loader() has returned, and stops when train_batch() gets its first batch. So it measures the skip,
+the shuffle of the epoch that it ends in, loading the state of a tiny model, and loading the first batch.
 
     python bench/resume.py [--rounds 5] [--orders shuffled ...] [--save]
 """
@@ -35,13 +34,13 @@ ORDERS = {
     "drawn": "another sampler of the user's: RandomSampler with its own generator",
     "walked": "Determined's way: samplers.Repeat- and SkipBatchSampler by hand",
 }
-#: What the target is for: the others are shown beside them.
+#: The orders that the target is for; others are shown for comparison.
 OURS = ("natural", "shuffled", "sequence", "by-epoch", "torchs")
 
 
 # --------------------------------------------------------------------------------------------------- in its own process
 def child(order: str, place: int, directory: Path) -> None:
-    """Go on from a checkpoint at batch ``place`` for one batch."""
+    """Resume from a checkpoint at batch ``place``, and train one batch."""
     os.environ["DRAY_HOME"] = str(directory / "home")
     import torch
     from torch.utils.data import BatchSampler, RandomSampler
@@ -58,7 +57,7 @@ def child(order: str, place: int, directory: Path) -> None:
             return torch.full((1,), float(index))
 
     class ByEpoch:
-        """As torch's DistributedSampler: the order is a matter of the epoch alone."""
+        """As torch's DistributedSampler: the order depends only on the epoch."""
 
         epoch = 0
 
@@ -148,7 +147,7 @@ def _checkpoint(trial: Any, context: Any, directory: Path, place: int) -> Path:
 
 # --------------------------------------------------------------------------------------------------------------- report
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run everything, the orders and places taking turns, and print what came of it."""
+    """Run the orders and places in turn, and print the results."""
     paper.say(machine())
     taken: dict[tuple[str, int], list[float]] = {(order, place): [] for order in options.orders for place in PLACES}
     for number in range(options.rounds):

@@ -1,11 +1,11 @@
-"""How far one driver goes: searches on groups that only report. What a real group takes is told by bench/groups.py.
+"""How many groups one driver can serve: searches on groups that only report. For a real group's cost: bench/groups.py.
 
-The groups are played by an actor or two that speak the desk's protocol as rank 0 of a group does, without torch and
-Ray Train; all else is real: the driver with its search, journal, metrics and display, the desk, Tune and its handle.
-A trial takes no time, so that the search runs as fast as driver and desk can, with the players on the same cores. It
-is an ASHA search with three rungs; before each decision a trial sends so many reports that nobody decides on
-(--plain), and the difference between two such runs is what one of those costs. CPU time is taken from /proc, without
-that of the first 10% and the last 5% of the trials.
+The groups are played by one or two actors that speak the desk's protocol as rank 0 of a group does, without torch and
+Ray Train. All else is real: the driver with its search, journal, metrics and display, the desk, Tune and its handle.
+Trials take no time, so the search runs as fast as driver and desk can, on the same cores as the players. It is an ASHA
+search with three rungs. Before each decision a trial sends --plain reports that need no decision; the difference
+between two such runs is the cost of one of those. CPU time is read from /proc, without the first 10% and the last 5% of
+the trials.
 
     python bench/scale.py [--groups 10 30 60] [--trials 1000] [--plain 0 10] [--save]
 """
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 GROUPS_PER_PLAYER = 30
 ROWS = 8
-"""Numbers in a report: a metric or two, and what a trial tells of its machine and its time."""
+"""Numbers in a report: a metric or two, and the usage of time and machine."""
 PARTS = {"ray::Desk": "desk", "ray::ResourceTr": "handle", "ray::Players": "players"}
 
-# What is asked on paper: slots, trials of the sweep, seconds between two decisions on a trial, and between two of its
+# To extrapolate to: slots, trials of the sweep, seconds between two decisions on a trial, and between two of its
 # other reports.
 EXTRAPOLATED = ((1_000, 10_000), (10_000, 100_000))
 DECIDES_EVERY_S, REPORTS_EVERY_S = 60.0, 5.0
@@ -70,11 +70,11 @@ def parts() -> list[tuple[int, str]]:
     parents, names = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            told = path.read_text()
+            line = path.read_text()
         except OSError:  # it has ended
             continue
-        pid, parent = int(path.parent.name), int(told.rpartition(")")[2].split()[1])
-        parents[pid], names[pid] = parent, told.partition("(")[2].rpartition(")")[0]
+        pid, parent = int(path.parent.name), int(line.rpartition(")")[2].split()[1])
+        parents[pid], names[pid] = parent, line.partition("(")[2].rpartition(")")[0]
     below, found = {os.getpid()}, 0
     while len(below) > found:
         found = len(below)
@@ -129,13 +129,13 @@ class Players:
 
 
 def rows(batches: int, kind: str) -> list[dict[str, Any]]:
-    """Of one report."""
+    """The metrics of one report."""
     common = {"batches": batches, "epochs": batches / 10, "kind": kind, "time": time.time()}
     return [{**common, "name": name, "value": 0.5} for name in ("loss", *(f"metric_{n}" for n in range(1, ROWS)))]
 
 
 class LightGroup:
-    """What the driver takes for a `dray.groups.group.WorkerGroup`: all are played by a few actors."""
+    """Stands in for a `dray.groups.group.WorkerGroup` in the driver; a few actors play all of them."""
 
     players: list[Any]
     made = 0
@@ -150,18 +150,18 @@ class LightGroup:
         player.play.remote(spec.desk, spec.group, spec.start, sorted({int(length.value) for length in lengths}))
 
     def end(self) -> None:
-        """It ends with its player."""
+        """Nothing to do: it ends with its player."""
 
     def ended(self, by: float) -> bool:
         return True
 
     def join(self, by: float) -> None:
-        """It has no thread."""
+        """Nothing to do: it has no thread."""
 
 
 # --------------------------------------------------------------------------------------------------- in its own process
 class Window:
-    """Hears the desk's messages; takes what is used while the trials end, but for the first 10% and the last 5%."""
+    """Listens to the desk's messages, and measures usage from the first 10% of ended trials to the last 5%."""
 
     def __init__(self, trials: int) -> None:
         self._trials, self._ended, self._reports, self._decided = trials, 0, 0, 0
@@ -202,7 +202,7 @@ class Window:
 
 
 def light(directory: Path, groups: int, trials: int, plain: int) -> None:
-    """A search on groups that are played."""
+    """Run a search on played groups."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -252,7 +252,7 @@ def config(trials: int, max_length: int) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- figures
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one search on played groups tells."""
+    """The figures of one search on played groups."""
 
     groups: int
     plain: int
@@ -326,7 +326,7 @@ def costs(figures: list[Figures], name: str) -> Costs:
 
 
 def extrapolate(paper: Paper, figures: list[Figures]) -> None:
-    """What a cluster of many slots asks of driver and desk, one slot a group."""
+    """The load of driver and desk on a cluster of many slots, one slot per group."""
     paper.say(
         f"\nOn paper: groups of one slot, decided on every {DECIDES_EVERY_S:g} s, and a report every "
         f"{REPORTS_EVERY_S:g} s beside; shares of one processor of this machine\n"
@@ -351,7 +351,7 @@ def extrapolate(paper: Paper, figures: list[Figures]) -> None:
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run all, and print what came of them."""
+    """Run all searches, and print the results."""
     paper.say(machine())
     figures: list[Figures] = []
     for groups in options.groups:
@@ -359,7 +359,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
             where = directory / f"{groups}-{plain}"
             ran = run(__file__, ["--child", "light", str(where), str(groups), str(options.trials), str(plain)], where)
             [window], [last, ended] = of_kind(ran.stamps, "window"), of_kind(ran.stamps, "last", "ended")
-            waits = [s for told in of_kind(ran.stamps, "waits") for s in told.fields["s"]]
+            waits = [s for each in of_kind(ran.stamps, "waits") for s in each.fields["s"]]
             figures.append(
                 Figures(groups=groups, plain=plain, used=window.fields, waits=waits, wait_to_end=ended.time - last.time)
             )

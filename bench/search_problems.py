@@ -94,12 +94,12 @@ class CurveProblem:
         return 0.4 + 1.2 * float(config["width"] - WIDTH[0]) / (WIDTH[1] - WIDTH[0])
 
     def regret(self, config: Mapping[str, Any]) -> float:
-        """Of a configuration, were it trained to the end."""
+        """The regret of a configuration, trained to the end."""
         return (self.curve(config)(self.max_t) - self.best) / (self.median - self.best)
 
     @staticmethod
     def _unit(config: Mapping[str, Any]) -> Array:
-        """In the unit cube; the last number is the optimizer's."""
+        """A configuration in the unit cube; the last number is the optimizer's."""
         return np.array(
             [
                 math.log(config["lr"] / LR[0]) / math.log(LR[1] / LR[0]),
@@ -112,7 +112,7 @@ class CurveProblem:
         )
 
     def _shape(self, u: Array) -> tuple[Array, Array, Array, npt.NDArray[np.bool_]]:
-        """Of each row: asymptote, tau, exponent, whether it diverges."""
+        """For each row: asymptote, tau, exponent, whether it diverges."""
         optimizer = u[:, 5].astype(int)
         d = u[:, :5] - self._optimum[optimizer]
         d[:, 0] += self._couple * (u[:, 2] - 0.5)  # wide models want smaller learning rates

@@ -51,7 +51,7 @@ REACH, AIM = 0.09, 0.08
 
 # ------------------------------------------------------------------------------------------------------- the contenders
 class Decides(Protocol):
-    """As much of a method as a simulation needs."""
+    """The part of a method that a simulation needs."""
 
     def start(self) -> list[Action]: ...
     def on(self, event: Event) -> list[Action]: ...
@@ -78,7 +78,7 @@ class Draws:
 
 
 class Peer:
-    """As many trials as workers, for ever; `goes_on` decides. Peers keep no state for us."""
+    """As many trials as workers, without end; `continues` decides whether a trial continues."""
 
     rungs = RUNGS
 
@@ -89,25 +89,25 @@ class Peer:
         return [Create(trial=trial) for trial in range(self._created)]
 
     def on(self, event: Event) -> list[Action]:
-        if isinstance(event, Reported) and not self.goes_on(event):
+        if isinstance(event, Reported) and not self.continues(event):
             return [Stop(trial=event.trial)]
         if isinstance(event, Exited):
             self._created += 1
             return [Create(trial=self._created - 1)]
         return []
 
-    def goes_on(self, report: Reported) -> bool:
+    def continues(self, report: Reported) -> bool:
         return True
 
 
 class PlainRule(Peer):
-    """SEARCH.md's rule for stopping, written down as it stands there: a sorted list a rung."""
+    """The stopping rule transcribed literally: a sorted list for each rung."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
         self._values: list[list[float]] = [[] for _ in RUNGS]
 
-    def goes_on(self, report: Reported) -> bool:
+    def continues(self, report: Reported) -> bool:
         rung = RUNGS.index(int(report.step))
         values, value = self._values[rung], report.value
         assert value is not None
@@ -118,7 +118,7 @@ class PlainRule(Peer):
 
 @dataclass(frozen=True)
 class TuneTrial:
-    """As much of a trial of Tune as its scheduler needs."""
+    """The part of a Tune trial that its scheduler needs."""
 
     trial_id: str
 
@@ -139,7 +139,7 @@ class RayASHA(Peer):
             self._scheduler.on_trial_complete(None, TuneTrial(str(event.trial)), self._last.pop(event.trial))
         return actions
 
-    def goes_on(self, report: Reported) -> bool:
+    def continues(self, report: Reported) -> bool:
         trial, new = TuneTrial(str(report.trial)), report.trial not in self._last
         if new:
             self._scheduler.on_trial_add(None, trial)
@@ -150,7 +150,7 @@ class RayASHA(Peer):
 
 
 class RayOptuna:
-    """Ray Tune's OptunaSearch itself, called as Tune calls it: a stopped trial is told as complete."""
+    """Ray Tune's OptunaSearch itself, called as Tune calls it: it sees a stopped trial as complete."""
 
     def __init__(self, seed: int) -> None:
         self._search = OptunaSearch(space=distributions(), metric="loss", mode="min", seed=seed)
@@ -195,7 +195,7 @@ class Optuna(Peer):
             else:
                 self._study.tell(trial, self._last.pop(event.trial))
 
-    def goes_on(self, report: Reported) -> bool:
+    def continues(self, report: Reported) -> bool:
         assert report.value is not None
         trial = self._trials[report.trial]
         self._last[report.trial] = report.value
@@ -204,7 +204,7 @@ class Optuna(Peer):
 
 
 def distributions() -> dict[str, optuna.distributions.BaseDistribution]:
-    """The problems' space, as a user of Optuna writes it."""
+    """The problems' space, as an Optuna user would write it."""
     real, whole = optuna.distributions.FloatDistribution, optuna.distributions.IntDistribution
     return {
         "lr": real(*LR, log=True),
@@ -283,7 +283,7 @@ CHECKED = ("base", "crossing")
 # ----------------------------------------------------------------------------------------------------------- one search
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What one search came to: the regret of its incumbent, the trials it began, CPU seconds that it took."""
+    """The outcome of one search: the regret of its incumbent, the trials that it began, its CPU seconds."""
 
     regret: float
     trials: int
@@ -386,9 +386,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of the problems (default 200)")
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(CHECKED), help="default: base crossing")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which ways (default: all)")
-    parser.add_argument(
-        "--keep", type=Path, help="note every search's figure here, and go on from those that are there"
-    )
+    parser.add_argument("--keep", type=Path, help="keep every search's figure here, and continue from those it has")
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)

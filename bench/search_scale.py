@@ -173,7 +173,7 @@ def per_event_us(
 
 
 def ask_ms(sizes: list[int]) -> dict[int, float]:
-    """CPU ms that dray's TPE takes for a proposal, after the events of so many trials."""
+    """CPU ms that dray's TPE takes for a proposal, after the events of this many trials."""
     space, random, found = parse_space(SPACE), Random(0), {}
     rungs = tuple(dict.fromkeys(METHODS["ASHA, stopping"]().rungs))
     sampler, trials = OptunaSampler(space, seed=0, rungs=rungs), 0
@@ -181,7 +181,7 @@ def ask_ms(sizes: list[int]) -> dict[int, float]:
         for trial in range(trials, size):
             hparams = space.sample(random)
             sampler.tell(Started(trial=trial), hparams)
-            # As in ASHA: one of DIVISOR goes on at each rung.
+            # As in ASHA: one in DIVISOR continues at each rung.
             reached = next((n for n in range(1, len(rungs)) if random.random() > 1 / DIVISOR), len(rungs))
             for rung in rungs[:reached]:
                 sampler.tell(Reported(trial=trial, step=rung, value=random.random()), hparams)
@@ -199,7 +199,7 @@ def ask_ms(sizes: list[int]) -> dict[int, float]:
 
 # ------------------------------------------------------------------------------------------------------------ the peers
 def ray_us(size: int) -> float:
-    """Ray's ASHA: a first report, with so many in the rung."""
+    """Ray's ASHA: a first report, with this many trials in the rung."""
     scheduler = AsyncHyperBandScheduler(
         time_attr="step", metric="loss", mode="min", max_t=MAX_LENGTH, grace_period=1, reduction_factor=DIVISOR
     )
@@ -217,7 +217,7 @@ def ray_us(size: int) -> float:
 
 
 def optuna_us(size: int) -> float:
-    """Optuna's pruner: `should_prune` after a first report, with so many trials in the rung."""
+    """Optuna's pruner: `should_prune` after a first report, with this many trials in the rung."""
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=DIVISOR)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner)
     random = Random(0)
@@ -244,7 +244,7 @@ def optuna_us(size: int) -> float:
 
 
 def optuna_ask_ms(size: int) -> float:
-    """The same of Optuna's TPE, with so many complete trials in the study."""
+    """The same of Optuna's TPE, with this many complete trials in the study."""
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
     problem, rng, random = CurveProblem(), np.random.default_rng(0), Random(0)
     study.add_trials(

@@ -1,14 +1,14 @@
-"""What dies while a search runs, again and again: a sweep of short trials, or the fault matrix.
+"""Kills processes of running searches, again and again: in a sweep of short trials, or by the fault matrix.
 
-The sweep: trials of examples/digits, on a Ray cluster that is there before, of which a random process is killed with -9
-every 40 seconds on average: a worker, a Tune handle, or the desk. At the end every trial has ended
-once; and nothing is left of it on the cluster. The memory of the driver and of its workers is followed meanwhile.
+The sweep: trials of examples/digits on an existing Ray cluster. Every 40 seconds on average a random process is killed
+with -9: a worker, a Tune handle, or the desk. At the end every trial must have ended once, and nothing may be left on
+the cluster. The memory of the driver and its workers is recorded meanwhile.
 
-The matrix: each case of tests/ray/faults.py so many times, each in the middle of a trial of two workers, whose weights
-at the end are held, bit for bit, against those of a run in which nothing died. Prints a line for each case: how often
-it was killed, how often it survived, and the time from the death to the next batch that the trial trained.
+The matrix: each case of tests/ray/faults.py several times, each in the middle of a trial of two workers. Its final
+weights are compared, bit for bit, with those of a run without a fault. Prints a line for each case: how often it was
+killed, how often it survived, and the time from the death to the next batch trained.
 
-Exits with 1 if something did not come as it should.
+Exits with 1 if a check fails.
 
     python bench/soak.py [--trials 1000] [--every 40] [--seed 0]
     python bench/soak.py --matrix [--times 10] [--cases "desk,driver"] [--seed 0]
@@ -111,7 +111,7 @@ def sweep(directory: Path, trials: int, every_s: float, rng: random.Random) -> i
             },
             "resources": {"slot": "cpu"},
             "min_validation_period": {"batches": 23},
-            # The same worker may well be killed more often than five times in one trial.
+            # The same trial may lose more than five workers.
             "max_restarts": 20,
         },
     )
@@ -143,8 +143,8 @@ def sweep(directory: Path, trials: int, every_s: float, rng: random.Random) -> i
             (not left, f"left on the cluster after {LEFT_AFTER_S:.0f} s: {', '.join(left) or 'nothing'}"),
             (not files, f"temporary files of the driver: {', '.join(files) or 'none'}"),
         ]
-        for holds, told in checks:
-            print(f"  {'ok  ' if holds else 'FAIL'} {told}")
+        for holds, name in checks:
+            print(f"  {'ok  ' if holds else 'FAIL'} {name}")
         return 0 if all(holds for holds, _ in checks) else 1
     finally:
         if driver is not None:
@@ -156,7 +156,7 @@ def sweep(directory: Path, trials: int, every_s: float, rng: random.Random) -> i
 def play(
     driver: Driver, path: Path, every_s: float, rng: random.Random
 ) -> tuple[Counter[str], list[tuple[float, str, int, float]]]:
-    """Kill, from the first trial's end to the driver's: how often what, and samples (time, kind, process, MB)."""
+    """Kill processes from the first trial's end to the driver's; kills by kind, memory (time, kind, process, MB)."""
     kills: Counter[str] = Counter()
     memory: list[tuple[float, str, int, float]] = []
     began = time.monotonic()
@@ -187,8 +187,8 @@ def resident_mb(pid: int) -> float:
 
 
 def slopes(memory: list[tuple[float, str, int, float]]) -> list[str]:
-    """How memory grows with time, by least squares over each process, its first half minute left out."""
-    told = []
+    """The growth of memory over time, by least squares for each process, without its first half minute."""
+    lines = []
     for kind in ("driver", "worker"):
         processes: dict[int, list[tuple[float, float]]] = {}
         for at, its, pid, size in memory:
@@ -202,12 +202,12 @@ def slopes(memory: list[tuple[float, str, int, float]]) -> list[str]:
         largest = max((size for samples in processes.values() for _, size in samples), default=0.0)
         if found:
             mean = sum(count * slope for count, slope in found) / sum(count for count, _ in found)
-            told.append(f"memory of {kind}s: at most {largest:.0f} MB, {mean:+.2f} MB a minute")
-    return told
+            lines.append(f"memory of {kind}s: at most {largest:.0f} MB, {mean:+.2f} MB a minute")
+    return lines
 
 
 def leftovers(address: str) -> list[str]:
-    """What the search has left: processes, placement groups, resources."""
+    """What the search left behind: processes, placement groups, resources."""
     ray.init(address=address, log_to_driver=False)
     deadline = time.monotonic() + LEFT_AFTER_S
     while True:

@@ -65,7 +65,7 @@ PHASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one run tells."""
+    """The figures of one run."""
 
     way: str
     trials: int
@@ -108,7 +108,7 @@ class Figures:
 
 # --------------------------------------------------------------------------------------------------- in its own process
 def child(way: str, directory: Path, plan: dict[str, Any]) -> None:
-    """Be one of the ways."""
+    """Run one of the ways, in its process."""
     end_on_sigterm()
     if way == "a":
         _dray(directory, plan)
@@ -129,7 +129,7 @@ def _dray(directory: Path, plan: dict[str, Any]) -> None:
 
     experiment = dray.Experiment(plan["config"], model_dir=BENCH / "model", path=directory / "experiment")
     stamp("checked")
-    # dray starts Ray beside the import of what it needs of it.
+    # dray starts Ray while it imports what it needs of Ray.
     import ray
 
     init = ray.init
@@ -230,20 +230,20 @@ def report(paper: Paper, figures: dict[str, list[Figures]], trials: int) -> None
     paper.say("\nRatios, round by round; targets by the median\n")
     ratios: list[list[str]] = []
 
-    def ratio(told: str, values: list[float], target: str, reached: bool | None) -> None:
-        ratios.append([told, spread(values, "x"), target, "" if reached is None else verdict(reached)])
+    def ratio(name: str, values: list[float], target: str, reached: bool | None) -> None:
+        ratios.append([name, spread(values, "x"), target, "" if reached is None else verdict(reached)])
 
     def against(way: str) -> list[tuple[Figures, Figures]]:
         return list(zip(ours, figures.get(way, []), strict=False))
 
     if pairs := against("b"):
         values = [b.scaled(trials) / a.scaled(trials) for a, b in pairs]
-        told = f"{trials} trials: (b) / (a), total; against Ray's documented way only"
-        ratio(told, values, f">= {TIMES_FASTER:g}x", quantile(values, 0.5) >= TIMES_FASTER)
+        name = f"{trials} trials: (b) / (a), total; against Ray's documented way only"
+        ratio(name, values, f">= {TIMES_FASTER:g}x", quantile(values, 0.5) >= TIMES_FASTER)
     if pairs := against("c-same"):
         values = [a.later_trial_s / c.later_trial_s for a, c in pairs]
-        told = "a later trial: (a) / (c-same), trials of the same lengths"
-        ratio(told, values, f"<= {TIMES_SLOWER:g}x", quantile(values, 0.5) <= TIMES_SLOWER)
+        name = "a later trial: (a) / (c-same), trials of the same lengths"
+        ratio(name, values, f"<= {TIMES_SLOWER:g}x", quantile(values, 0.5) <= TIMES_SLOWER)
     if pairs := against("c-bare"):
         values = [a.later_trial_s / c.later_trial_s for a, c in pairs]
         ratio("a later trial: (a) / (c-bare), the same lengths, (c) saves nothing", values, "", None)
@@ -264,8 +264,8 @@ def report(paper: Paper, figures: dict[str, list[Figures]], trials: int) -> None
         [
             ["start-up: process start to first batch", spread(start_up), f"<= {START_UP_S:g}",
              verdict(quantile(start_up, 0.5) <= START_UP_S)],
-            *([f"  {told}", spread(list(values)), "", ""]
-              for (told, _), values in zip(PHASES, zip(*map(phases, ours), strict=True), strict=True)),
+            *([f"  {name}", spread(list(values)), "", ""]
+              for (name, _), values in zip(PHASES, zip(*map(phases, ours), strict=True), strict=True)),
             [f"last report to the next trial's first batch, median of {len(gaps)}", f"{quantile(gaps, 0.5):.3f}",
              f"<= {TURNAROUND_S:g}", verdict(quantile(gaps, 0.5) <= TURNAROUND_S)],
             ["  90th percentile", f"{quantile(gaps, 0.9):.3f}", "", ""],
@@ -274,15 +274,15 @@ def report(paper: Paper, figures: dict[str, list[Figures]], trials: int) -> None
     for f in ours:
         counts = of_kind(f.ran.stamps, "counts")[0].fields
         lengths = Counter(f.lengths.values())
-        told = ", ".join(f"{number} trials of {length} epochs" for length, number in sorted(lengths.items()))
+        trained = ", ".join(f"{number} trials of {length} epochs" for length, number in sorted(lengths.items()))
         paper.say(
             f"\n{counts['handles']} handles, {counts['groups']} groups started, {counts['lost']} groups lost, "
-            f"{counts['restarts']} trials restarted; {told}"
+            f"{counts['restarts']} trials restarted; {trained}"
         )
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run all ways in turn, and print what came of it."""
+    """Run all ways in turn, and print the results."""
     plan = plan_of(options.trials)
     paper.say(machine())
     figures: dict[str, list[Figures]] = {way: [] for way in options.ways}

@@ -52,7 +52,7 @@ class Case:
     """One situation.
 
     Args:
-        told: what it is.
+        label: its name in the table.
         slots: workers a group.
         cpus: that the cluster says to have, one a slot; None: dray starts its own cluster with what this machine has.
         added: CPUs of a node that joins in the middle.
@@ -64,7 +64,7 @@ class Case:
         groups: that there should be in the end; None: as many as this machine has room for.
     """
 
-    told: str
+    label: str
     slots: int = 1
     cpus: int | None = None
     added: int = 0
@@ -82,14 +82,14 @@ class Case:
 
 
 CASES = {
-    "one-worker": Case(told="1 worker a group"),
-    "two-workers": Case(told="2 workers a group", slots=2, groups=1),
-    "one-group": Case(told="one group alone", cpus=1, groups=1),
-    "killed-handle": Case(told="a Tune handle killed", kill_handle=True, sleep_s=0.2, more=2),
-    "added-group": Case(told="a group added", cpus=1, added=1, sleep_s=0.5, more=2, groups=2),
-    "late-groups": Case(told="eight groups, two of them late", cpus=6, added=2, sleep_s=4.0, more=3, groups=8),
-    "quiet-search": Case(told=f"a search that creates nothing for {PAUSE_S:g} s", quiet=True, sleep_s=0.1, more=2),
-    "busy-search": Case(told=f"a search that answers nothing for {PAUSE_S:g} s", busy=True, sleep_s=0.1, more=2),
+    "one-worker": Case(label="1 worker a group"),
+    "two-workers": Case(label="2 workers a group", slots=2, groups=1),
+    "one-group": Case(label="one group alone", cpus=1, groups=1),
+    "killed-handle": Case(label="a Tune handle killed", kill_handle=True, sleep_s=0.2, more=2),
+    "added-group": Case(label="a group added", cpus=1, added=1, sleep_s=0.5, more=2, groups=2),
+    "late-groups": Case(label="eight groups, two of them late", cpus=6, added=2, sleep_s=4.0, more=3, groups=8),
+    "quiet-search": Case(label=f"a search that creates nothing for {PAUSE_S:g} s", quiet=True, sleep_s=0.1, more=2),
+    "busy-search": Case(label=f"a search that answers nothing for {PAUSE_S:g} s", busy=True, sleep_s=0.1, more=2),
 }
 
 
@@ -124,7 +124,7 @@ def _config(case: Case, trials: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _cluster(case: Case) -> Iterator[tuple[str | None, Callable[[], object]]]:
-    """A cluster that says to have so many CPUs, and how to add a node to it; or none, where dray starts its own."""
+    """The address of a cluster with the case's CPUs, and how to add a node to it; None where dray starts its own."""
     if case.cpus is None:
         yield None, lambda: None
         return
@@ -146,7 +146,7 @@ def _cluster(case: Case) -> Iterator[tuple[str | None, Callable[[], object]]]:
 
 
 class _Middle:
-    """Hears the desk's messages, and when a third of the trials have ended does what the case asks."""
+    """Listens to the desk's messages, and disturbs the run as the case says once a third of the trials have ended."""
 
     def __init__(self, case: Case, trials: int, add_node: Callable[[], object]) -> None:
         self._case, self._third, self._add_node = case, trials // 3, add_node
@@ -174,13 +174,13 @@ class _Middle:
             os.kill(self._handles[0], signal.SIGKILL)
             stamp("disturbed")
         elif case.added:
-            # It takes seconds, and the driver has others to serve meanwhile.
+            # In a thread, since it takes seconds, and the driver serves others meanwhile.
             threading.Thread(target=self._add_node, daemon=True).start()
             stamp("node_added")
 
 
 def _disturbed(case: Case, config: dict[str, Any]) -> Method:
-    """The method of the config, which is then to be given beside it, made to go quiet or to be busy in the middle."""
+    """The config's method, made to go quiet or to be busy in the middle. Run it as the custom method of the config."""
     from dray.config.load import load_config
     from dray.config.search import build_method
 
@@ -191,7 +191,7 @@ def _disturbed(case: Case, config: dict[str, Any]) -> Method:
 
 
 class Quiet:
-    """A method that holds back new trials while one certain trial trains: until it has ended nobody gets another."""
+    """A method that holds back new trials until one certain trial has ended."""
 
     def __init__(self, method: Method, until: int) -> None:
         self._method, self._until, self._held = method, until, list[Any]()
@@ -229,14 +229,14 @@ class Quiet:
         from searchers import Create
 
         self._held += actions
-        # Creates come in order: all after the first that is to wait, wait too.
+        # Trials are created in order: all after the first that has to wait, wait too.
         now = [a for a in self._held if self._over or not isinstance(a, Create) or a.trial <= self._until]
         self._held = [a for a in self._held if a not in now]
         return now
 
 
 class Busy(Quiet):
-    """A method that once takes long over an answer, as one does that fits a model."""
+    """A method that takes long for one answer, as if it fitted a model."""
 
     def __init__(self, method: Method, trials: int) -> None:
         super().__init__(method, trials)
@@ -288,14 +288,14 @@ def gaps_of(stamps: Sequence[Stamp], size: int) -> list[Gap]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one run of a case tells."""
+    """The figures of one run of a case."""
 
     case: Case
     ran: Ran
 
     @property
     def disturbed_at(self) -> float:
-        """When what happens in the middle had happened: the first new group was there, the pause was over, ..."""
+        """When the disturbance was over: the first new group had started, the pause had ended, ..."""
         if self.case.added:
             added = of_kind(self.ran.stamps, "node_added")
             joined = [s.time for s in of_kind(self.ran.stamps, "joined") if added and s.time > added[0].time]
@@ -333,7 +333,7 @@ def report(paper: Paper, figures: dict[str, list[Figures]]) -> None:
             judged = when in ("", "after")
             rows.append(
                 [
-                    case.told if judged else "",
+                    case.label if judged else "",
                     when,
                     str(len(gaps)),
                     *(f"{quantile(gaps, share):.3f}" if gaps else "-" for share in (0.5, 0.9, 1.0)),
@@ -350,9 +350,9 @@ def report(paper: Paper, figures: dict[str, list[Figures]]) -> None:
     )
     for name, runs in figures.items():
         for f in runs:
-            told = _what_happened(f)
-            if told:
-                paper.say(f"{name}: {told}")
+            happened = _what_happened(f)
+            if happened:
+                paper.say(f"{name}: {happened}")
 
 
 def _what_happened(f: Figures) -> str:
@@ -373,7 +373,7 @@ def _what_happened(f: Figures) -> str:
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run all cases, and print what came of them."""
+    """Run all cases, and print the results."""
     paper.say(machine())
     figures: dict[str, list[Figures]] = {name: [] for name in options.cases}
     for number in range(1, options.rounds + 1):

@@ -58,7 +58,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self.user_data = user_data
         self._reported: dict[str, int] = {}
         self._saved = -1
-        self._asked = False
+        self._stop_requested = False
         info = core_context.info
         if info is None:
             return
@@ -101,28 +101,28 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """Check whether to stop."""
         if state.is_world_process_zero:
             self.core_context.train.report_progress(min(1.0, state.global_step / max(1, state.max_steps)))
-        self._end_if_asked(state, control)
+        self._check_stop(state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """At the end of training, for whatever reason it ends, evaluate and save."""
+        """Evaluate and save at the end of training, even if it ends early."""
         if not control.should_training_stop and state.global_step < state.max_steps:
             return
         evaluates = getattr(args, "eval_strategy", None) or args.evaluation_strategy  # the name until 4.41
-        if evaluates != "no" and not self._asked and self._reported.get("validation") != state.global_step:
+        if evaluates != "no" and not self._stop_requested and self._reported.get("validation") != state.global_step:
             control.should_evaluate = True
         if self._saved != state.global_step:
             control.should_save = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check whether to stop: the report may have been answered so."""
-        self._end_if_asked(state, control)
+        """Check whether to stop: the search may have decided so on this report."""
+        self._check_stop(state, control)
 
-    def _end_if_asked(self, state: Any, control: Any) -> None:
+    def _check_stop(self, state: Any, control: Any) -> None:
         if state.global_step >= state.max_steps:
-            return  # It ends by itself; if it acknowledged a request, it would be resumed later.
+            return  # It ends by itself; acknowledging a request to stop would have it resumed later.
         # All ranks call this together, as should_preempt() requires.
-        self._asked = self._asked or self.core_context.preempt.should_preempt()
-        control.should_training_stop = control.should_training_stop or self._asked
+        self._stop_requested = self._stop_requested or self.core_context.preempt.should_preempt()
+        control.should_training_stop = control.should_training_stop or self._stop_requested
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make a checkpoint of the trial from what the trainer has saved."""

@@ -9,7 +9,7 @@
     samplers, convert                    what draws from a space; spaces of Optuna and Ray Tune converted
     search, views                        the one object that a driver holds, and what it knows of each trial
     journal, records, recorded           the append-only log, and its JSON; a replay of it restores a search
-    simulate                             a search in virtual time
+    simulate, simulator                  a search in virtual time
     testing, histories                   the contract of methods, for yours too; random histories to check it
     optuna_sampler, _trials, _space, _storage    the adapter to Optuna; not imported here
     ray_tune                             the adapter to Ray Tune; not imported here

@@ -35,7 +35,7 @@ class AdaptiveASHA:
         max_rungs: Most rungs of a bracket, >= 1. There are fewer if the length or the number of trials allows no more.
         mode: One bracket with as many rungs as possible ("aggressive"), or brackets from that number down to half of it
             ("standard") or to one ("conservative").
-        bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1, in whatever order.
+        bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1, in any order.
         max_concurrent_trials: Most trials at a time, in all brackets together, as in `ASHA`; at least one per bracket.
             0 = in each bracket as many as the last one has trials, and at least `divisor`.
         variant: What happens at a rung: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).
@@ -85,18 +85,14 @@ class AdaptiveASHA:
         most = rungs_that_fit(length=min(max_length, max_trials), divisor=divisor, at_most=max_rungs)
         wanted = sorted(bracket_rungs, reverse=True) or bracket_rungs_of(mode, most)
         trials = bracket_trials(max_trials, bracket_weights(wanted, divisor=divisor))
-        places = bracket_slots(max_concurrent_trials, trials, divisor=divisor)
+        slots = bracket_slots(max_concurrent_trials, trials, divisor=divisor)
         self._weights = bracket_weights([b for b, n in zip(wanted, trials, strict=True) if n], divisor=divisor)
         kind = _VARIANTS[variant]
         self.brackets = tuple(
             kind(
-                max_trials=n,
-                max_length=max_length,
-                num_rungs=rungs,
-                divisor=divisor,
-                max_concurrent_trials=width,
+                max_trials=n, max_length=max_length, num_rungs=rungs, divisor=divisor, max_concurrent_trials=concurrent
             )
-            for rungs, n, width in zip(wanted, trials, places, strict=True)
+            for rungs, n, concurrent in zip(wanted, trials, slots, strict=True)
             if n
         )
         self._counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)

@@ -1,7 +1,7 @@
 """ASHA, the stopping variant: a trial that reaches a rung continues only if it is among the best 1/divisor there.
 
 Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (arXiv 1810.05934); stopping instead of
-promoting is Determined's `async_halving`. Deliberate differences from Determined, beside those in `halving`:
+promoting is Determined's `async_halving`. Deliberate differences from Determined, besides those in `halving`:
 
 * every trial that ends is followed by a new one, even if it ended by itself below the top rung;
 * a trial that reports at the top rung gets no `Stop`: it trains to `max_length` and completes.

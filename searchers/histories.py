@@ -49,8 +49,8 @@ class Driven(Protocol):
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]: ...
 
 
-def tell(subject: Driven, event: Event | Extension) -> list[Action]:
-    """The answer of a method or search to a step of a history."""
+def send(subject: Driven, event: Event | Extension) -> list[Action]:
+    """Send a step of a history to a method or search; returns the actions that follow."""
     if isinstance(event, Extension):
         return subject.extend(max_trials=event.max_trials, max_length=event.max_length)
     return subject.on(event)
@@ -85,12 +85,12 @@ def play(
         extensions=list(extensions),
     )
     first = subject.start()
-    player.obey(first)
+    player.carry_out(first)
     while not player.done or player.extensions:
         assert len(player.steps) < 100_000, f"seed {seed}: the search did not end within 100,000 events"
         player.step()
     for trial in sorted(player.ended)[-3:]:  # late reports, after the end
-        player.tell(Reported(trial=trial, step=length, value=0.5))
+        player.send(Reported(trial=trial, step=length, value=0.5))
     return History(first=first, steps=player.steps)
 
 
@@ -122,7 +122,7 @@ class _Player:
         if self.pending and (not self.running or (len(self.running) < 4 and rng.random() < 0.4)):
             trial = self.pending.pop(rng.randrange(len(self.pending)))
             self.running[trial] = self.reached.get(trial, 0)
-            self.tell(Started(trial=trial))
+            self.send(Started(trial=trial))
             return
         assert self.running, f"no trial is pending or running, {len(self.paused)} are paused, but Done did not come"
         trial = rng.choice(list(self.running))
@@ -130,21 +130,21 @@ class _Player:
         if self.always is not None:
             self.exit(trial, self.always)
         elif self.ended and chance < 0.05:
-            self.tell(Reported(trial=rng.choice(sorted(self.ended)), step=self.length, value=self.value()))
+            self.send(Reported(trial=rng.choice(sorted(self.ended)), step=self.length, value=self.value()))
         elif chance < 0.1:
             self.exit(trial, rng.choice(_REASONS))
         elif chance < 0.15:  # restarted from an earlier checkpoint
             self.running[trial] *= rng.random()
-            self.tell(Started(trial=trial))
+            self.send(Started(trial=trial))
         elif chance < 0.18:  # out of order
-            self.tell(Reported(trial=trial, step=self.running[trial] * rng.random(), value=self.value()))
+            self.send(Reported(trial=trial, step=self.running[trial] * rng.random(), value=self.value()))
         elif trial in self.stopping and chance < 0.7:
             self.exit(trial, "stopped")
         elif self.running[trial] >= self.length:
             self.exit(trial, "completed")
         else:
             self.running[trial] = self.further(self.running[trial])
-            self.tell(Reported(trial=trial, step=self.running[trial], value=self.value()))
+            self.send(Reported(trial=trial, step=self.running[trial], value=self.value()))
 
     def step_paused(self, trial: int) -> None:
         """A paused trial fails, is canceled, or reports once more before its workers leave."""
@@ -152,7 +152,7 @@ class _Player:
             self.exit(trial, self.rng.choice(("errored", "canceled", "invalid_hp")))
         else:
             self.reached[trial] = self.further(self.reached[trial])
-            self.tell(Reported(trial=trial, step=self.reached[trial], value=self.value()))
+            self.send(Reported(trial=trial, step=self.reached[trial], value=self.value()))
 
     def further(self, step: float) -> float:
         return min(step + max(1, round(self.rng.random() ** 3 * self.length)), self.length)
@@ -168,27 +168,27 @@ class _Player:
         self.paused.discard(trial)
         self.stopping.discard(trial)
         self.ended.add(trial)
-        self.tell(Exited(trial=trial, reason=reason))
+        self.send(Exited(trial=trial, reason=reason))
 
     def extend(self, extension: Extension) -> None:
         method = self.subject.method if isinstance(self.subject, Search) else self.subject
         assert isinstance(method, Method)
         try:
-            actions = tell(self.subject, extension)
+            actions = send(self.subject, extension)
         except MethodError:
             return
         if method.rungs:
             self.length = method.rungs[-1]
         self.done = False
         self.steps.append((extension, actions))
-        self.obey(actions)
+        self.carry_out(actions)
 
-    def tell(self, event: Event) -> None:
+    def send(self, event: Event) -> None:
         actions = self.subject.on(event)
         self.steps.append((event, actions))
-        self.obey(actions)
+        self.carry_out(actions)
 
-    def obey(self, actions: list[Action]) -> None:
+    def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Create(trial=trial):

@@ -170,7 +170,7 @@ class Journal:
 
 
 def _parse(data: bytes, *, where: str) -> list[Record]:
-    """Whole records."""
+    """As `Journal.parse`, line by line, to name the damaged one."""
     records: list[Record] = []
     begin, number = 0, 1
     while begin < len(data):

@@ -46,7 +46,9 @@ class Int:
 
     def grid(self, path: str, faults: Faults) -> list[object]:
         size = (self.maxval - self.minval) // self.step + 1
-        count = self.count if self.count is not None else size if self.step != 1 else _missing(path, faults)
+        count = self.count
+        if count is None:
+            count = size if self.step != 1 else _missing(path, faults)
         if _is_too_large(min(count, size), path, faults):
             return []
         if count >= size:
@@ -95,11 +97,13 @@ class Double:
         return float(Fraction(str(self.minval)) + n * Fraction(str(self.step)))
 
     def grid(self, path: str, faults: Faults) -> list[object]:
-        steps = self.count is None and self.step is not None
-        count = self.count if self.count is not None else self._steps() + 1 if steps else _missing(path, faults)
+        all_steps = self.count is None and self.step is not None
+        count = self.count
+        if count is None:
+            count = self._steps() + 1 if all_steps else _missing(path, faults)
         if _is_too_large(count, path, faults):
             return []
-        if steps:
+        if all_steps:
             return [self._nth(n) for n in range(count)]
         points = [float(point) for point in _even(Fraction(str(self.minval)), Fraction(str(self.maxval)), count)]
         return list(points) if self.step is None else list(dict.fromkeys(map(self.nearest, points)))

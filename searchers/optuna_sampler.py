@@ -1,7 +1,7 @@
 """Hyperparameters from Optuna's samplers. What they learn from is in `optuna_trials`.
 
-* Until enough trials are compared, draws are random. Every fourth of TPE's trials stays random, so that it is not
-  misled for good; that costs no regret.
+* Until enough trials are compared, draws are random. Every fourth of TPE's trials is always random, so that early
+  trials can't mislead it forever; that costs no regret.
 * A point that failed is not proposed again.
 * The sampler's state depends on events alone, and each ask has its own random generator, seeded by the search's seed
   and the trial's number. So a search that is replayed continues as it would have.

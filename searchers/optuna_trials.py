@@ -52,7 +52,7 @@ class SamplerTrial:
         notes: The sampler's own, in Optuna's `system_attrs`.
         last: The last value reported; +inf if it was not finite; None before the first report.
         step: The length at which `last` was reported.
-        value: The value by which it is compared, while it is.
+        value: The value by which it is compared, if it is.
     """
 
     params: dict[str, Any]

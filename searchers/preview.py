@@ -58,10 +58,8 @@ class BracketPreview:
     @property
     def total(self) -> float | None:
         """Length trained by all of its trials together; None where the search does not set lengths."""
-        lengths = [(rung.length, rung.last) for rung in self.rungs]
-        return (
-            sum(length * last for length, last in lengths if length is not None) if lengths[0][0] is not None else None
-        )
+        totals = [rung.length * rung.last for rung in self.rungs if rung.length is not None]
+        return sum(totals) if totals else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

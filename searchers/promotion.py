@@ -74,7 +74,7 @@ class _PausingRung(Rung):
         heap = self._paused_heap
         while heap and heap[0][1] not in self._paused:
             heappop(heap)
-        return heap[0][1] if heap and heap[0][1] in self._best else None
+        return heap[0][1] if heap and self.is_best(heap[0][1]) else None
 
     def unpause_all(self) -> list[int]:
         """Remove all paused trials, and return them by number."""

@@ -1,10 +1,10 @@
 """Rungs of successive halving: their lengths, and which trials are among the best 1/divisor at one of them.
 
-Determined keeps a sorted list, inserts a value before its equals, and lets the trial continue iff
+Determined keeps a sorted list, inserts a new value v before its equals, and lets the trial continue iff
 
     index < max(floor(n / divisor), 1)            n values, including the new one
 
-`index` is the number of values smaller than v. So a trial continues iff v is no larger than the k-th smallest value,
+Here `index` is the number of values smaller than v, so a trial continues iff v is no larger than the k-th smallest one,
 with k = max(floor(n / divisor), 1). Two heaps give that value in O(log n): `best` holds the k smallest with the largest
 of them on top, `rest` the others with the smallest on top. Of equal values, those of lower trial numbers come first.
 """

@@ -20,8 +20,8 @@ from searchers.space import Space
 class Sampler(Protocol):
     """Draws hyperparameters, by ask-and-tell. The rules:
 
-    * `ask` depends only on the events told, the trial's number and the sampler's seed, and changes nothing. So after a
-      replay of its journal a sampler continues where it was.
+    * `ask` depends only on the events so far, the trial's number and the sampler's seed, and changes nothing. So a
+      sampler continues where it was after a replay of its journal.
     * What `ask` returns belongs to the caller, and is JSON.
 
     A sampler that compares trials by length may also have `extended(rungs)`, which is called when the search is

@@ -5,8 +5,8 @@
       ├──────────── Reported ◀─────────────────┤
       └── Stop, Pause ──▶ the worker is free   └──▶ Exited("completed") after the last report
 
-A trial has at most one valid entry in the queue or the heap, the one numbered `due`; others are ignored when they come
-up, so that a stop or a pause need not search for them. The next event is on top of the heap, so a million trials on ten
+Entries of the queue and the heap are numbered. A trial's valid one is its `due`; others are ignored when they come up,
+so that a stop or a pause need not search for them. The next event is on top of the heap, so a million trials on ten
 thousand workers take less than a minute.
 """
 
@@ -82,7 +82,7 @@ class _Trial:
     curve: Curve | None = None
     began: bool = False
     restarts: int = 0
-    due: int = -1  # number of its valid entry in the heap or the queue; -1: none
+    due: int = -1  # its valid entry in the heap or the queue; -1: none
     worker: int = -1  # -1: none
     assigned: float = 0.0  # when it got its worker
     since: float = 0.0  # when its training since the last report began; infinite if it has not
@@ -111,7 +111,7 @@ class Simulator:
     pending: deque[Action] = field(default_factory=deque)  # not carried out yet
     queue: deque[tuple[int, int]] = field(default_factory=deque)  # (due, trial) waiting for a worker
     heap: list[tuple[float, int, int, bool]] = field(default_factory=list)  # (time, due, trial, whether it fails)
-    number: int = 0  # the last `due` given out
+    last_due: int = 0
     free: list[int] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
 
@@ -126,15 +126,15 @@ class Simulator:
             self.pending.extend(self.search.start())
         self.assign_workers()
         while heap and heap[0][0] <= conditions.until:
-            time, number, name, fails = heappop(heap)
-            trial = trials.get(name)
-            if trial is None or trial.due != number:  # it was stopped or paused meanwhile
+            time, due, number, fails = heappop(heap)
+            trial = trials.get(number)
+            if trial is None or trial.due != due:  # it was stopped or paused meanwhile
                 continue
             self.time = time
             if fails:
-                self.fail(name, trial)
+                self.fail(number, trial)
             else:
-                self.report(name, trial)
+                self.report(number, trial)
             self.assign_workers()
         running = [trial for trial in trials.values() if trial.worker >= 0]
         if running:  # cut at `until`
@@ -147,7 +147,7 @@ class Simulator:
                 "method neither resumed nor stopped one, nor decided on Done; see searchers.testing.check_method"
             )
 
-    def report(self, name: int, trial: _Trial) -> None:
+    def report(self, number: int, trial: _Trial) -> None:
         assert trial.curve is not None
         step = self.steps[trial.next]
         self.trained += step - trial.position
@@ -157,38 +157,38 @@ class Simulator:
             value += trial.rng.gauss(0, self.conditions.noise)
         if not isinstance(self.search, Search) and (value is None or not math.isfinite(value)):
             value = math.inf  # as `Search` passes it to a method
-        if self.runs_on(trial, Reported(trial=name, step=step, value=value)):
-            self.train(name, trial, self.time)
+        if self.runs_on(trial, Reported(trial=number, step=step, value=value)):
+            self.train(number, trial, self.time)
 
-    def fail(self, name: int, trial: _Trial) -> None:
+    def fail(self, number: int, trial: _Trial) -> None:
         """The worker fails: the training since the last report is lost."""
         self.trained += self.since_report(trial)
         trial.since = math.inf
         trial.restarts += 1
         if trial.restarts > self.conditions.max_restarts:
-            self.exit(name, trial, "errored")
+            self.exit(number, trial, "errored")
             return
-        if self.runs_on(trial, Started(trial=name)):
-            self.train(name, trial, self.time + self.conditions.resume_cost)
+        if self.runs_on(trial, Started(trial=number)):
+            self.train(number, trial, self.time + self.conditions.resume_cost)
 
-    def start(self, name: int, trial: _Trial) -> None:
+    def start(self, number: int, trial: _Trial) -> None:
         """The trial gets a worker."""
         trial.worker, trial.assigned, trial.since = self.free.pop(), self.time, math.inf
-        if not self.runs_on(trial, Started(trial=name)):
+        if not self.runs_on(trial, Started(trial=number)):
             return
         if trial.curve is None:
-            trial.curve = self.curve_of(self.hparams(name))
+            trial.curve = self.curve_of(self.hparams(number))
             if trial.curve is None:
-                self.exit(name, trial, "invalid_hp")
+                self.exit(number, trial, "invalid_hp")
                 return
         cost = self.conditions.resume_cost if trial.began else self.conditions.start_cost
         trial.began = True
-        self.train(name, trial, self.time + cost)
+        self.train(number, trial, self.time + cost)
 
-    def train(self, name: int, trial: _Trial, since: float) -> None:
+    def train(self, number: int, trial: _Trial, since: float) -> None:
         """Train from `since` on, to the next report or failure; or the trial completes."""
         if trial.next == len(self.steps):
-            self.exit(name, trial, "completed")
+            self.exit(number, trial, "completed")
             return
         assert trial.curve is not None
         conditions, rate = self.conditions, trial.curve.cost * self.speeds[trial.worker]
@@ -200,16 +200,16 @@ class Simulator:
                 fails = self.time + trial.rng.expovariate(conditions.failures)
         trial.since, trial.rate = since, rate
         ends = since + (self.steps[trial.next] - trial.position) * rate
-        self.number += 1
-        trial.due = self.number
-        heappush(self.heap, (min(ends, fails), self.number, name, fails < ends))
+        self.last_due += 1
+        trial.due = self.last_due
+        heappush(self.heap, (min(ends, fails), self.last_due, number, fails < ends))
 
-    def exit(self, name: int, trial: _Trial, reason: Reason) -> None:
+    def exit(self, number: int, trial: _Trial, reason: Reason) -> None:
         if trial.worker >= 0:
             self.free_worker(trial)
-        del self.trials[name]
+        del self.trials[number]
         self.ended[reason] += 1
-        self.send(Exited(trial=name, reason=reason))
+        self.send(Exited(trial=number, reason=reason))
 
     def free_worker(self, trial: _Trial) -> None:
         """Free the trial's worker, and keep what it trained."""
@@ -246,29 +246,29 @@ class Simulator:
             self.carry_out()
             if not self.queue or not self.free:
                 return
-            number, name = self.queue.popleft()
-            trial = self.trials.get(name)
-            if trial is not None and trial.due == number:
-                self.start(name, trial)
+            due, number = self.queue.popleft()
+            trial = self.trials.get(number)
+            if trial is not None and trial.due == due:
+                self.start(number, trial)
 
     def carry_out(self) -> None:
         """Carry out the pending actions, including those that follow from them."""
         while self.pending:
             action = self.pending.popleft()
             match action:
-                case Create(trial=name):
+                case Create(trial=number):
                     self.created += 1
-                    self.trials[name] = trial = _Trial(rng=self.rng_of(name))
-                    self.enqueue(name, trial)
-                case Stop(trial=name):
-                    self.exit(name, self.trial_of(action), "stopped")
+                    self.trials[number] = trial = _Trial(rng=self.rng_of(number))
+                    self.enqueue(number, trial)
+                case Stop(trial=number):
+                    self.exit(number, self.trial_of(action), "stopped")
                 case Pause():
                     trial = self.trial_of(action)
                     trial.due = -1
                     if trial.worker >= 0:
                         self.free_worker(trial)
-                case Resume(trial=name):
-                    self.enqueue(name, self.resumed(action))
+                case Resume(trial=number):
+                    self.enqueue(number, self.resumed(action))
                 case Done(reason=reason):
                     self.done = reason
                 case _:
@@ -281,48 +281,45 @@ class Simulator:
         return trial
 
     def resumed(self, action: Resume) -> _Trial:
-        name = action.trial
-        if name not in self.trials and isinstance(self.search, Search) and name in self.search.trials:
+        number = action.trial
+        if number not in self.trials and isinstance(self.search, Search) and number in self.search.trials:
             # It ended before the search was extended.
-            self.trials[name] = self.from_view(name, self.search.trials[name])
+            self.trials[number] = self.from_view(number, self.search.trials[number])
         trial = self.trial_of(action)
         if trial.due >= 0:
             raise RuntimeError(f"the method decided on {action}, but that trial is not paused")
         return trial
 
-    def enqueue(self, name: int, trial: _Trial) -> None:
-        self.number += 1
-        trial.due = self.number
-        self.queue.append((self.number, name))
+    def enqueue(self, number: int, trial: _Trial) -> None:
+        self.last_due += 1
+        trial.due = self.last_due
+        self.queue.append((self.last_due, number))
 
-    def hparams(self, name: int) -> Mapping[str, object]:
+    def hparams(self, number: int) -> Mapping[str, object]:
         if isinstance(self.search, Search):
-            return self.search.trials[name].hparams or {}
-        return {"trial": name}
+            return self.search.trials[number].hparams or {}
+        return {"trial": number}
 
-    def rng_of(self, name: int) -> Random | None:
+    def rng_of(self, number: int) -> Random | None:
         conditions = self.conditions
-        # Only if needed: seeding takes longer than everything else about a trial.
-        return (
-            Random(f"{conditions.seed}:{name}")
-            if conditions.noise or conditions.jitter or conditions.failures
-            else None
-        )
+        if not (conditions.noise or conditions.jitter or conditions.failures):
+            return None  # seeding takes longer than everything else about a trial
+        return Random(f"{conditions.seed}:{number}")
 
     def adopt(self, search: Search) -> None:
         """The live trials of a search that has started, in order of creation."""
-        for name, view in search.trials.items():
+        for number, view in search.trials.items():
             self.created += 1
             if view.ended:
                 continue
-            self.trials[name] = trial = self.from_view(name, view)
+            self.trials[number] = trial = self.from_view(number, view)
             if view.stop_requested:
-                self.pending.append(Stop(trial=name))
+                self.pending.append(Stop(trial=number))
             elif view.state != "PAUSED":
-                self.enqueue(name, trial)
+                self.enqueue(number, trial)
 
-    def from_view(self, name: int, view: TrialView) -> _Trial:
+    def from_view(self, number: int, view: TrialView) -> _Trial:
         """The trial of a search that has started, at its last report."""
         position = view.last_step or 0.0
         following = sum(step <= position for step in self.steps)
-        return _Trial(rng=self.rng_of(name), position=position, next=following, began=view.hparams is not None)
+        return _Trial(rng=self.rng_of(number), position=position, next=following, began=view.hparams is not None)

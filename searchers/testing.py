@@ -14,7 +14,7 @@ from typing import cast
 
 from searchers.errors import IllegalEvent
 from searchers.events import Create, Done, Exited, Pause, Reason, Reported, Resume, Started, Stop
-from searchers.histories import Extension, History, play, tell
+from searchers.histories import Extension, History, play, send
 from searchers.method import Method
 from searchers.records import event_from_json
 from searchers.search import Record, Search
@@ -61,7 +61,7 @@ def check_equal_events_give_equal_actions(make: Make, seed: int) -> None:
 def _check_same_actions(method: Method, history: History, seed: int) -> None:
     assert method.start() == history.first, f"seed {seed}: start() returned other actions the second time"
     for event, actions in history.steps:
-        assert tell(method, event) == actions, f"seed {seed}: {event} led to other actions the second time"
+        assert send(method, event) == actions, f"seed {seed}: {event} led to other actions the second time"
 
 
 def check_repeated_and_late_events_change_nothing(make: Make, seed: int) -> None:
@@ -71,7 +71,7 @@ def check_repeated_and_late_events_change_nothing(make: Make, seed: int) -> None
     method.start()
     ended: list[int] = []
     for event, actions in history.steps:
-        assert tell(method, event) == actions, (
+        assert send(method, event) == actions, (
             f"seed {seed}: {event} led to other actions after late or repeated events"
         )
         if isinstance(event, Exited) and event.trial not in ended:
@@ -101,7 +101,7 @@ def check_illegal_events_change_nothing(make: Make, seed: int) -> None:
                 continue
             raise AssertionError(f"{event} is of a trial that was never created, but did not raise IllegalEvent")
     for step, actions in history.steps:
-        assert tell(method, step) == actions, f"seed {seed}: {step} led to other actions after illegal events"
+        assert send(method, step) == actions, f"seed {seed}: {step} led to other actions after illegal events"
 
 
 def check_actions_name_trials_that_can_obey(make: Make, seed: int) -> None:
@@ -182,7 +182,7 @@ def _check_progress(make: Make, history: History, seed: int) -> None:
     method.start()
     done = any(isinstance(action, Done) for action in history.first)
     for event, actions in history.steps:
-        tell(method, event)
+        send(method, event)
         if isinstance(event, Reported):
             trained[event.trial] = event.step / _length(method)
         if isinstance(event, Extension):

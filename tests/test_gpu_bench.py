@@ -109,7 +109,7 @@ def test_a_part_that_hangs_is_cut_off_and_keeps_its_figures(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     outcome = gpu.run_part("hangs", 15.0, tmp_path / "part", tiny=True, on_cpu=True)
     paper = gpu.Paper()
-    assert gpu.tell(paper, "Hangs", 15.0, outcome, tiny=False) == ([], False)
+    assert gpu.report(paper, "Hangs", 15.0, outcome, tiny=False) == ([], False)
     text = paper.text("")
     assert row(text, "rounds") == "3"
     assert "CUT OFF after 15 s, at: round 4." in text
@@ -134,7 +134,7 @@ def test_a_part_that_fails_says_where_and_keeps_its_figures(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     outcome = gpu.run_part("fails", 60.0, tmp_path / "part", tiny=False, on_cpu=True)
     paper = gpu.Paper()
-    assert gpu.tell(paper, "Fails", 60.0, outcome, tiny=False) == ([True, False], False)
+    assert gpu.report(paper, "Fails", 60.0, outcome, tiny=False) == ([True, False], False)
     text = paper.text("")
     assert "| speed  | 1.5      | >= 1 | reached |\n| memory | 9        | 0    | MISSED  |" in text
     assert "FAILED test_x\n\n```\nassert 1 == 2\n```" in text

@@ -12,7 +12,7 @@ VALIDATION_BATCH = 32
 
 
 class Points(TensorDataset):
-    """Not torch's class itself, whose batches dray takes faster than torch does: the loops would not be alike."""
+    """Not torch's TensorDataset, from which dray takes batches faster than torch: the loops would differ."""
 
 
 def training_data() -> TensorDataset:
@@ -40,7 +40,7 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class ByHand:
-    """No metrics while training, no schedule, no aggregation: the least that trains and validates.
+    """The minimum that trains and validates: no metrics while training, no schedule, no aggregation.
 
     Args:
         spread: over the processes of torch.distributed, by DistributedDataParallel.

@@ -50,7 +50,7 @@ class InTurns(SmallTrial):
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
-        # In an experiment, a hyperparameter says it: the trainer's call of pytorch.init() is not ours.
+        # In an experiment a hyperparameter says so, since dray calls pytorch.init() there.
         if not context.get_hparams().get("tensorboard", True):
             context.set_enable_tensorboard_logging(False)
         self.by_hand = ByHand(spread=context.distributed.size > 1)

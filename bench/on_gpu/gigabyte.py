@@ -26,7 +26,7 @@ def data(width: int) -> torch.utils.data.Dataset[Any]:
 
 
 def edge(what: str) -> None:
-    """Stamp the first batch's begin, or the last one's end, with nothing left to do on the GPU."""
+    """Stamp the start of the first batch, or the end of the last one, with nothing left to do on the GPU."""
     clock()
     stamp(what, gpu_bytes=allocated())
 
@@ -81,7 +81,7 @@ def by_hand(width: int, file: str) -> tuple[float, float]:
 
 
 def locally(width: int, returned: Callable[[], None]) -> None:
-    """One local run of the trial, which leaves nothing behind but its files."""
+    """One local run of the trial; only its files remain."""
     with pytorch.init(hparams={"width": width}, enable_tensorboard_logging=False) as context:
         pytorch.Trainer(Gigabyte(context), context).fit(max_length=pytorch.Batch(BATCHES), checkpoint_policy="none")
         returned()

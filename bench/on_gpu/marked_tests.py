@@ -33,7 +33,7 @@ def main(tiny: bool) -> None:
 
 
 def marked_files() -> list[Path]:
-    """The files with tests for GPUs: to collect all the others would take longer than these run."""
+    """The files with tests for GPUs: collecting all files would take longer than running these."""
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
     return [file.relative_to(ROOT) for file in tests if "pytest.mark.gpu" in file.read_text()]
 
@@ -51,7 +51,7 @@ def _loadable(files: list[Path]) -> list[Path]:
 
 
 class Seen:
-    """A plugin of pytest's: counts, and stamps after each test, so that a run that is cut off loses nothing."""
+    """A pytest plugin: counts, and stamps after each test, so that a run that is cut off loses nothing."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()

@@ -21,12 +21,12 @@ def note(text: str) -> None:
 
 
 def doing(what: str) -> None:
-    """Note what begins now: it is named if the part is cut off meanwhile."""
+    """Note what begins now, to be named if the part is cut off in it."""
     stamp("doing", what=what)
 
 
 def clock() -> float:
-    """The time in seconds, once the GPU has done all that it was given."""
+    """The time in seconds, once the GPU has nothing left to do."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

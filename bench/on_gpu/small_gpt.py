@@ -58,7 +58,7 @@ def clip(parameters: Any) -> None:
 
 
 def data(sizes: Sizes) -> torch.utils.data.Dataset[Any]:
-    """Blocks of random tokens, each with one token more."""
+    """Blocks of random tokens, each one token longer, for the targets."""
     tokens = torch.randint(sizes.tokens, (sizes.records, sizes.block + 1), generator=torch.Generator().manual_seed(1))
     return torch.utils.data.TensorDataset(tokens)
 
@@ -70,7 +70,7 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 
 class ByHand:
-    """A loop as one writes it: bf16, AdamW, warm-up, clipping; the mean loss is read once at the end of a turn."""
+    """A hand-written loop: bf16, AdamW, warm-up, clipping; the mean loss is read once at the end of a turn."""
 
     def __init__(self, sizes: Sizes, *, compiled: bool = False) -> None:
         self.bare = made(sizes)
@@ -100,7 +100,7 @@ class ByHand:
 
 
 def compile_(model: torch.nn.Module, sizes: Sizes) -> Any:
-    # A compiler for a CPU takes longer than all of a dry run.
+    # Compiling for a CPU takes longer than the rest of a dry run.
     return torch.compile(model, backend="aot_eager" if sizes.width == TINY.width else "inductor")
 
 

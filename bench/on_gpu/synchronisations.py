@@ -79,7 +79,7 @@ def main(tiny: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of the model and its data. A batch is large enough to travel on a stream of its own."""
+    """Of the model and its data. A batch is large enough to be copied on a separate stream."""
 
     width: int = 1024
     records: int = 4096

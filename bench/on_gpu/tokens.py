@@ -117,7 +117,7 @@ class Turns(pytorch.PyTorchCallback):
         self.since = clock()
 
     def _peak(self, *other: Any) -> int:
-        """Bytes at the peak since the last call, but for what the other loop holds meanwhile."""
+        """Peak bytes since the last call, without what the other loop holds meanwhile."""
         if DEVICE.type != "cuda":
             return 0
         peak = torch.cuda.max_memory_allocated() - held(*other)

@@ -1,6 +1,6 @@
 """Makes ``import determined`` give dray, so that code written for Determined runs unchanged.
 
-In an experiment this is so wherever the real package is not installed. In a script of your own:
+An experiment does so wherever the real package is not installed. In your own script:
 
 .. code-block:: python
 

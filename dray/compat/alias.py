@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A directory with only the package `determined`. As an entry of sys.path it is also found by processes that get nothing
-# else from us, such as spawned DataLoader workers.
+# A directory with only the package `determined`. On sys.path it is also found by processes in which nothing of dray has
+# run yet, such as spawned DataLoader workers.
 PATH = Path(__file__).parent / "path"
 _INIT = PATH / "determined" / "__init__.py"
 
@@ -64,7 +64,7 @@ def install() -> None:
     Raises:
         RuntimeError: the real package is imported already.
     """
-    if (place := real()) is not None:
+    if (place := _real()) is not None:
         raise RuntimeError(
             f"Determined's own package is already imported, from {place}; call dray.compat.install() before the first "
             "`import determined`"
@@ -92,7 +92,7 @@ def path_for_children() -> str:
     return str(PATH) if spec is None or spec.origin is None else ""
 
 
-def real() -> str | None:
+def _real() -> str | None:
     """Where Determined's own package was imported from; None if it was not."""
     module = sys.modules.get("determined")
     if module is None or _is_ours(module):
@@ -101,8 +101,8 @@ def real() -> str | None:
 
 
 def real_package_hint() -> str:
-    """Text for an error message if Determined's own package was imported: that, and what to do; else ""."""
-    place = real()
+    """What to say in an error message if Determined's own package was imported, with the cure; else ""."""
+    place = _real()
     if place is None or not hasattr(sys.modules["determined"], "__path__"):
         return ""
     return (
@@ -128,7 +128,7 @@ def find(name: str) -> Any:
     raise AttributeError(f"module {module!r} (provided by dray) has no attribute {attribute!r}")
 
 
-class Missing(ModuleType):
+class StandIn(ModuleType):
     """Stands for a module, class or function that dray lacks: may be imported and referred to, but not used."""
 
     def __init__(self, name: str) -> None:
@@ -172,7 +172,7 @@ def _stand_in(name: str) -> Any:
     if name.endswith(("Error", "Exception")) or name.startswith("determined.errors."):
         made = type(name.rpartition(".")[2], (Exception,), {"__module__": name.rpartition(".")[0]})
     else:
-        made = Missing(name)
+        made = StandIn(name)
     return _stand_ins.setdefault(name, made)
 
 
@@ -214,7 +214,7 @@ class _Finder(MetaPathFinder):
 
 
 def _warn_of(spec: ModuleSpec | None) -> None:
-    # An error is raised only where its objects meet ours, maybe after long training, or never.
+    # Only a warning tells in time: its objects may meet ours, and fail, after long training.
     if spec is not None and spec.submodule_search_locations and spec.origin not in (None, str(_INIT)):
         log.warning(
             "Determined's own package (%s) is imported, which does not work with dray; pip uninstall determined, so "
@@ -241,8 +241,8 @@ class _Loader(Loader):
             module.__spec__ = self._spec
 
 
-class _Inner(MetaPathFinder):
-    """Finds Determined's private modules below dray too, such as `dray.pytorch._trainer`, also without `install`."""
+class _PrivateModuleFinder(MetaPathFinder):
+    """Finds Determined's private modules under dray's name too (`dray.pytorch._trainer`), even without `install`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -254,7 +254,7 @@ class _Inner(MetaPathFinder):
 
 finder = _Finder()
 # At the end, so that it costs other imports nothing.
-sys.meta_path.append(_Inner())
+sys.meta_path.append(_PrivateModuleFinder())
 
 
 def _is_ours(module: ModuleType | None) -> bool:

@@ -75,7 +75,7 @@ class CheckpointContext:
 
         Raises:
             ValueError: `steps_completed` is missing or invalid; or a file is named `manifest.json` or `report.json`.
-            RuntimeError: called on another rank than the chief without `shard`; or ranks have different metadata of the
+            RuntimeError: called on a rank other than the chief without `shard`; or ranks have different metadata of the
                 same name, or different machines files of the same name.
             StorageFull: the disk or the storage is full.
         """

@@ -77,7 +77,7 @@ class Context:
         preempt_mode: PreemptMode,
         tensorboard_mode: TensorboardMode,
         info: ClusterInfo | None,
-        own: contextlib.ExitStack,
+        cleanup: contextlib.ExitStack,
     ) -> None:
         self.info, self.distributed = info, distributed
         hparams = {} if info is None else info.trial.hparams
@@ -90,7 +90,7 @@ class Context:
         self.searcher = SearcherContext(host, distributed, reporter, config)
         self.profiler = ProfilerContext()
         self.experimental = ExperimentalCoreContext()
-        self._own = own
+        self._cleanup = cleanup
 
     def start(self) -> None:
         """Same as entering the context."""
@@ -104,7 +104,7 @@ class Context:
     ) -> None:
         """Same as leaving the context. May be called twice."""
         self.train.close()
-        self._own.close()
+        self._cleanup.close()
 
     def __enter__(self) -> Context:
         self.start()
@@ -173,7 +173,7 @@ def init(
             preempt_mode=preempt_mode,
             tensorboard_mode=tensorboard_mode,
             info=get_cluster_info(),
-            own=stack.pop_all(),
+            cleanup=stack.pop_all(),
         )
 
 
@@ -195,7 +195,7 @@ def _location(storage: str | Mapping[str, Any]) -> Location:
     """
     if isinstance(storage, str):
         return Location.of(storage)
-    # Imported here only: checks the section as an experiment's config does, and needs pydantic.
+    # Imported only here, since it needs pydantic. It checks the section as that of an experiment's config.
     from dray.config.load import load_storage
 
     return load_storage(storage)

@@ -54,7 +54,7 @@ class PreemptContext:
                 program returns because of it.
 
         Raises:
-            RuntimeError: called on another rank than the chief, with `PreemptMode.ChiefOnly`.
+            RuntimeError: called on a rank other than the chief, with `PreemptMode.ChiefOnly`.
         """
         self._reporter.pulse()
         chief = self._peers.rank == 0

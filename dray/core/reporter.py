@@ -1,4 +1,4 @@
-"""What a program reports, and what the host answers: shared by the parts of the core API."""
+"""What a program reports, and what the host answers: shared by the contexts of the core API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Reporter:
     Attributes:
         stop_requested: whether the answer to a report was a request to stop.
         steps_completed: of the last report; None before the first.
-        operating: whether the search compares the metrics of completed operations, instead of reported validations.
+        uses_operations: whether the search compares metrics of completed operations instead of reported validations.
     """
 
     def __init__(self, host: ProgramHost) -> None:
@@ -22,7 +22,7 @@ class Reporter:
         self._calls = 0
         self.stop_requested = False
         self.steps_completed: int | None = None
-        self.operating = False
+        self.uses_operations = False
         host.watch(lambda: (self.steps_completed or 0, self._calls))
 
     def publish(self, report: Report) -> None:

@@ -128,7 +128,7 @@ class SearcherContext:
 
         Raises:
             ValueError: the search sets no length.
-            RuntimeError: an operation ended without `report_completed()`; or called on another rank than the chief,
+            RuntimeError: an operation ended without `report_completed()`; or called on a rank other than the chief,
                 with `SearcherMode.ChiefOnly`.
         """
         mode, chief = SearcherMode(searcher_mode), self._peers.rank == 0
@@ -143,7 +143,7 @@ class SearcherContext:
                 yield self._operation(length)
             return
         shared = mode is SearcherMode.WorkersAskChief
-        self._reporter.operating = True
+        self._reporter.uses_operations = True
         for length in self._host.lengths if self._searcher is not None else [LOCAL_LENGTH]:
             if self._reporter.stop_requested:
                 break

@@ -122,7 +122,7 @@ class TrainContext:
             raise TypeError(f"{source} takes a dict of metrics, got {found!r}")
         if group == "validation" and (missing := next((name for name, value in found.items() if value is None), None)):
             raise ValueError(f"{source}: the metric {missing!r} is None; report a number, or leave it out")
-        if self._is_peer(source):
+        if self._is_ignored(source):
             return
         reportable = {name: value for name, value in found.items() if not isinstance(value, (bytes, bytearray))}
         plain = jsonable(reportable, source=source)
@@ -135,12 +135,13 @@ class TrainContext:
                 training=plain if group == "training" else None,
                 validation=plain if group == "validation" else None,
                 groups=None if group in ("training", "validation") else {group: plain},
-                compared=not self._reporter.operating,
+                compared=not self._reporter.uses_operations,
                 system=self._usage.flush(at_once=False),
             )
         )
 
-    def _is_peer(self, source: str) -> bool:
+    def _is_ignored(self, source: str) -> bool:
+        """Whether this rank's reports have no effect, with a warning at the first."""
         if self._peers.rank > 0 and not self._warned:
             self._warned = True
             log.warning(

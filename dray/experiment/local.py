@@ -95,14 +95,14 @@ class OneTrialHost(LocalHost):
 
     def report(self, report: Report) -> bool:
         self._own_loop = True
-        self._checks.of_program(report, known=self._is_known)
+        self._checks.check_program(report, known=self._is_known)
         self._is_known |= report.validation is not None and report.compared
         self.is_best(report.validation or {})
         return super().report(report)
 
     def publish(self, report: Report) -> bool:
         self.trained = True
-        self._checks.warning(report)
+        self._checks.warn(report)
         if report.decides:
             self.is_best(report.validation or {})
         stops = super().publish(report)
@@ -119,7 +119,7 @@ class OneTrialHost(LocalHost):
             SearcherMetricError: it never reported the searcher's metric.
         """
         if self._own_loop and not (self._has_diverged or self.stop_requested()):
-            self._checks.of_program(None, known=self._is_known)
+            self._checks.check_program(None, known=self._is_known)
 
     def best_validation(self) -> float | None:
         return self._sign * self._best if math.isfinite(self._best) else None

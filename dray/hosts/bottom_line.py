@@ -58,7 +58,7 @@ class TerminalLine:
             self._open = False
         self._restore.close()
 
-    def size(self) -> int:
+    def width(self) -> int:
         """The width of the line, in columns."""
         try:
             columns = os.get_terminal_size(self._terminal.fileno()).columns
@@ -131,7 +131,7 @@ class NotebookLine:
     def __exit__(self, *error: object) -> None:
         self.draw("")
 
-    def size(self) -> int:
+    def width(self) -> int:
         return 110
 
     def draw(self, text: str) -> None:

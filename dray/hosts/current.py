@@ -1,4 +1,4 @@
-"""The host and the peers that a trial's code uses by default. This is dray's only process-wide state."""
+"""The host and the peers that a trial's code uses where it passes none."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def use_host(host: Host, peers: DistributedContext | None = None) -> Iterator[Ho
     """Make `host` the one that `pytorch.init()` uses, in this thread, until the block ends.
 
     Args:
-        host: Where the run happens.
-        peers: The processes that `pytorch.init()` trains with by default. They are not closed.
+        host: where the run happens.
+        peers: the processes that `pytorch.init()` trains with by default. They are not closed.
     """
     tokens = _current.set(host), _peers.set(peers)
     try:

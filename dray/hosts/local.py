@@ -45,10 +45,10 @@ class LocalHost:
     KeyboardInterrupt; a second Ctrl-C ends it at once.
 
     Args:
-        directory: The run's directory; by default a new one in `<home>/local`.
-        trial_seed: Random by default.
-        code_dir: Copied into checkpoints; by default the working directory.
-        store: The checkpoint store; by default in `directory`.
+        directory: the run's directory; by default a new one in `<home>/local`.
+        trial_seed: random by default.
+        code_dir: copied into checkpoints; by default the working directory.
+        store: the checkpoint store; by default in `directory`.
     """
 
     experiment_id = 0
@@ -88,7 +88,7 @@ class LocalHost:
         self._metrics: IO[str] | None = None
         self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._display: ProgressDisplay | None = None
-        self._shows = is_wanted()
+        self._shows = is_wanted()  # now: later, all ranks but the chief log only errors
         self._last: Report | None = None
         self._saved: str | None = None
 
@@ -112,7 +112,7 @@ class LocalHost:
         with self._signals.ctrl_c():
             if peers.rank == 0 and is_wanted():
                 with ProgressDisplay(plan, begin, line=bottom_line()) as self._display:
-                    self._display.starts(str(self.directory))
+                    self._display.started(str(self.directory))
                     try:
                         yield
                     except BaseException as error:
@@ -134,7 +134,7 @@ class LocalHost:
             raise KeyboardInterrupt
 
     def _record_end(self) -> None:
-        """Record that training ended and was not killed, if it was stopped at a report that is not final."""
+        """Record the end of a run that stopped at a report that was not final: it was not killed."""
         if self._last is not None and not self._last.final:
             self._write(_row(replace(self._last, training=None, validation=None, final=True, interrupted=True)))
 

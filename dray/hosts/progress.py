@@ -27,13 +27,13 @@ POLL_S = 0.25
 BAR = 24
 """Width of the bar, in columns."""
 SPEED_SAMPLES = 120
-"""The speed is averaged over so many polls: half a minute."""
+"""The speed is averaged over this many polls: half a minute."""
 
 
 def is_wanted() -> bool:
     """Whether progress is shown: unless logging is disabled, the logger `dray` is, or its level is above INFO.
 
-    The root logger's default level, WARNING, does not turn it off: nobody has chosen it.
+    The root logger's default level, WARNING, does not turn it off, since nobody chose it.
     """
     if log.disabled or log.manager.disable >= logging.INFO:
         return False
@@ -44,10 +44,10 @@ class ProgressDisplay:
     """Displays the progress of one `fit()`. A context manager, which removes the bar at its end.
 
     Args:
-        plan: What is trained.
-        begin: The batch that training begins at.
-        line: Where the bar is drawn; None: nowhere.
-        clock: Returns seconds.
+        plan: what is trained.
+        begin: the batch that training begins at.
+        line: where the bar is drawn; None: nowhere.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ProgressDisplay:
         self._progress: Callable[[], tuple[int, int]] = lambda: (begin, 0)
         self._seen = begin, 0
         self._polled_at = self._opened = clock()
-        self._began: tuple[float, int] | None = None
+        self._began: tuple[float, int] | None = None  # when the first batch was over, and how many were trained then
         self._trained_s = 0.0
         self._samples: deque[tuple[float, int]] = deque(maxlen=SPEED_SAMPLES)
         self._validating = False
@@ -100,7 +100,7 @@ class ProgressDisplay:
         else:
             print(text, file=sys.stdout if isinstance(self._line, NotebookLine) else sys.stderr, flush=True)
 
-    def starts(self, where: str) -> None:
+    def started(self, where: str) -> None:
         """Say how much is trained, and where results are stored."""
         of = "" if self._length is None else f" {self._length:,} batches{self._in_epochs(self._length)}"
         since = f", from batch {self._begin:,} on" if self._begin else ""
@@ -126,8 +126,8 @@ class ProgressDisplay:
         """Remove the bar, and say how far training got.
 
         Args:
-            batches: Batches trained.
-            why: Why training ended early, such as "stopped by Ctrl-C"; "" if it did not.
+            batches: batches trained.
+            why: why training ended early, such as "stopped by Ctrl-C"; "" if it did not.
         """
         self.__exit__(None, None, None)
         if why:
@@ -156,7 +156,7 @@ class ProgressDisplay:
             # Not while nothing changes: the user may be at a debugger's prompt.
             if self._line is not None and picture != shown and self._clock() >= drawn + self._line.every_s:
                 shown, drawn = picture, self._clock()
-                self._line.draw(self.render(self._line.size()))
+                self._line.draw(self.render(self._line.width()))
 
     def poll(self) -> None:
         """Poll the progress, so that the display costs training nothing."""

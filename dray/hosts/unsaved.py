@@ -12,8 +12,8 @@ class Staged(NamedTuple):
     """What a staged checkpoint carries.
 
     Attributes:
-        rows: Reported since the last commit.
-        value: The search's metric at the checkpoint's batch, if it was known when the checkpoint was staged.
+        rows: reported since the last commit.
+        value: the search's metric at the checkpoint's batch, if it was known when the checkpoint was staged.
     """
 
     rows: Sequence[dict[str, Any]]
@@ -26,7 +26,7 @@ class UnsavedRows:
     `add` and `stage` belong to one thread. A checkpoint may be committed by another: `take`, then set `saved`.
 
     Attributes:
-        saved: Batches of the last committed checkpoint.
+        saved: batches of the last committed checkpoint.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,7 @@
 """Train PyTorch models: what a trial's code imports. Names, defaults and order of events are Determined AI's."""
 
+import enum
+
 from dray.core import DistributedContext
 from dray.pytorch import samplers
 from dray.pytorch.batch_functions import data_length, to_device
@@ -14,12 +16,22 @@ from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.samplers import adapt_batch_sampler
 from dray.pytorch.trainer import Trainer
 from dray.pytorch.trial import PyTorchTrial
-from dray.pytorch.units import Batch, Epoch, TrainUnit, _TrainBoundaryType
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
 from dray.training.metrics.reducers import MetricReducer, Reducer
+from dray.training.units import Batch, Epoch, TrainUnit
 
 # The name that old code raises in train_batch().
 _ShouldExit = ShouldExit
+
+
+class _TrainBoundaryType(enum.Enum):
+    """What may be due at a boundary of training, in Determined; dray does not use it."""
+
+    TRAIN = "TRAIN"
+    VALIDATE = "VALIDATE"
+    CHECKPOINT = "CHECKPOINT"
+    REPORT = "REPORT"
+
 
 __all__ = [
     "Batch",

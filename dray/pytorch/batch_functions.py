@@ -15,7 +15,7 @@ MAX_STAGED_BYTES = 1 << 16
 
 
 class ToDevice:
-    """Moves batches to a device: tensors, arrays, whatever has a method `to`; and dicts, lists and tuples of them.
+    """Moves batches to a device: tensors, arrays, objects with a method `to`; and dicts, lists and tuples of them.
 
     What can't be moved stays where it is, with one warning per type.
 
@@ -71,7 +71,7 @@ def to_device(data: Any, device: torch.device, warned_types: set[type] | None = 
     """Move a batch to a device, as `context.to_device`.
 
     Args:
-        data: tensors, arrays, whatever has a method `to`; and dicts, lists and tuples of them. Anything else stays.
+        data: tensors, arrays, objects with a method `to`; and dicts, lists and tuples of them. Anything else stays.
         device: the device to move it to.
         warned_types: types that were warned about before; others are warned about once, and added.
 

@@ -45,7 +45,7 @@ class Shard:
         return self.skip * self.num_replicas
 
     def of(self, batches: int) -> int:
-        """How many of so many batches are this replica's, if none are skipped."""
+        """How many of a number of batches are this replica's, if none are skipped."""
         whole, rest = divmod(batches, self.num_replicas)
         return whole + (self.rank < rest)
 
@@ -58,7 +58,7 @@ class NumberedBatches(BatchSampler):
     """Batches of a sequence of records, any of which can be computed without those before it.
 
     Batch g of the endless, unsharded sequence is batch `g % n` of epoch `g // n`. An epoch's order is a permutation
-    that depends only on the seed and the epoch. So to skip a million batches costs no more than to skip ten.
+    that depends only on the seed and the epoch, so skipping a million batches costs no more than skipping ten.
 
     Args:
         records: the indices of the records in their natural order.
@@ -129,8 +129,8 @@ class NumberedBatches(BatchSampler):
 class SampledBatches(BatchSampler):
     """Batches of the user's own sampler, which must be iterated to skip.
 
-    The global RNGs are seeded by the seed and the epoch while an epoch begins, which is when torch's samplers draw: so
-    the order is the same in a resumed run and on every rank. So whole epochs are skipped without iterating if the
+    When an epoch begins, which is when torch's samplers draw, the global RNGs are seeded by the seed and the epoch. So
+    the order is the same in a resumed run and on every rank, and whole epochs are skipped without iterating if the
     sampler is torch's, or has `set_epoch(epoch)`, which is called with each epoch's number.
 
     Args:
@@ -138,7 +138,7 @@ class SampledBatches(BatchSampler):
         batch_size: None if the sampler gives batches.
         repeat: repeat endlessly, one epoch after another.
         first: batches to leave out at the beginning.
-        seed: seed of the epochs' orders, if they repeat or are shared; another single pass is not seeded.
+        seed: seed of the epochs' orders; not used for a single pass that is not shared.
         shared: each replica takes some of these batches, so all replicas must have the same ones.
     """
 
@@ -216,7 +216,7 @@ class ReshardedBatches(BatchSampler):
 
     Args:
         batches: the unsharded, endless batches, from the first one to train on.
-        replicas: the earlier number of processes; so many batches are one global batch.
+        replicas: the earlier number of processes, and of batches in a global batch.
         num_replicas, rank: the present number of processes, and which one this is.
     """
 
@@ -241,8 +241,8 @@ class ReshardedBatches(BatchSampler):
 class SeededBatches(BatchSampler):
     """Batches that seed the RNGs of the worker process that loads them, each with its own seed.
 
-    So what a dataset draws in a worker process (augmentation) depends only on the batch: not on the number of workers,
-    nor on earlier batches, which a resumed run does not load again.
+    What a dataset draws in a worker process (augmentation) then depends only on the batch: not on the number of
+    workers, nor on earlier batches, which a resumed run does not load again.
 
     Args:
         batches: lists are seeded; batches of other types pass as they are.
@@ -286,7 +286,7 @@ def _seed_worker(records: list[Any], seed: int) -> list[Any]:
     # between two batches.
     if torch.utils.data.get_worker_info() is not None:
         random.seed(seed)
-        # Other bits than torch's: seeded with the same 32 bits both would draw the same numbers.
+        # Not the seed of torch's, as both generators would then draw the same numbers.
         np.random.seed((seed * 0x9E3779B97F4A7C15 >> 32) % 2**32)
         # Not torch.manual_seed(), which queues a call for CUDA each time.
         torch.default_generator.manual_seed(seed % 2**63)

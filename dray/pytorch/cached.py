@@ -80,7 +80,7 @@ class _Kept(Generic[T]):
 
 
 class _Cached(Generic[P, T]):
-    """A function whose values are kept; an entry is dropped with the function, when its module is forgotten."""
+    """A function whose values are kept for as long as the function exists, or until memory is low."""
 
     def __init__(self, make: Callable[P, T]) -> None:
         functools.update_wrapper(self, make)
@@ -93,11 +93,11 @@ class _Cached(Generic[P, T]):
         with _lock:
             kept = self.kept.get(key)
             if kept is None:
-                relieve()
-                before = unheld()
+                drop_if_low()
+                before = bytes_without_kept()
                 with rng.seeded(0):
                     value = self._make(*args, **kwargs)
-                size, gpu_size = (max(now - then, 0) for now, then in zip(unheld(), before, strict=True))
+                size, gpu_size = (max(now - then, 0) for now, then in zip(bytes_without_kept(), before, strict=True))
                 kept = self.kept[key] = _Kept(value, size, gpu_size, used=0)
             kept.used = next(_uses)
             return kept.value
@@ -141,14 +141,14 @@ def _unlock() -> None:
 os.register_at_fork(after_in_child=_unlock)
 
 
-def held() -> tuple[int, int]:
-    """Bytes by which this process, and its use of the GPU, had grown once the values that it keeps were made."""
+def kept_bytes() -> tuple[int, int]:
+    """Bytes that the kept values take in this process, and on its GPU, as measured when each was made."""
     with _lock:
         kept = [kept for function in _functions for kept in function.kept.values()]
         return sum(each.size for each in kept), sum(each.gpu_size for each in kept)
 
 
-def relieve() -> None:
+def drop_if_low() -> None:
     """Drop values while less than `LOW` of the machine's memory is available, the least recently used first."""
     with _lock:
         kept = [(kept.used, key, function) for function in _functions for key, kept in function.kept.items()]
@@ -172,10 +172,8 @@ def drop_all() -> bool:
         return were
 
 
-def unheld() -> tuple[int, int]:
-    """Bytes of memory in use by this process, and of its GPU, without what the values take: one may be made within
-    another.
-    """
-    size, gpu_size = held()
+def bytes_without_kept() -> tuple[int, int]:
+    """Bytes in use by this process, and on its GPU, without the kept values: making one may make and keep another."""
+    size, gpu_size = kept_bytes()
     gpu = torch.cuda.memory_allocated() if memory.gpu_in_use() else 0
     return memory.own_memory() - size, gpu - gpu_size

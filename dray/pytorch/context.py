@@ -406,7 +406,7 @@ class PyTorchTrialContext:
     # ------------------------------------------------------------------------------------------- within train_batch
 
     def to_device(self, data: Any) -> Any:
-        """Move data to `device`: tensors, numeric arrays, whatever has a method `to`; and dicts, lists, tuples of them.
+        """Move data to `device`: tensors, numeric arrays, objects with a method `to`; and dicts, lists, tuples of them.
 
         Anything else stays as it is, with one warning per type.
         """

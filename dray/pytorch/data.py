@@ -143,7 +143,7 @@ class DataLoader:
         return self._torch_loader(self._batches(shard, seed), shard, seed)
 
     def _epoch_length(self, division: Division, num_replicas: int) -> int:
-        """The chief's batches per epoch, in a run that divided its data so when it began, and has so many replicas."""
+        """The chief's batches per epoch with `num_replicas`, in a trial that began with this division of its data."""
         now = Division(replicas=num_replicas, batch_size=self.batch_size)
         if division == now or not division.same_global_batch(now):
             return len(self._batches(Shard(num_replicas=num_replicas)))

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
 
-_DECIDED = {
+_NOT_ALLOWED = {
     "sampler": "the batches are distributed over the slots in the dataset's order",
     "batch_sampler": "the batches are distributed over the slots in the dataset's order",
     "shuffle": "a run that is resumed must find the batches in the same order",
@@ -203,7 +203,7 @@ def torch_batch_process(
     arguments = dict(dataloader_kwargs or {})
     if not is_int(checkpoint_interval) or checkpoint_interval < 1:
         raise ValueError(f"checkpoint_interval must be an int >= 1, got {checkpoint_interval!r}")
-    for name, why in _DECIDED.items():
+    for name, why in _NOT_ALLOWED.items():
         if arguments.pop(name, None):
             raise ValueError(f"dataloader_kwargs can't contain {name}: {why}; leave it out")
     if batch_size is not None and "batch_size" in arguments:
@@ -240,10 +240,9 @@ def _process(
     while done < end:
         with all_or_none(peers, "processing batches"):
             upto = min(end, done + checkpoint_interval - done % checkpoint_interval)
-            for batch_idx in range(done, upto):
-                batch = next(batches, _NONE)
-                if batch is not _NONE:
-                    processor.process_batch(batch=batch, batch_idx=batch_idx)
+            # The range first in zip(), so that no batch is drawn that is not processed.
+            for batch_idx, batch in zip(range(done, upto), batches, strict=False):
+                processor.process_batch(batch=batch, batch_idx=batch_idx)
             done = upto
             processor.on_checkpoint_start()
         if peers.rank == 0:
@@ -258,6 +257,3 @@ def _process(
         processor.on_finish()
     if peers.rank == 0:
         log.info("the files written to upload_path() are in %s", core_context.checkpoint.outputs)
-
-
-_NONE = object()

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class _Default(str):
-    """The default of a parameter, which is not the same object as an equal argument."""
+    """A default that is not identical to an equal argument."""
 
 
 DEFAULT_POLICY = _Default("best")

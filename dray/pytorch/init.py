@@ -14,7 +14,7 @@ import torch
 from dray.core import DistributedContext, get_cluster_info
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
-from dray.pytorch.cached import relieve
+from dray.pytorch.cached import drop_if_low
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
@@ -23,7 +23,7 @@ from dray.training.determinism import deterministic
 from dray.training.parallel.device import check_gpus, own_device
 from dray.training.parallel.distributed import check_peers
 from dray.training.plan import check_length
-from dray.training.units import TrainUnit
+from dray.training.units import TrainUnit, is_int
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def init(
     peers = distributed or current_peers() or DistributedContext()
     check_peers(peers, "pytorch.init()")
     _check_backend(peers)
-    relieve()
+    drop_if_low()
     with contextlib.ExitStack() as stack:
         host = current_host()
         if host is None:
@@ -103,7 +103,7 @@ def init(
 
 @contextlib.contextmanager
 def _local_run(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> Iterator[tuple[LocalHost, torch.device]]:
-    """The host and the device of a run without an experiment, whose workers would have checked and set up all this."""
+    """The host and the device of a local run, set up here as an experiment's worker sets them up for a trial."""
     with contextlib.ExitStack() as stack:
         # Before CUDA is used.
         stack.enter_context(deterministic(_deterministic_in(exp_conf)))
@@ -140,7 +140,7 @@ def _only_errors() -> Iterator[None]:
 
 def _seed_in(exp_conf: dict[str, Any] | None) -> int | None:
     seed = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+    if seed is not None and (not is_int(seed) or seed < 0):
         raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int >= 0, got {seed!r}")
     return seed
 

@@ -42,8 +42,8 @@ class LRScheduler:
         Attributes:
             STEP_EVERY_EPOCH: after the last batch of an epoch; with gradient aggregation, after the last optimizer step
                 before the end of the epoch.
-            STEP_EVERY_BATCH: after every batch; with gradient aggregation, as many times at once when the optimizer
-                steps.
+            STEP_EVERY_BATCH: after every batch; with gradient aggregation, for all batches of an aggregation when the
+                optimizer steps.
             MANUAL_STEP: never; the trial steps it.
             STEP_EVERY_OPTIMIZER_STEP: after every step of the optimizer.
         """

@@ -1,4 +1,4 @@
-"""Batches of a TensorDataset by one index into each tensor instead of one for each record: the same, in less time."""
+"""Batches of a TensorDataset, by indexing each tensor once per batch instead of once per record."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, default_collate
 
 
 class TorchLoader(torch.utils.data.DataLoader[Any]):
-    """Torch's, which collates each batch from its records, where that makes no difference."""
+    """Torch's loader, with `rows` in place of its collation where the result is the same."""
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         batches = super()._get_iterator()
-        # A fetcher of torch's own, for batches, in this process: dray's tests compare both.
+        # A private attribute of torch's, only of iterators without worker processes.
         fetcher = getattr(batches, "_dataset_fetcher", None)
         if fetcher is not None and self.batch_sampler is not None and self.collate_fn is default_collate:
             fetch = fetcher.fetch
@@ -23,7 +23,7 @@ class TorchLoader(torch.utils.data.DataLoader[Any]):
 
 
 def rows(dataset: Any, records: Any) -> list[torch.Tensor] | None:
-    """What `default_collate` makes of these records; None if that must be found out by calling it.
+    """What `default_collate` makes of these records; None where only calling it can tell.
 
     >>> dataset = Subset(TensorDataset(torch.arange(10), torch.eye(10)), range(5, 10))
     >>> rows(dataset, [0, 2])[0]
@@ -35,7 +35,7 @@ def rows(dataset: Any, records: Any) -> list[torch.Tensor] | None:
         records, dataset = [dataset.indices[record] for record in records], dataset.dataset
     if type(dataset) is not TensorDataset or not _are_ints(records):
         return None
-    # Strided in another way, such as channels_last, the batch would be so too.
+    # Of a tensor in another memory format, such as channels_last, the batch would have that format too.
     if any(type(each) is not torch.Tensor or not _is_plain(each) for each in dataset.tensors):
         return None
     chosen = torch.tensor(records)

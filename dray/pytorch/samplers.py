@@ -74,7 +74,7 @@ class RepeatBatchSampler(torch.utils.data.BatchSampler):
         return iter(RepeatSampler(self.batch_sampler))
 
 
-class _Shard:
+class _EveryNth:
     """Every num_workers-th item, from the rank-th on."""
 
     def __init__(self, items: Any, num_workers: int, rank: int) -> None:
@@ -107,7 +107,7 @@ class DistributedSampler(_Sampler):
     """
 
     def __init__(self, sampler: Any, num_workers: int, rank: int) -> None:
-        self._shard = _Shard(sampler, num_workers, rank)
+        self._shard = _EveryNth(sampler, num_workers, rank)
 
     def __len__(self) -> int:
         return len(self._shard)
@@ -132,7 +132,7 @@ class DistributedBatchSampler(torch.utils.data.BatchSampler):
 
     def __init__(self, batch_sampler: Any, num_workers: int, rank: int) -> None:
         self.batch_sampler = batch_sampler
-        self._shard = _Shard(batch_sampler, num_workers, rank)
+        self._shard = _EveryNth(batch_sampler, num_workers, rank)
 
     def __len__(self) -> int:
         return len(self._shard)

@@ -13,7 +13,7 @@ class SideStream:
     """Moves batches to a GPU on a separate CUDA stream.
 
     The loop never waits for the device, so it asks for the next batch while the device is still busy, and the copy runs
-    beside that work. What is computed afterwards waits for the copy, on the device.
+    in parallel. What is computed afterwards waits for the copy, on the device.
 
     Batches are not taken from the loader earlier than without a side stream: order, values and random numbers are the
     same, and a slow loader delays no batch that is ready.

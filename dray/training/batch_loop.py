@@ -17,7 +17,7 @@ from dray.training.usage import Usage
 
 @dataclass(kw_only=True, eq=False)
 class BatchLoop:
-    """Trains batches, and advances the position.
+    """Trains on batches, and advances the position.
 
     Args:
         rank: the user's code on this rank, and what it trains.
@@ -53,11 +53,11 @@ class BatchLoop:
         agreement, usage, clock = self.agreement, self.usage, time.perf_counter
         if position.trained >= agreement.stop_at and agreement.must_stop(position.trained):
             return
-        # The range first in zip(): so no batch is drawn that is not trained on.
+        # The range first in zip(), so that no batch is drawn that is not trained on.
         since = clock()
         for batch_idx, batch in zip(range(position.trained, until), self.data, strict=False):
             usage.data_s += clock() - since
-            get_batch_length(batch)
+            get_batch_length(batch)  # raises for an empty batch, or one of an unknown type
             if to_device is not None:
                 batch = to_device(batch)
             position.batch_idx = batch_idx

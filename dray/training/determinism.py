@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import torch
 
 VARIABLES = {
-    # Older versions of torch multiply no matrices without it.
+    # Without it, older versions of torch refuse to multiply matrices.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    # NVSwitches don't add in the same order in each call.
+    # Reductions in NVSwitches may add in another order in each call.
     "NCCL_NVLS_ENABLE": "0",
 }
-"""Environment variables, which CUDA's libraries read when they are first used. Those that are set are left alone."""
+"""Environment variables, which CUDA's libraries read when they are first used. Those already set stay as they are."""
 
 
 @contextlib.contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Within the block, if it is wanted, operations of torch are deterministic, or raise an error."""
+    """Within the block, if `wanted`, torch uses deterministic algorithms; an operation without one raises an error."""
     if not wanted:
         yield
         return

@@ -15,10 +15,17 @@ from dray.training.trial import evaluate_batch_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One rank's share of a validation: metrics over its own batches, and what it contributes to the reducers."""
+    """One rank's share of a validation.
+
+    Args:
+        metrics: over its own batches.
+        reduced: its values for the reducers that the trial has wrapped.
+        reducers: how each metric is reduced over ranks.
+        batches: the number of its batches.
+    """
 
     metrics: Mapping[str, Any]
-    slot: list[Any]
+    reduced: list[Any]
     reducers: Mapping[str, Reducer] = field(default_factory=dict)
     batches: int = 0
 
@@ -54,7 +61,7 @@ class Evaluation:
             callback.on_validation_start()
         if self.full_dataset:
             found = self._of_full_dataset() if self.rank.is_chief else {}
-            return Share(metrics=found, slot=self.rank.reducers.per_slot(training=False))
+            return Share(metrics=found, reduced=self.rank.reducers.per_slot(training=False))
         for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_start()
         rows = self._of_batches(test_mode)
@@ -63,24 +70,24 @@ class Evaluation:
         reducers = validation.reducers_of(self.rank.trial.evaluation_reducer(), list(rows[0])) if rows else {}
         return Share(
             metrics=validation.reduce_batches(rows, reducers),
-            slot=self.rank.reducers.per_slot(training=False),
+            reduced=self.rank.reducers.per_slot(training=False),
             reducers=reducers,
             batches=len(rows),
         )
 
     def _of_batches(self, test_mode: bool) -> list[dict[str, Any]]:
-        seen = validation.ValidationMetrics()
-        to_device, add = self.rank.to_device, seen.add
+        metrics = validation.ValidationMetrics()
+        to_device = self.rank.to_device
         evaluate_batch, get_batch_length = self._evaluate_batch, self.rank.trial.get_batch_length
         for batch_idx, batch in enumerate(self.data):
             get_batch_length(batch)
             if to_device is not None:
                 batch = to_device(batch)
-            add(evaluate_batch(batch=batch, batch_idx=batch_idx))
+            metrics.add(evaluate_batch(batch=batch, batch_idx=batch_idx))
             self.batches = batch_idx + 1
             if test_mode:
                 break
-        return seen.take()
+        return metrics.take()
 
     def _of_full_dataset(self) -> dict[str, Any]:
         found = self._evaluate_all(data_loader=self.data)
@@ -93,7 +100,7 @@ class Evaluation:
     def combine(self, shares: Sequence[Share]) -> dict[str, Any]:
         """The metrics of all ranks' shares, in rank order. Each rank combines for itself, without another exchange."""
         reduced = jsonable(
-            self.rank.reducers.cross_slot([share.slot for share in shares], training=False), source="a reducer"
+            self.rank.reducers.cross_slot([share.reduced for share in shares], training=False), source="a reducer"
         )
         if self.full_dataset:
             return {**shares[0].metrics, **reduced}

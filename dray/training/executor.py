@@ -41,7 +41,7 @@ from dray.training.position import Stop
 from dray.training.progress import Progress
 from dray.training.rank import Rank
 from dray.training.trial import Hooks
-from dray.training.usage import Machine, Usage
+from dray.training.usage import MachineUsage, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class TrainingShare:
 
     Args:
         trained: batches trained in total.
-        leave: why it leaves, if it does.
+        leave: why the rank leaves, if it does.
         sums: of its metrics, for the averages.
-        reduced: its values for the reducers.
+        reduced: its values for the reducers that the trial has wrapped.
         scalars: its metrics of each batch, if TensorBoard shows them.
         machine: its machine usage.
     """
@@ -62,7 +62,7 @@ class TrainingShare:
     sums: Sums
     reduced: list[Any] | None
     scalars: Values | None
-    machine: Machine | None
+    machine: MachineUsage | None
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -140,7 +140,7 @@ class Executor:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Let the host see how far training is, during the block."""
+        """Let the host poll the progress during the block."""
 
         def progress() -> tuple[int, int]:
             return self.rank.position.trained, self.evaluation.batches
@@ -180,10 +180,10 @@ class Executor:
             if not model.training or first == position.initial_batch:
                 model.train()
         reduced, leave = agreement.section(lambda: self._train_batches(command.until), training=True)
-        # Where collectives were aborted, these are garbage, or can't be read at all.
+        # After an abort the metrics are garbage, or can't be read at all.
         values, late = agreement.catch(metrics.take_values)
         leave = leave or late
-        if values is None or (leave is not None and leave.aborted):
+        if leave is not None and leave.aborted:
             values = None
         mine = TrainingShare(
             trained=position.trained,
@@ -219,7 +219,7 @@ class Executor:
         return Outcome(batches=position.trained)
 
     def _train_batches(self, until: int) -> list[Any]:
-        """Train until so many batches; returns what this rank contributes to the reducers."""
+        """Train to this many batches in total; returns what this rank contributes to the reducers."""
         self._batches.train(until)
         return self.rank.reducers.per_slot(training=True)
 

@@ -111,14 +111,14 @@ class Host(Protocol):
         ...
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        """Take a function that returns this rank's (batches trained, batches of the latest validation), in any thread.
+        """Poll this function, in any thread, on every rank.
 
-        Called on every rank.
+        It returns the rank's (batches trained, batches of the latest validation).
         """
         ...
 
     def new_checkpoint(self, batches: int) -> Path:
-        """An empty directory to write a checkpoint into, at so many batches."""
+        """An empty directory to write a checkpoint into, at this many batches."""
         ...
 
     def commit(
@@ -142,7 +142,7 @@ class Host(Protocol):
     def stop_requested(self) -> bool:
         """Whether training is to stop soon, to be resumed later: at a batch that all ranks agree on, with a checkpoint.
 
-        Called repeatedly on every rank, in a thread beside the training. One rank's request stops all.
+        Called repeatedly on every rank, not in the training's thread. One rank's request stops all.
         """
         ...
 
@@ -162,7 +162,7 @@ class ProgramHost(Host, Protocol):
     #: The remaining lengths at which the search decides, and the last one; ascending, in its own unit. () if the search
     #: sets no length.
     lengths: Sequence[float]
-    #: The place of files that are kept beside the trial's checkpoints.
+    #: Where files that are no checkpoints are kept, next to the trial's checkpoints.
     outputs: Location
 
     def opened(self) -> None:
@@ -186,7 +186,7 @@ class ProgramHost(Host, Protocol):
         ...
 
     def checkpoint_id(self, batches: int) -> str:
-        """The id of the checkpoint that `commit` makes at so many batches."""
+        """The id of the checkpoint that `commit` makes at this many batches."""
         ...
 
     def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:

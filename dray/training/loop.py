@@ -1,4 +1,4 @@
-"""The training loop, pure: it decides what comes next, and leaves it to others to do it.
+"""The training loop, pure: it decides what comes next, and the executor does it.
 
 `drive(plan, at)` yields commands and is sent the outcome of each. It knows neither torch nor host nor search; all
 arithmetic on progress is here and in `plan`. Every rank runs it: equal outcomes give equal commands, so all ranks take
@@ -60,7 +60,7 @@ class Outcome:
     stop: after Publish: the search, the host or the trial asks to stop here.
     leave: after Train or Validate: end at once, without another validation (ShouldExit, InvalidHP, no more data).
     save_on_leave: with leave: save what is not yet saved.
-    interrupted: after Train: leave is for a request to stop.
+    interrupted: with leave, after Train: the host asked for a stop.
     """
 
     batches: int = 0

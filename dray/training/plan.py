@@ -86,7 +86,7 @@ class Plan:
         return self.checkpoint is not None and self.checkpoint.due(at.batches)
 
     def compares(self, at: Progress) -> bool:
-        """Whether saving depends on a validation's being the best: a checkpoint is not saved in any case."""
+        """Whether a validation here is saved only if it is the best so far."""
         return self.policy == "best" and not self.decides(at)
 
     def saves_validation(self, is_best: bool) -> bool:

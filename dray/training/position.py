@@ -56,4 +56,4 @@ class Position:
         return batch_idx % self.epoch_length == 0 if self.epoch_length else batch_idx == 0
 
     def ends_epoch(self, batch_idx: int) -> bool:
-        return bool(self.epoch_length) and (batch_idx + 1) % self.epoch_length == 0  # type: ignore[operator]
+        return (batch_idx + 1) % self.epoch_length == 0 if self.epoch_length else False

@@ -27,8 +27,6 @@ class TrainUnit:
         TypeError: value is neither.
     """
 
-    _plural = "units"
-
     def __init__(self, value: int | Container[int]) -> None:
         if not is_int(value) and (not isinstance(value, Container) or isinstance(value, (str, bytes))):
             raise TypeError(
@@ -54,11 +52,9 @@ class Batch(TrainUnit):
     Batch(100)
     """
 
-    _plural = "batches"
-
 
 ENDLESS = Batch(2**53)
-"""The length of a trial that ends by something else than a number of batches."""
+"""The length of a trial that ends by something other than a number of batches."""
 
 
 class Epoch(TrainUnit):
@@ -68,8 +64,6 @@ class Epoch(TrainUnit):
     Epoch([1, 5])
     """
 
-    _plural = "epochs"
-
 
 class Records(TrainUnit):
     """Records: `Records(n)` is the number of batches, rounded up, that have n records at the global batch size.
@@ -77,11 +71,9 @@ class Records(TrainUnit):
     Only for lengths in an experiment's config; `Trainer.fit()` takes `Batch` and `Epoch`.
     """
 
-    _plural = "records"
-
 
 def amount(number: str, unit: str) -> str:
-    """A number of batches, epochs, records, or of another unit, whose name does not change.
+    """A length in words. A unit other than batches, epochs and records has no plural.
 
     >>> amount("1", "epochs"), amount("2", "batches"), amount("1", "wall_clock")
     ('1 epoch', '2 batches', '1 wall_clock')

@@ -1,6 +1,6 @@
-"""A trial's use of time and of its machine, measured at its reports, never per batch.
+"""What a trial's time goes to, and its load on the machine: measured at its reports, never per batch.
 
-No statistic may end a training: one that can't be measured is left out.
+A statistic that can't be measured is left out; it must not end the training.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EVERY_S = 5.0
+REPORT_EVERY_S = 5.0
 """Seconds between reports of usage, besides those at rungs and at the end of a trial."""
-LOOK_EVERY_S = 1.0
+MEASURE_EVERY_S = 1.0
 """Seconds between measurements of the machine, each of which takes about 0.1 ms."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -32,13 +32,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineUsage:
     """The machine usage of one rank and its DataLoader workers; None is what could not be measured.
 
     Attributes:
-        cpu_cores: CPU time per time.
-        memory_gb: resident memory; memory shared by processes is counted in each.
-        gpu_memory_gb: GPU memory reserved by torch.
+        cpu_cores: seconds of CPU time per second.
+        memory_gb: resident memory in GB; what processes share is counted in each.
+        gpu_memory_gb: GPU memory reserved by torch, in GB.
         gpu_percent: percentage of time in which something ran on the GPU; needs ``pynvml``.
     """
 
@@ -48,13 +48,13 @@ class Machine:
     gpu_percent: float | None = None
 
 
-MERGED: dict[str, Callable[[list[Any]], float]] = {
+OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
     "cpu_cores": sum,
     "memory_gb": sum,
     "gpu_percent": fmean,
     "gpu_memory_gb": max,
 }
-"""How the values of ranks become one."""
+"""How a value is reduced over ranks."""
 
 
 class Usage:
@@ -71,14 +71,14 @@ class Usage:
         self.data_s = 0.0
         self._spent = dict.fromkeys(("training", "validating", "checkpointing", "waiting"), 0.0)
         self._saved = 0.0
-        self._taken, self._batches = time.monotonic(), 0
+        self._flushed_at, self._batches = time.monotonic(), 0
         self._device = device
         self._failed: set[str] = set()
         self._cpu_s: dict[str, float] = {}
-        self._looked = time.monotonic()
+        self._measured_at = time.monotonic()
         self._measured("cpu_cores", lambda: self._grown_cpu_s(_processes()))
-        self._machine: Machine | None = None
-        self._ranks: Sequence[Machine] = ()
+        self._machine: MachineUsage | None = None
+        self._ranks: Sequence[MachineUsage] = ()
 
     def record(self, phase: str, seconds: float, batches: int = 0) -> None:
         """Add time of a phase: training, validating, or waiting (for the search or the other ranks)."""
@@ -92,11 +92,11 @@ class Usage:
         self._spent["checkpointing"] += seconds
         self._saved += seconds
 
-    def machine(self) -> Machine | None:
+    def machine(self) -> MachineUsage | None:
         """This rank's machine usage, at most a second old."""
         now = time.monotonic()
-        elapsed = now - self._looked
-        if elapsed >= LOOK_EVERY_S or (self._machine is None and elapsed > 0.05):
+        elapsed = now - self._measured_at
+        if elapsed >= MEASURE_EVERY_S or (self._machine is None and elapsed > 0.05):
             device = self._device
             gpu = device.type == "cuda"
             processes = self._measured("processes", _processes)
@@ -106,17 +106,17 @@ class Usage:
                 memory_gb = self._measured("memory_gb", lambda: _memory_gb_of(processes))
             held = self._measured("gpu_memory_gb", lambda: torch.cuda.memory_reserved(device) / 1e9) if gpu else None
             percent = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device))) if gpu else None
-            self._machine = Machine(
+            self._machine = MachineUsage(
                 cpu_cores=None if cpu_s is None else cpu_s / elapsed,
                 memory_gb=memory_gb,
                 gpu_memory_gb=held,
                 gpu_percent=percent,
             )
-            self._looked = now
+            self._measured_at = now
         return self._machine
 
     def _measured(self, name: str, measure: Callable[[], T]) -> T | None:
-        """What `measure` returns; None from the first time on that it fails."""
+        """What `measure` returns; None once it has failed."""
         if name in self._failed:
             return None
         try:
@@ -132,7 +132,7 @@ class Usage:
         before, self._cpu_s = self._cpu_s, _cpu_s_of(processes)
         return sum(seconds - before.get(process, 0.0) for process, seconds in self._cpu_s.items())
 
-    def set_ranks(self, ranks: Sequence[Machine | None]) -> None:
+    def set_ranks(self, ranks: Sequence[MachineUsage | None]) -> None:
         """Take the machine usage of all ranks."""
         self._ranks = [machine for machine in ranks if machine is not None]
 
@@ -144,7 +144,7 @@ class Usage:
         gpu_percent is the mean, gpu_memory_gb the maximum.
         """
         now = time.monotonic()
-        if not at_once and now - self._taken < EVERY_S:
+        if not at_once and now - self._flushed_at < REPORT_EVERY_S:
             return None
         training = self._spent["training"]
         seconds = {
@@ -157,13 +157,13 @@ class Usage:
         found = {name: value for name, value in seconds.items() if value > 0}
         if self._batches and training > 0:
             found["batches_per_second"] = self._batches / training
-        for name, merged in MERGED.items():
+        for name, reduce in OVER_RANKS.items():
             values = [getattr(machine, name) for machine in self._ranks]
             if known := [value for value in values if value is not None]:
-                found[name] = merged(known)
+                found[name] = reduce(known)
         self.data_s = 0.0
         self._spent = dict.fromkeys(self._spent, 0.0)
-        self._taken, self._batches = now, 0
+        self._flushed_at, self._batches = now, 0
         return found or None
 
 
@@ -175,7 +175,7 @@ def _processes() -> list[str]:
 
 
 def _cpu_s_of(processes: Sequence[str]) -> dict[str, float]:
-    """CPU time of each."""
+    """Seconds of CPU time by process, since each started."""
     found = {"self": time.process_time()}
     for process in processes[1:]:
         with contextlib.suppress(OSError, ValueError):  # the process has ended

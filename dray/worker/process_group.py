@@ -71,7 +71,7 @@ def joined(
             yield
     finally:
         with contextlib.suppress(RuntimeError):  # the group has failed; the process ends anyway
-            ddp.end(device)
+            ddp.end_group(device)
 
 
 def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:

@@ -93,7 +93,7 @@ class Reports:
             SearcherMetricError: the search compares a metric that the program never reported.
         """
         if self.life.state == "reporting":
-            self.checks.of_program(None, known=self._is_known)
+            self.checks.check_program(None, known=self._is_known)
         if self.life.outcome == "completed" and self.life.state != "completed":
             self._link.send((self._final or DeskReport())._replace(final=True), wait=True)
             self.life.on("complete")
@@ -151,7 +151,7 @@ class Reports:
         """
         self.life.on("report")
         self._started_at = None  # the time before a program's first report is not all start-up
-        self.checks.of_program(report, known=self._is_known)
+        self.checks.check_program(report, known=self._is_known)
         epochs = as_number((report.validation or report.training or {}).get("epochs"))
         report = report if epochs is None else replace(report, epochs=epochs)
         length = length_in_program(report, self._settings, self._lease.batch_size)
@@ -228,7 +228,7 @@ class Reports:
     def _new_message(self, report: Report, length: float | None) -> DeskReport:
         message = self._message(report, length)
         self.unsaved.add(message.rows)
-        return message._replace(warning=self.checks.warning(report))
+        return message._replace(warning=self.checks.warn(report))
 
     def _system(self, report: Report) -> Mapping[str, float] | None:
         """The system metrics; the first ones also with the time before the training that they cover."""

@@ -38,7 +38,7 @@ def test_columns_are_those_of_the_tables(tmp_path: Path) -> None:
 def test_machine_figures_and_phases_are_complete() -> None:
     documented = set(re.findall(r"^\| `(\w+)` \|", section("The machine"), re.MULTILINE)) - {"name"}
     written = set(re.findall(r'"(\w+_s|\w+_second)"', inspect.getsource(usage.Usage.flush)))
-    assert documented == written | usage.MERGED.keys() | {"starting_s"}
+    assert documented == written | usage.OVER_RANKS.keys() | {"starting_s"}
     assert set(re.findall(r"`([a-z]+)`", section("The timeline"))) == set(PHASES)
 
 
@@ -46,7 +46,7 @@ def test_limits_of_the_report_are_those_of_the_code() -> None:
     report = " ".join(section("The report").split())
     for number in (report_data.MAX_CURVES, report_data.MAX_TRIALS, report_data.MAX_POINTS, slot_time.MAX_STRETCHES):
         assert f"{number:,}" in report
-    assert usage.EVERY_S == metrics_log.PACK_EVERY_S == 5
+    assert usage.REPORT_EVERY_S == metrics_log.PACK_EVERY_S == 5
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_garbage_is_collected_before_a_value_is_dropped(available: list[int], mo
     value_of("a")
     available[0] = 5
     monkeypatch.setattr(memory, "give_back", lambda: available.__setitem__(0, 50))
-    MODULE.relieve()
+    MODULE.drop_if_low()
     value_of("a")
     assert made == ["a"]
 
@@ -215,9 +215,9 @@ def test_it_is_pickled_by_its_name_without_its_values() -> None:
 
 def test_memory_that_is_held_is_known_and_counted_once() -> None:
     memory.give_back()  # a tensor in memory that earlier tests have freed would not make the process grow
-    before = MODULE.held()[0]
+    before = MODULE.kept_bytes()[0]
     outer()
-    assert MODULE.held()[0] - before == pytest.approx(8 << 20, abs=1 << 20)
+    assert MODULE.kept_bytes()[0] - before == pytest.approx(8 << 20, abs=1 << 20)
 
 
 class Line(pytorch.PyTorchTrial):

@@ -25,7 +25,7 @@ from searchers import (
     Stop,
 )
 from searchers.events import Action, Event
-from searchers.histories import play, tell
+from searchers.histories import play, send
 from searchers.search import Record, Search
 from searchers.space import parse
 from searchers.testing import (
@@ -155,7 +155,7 @@ def test_no_trial_is_ranked_twice_in_a_rung(name: str, seed: int) -> None:
     before = ranked(method)
     count = 0
     for event, _ in history.steps:
-        tell(method, event)
+        send(method, event)
         now = ranked(method)
         invalid = isinstance(event, Exited) and event.reason == "invalid_hp"
         for old, new in zip(before, now, strict=True):

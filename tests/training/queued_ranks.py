@@ -77,7 +77,7 @@ def ended(directory: Path) -> None:
         dist.group.WORLD.gone()  # type: ignore[union-attr]
     else:
         dist.all_reduce(torch.ones(1))
-    ddp.end(CPU)
+    ddp.end_group(CPU)
     assert not dist.is_initialized()
 
 

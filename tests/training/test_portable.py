@@ -89,10 +89,11 @@ def test_what_ranks_exchange_over_torch_arrives_on_the_cpu(padding: int) -> None
     try:
         registry = ReducerRegistry()
         registry.wrap_reducer(lambda values: float(torch.stack(values).sum()), name="sum").update(torch.tensor(3.0))
-        share = Share(metrics={"loss": 1.0}, slot=[registry.per_slot(training=False), contribution(0), "x" * padding])
+        reduced = [registry.per_slot(training=False), contribution(0), "x" * padding]
+        share = Share(metrics={"loss": 1.0}, reduced=reduced)
         (found,) = DistributedContext(transport=TorchTransport()).allgather(share)
-        assert registry.cross_slot([found.slot[0]], training=False) == {"sum": 3.0}
-        assert same(found.slot[1], contribution(0))
+        assert registry.cross_slot([found.reduced[0]], training=False) == {"sum": 3.0}
+        assert same(found.reduced[1], contribution(0))
     finally:
         dist.destroy_process_group()
 

@@ -14,7 +14,7 @@ import torch
 from dray import pytorch
 from dray.hosts import use_host
 from dray.training import usage
-from dray.training.usage import Machine, Usage
+from dray.training.usage import MachineUsage, Usage
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight
 
 
@@ -66,8 +66,8 @@ def test_time_is_reported_by_phase_and_batches_per_second(clock: Clock) -> None:
 def test_figures_are_reported_every_few_seconds_only(clock: Clock) -> None:
     measured = Usage(CPU)
     for _ in range(3):
-        clock.now += usage.EVERY_S - 1
-        measured.record("training", usage.EVERY_S - 1, batches=1)
+        clock.now += usage.REPORT_EVERY_S - 1
+        measured.record("training", usage.REPORT_EVERY_S - 1, batches=1)
         told = measured.flush(at_once=False)
         if told is not None:
             break
@@ -92,7 +92,9 @@ def test_a_machine_is_looked_at_once_a_second_at_most(clock: Clock) -> None:
 
 def test_ranks_are_added_up(clock: Clock) -> None:
     measured = Usage(CPU)
-    measured.set_ranks([Machine(1.0, 2.0, 3.0, 50.0), None, Machine(0.5, 1.0, 4.0, 100.0), Machine(0.5, 1.0)])
+    measured.set_ranks(
+        [MachineUsage(1.0, 2.0, 3.0, 50.0), None, MachineUsage(0.5, 1.0, 4.0, 100.0), MachineUsage(0.5, 1.0)]
+    )
     told = {"cpu_cores": 2.0, "memory_gb": 4.0, "gpu_percent": 75.0, "gpu_memory_gb": 4.0}
     assert measured.flush(at_once=True) == told
 
@@ -132,8 +134,8 @@ def test_a_machine_that_can_not_be_measured_is_left_out(clock: Clock, monkeypatc
     monkeypatch.setattr(usage, "Path", fails)
     measured = Usage(CPU)
     clock.now += 2.0
-    assert measured.machine() == Machine()
-    measured.set_ranks([measured.machine(), Machine(1.0, 2.0)])
+    assert measured.machine() == MachineUsage()
+    measured.set_ranks([measured.machine(), MachineUsage(1.0, 2.0)])
     assert measured.flush(at_once=True) == {"cpu_cores": 1.0, "memory_gb": 2.0}
 
 
@@ -157,7 +159,7 @@ def test_processes_that_load_data_count(clock: Clock) -> None:
     measured = Usage(CPU)
     # Ended by its standard input, when it has spent half a second of CPU time.
     work = "import time\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True)\ninput()"
-    found: list[Machine | None] = []
+    found: list[MachineUsage | None] = []
 
     def train() -> None:
         with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -188,7 +190,7 @@ class Slow(OneWeight):
 
 
 def test_a_trials_last_report_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "EVERY_S", float("inf"))  # none in between, however slow the machine is
+    monkeypatch.setattr(usage, "REPORT_EVERY_S", float("inf"))  # none in between, however slow the machine is
     host = FakeHost(tmp_path)
     began = usage.time.monotonic()
     with use_host(host), pytorch.init(hparams={}, enable_tensorboard_logging=False) as context:

@@ -305,7 +305,7 @@ def test_pinned_memory_cached_by_torch_is_no_leak(monkeypatch: pytest.MonkeyPatc
         kept = 0
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(leaks, "unheld", lambda: (used + kept, 0))
+    monkeypatch.setattr(leaks, "bytes_without_kept", lambda: (used + kept, 0))
     monkeypatch.setattr(torch._C, "_host_emptyCache", empty_cache, raising=False)
     clean_up = Leaks().clean_up
     assert clean_up() == []

@@ -22,6 +22,7 @@ from dray.training import rng
 from dray.training.checkpoint.plain_state import read_json
 from dray.training.parallel.division import Division
 from dray.training.progress import Progress
+from dray.training.units import is_int
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def adapt(state: Mapping[str, Any], models: Sequence[torch.nn.Module]) -> dict[s
     """A state as dray saves it; other keys stay.
 
     Args:
-        models: the trial's, unwrapped: they distinguish DDP's prefix `module.` from a submodule of that name.
+        models: the trial's, unwrapped, to tell DDP's prefix `module.` from a submodule of that name.
     """
     found: dict[str, Any] = {f"{kind}_state_dict": [] for kind in ("models", "optimizers", "lr_schedulers")}
     found = {**found, "callbacks": {}, **state}
@@ -136,4 +137,4 @@ def _unpickle(path: Path) -> Any:
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_int(value) and value >= 0

@@ -1,4 +1,4 @@
-"""Tensors that leave this process, for a file or another rank, are loaded on the CPU.
+"""Tensors that leave this process, to a file or another rank, are loaded on the CPU.
 
 torch saves each tensor with its device and loads it there again. So a tensor of another rank's GPU would fill memory of
 that GPU, in a context of this process; and a file would not load on a machine with fewer GPUs.
@@ -23,7 +23,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
-    """A block in which this thread saves and pickles tensors as tensors of the CPU, whatever holds them."""
+    """A block in which this thread saves and pickles tensors as tensors of the CPU, wherever they are."""
     before, _here.portable = _here.portable, True
     try:
         yield

@@ -28,7 +28,7 @@ twelve seconds; and a whole core if one is free, or if the next checkpoint waits
 
 
 class Saver:
-    """Writes checkpoints and commits them to a host. On the chief; not from several threads.
+    """Writes checkpoints and commits them to a host. Used by one thread, on the chief.
 
     At most one is written at a time. If that fails, the next call raises its error. A full disk is only logged, since
     space may be freed later; for the last checkpoint it is an error.
@@ -108,7 +108,7 @@ class Saver:
             raise full
 
     def abandon(self) -> None:
-        """Wait for the last checkpoint, and only log its error: there is another one to be raised."""
+        """Wait for the last checkpoint, and only log its error, since another is about to be raised."""
         try:
             self.finish()
         except Exception as error:

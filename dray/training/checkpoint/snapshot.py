@@ -18,9 +18,9 @@ import torch
 T = TypeVar("T")
 
 ALIGNMENT = 512
-"""Copies in a pinned buffer begin at multiples of so many bytes."""
+"""Copies in a pinned buffer begin at multiples of this many bytes."""
 FILLED = 7 / 8
-"""How much of a pinned buffer has to be filled, if smaller ones can do that."""
+"""The least share of a pinned buffer that is filled, if smaller buffers allow it."""
 
 
 class NotCopied(TypeError):
@@ -45,7 +45,6 @@ class Snapshots:
         Raises:
             NotCopied: it has tensors that are sparse, quantised, of the user's own class, or not on CPU or CUDA.
         """
-        # Reuse first, so that buffers which no longer fit are freed before new ones are allocated.
         pickled = io.BytesIO()
         pickler = _Pickler(pickled)
         pickler.dump(value)
@@ -55,6 +54,7 @@ class Snapshots:
         sizes, places = packed([storage.nbytes() for storage in of_gpus])
         places += [(number, 0) for number, _ in enumerate(others, start=len(sizes))]
         wanted = [(nbytes, True) for nbytes in sizes] + [(storage.nbytes(), False) for storage in others]
+        # Reuse first, so that buffers which no longer fit are freed before new ones are allocated.
         free, self.buffers = self.buffers, defaultdict(list)
         found = [free[want].pop() if free.get(want) else None for want in wanted]
         del free
@@ -91,8 +91,8 @@ def on_cpu(value: T) -> T:
 def packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
     """Few buffers that hold pieces of these sizes: the buffers' sizes, and each piece's buffer and its offset there.
 
-    Buffers are powers of two, as torch rounds up what it pins: one if little of it is left over, else the next smaller,
-    if that can be filled, and others for the rest.
+    torch rounds what it pins up to a power of two. So the pieces go into one such buffer; or, if that would stay too
+    empty and they can fill the next smaller one, into that and others for the rest.
     """
     places = [(0, 0)] * len(sizes)
     buffers: list[int] = []

@@ -15,18 +15,20 @@ class MetricChecks:
     """Checks the reports of one trial.
 
     Args:
-        metric: the searcher's.
+        metric: the config's `searcher.metric`.
         is_alone: the trial is the only one, of `searcher: {name: single}`, which compares nothing.
-        stops_on_nan: the config's.
+        stops_on_nan: the config's `stop_on_nan`.
+
+    Attributes:
+        compared: the metric that the search compares; None if it compares nothing.
     """
 
     def __init__(self, metric: str, *, is_alone: bool, stops_on_nan: bool) -> None:
         self._metric, self._stops_on_nan = metric, stops_on_nan
         self.is_alone, self._warned = is_alone, False
         self.compared = None if is_alone else metric
-        """The metric that the search compares; None if it compares nothing."""
 
-    def of_program(self, report: Report | None, *, known: bool) -> None:
+    def check_program(self, report: Report | None, *, known: bool) -> None:
         """Check a report of a program with its own loop; None once it has ended.
 
         Args:
@@ -39,7 +41,7 @@ class MetricChecks:
         if self.compared is not None and validation is not None and (report is None or report.compared):
             check_metric(self.compared, validation, BY_PROGRAM, known=known)
 
-    def warning(self, report: Report) -> str:
+    def warn(self, report: Report) -> str:
         """Log a warning, and return it, if the first validation of a trial that is alone lacks the metric."""
         if not self.is_alone or self._warned or report.validation is None or not report.compared:
             return ""

@@ -6,7 +6,7 @@ A file is a sequence of records: length (uint64), its checksum, an `Event` in pr
 little-endian; CRC-32C, rotated and shifted). The fields of an `Event`:
 
 1 wall_time, seconds (double) · 2 step (int64) · 3 file_version (string)
-5 summary: 1 value, once a scalar: 1 tag (string) · 2 simple_value (float) · 9 metadata: 1 plugin_data:
+5 summary: 1 value, once per scalar: 1 tag (string) · 2 simple_value (float) · 9 metadata: 1 plugin_data:
   1 plugin_name (string) · 2 content; of the plugin "hparams": 3 session_start_info: 5 start_time_secs (double) ·
   1 hparams, once each: 1 name (string) · 2 value: 2 number (double) or 3 string or 4 bool
 7 session_log: 1 status (1: start)

@@ -87,8 +87,6 @@ class MetricReducer(abc.ABC):
 class FunctionReducer(MetricReducer):
     """A function of all values, in the order of a single process (if there is one `update` per batch)."""
 
-    _NONE = object()
-
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self.function = function
         self.values: list[Any] = []
@@ -104,8 +102,18 @@ class FunctionReducer(MetricReducer):
         return self.values
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        turns = itertools.zip_longest(*per_slot_metrics, fillvalue=self._NONE)
-        return self.function([value for turn in turns for value in turn if value is not self._NONE])
+        return self.function(interleaved(per_slot_metrics))
+
+
+def interleaved(slots: Sequence[list[Any]]) -> list[Any]:
+    """The first value of each slot, then the second of each, and so on: the order of batches in a single process.
+
+    >>> interleaved([[1, 3, 5], [2, 4]])
+    [1, 2, 3, 4, 5]
+    """
+    nothing = object()
+    turns = itertools.zip_longest(*slots, fillvalue=nothing)
+    return [value for turn in turns for value in turn if value is not nothing]
 
 
 class ReducerRegistry:

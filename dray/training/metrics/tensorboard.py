@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: For `TorchWriter`, which does not get its trial.
+#: For `TorchWriter`, which is made without a context.
 _latest: weakref.ref[TensorBoard] | None = None
 
 
 class TensorBoard:
-    """The event files of one process of a trial. None is made before there is something to write.
+    """The event files of one process of a trial, made when there is something to write.
 
     The trainer's scalars go to a separate file until the trial asks for a `SummaryWriter`, then to its file, since
     TensorBoard follows only one file of a directory at a time.
@@ -60,7 +60,7 @@ class TensorBoard:
     def write(self, rows: Iterable[tuple[float, int, Mapping[str, float]]]) -> None:
         """Write scalars, if enabled.
 
-        An error of the disk is only logged.
+        A write error is only logged.
 
         Args:
             rows: (time in seconds since the epoch, step, numbers by tag).
@@ -83,7 +83,7 @@ class TensorBoard:
         )
 
     def write_metrics(self, batches: int, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
-        """Write metrics after so many batches; values other than numbers are left out.
+        """Write metrics of this many batches trained; values other than numbers are left out.
 
         Args:
             validation: names get the prefix "val_", unless they begin with "val".
@@ -127,7 +127,7 @@ class TensorBoard:
 
 
 def latest() -> TensorBoard | None:
-    """The one that was made last, if it is still open."""
+    """The `TensorBoard` that was made last, if it is still open."""
     return None if _latest is None else _latest()
 
 

@@ -7,16 +7,13 @@ exchanged with the trainer's other data, so that no rank waits for one that fail
 from __future__ import annotations
 
 import copy
-import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from dray.training.metrics.reducers import MetricReducer
-
-_NONE = object()
+from dray.training.metrics.reducers import MetricReducer, interleaved
 
 
 def is_torchmetric(candidate: Any) -> bool:
@@ -73,9 +70,7 @@ def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
 def _merged(states: list[Any], reduction: Any) -> Any:
     """Merge the states of all ranks, as torchmetrics would."""
     if isinstance(states[0], list):
-        # Interleaved: the order of batches in a single process.
-        turns = itertools.zip_longest(*states, fillvalue=_NONE)
-        return [value for turn in turns for value in turn if value is not _NONE]
+        return interleaved(states)
     if len(states) == 1:
         return states[0]
     stacked = torch.stack(states)

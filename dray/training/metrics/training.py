@@ -80,20 +80,22 @@ class TrainingMetrics:
 
     Args:
         keep_batches: also keep every batch's metrics as they are, for callbacks.
+
+    Attributes:
         keep_times: keep the time of each batch, for TensorBoard.
+        times: of each batch, in seconds since the epoch.
     """
 
     __slots__ = ("_columns", "_kept", "keep_batches", "keep_times", "times")
 
-    def __init__(self, keep_batches: bool = False, keep_times: bool = False) -> None:
+    def __init__(self, keep_batches: bool = False) -> None:
         self.keep_batches = keep_batches
-        self.keep_times = keep_times
+        self.keep_times = False
         self.reset()
 
     def reset(self) -> None:
         self._columns: dict[str, Column] = {}
         self._kept: list[dict[str, Any]] = []
-        #: The time of each batch, in seconds since the epoch.
         self.times: list[float] = []
 
     def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
@@ -198,7 +200,6 @@ def average_batches(ranks: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any
         row = {}
         for name, value in rows[0].items():
             values = [as_number(other.get(name)) for other in rows]
-            numbers_ = [v for v in values if v is not None]
-            row[name] = np.float64(sum(numbers_) / len(numbers_)) if len(numbers_) == len(values) else value
+            row[name] = value if None in values else np.float64(_mean(values))
         averaged.append(row)
     return averaged

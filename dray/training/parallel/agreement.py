@@ -44,8 +44,8 @@ LISTEN_S = 0.25
 AGREE_S = 0.01
 """The same while ranks agree on where to stop."""
 LEAVE_S = 30.0
-"""How long a rank may take to leave after another one, before the process groups are aborted. It matters only where one
-rank leaves and the others do not: they would wait forever."""
+"""How long the others may take to leave after one rank has, before the process groups are aborted: ranks that do not
+leave would wait for it forever."""
 ABORT_S = 5.0
 """How long ranks wait for one another to be ready for an abort: one of them may have died."""
 NEVER = 1 << 62
@@ -107,10 +107,10 @@ class Agreement:
         # Sections between two exchanges are numbered, the same on all ranks.
         self._section, self._inside = 0, False
         self._stopping = self._aborted = False
-        self._left: tuple[int, float] | None = None  # a rank leaves: in which section, known since when
+        self._left: tuple[int, float] | None = None  # the section in which a rank leaves, and when this one noticed
         self._abort_by = 0.0
 
-    # ------------------------------------------------------------------------------------------ beside the training
+    # ----------------------------------------------------------------------------------------- in a separate thread
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Listen while the block runs. All ranks enter it before any of them trains."""
@@ -183,8 +183,8 @@ class Agreement:
         if self._board.has(*self._all("out")):
             return  # no rank waits for another
         if (failed or time.monotonic() > since + LEAVE_S) and ddp.queues_collectives(self._device):
-            # All ranks first, since the abort of one may end what another waits in: training must not take for sound
-            # what it computes from now on.
+            # All ranks are marked before any aborts: one rank's abort may end what another waits in, and that rank's
+            # training must know that its results are garbage.
             self._aborted, self.stop_at, self._abort_by = True, 0, time.monotonic() + ABORT_S
             self._stop_agreed.set()
             self._board.post(self._name("aborted"))
@@ -220,7 +220,7 @@ class Agreement:
             if leave is not None and not self._aborted:
                 self._post_leave(leave, training)
             elif self._aborted:
-                # Whatever it raised, if anything, is a consequence of the garbage that it got.
+                # If it raised anything, garbage caused that.
                 leave = self._disconnected()
             if training:
                 _, late = self.catch(self._synchronise)  # an error of the device shows only here
@@ -262,7 +262,7 @@ class Agreement:
             ddp.disconnect(self._device)
         mine = leaves[self._peers.rank]
         if mine is not None and mine.reason is Reason.DISCONNECTED < leave.reason:
-            self._error = None  # it is only a consequence of another rank's leaving
+            self._error = None  # only a consequence of another rank's leaving
         if leave.reason is not Reason.EXIT:
             self._error = self._error or leave.as_error(rank, "training")
         if leave.reason in (Reason.FAILED, Reason.DISCONNECTED):

@@ -117,11 +117,11 @@ def checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
 
 
 class _Group:
-    """The process group of gradients, and its models: also those of earlier trials that still exist."""
+    """The process group of gradients, and its models, including those of earlier trials that are still in memory."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
-        # With the timeout of the default group, which its backend has among its options.
+        # With the timeout of the default group, which is among its backend's options.
         options = getattr(world._get_backend(world._device_types[0]), "options", None)
         self.group: Any = dist.new_group(timeout=getattr(options, "_timeout", None))
         self.models: weakref.WeakSet[DDPModel] = weakref.WeakSet()
@@ -132,13 +132,10 @@ _aborted: Any = None
 """The default process group, once this process has aborted it."""
 
 
+# At exit too: a gloo group that is freed with the interpreter may abort it ("terminate called without ...").
 @atexit.register
-def _forget() -> None:
-    """Free the group first: a gloo group freed with the interpreter may abort it ("terminate called without ...")."""
-    _forget_group()
-
-
 def _forget_group() -> Any:
+    """Release the models of the group, and return it; None if there is none."""
     global _gradients
     if _gradients is None:
         return None
@@ -169,10 +166,10 @@ def disconnect(device: torch.device) -> None:
     """
     # A program may have ended the default group, and this one with it.
     if (group := _forget_group()) in c10d._world.pg_map:
-        end(device, group)
+        end_group(device, group)
 
 
-def end(device: torch.device, group: Any = None) -> None:
+def end_group(device: torch.device, group: Any = None) -> None:
     """End a process group for collectives on a device; the default one with all others."""
     if queues_collectives(device):
         # Destroying the group would wait for queued work, which may wait for a rank that has left.
@@ -182,10 +179,10 @@ def end(device: torch.device, group: Any = None) -> None:
 
 
 def abort() -> None:
-    """Abort all collectives of this process but gloo's, those queued included. In any thread; the others' wait until
-    they do it too.
+    """Abort all collectives of this process except gloo's, including those that are queued. In any thread.
 
-    What they compute is garbage from now on, and the default process group can't be used again.
+    Another rank's collectives wait until that rank aborts too. Whatever is computed from now on is garbage, and the
+    default process group can't be used again.
     """
     global _aborted
     _aborted = dist.group.WORLD

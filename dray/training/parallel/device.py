@@ -28,7 +28,7 @@ def own_device(peers: DistributedContext, config: Mapping[str, Any] | None = Non
 
 
 def gpu_of(local_rank: int) -> torch.device:
-    """The GPU of a rank. Whether that is another rank's too, `check_gpus` finds out."""
+    """The GPU of a rank. `check_gpus` finds out whether another rank has the same."""
     # A process that sees only its own device sees it as number 0.
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -30,6 +29,7 @@ class DistributedContext:
         cross_rank, cross_size: the index of this machine, and the number of machines, in the trial.
         chief_ip: address of rank 0; needed with more than one machine.
         port_offset: added to the chief's port; for several trials on one machine.
+        transport: carries the objects; by default torch.distributed if it is initialised, else a store on the chief.
 
     Raises:
         ValueError: some of the six numbers are missing or contradict each other.
@@ -162,8 +162,8 @@ class DistributedContext:
 
     def gather_local(self, stuff: T) -> list[T] | None:
         """The objects of this machine's ranks, in rank order, on its local chief; None on the others."""
-        everything = self.allgather_local(stuff)
-        return everything if self._is_local_chief else None
+        objects = self.allgather_local(stuff)
+        return objects if self._is_local_chief else None
 
     def allgather_local(self, stuff: T) -> list[T]:
         """The objects of this machine's ranks, in rank order, on each of them."""
@@ -180,7 +180,7 @@ class DistributedContext:
         return self.allgather_local(stuff)[0]
 
     def side_store(self) -> Any:
-        """A `torch.distributed.TCPStore` of these ranks, for use in a thread beside the one that makes the other calls.
+        """A `torch.distributed.TCPStore` of these ranks, for use in a thread other than that of the other calls.
 
         None if this is the only rank. All ranks must make the first call together.
         """
@@ -225,8 +225,8 @@ def check_peers(peers: DistributedContext, caller: str) -> None:
         )
 
 
-def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
-    value = environment.get(name)
+def _env_int(name: str) -> int:
+    value = os.environ.get(name)
     if value is None or not value.lstrip("-").isdigit():
         raise NotUnderTorchrun(
             f"from_torch_distributed() needs an integer in the environment variable {name}, "

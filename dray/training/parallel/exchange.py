@@ -77,7 +77,7 @@ class Leave:
 
 @contextlib.contextmanager
 def all_or_none(peers: DistributedContext, doing: str) -> Iterator[None]:
-    """A block that all ranks run and leave together. They must not communicate in it.
+    """A block that all ranks run. If one fails in it, all raise at its end. They must not communicate in it.
 
     Args:
         doing: for the message on the other ranks: "rank 1 failed while <doing>".

@@ -10,10 +10,10 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 TOO_LONG = 2**32 - 1
-"""In place of a length: the message does not fit."""
+"""Sent in place of its length by a rank whose message does not fit."""
 FOR_EVER = timedelta(days=365)
-"""A rank may work alone for hours, such as the chief in `evaluate_full_dataset`. That the others wait for it is no
-fault: if its process dies, they notice it by its connections."""
+"""The chief may work alone for hours in `evaluate_full_dataset`, while the others wait. If its process dies, its
+connections close, and their wait ends."""
 
 
 class Transport(Protocol):
@@ -40,7 +40,7 @@ class TorchTransport:
 
         self._torch, self._dist = torch, dist
         self._open_group: Any = None
-        self._is_waiting = False  # for ranks that have not come in time
+        self._is_waiting = False  # a collective that timed out here still waits for the other ranks
         assert self._group is not None  # made here, where no rank can have failed yet
 
     @property
@@ -76,7 +76,7 @@ class TorchTransport:
             if time.monotonic() < began + timeout_s:
                 raise
             self._is_waiting = True
-            # Kept for good: its destructor would wait for the other ranks too, even when this process ends.
+            # Never freed: its destructor would wait for the other ranks too, even when this process ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             raise _too_late(timeout_s) from error
 
@@ -86,7 +86,7 @@ class TorchTransport:
         return None if result is None else [pickle.loads(each) for each in result]
 
     def close(self) -> None:
-        # The end of a group waits for its collectives. One that timed out here still waits for the other ranks.
+        # Destroying a group waits for its collectives.
         if self._open_group is not None and self._dist.is_initialized() and not self._is_waiting:
             self._dist.destroy_process_group(self._open_group)
         self._open_group = None

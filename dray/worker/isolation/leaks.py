@@ -11,7 +11,7 @@ import torch
 
 from dray.desk.failure import is_users_file
 from dray.memory import MACHINE_MEMORY, give_back
-from dray.pytorch.cached import drop_all, unheld
+from dray.pytorch.cached import bytes_without_kept, drop_all
 from dray.worker.children import END_S, children, end_children
 
 MAX_GROWTH = 1 / 20
@@ -65,7 +65,7 @@ class Leaks:
         return [f"process {child} was still running: {command}" for child, command in ended.items()]
 
     def _grown_memory(self) -> list[str]:
-        memory, gpu_memory = unheld()
+        memory, gpu_memory = bytes_without_kept()
         if self._memory is None:
             # Measured after the first trial: what it has imported and warmed up serves later ones too.
             self._memory = memory, gpu_memory
@@ -73,10 +73,10 @@ class Leaks:
         grown = memory - self._memory[0]
         if grown > limit:  # not before: it takes time
             give_back()
-            grown = unheld()[0] - self._memory[0]
+            grown = bytes_without_kept()[0] - self._memory[0]
         if grown > limit and drop_all():  # cached values may have grown since they were made
             give_back()
-            grown = unheld()[0] - self._memory[0]
+            grown = bytes_without_kept()[0] - self._memory[0]
         if grown > limit:
             why = "something keeps trials' objects alive"
             reasons.append(f"its memory has grown by {_mib(grown)} since its first trial: {why}")
