@@ -46,7 +46,7 @@ def as_json(read: ExperimentReader) -> dict[str, Any]:
     failures = _failures(read.records)
     return {
         **overview(read.stored.overview()),
-        "smaller_is_better": read.sign == 1,
+        "smaller_is_better": read.config.searcher.smaller_is_better,
         "states": Counter(row["state"] for row in read.trials.values()),
         "best": _best(read),
         "diverged": nan_since_by_trial(read.result.trials),
@@ -63,7 +63,7 @@ def describe(read: ExperimentReader) -> None:
 
     seen, counts, best = read.stored.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)
     searcher = read.config.searcher
-    order = "smaller is better" if read.sign == 1 else "larger is better"
+    order = "smaller is better" if searcher.smaller_is_better else "larger is better"
     of_all = f"{seen.ended} of {seen.max_trials or seen.trials} ended"
     words = {"INVALID_HP": "with invalid hyperparameters"}
     if seen.state == "STOPPED":
@@ -85,7 +85,7 @@ def describe(read: ExperimentReader) -> None:
             ("trials", f"{of_all}: {states}" if counts else of_all),
             (
                 "best",
-                no_best_reason(ranked(read.result.trials, read.sign), searcher.metric)
+                no_best_reason(ranked(read.result.trials, searcher.sign), searcher.metric)
                 if best is None
                 else _best_line(best, searcher.metric),
             ),
@@ -97,7 +97,7 @@ def describe(read: ExperimentReader) -> None:
     if read.ranked:
         typer.echo()
         width = show.console().width
-        show.lines(best_trials(read.result, searcher.metric, read.sign, width=width))
+        show.lines(best_trials(read.result, searcher.metric, searcher.sign, width=width))
 
 
 def _best(read: ExperimentReader) -> dict[str, Any] | None:

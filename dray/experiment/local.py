@@ -66,18 +66,18 @@ class OneTrialHost(LocalHost):
         self.metric = self._checks.compared
         self.secrets = config.secrets
         self.source_checkpoint = searcher.source_checkpoint_uuid
-        self.max_length = None if length is None else length.to_unit()
+        self.max_length = unit = None if length is None else length.to_unit()
         self._time_metric = searcher.counted_by
         self._rungs = search.method.rungs
         self._time: float | None = None
         self.lengths = () if searcher.length is None else sorted(set(self._rungs))
-        if length is not None and self._time_metric is None:
-            self.rungs = [type(length.to_unit())(int(rung)) for rung in search.method.rungs]
+        if unit is not None and self._time_metric is None:
+            self.rungs = [type(unit)(int(rung)) for rung in self._rungs]
         period, saving = config.min_validation_period, config.min_checkpoint_period
         records = int(search.params(0).get("global_batch_size", 1))  # type: ignore[call-overload]
         self.validation_period = None if period is None else in_batches(period.to_unit(), records)
         self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
-        self._sign = 1 if config.searcher.smaller_is_better else -1
+        self._sign = searcher.sign
         self._best = math.inf
         self._is_known = self._own_loop = self._has_diverged = False
         self.trained = self.latest_checkpoint is not None

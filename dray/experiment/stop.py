@@ -36,6 +36,7 @@ def stop(it: StoredExperiment, say: Callable[[str], None]) -> None:
     if driver is None:
         raise NotRunning(f"{it.where} is not running")
     try:
+        # 0: the lock names no process, which may be one of another machine.
         if not driver or not _has_open(driver, journal.with_name(f"{journal.name}.lock")):
             raise ProcessLookupError
         os.kill(driver, signal.SIGINT)
@@ -57,8 +58,6 @@ def _has_open(process: int, file: Path) -> bool:
     Raises:
         ProcessLookupError, PermissionError: the process does not exist here, or is another user's.
     """
-    if not Path("/proc/self/fd").exists():  # not Linux: only the number is known
-        return True
     try:
         descriptors = list(Path(f"/proc/{process}/fd").iterdir())
     except FileNotFoundError:

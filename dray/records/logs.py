@@ -109,8 +109,8 @@ def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
         except (KeyError, TypeError, AttributeError):
             raise JournalError(f"not a record of an experiment's journal: {record}") from None
         if line is not None:
-            time = record.get("time")
-            stamp = "" if time is None else datetime.datetime.fromtimestamp(time).strftime("%b %d %H:%M:%S  ")
+            at = record.get("time")
+            stamp = "" if at is None else datetime.datetime.fromtimestamp(at).strftime("%b %d %H:%M:%S  ")
             yield stamp + line
 
 
@@ -150,8 +150,8 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
         case "opened":
             return f"driver started, dray {record.get('version')}"
         case "started":
-            news = [f"{name}={_short(value)}" for name, value in searched(space.root, record.get("hparams") or {})]
-            return f"{trial} started: {' '.join(news)}"
+            drawn = [f"{name}={_short(value)}" for name, value in searched(space.root, record.get("hparams") or {})]
+            return f"{trial} started: {' '.join(drawn)}"
         case "reported":
             at = amount(_short(record["step"]), unit)
             return f"{trial} at {at}: {metric} {_short(record['value'])}{_decided(record)}"

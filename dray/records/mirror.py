@@ -19,7 +19,8 @@ from pathlib import Path
 
 from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
-from dray.storage import Location, RemoteDirectory
+from dray.records.lookup import parse_location
+from dray.storage import RemoteDirectory
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as
 from dray.storage.outage import Outage
 from searchers.journal import Journal
@@ -146,10 +147,7 @@ def fetch_experiment(where: str | os.PathLike[str]) -> Path:
         NoExperiment: there is none.
         StorageError: the object store can't be used.
     """
-    try:
-        location = Location.of(where)
-    except ValueError as error:
-        raise NoExperiment(str(error)) from None
+    location = parse_location(where)
     if location.is_local:
         return location.path.resolve()
     remote = RemoteDirectory(location, patience_s=PATIENCE_S)

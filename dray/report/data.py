@@ -69,7 +69,7 @@ class ReportData:
         self.result = Result(path)
         self.config: ExperimentConfig = as_extended(self.directory.config(), self.records)
         self.metric = self.config.searcher.metric
-        self.sign = 1 if self.config.searcher.smaller_is_better else -1
+        self.sign = self.config.searcher.sign
 
     # ------------------------------------------------------------------ trials
     @cached_property
