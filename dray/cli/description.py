@@ -119,6 +119,8 @@ def _best_line(best: Mapping[str, Any], metric: str) -> str:
 
 
 def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    from dray.records.logs import failure_records
+
     return [
         {
             "trial": record["trial"],
@@ -130,8 +132,7 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "error": record.get("error"),
             "time": show.iso(record.get("time")),
         }
-        for record in records
-        if record.get("event") in ("restarted", "gave_up")
+        for record in failure_records(records)
     ]
 
 

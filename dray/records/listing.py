@@ -6,7 +6,6 @@ running on another machine.
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,16 +18,14 @@ from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.local_runs import LocalRun, is_local_run
 from dray.records.lookup import Name, experiment_directories, locate, parse_location
+from dray.records.mirror import PATIENCE_S, fetch_without_trials
 from dray.records.numbering import number_of, numbers_by_path
 from dray.storage import Location, RemoteDirectory
 from searchers.journal import Journal
 
 State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
 
-PATIENCE_S = 5.0
-"""How long an object store is tried: a user waits for the answer."""
 AT_ONCE = 8
-_TRIAL = re.compile(r"trial_\d+/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +125,7 @@ def open_experiment(experiment: Name) -> Iterator[StoredExperiment]:
         return
     with tempfile.TemporaryDirectory(prefix="dray-look-") as scratch:
         directory = ExperimentDirectory(Path(scratch) / location.name)
-        remote = RemoteDirectory(location, patience_s=PATIENCE_S)
-        names = [name for name in remote.sizes() if not _TRIAL.match(name)]
-        if directory.config_file.name not in names:
-            raise NoExperiment(f"no experiment in {location}: it has no {directory.config_file.name}")
-        remote.download(directory.path, names)
-        directory.write_storage(location)
+        fetch_without_trials(location, directory)
         yield StoredExperiment(directory=directory, where=location.uri, is_copy=True)
 
 

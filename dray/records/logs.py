@@ -130,10 +130,15 @@ def last_line(error: object) -> str:
     return lines[-1].strip() if lines else "no reason given"
 
 
-def grouped_failures(failures: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def failure_records(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The journal's records of failures, after each of which the trial was restarted or given up."""
+    return [record for record in records if record.get("event") in ("restarted", "gave_up")]
+
+
+def grouped_failures(records: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Failure records grouped by the line of the user's code, or else by the error's last line; largest group first."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for failure in failures:
+    for failure in records:
         kinds.setdefault(failure.get("where") or last_line(failure.get("error")), []).append(failure)
     return sorted(kinds.values(), key=len, reverse=True)
 

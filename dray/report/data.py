@@ -20,6 +20,7 @@ from dray.records.listing import Overview, StoredExperiment
 from dray.records.outcomes import FAILED, ranked, varying_hparams
 from dray.records.result import Result
 from dray.report.importance import Importance, importance
+from dray.training.units import amount
 from searchers.domains import Categorical, Const, Domain, Nested
 from searchers.journal import Journal
 from searchers.numeric import Int, Log
@@ -32,7 +33,6 @@ MAX_POINTS = 200
 """Most points of one curve."""
 MAX_OTHER_POINTS = 150_000
 """Most points of the curves of metrics beside the searcher's: five megabytes of the page."""
-ONE_OF = {"batches": "batch", "epochs": "epoch", "records": "record"}
 COMPARABLE = 2 / 3
 """Trials are compared at a length that this share of them has reached."""
 
@@ -140,8 +140,7 @@ class ReportData:
 
     def length(self, length: float, unit: str | None = None) -> str:
         """With its unit, by default the search's: "1 epoch"."""
-        unit = unit or self.unit
-        return f"{length:g} {ONE_OF.get(unit, unit) if length == 1 else unit}"
+        return amount(f"{length:g}", unit or self.unit)
 
     # ------------------------------------------------------------------ metrics
     @cached_property
