@@ -56,7 +56,7 @@ class Board:
         unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
     """
 
-    def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str = "batches") -> None:
+    def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str) -> None:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
         self._search: Search
         self._trained: dict[int, _Trained] = {}

@@ -51,7 +51,7 @@ class Display:
         path: Path,
         metric: str,
         smaller_is_better: bool,
-        unit: str = "batches",
+        unit: str,
         console: Console | None = None,
     ) -> None:
         self._path, self._metric, self._sign = path, metric, 1 if smaller_is_better else -1

@@ -103,9 +103,9 @@ class StoredExperiment:
         """
         directory = self.directory
         # Checked before the journal is read: if a driver ends in between, its last record is read too.
-        is_run = None if self.is_copy else Journal.writer(directory.journal) is not None
+        is_running = None if self.is_copy else Journal.writer(directory.journal) is not None
         records = Journal.read(directory.journal) if directory.journal.exists() else []
-        seen = _overview(self.where, directory.config_file.read_bytes(), records, is_run)
+        seen = _overview(self.where, directory.config_file.read_bytes(), records, is_running)
         return replace(seen, number=self.number)
 
 
@@ -189,7 +189,7 @@ def _overview_of_remote(location: Location) -> Overview | None:
         return Overview(name=location.name, path=location.uri, why=str(error))
 
 
-def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], is_run: bool | None) -> Overview:
+def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], is_running: bool | None) -> Overview:
     # Not `load_config`, which imports what the config names, such as Optuna, to check it.
     import yaml
 
@@ -233,7 +233,7 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
         name=Location.of(where).name,
         path=where,
         title=title,
-        state=_state(done, is_run),
+        state=_state(done, is_running),
         trials=trials,
         ended=len(ended),
         failed=len(failed),
@@ -247,12 +247,12 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
     )
 
 
-def _state(done: str, is_run: bool | None) -> State:
-    if is_run:
+def _state(done: str, is_running: bool | None) -> State:
+    if is_running:
         return "RUNNING"
     if done:
         return "COMPLETED" if done == "completed" else "ERROR"
-    return "UNKNOWN" if is_run is None else "STOPPED"
+    return "UNKNOWN" if is_running is None else "STOPPED"
 
 
 def _children(location: Location) -> list[Location]:
