@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def overview(each: Overview) -> dict[str, Any]:
-    """An experiment at a glance, as JSON."""
+    """An experiment's overview, as JSON."""
     return {
         "name": each.name,
         "number": each.number,
@@ -40,7 +40,7 @@ def overview(each: Overview) -> dict[str, Any]:
 
 
 def as_json(read: ExperimentReader) -> dict[str, Any]:
-    """All of it, as JSON."""
+    """An experiment's description, as JSON."""
     from dray.records.outcomes import nan_since_by_trial
 
     failures = _failures(read.records)
@@ -57,7 +57,7 @@ def as_json(read: ExperimentReader) -> dict[str, Any]:
 
 
 def describe(read: ExperimentReader) -> None:
-    """Print it."""
+    """Print an experiment's description."""
     from dray.display.best_trials import best_trials
     from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason, ranked
 

@@ -28,9 +28,9 @@ from searchers.journal import Journal
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-"""This much of a search can be lost with its driver's machine, and more only if the files that grow (journal, newest
-metrics, logs) are larger than `EVERY_S * BYTES_PER_S`: 100 s if they have 100 MiB, a million events.
-Trials that ended in that time run again, from their checkpoints."""
+"""Seconds between two copies, and so how much of a search can be lost with its driver's machine. More if the files that
+grow (journal, newest metrics, logs) are larger than `EVERY_S * BYTES_PER_S`: 100 s for 100 MiB, a million events. The
+trials that ended in that time run again, from their checkpoints."""
 FIRST_S = 1.0
 """The first copy is made this long after the run begins."""
 PATIENCE_S = 5.0
