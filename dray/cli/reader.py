@@ -35,7 +35,7 @@ class ExperimentReader:
     records: Sequence[Mapping[str, Any]]
     result: Result
 
-    @cached_property
+    @property
     def config(self) -> ExperimentConfig:
         """The config that it was created with."""
         return self.result.config

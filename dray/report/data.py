@@ -121,7 +121,7 @@ class ReportData:
         """The name of the sampler."""
         return str(getattr(self.config.searcher, "sampler", SamplerChoice()).name)
 
-    @cached_property
+    @property
     def unit(self) -> str:
         """The search's unit of length."""
         return self.config.searcher.unit
@@ -146,8 +146,7 @@ class ReportData:
     @cached_property
     def validations(self) -> pd.DataFrame:
         """The searcher's metric, of all trials."""
-        rows = self.result.metrics
-        return rows[(rows["kind"] == "validation") & (rows["name"] == self.metric)]
+        return self.rows_of(Metric("validation", self.metric))
 
     def rows_of(self, metric: Metric) -> pd.DataFrame:
         """A metric, of all trials."""
@@ -170,11 +169,6 @@ class ReportData:
                 if points <= MAX_OTHER_POINTS:
                     found.append(Metric(kind, str(name)))
         return found
-
-    @cached_property
-    def timeline(self) -> pd.DataFrame:
-        """`Result.timeline`."""
-        return self.result.timeline
 
     # ------------------------------------------------------------------ hyperparameters
     @cached_property

@@ -87,13 +87,13 @@ class _Page:
 
     # ------------------------------------------------------------------ sections
     def _head(self) -> str:
-        report, now = self.report, time.time()
+        report, now, phases = self.report, time.time(), self.report.result.timeline
         states = report.trials["state"].value_counts()
         words = {"INVALID_HP": "with invalid hyperparameters"}
         counted = ", ".join(f"{count:,} {words.get(str(state), str(state).lower())}" for state, count in states.items())
         none = "none yet" if report.ranked.empty else "none"
         best = none if report.best is None else html.number(report.ranked.iloc[0]["best_metric"])
-        slot_s = float(((report.timeline["end"] - report.timeline["start"]) * report.timeline["slots"]).sum())
+        slot_s = float(((phases["end"] - phases["start"]) * phases["slots"]).sum())
         tiles = [
             (f"best {report.metric}", best),
             ("trials", f"{len(report.trials):,}"),
