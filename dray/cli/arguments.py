@@ -103,6 +103,12 @@ ModelDir: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+Output: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Directory to create; by default, one in the current directory.", show_default=False
+    ),
+]
 
 
 def check_follow(follow: bool, json: bool) -> None:
@@ -125,11 +131,3 @@ def target(output: Path | None, name: str) -> Path:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadUse(f"{path} already exists; give another directory with --output")
     return path
-
-
-Output: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", help="Directory to create; by default, one in the current directory.", show_default=False
-    ),
-]

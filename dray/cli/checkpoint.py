@@ -21,6 +21,7 @@ from dray.cli.arguments import (
 from dray.cli.errors import FAILED, BadUse
 from dray.cli.reader import read_experiment
 from dray.errors import NoExperiment
+from dray.records.lookup import parse_location
 from dray.storage import CheckpointError, Location, holds_a_trial
 
 app = typer.Typer(help="List, verify, download and export checkpoints.", no_args_is_help=True)
@@ -155,7 +156,7 @@ def export(
 def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[Location, str]]:
     """One checkpoint, and the name for a directory with it.
 
-    Raises:
+    Raises, also for errors that the block meets as it reads the checkpoint:
         NoExperiment: there is none.
         BadUse: it is damaged.
     """
@@ -185,10 +186,7 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
 
 def _one(where: str) -> Location | None:
     """The checkpoint at a path or a URI; None if there is none."""
-    try:
-        location = Location.of(where)
-    except ValueError as error:
-        raise NoExperiment(str(error)) from None
+    location = parse_location(where)
     named = location.name.startswith("checkpoint_")
     if not location.is_local:
         return location if named else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def overview(each: Overview) -> dict[str, Any]:
-    """An experiment at a glance, as JSON."""
+    """An experiment's overview, as JSON."""
     return {
         "name": each.name,
         "number": each.number,
@@ -40,13 +40,13 @@ def overview(each: Overview) -> dict[str, Any]:
 
 
 def as_json(read: ExperimentReader) -> dict[str, Any]:
-    """All of it, as JSON."""
+    """An experiment's description, as JSON."""
     from dray.records.outcomes import nan_since_by_trial
 
     failures = _failures(read.records)
     return {
         **overview(read.stored.overview()),
-        "smaller_is_better": read.sign == 1,
+        "smaller_is_better": read.config.searcher.smaller_is_better,
         "states": Counter(row["state"] for row in read.trials.values()),
         "best": _best(read),
         "diverged": nan_since_by_trial(read.result.trials),
@@ -57,13 +57,13 @@ def as_json(read: ExperimentReader) -> dict[str, Any]:
 
 
 def describe(read: ExperimentReader) -> None:
-    """Print it."""
+    """Print an experiment's description."""
     from dray.display.best_trials import best_trials
     from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason, ranked
 
     seen, counts, best = read.stored.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)
     searcher = read.config.searcher
-    order = "smaller is better" if read.sign == 1 else "larger is better"
+    order = "smaller is better" if searcher.smaller_is_better else "larger is better"
     of_all = f"{seen.ended} of {seen.max_trials or seen.trials} ended"
     words = {"INVALID_HP": "with invalid hyperparameters"}
     if seen.state == "STOPPED":
@@ -85,7 +85,7 @@ def describe(read: ExperimentReader) -> None:
             ("trials", f"{of_all}: {states}" if counts else of_all),
             (
                 "best",
-                no_best_reason(ranked(read.result.trials, read.sign), searcher.metric)
+                no_best_reason(ranked(read.result.trials, searcher.sign), searcher.metric)
                 if best is None
                 else _best_line(best, searcher.metric),
             ),
@@ -97,7 +97,7 @@ def describe(read: ExperimentReader) -> None:
     if read.ranked:
         typer.echo()
         width = show.console().width
-        show.lines(best_trials(read.result, searcher.metric, read.sign, width=width))
+        show.lines(best_trials(read.result, searcher.metric, searcher.sign, width=width))
 
 
 def _best(read: ExperimentReader) -> dict[str, Any] | None:
@@ -119,6 +119,8 @@ def _best_line(best: Mapping[str, Any], metric: str) -> str:
 
 
 def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    from dray.records.logs import failure_records
+
     return [
         {
             "trial": record["trial"],
@@ -130,8 +132,7 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "error": record.get("error"),
             "time": show.iso(record.get("time")),
         }
-        for record in records
-        if record.get("event") in ("restarted", "gave_up")
+        for record in failure_records(records)
     ]
 
 

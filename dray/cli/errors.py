@@ -96,7 +96,7 @@ def exit_on_signals() -> Iterator[None]:
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        cause = _named(signal.Signals(number)) + ("" if Interrupts.begun else "; nothing was started")
+        cause = _signal_name(signal.Signals(number)) + ("" if Interrupts.begun else "; nothing was started")
         with suppress(OSError):  # the terminal may be closed
             os.write(STDERR, f"dray: stopped by {cause}\n".encode())
         os._exit(SIGNALLED + number)
@@ -119,10 +119,10 @@ def _flush() -> None:
 
 def _report_signal(stopped: KeyboardInterrupt) -> int:
     number = signal_of(stopped)
-    return _print_error(f"stopped by {_named(number)}", SIGNALLED + number)
+    return _print_error(f"stopped by {_signal_name(number)}", SIGNALLED + number)
 
 
-def _named(number: signal.Signals) -> str:
+def _signal_name(number: signal.Signals) -> str:
     return "Ctrl-C" if number == signal.SIGINT else number.name
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def details(run: LocalRun) -> dict[str, Any]:
-    """What a local run has besides an overview."""
+    """What a local run's description has besides its overview, as JSON."""
     return {
         "batches": max((row["batches"] for row in run.rows), default=0),
         "metrics": last_values(run.metrics()),
@@ -23,7 +23,7 @@ def details(run: LocalRun) -> dict[str, Any]:
 
 
 def describe(run: LocalRun, overview: Overview) -> None:
-    """Print it."""
+    """Print a local run's description."""
     found = details(run)
     resumable = found["checkpoints"] and overview.state in ("STOPPED", "UNKNOWN")
     resume = f'fit(..., latest_checkpoint="{found["checkpoints"][0]["path"]}")' if resumable else ""

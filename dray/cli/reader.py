@@ -35,7 +35,7 @@ class ExperimentReader:
     records: Sequence[Mapping[str, Any]]
     result: Result
 
-    @cached_property
+    @property
     def config(self) -> ExperimentConfig:
         """The config that it was created with."""
         return self.result.config
@@ -54,17 +54,12 @@ class ExperimentReader:
         """The hyperparameters of the started trials as they were drawn: a table would turn 195 into 195.0."""
         return {record["trial"]: record["hparams"] for record in self.records if record.get("event") == "started"}
 
-    @property
-    def sign(self) -> int:
-        """1 if smaller is better, else -1."""
-        return 1 if self.config.searcher.smaller_is_better else -1
-
     @cached_property
     def ranked(self) -> list[int]:
         """The trials that have validated, best first; those that failed come last."""
         from dray.records.outcomes import ranked
 
-        return [int(trial) for trial in ranked(self.result.trials, self.sign)["trial_id"]]
+        return [int(trial) for trial in ranked(self.result.trials, self.config.searcher.sign)["trial_id"]]
 
     @property
     def best(self) -> int | None:
@@ -125,7 +120,8 @@ class ExperimentReader:
             return f"no trial of {self.stored.name} has validated yet, so there is no best trial"
         from dray.records.outcomes import no_best_reason, ranked
 
-        why = no_best_reason(ranked(self.result.trials, self.sign), self.config.searcher.metric)
+        searcher = self.config.searcher
+        why = no_best_reason(ranked(self.result.trials, searcher.sign), searcher.metric)
         return f"{self.stored.name} has {why}; give its number to use it anyway"
 
 

@@ -86,16 +86,13 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
     dray trial describe latest best
     """
     with read_experiment(experiment) as read:
+        from dray.records.logs import failure_records
         from dray.records.outcomes import nan_since_text
 
         number = read.trial(trial)
         about = _trial(read, number)
         checkpoints = read.checkpoints(number)
-        failures = [
-            record
-            for record in read.records
-            if record.get("event") in ("restarted", "gave_up") and record.get("trial") == number
-        ]
+        failed = [record for record in failure_records(read.records) if record.get("trial") == number]
         rows = read.result.metrics
         metrics = last_values(rows[(rows["trial_id"] == number) & rows["kind"].isin(["training", "validation"])])
         logs = read.stored.directory.trial(number) / "logs"
@@ -105,7 +102,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                     **about,
                     "metrics": metrics,
                     "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in checkpoints],
-                    "errors": [record.get("error") for record in failures],
+                    "errors": [record.get("error") for record in failed],
                     "logs": None if read.stored.is_copy else str(logs),
                 }
             )
@@ -130,7 +127,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
             ]
         )
         last = None
-        for record in failures:
+        for record in failed:
             again = "restarted" if record["event"] == "restarted" else "not restarted"
             if kept := record.get("kept"):
                 again = f"not restarted in the extension, so still {kept}"

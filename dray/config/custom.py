@@ -85,9 +85,11 @@ class Custom:
         elif self.method is not None:
             made, field = copy.deepcopy(self.method), "method"
         else:
-            what = "custom needs a method from Python: dray.Experiment(config, method=MyMethod(...)), and "
-            what += "resume(path, method=MyMethod(...)); or give its class, with its arguments as options: "
-            raise ConfigError([("searcher.name", what + "name: my_module:MyMethod")])
+            what = (
+                "custom needs a method from Python: dray.Experiment(config, method=MyMethod(...)), and resume(path, "
+                "method=MyMethod(...)); or give its class, with its arguments as options: name: my_module:MyMethod"
+            )
+            raise ConfigError([("searcher.name", what)])
         _check_protocol(field, made, Method)
         _check_rungs(field, made, searcher)
         return made

@@ -12,7 +12,7 @@ CONTAINER = "trials run in Ray workers, without a container; "
 _HOROVOD = "an option of Horovod; gradients are averaged by PyTorch's DistributedDataParallel"
 _BATCH_SYSTEM = "batch systems are not used; allocate nodes there, and start Ray on them"
 _QUEUE = "Ray has no queue of experiments; trials wait until the cluster has room for them"
-_PAGE = "for Determined's web UI; experiments are in checkpoint_storage, by their names"
+_WEB_UI = "for Determined's web UI; experiments are in checkpoint_storage, by their names"
 _SERVICES = "Pachyderm and webhooks are not supported"
 
 #: Ignored fields, with what to use instead. A field stands for everything below it.
@@ -37,7 +37,7 @@ IGNORED_FIELDS: dict[str, str] = {
     "internal": "internal data of old versions of Determined",
     "log_policies.exclude_node": "Ray places workers; remove a bad node from the cluster: dray cluster check finds it",
     "log_policies.send_webhook": _SERVICES,
-    "log_policies.signal": _PAGE.partition(";")[0],
+    "log_policies.signal": "for Determined's web UI",
     "optimizations.auto_tune_tensor_fusion": _HOROVOD,
     "optimizations.average_training_metrics": "training metrics are always averaged over all slots",
     "optimizations.grad_updates_size_file": _HOROVOD,
@@ -46,7 +46,7 @@ IGNORED_FIELDS: dict[str, str] = {
     "pbs": _BATCH_SYSTEM,
     "preemption_timeout": "Ray sets the deadline of a node that is preempted",
     "profiling": "the use of CPU, memory and GPUs is always recorded; context.set_profiler() profiles code",
-    "project": _PAGE,
+    "project": _WEB_UI,
     "resources.agent_label": _QUEUE,
     "resources.devices": CONTAINER + "code sees all devices of its node, but only its own GPUs",
     "resources.native_parallel": "PyTorch's DistributedDataParallel is used to train on several slots",
@@ -61,7 +61,7 @@ IGNORED_FIELDS: dict[str, str] = {
     "security": "not used by Determined, either",
     "slurm": _BATCH_SYSTEM,
     "tensorboard_storage": "TensorBoard event files are stored with the trial's metrics",
-    "workspace": _PAGE,
+    "workspace": _WEB_UI,
 }
 
 #: What Determined's master fills in, where that is not empty; `det experiment config` writes it out.

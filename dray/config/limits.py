@@ -17,7 +17,7 @@ MAX_BYTES = 2**24
 MAX_TEXT = 100_000
 """Characters of one value; Linux takes a few more in an environment variable."""
 MAX_NUMBER = 2**64
-"""No integer is as large: neither are those of NumPy, Parquet and a seed."""
+"""Integers must be smaller in magnitude: NumPy, Parquet and seeds take no larger ones."""
 
 TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
 TOO_MANY = f"has more than {MAX_VALUES:,} values, counting each where an anchor repeats it"

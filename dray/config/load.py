@@ -122,6 +122,7 @@ def load_storage(section: Mapping[str, Any]) -> Location:
         ConfigError: it gives none, or has faults.
     """
     origin = "core.init(checkpoint_storage=...)"
+    # Only the section is checked: the other fields are those that every config must have.
     alone = {"entrypoint": "python3 program.py", "searcher": {"name": "single", "metric": "any"}}
     try:
         where = load_config({**alone, "checkpoint_storage": section}).checkpoint_storage.location

@@ -68,6 +68,11 @@ class Searcher(Section):
     _extended_to: int | None = PrivateAttr(default=None)
 
     @property
+    def sign(self) -> int:
+        """1 if smaller values of the metric are better, else -1: ``sign * value`` is always minimized."""
+        return 1 if self.smaller_is_better else -1
+
+    @property
     def trial_count(self) -> int | None:
         """``max_trials``, or the number that an extension has set; None if the method determines it."""
         return self._extended_to

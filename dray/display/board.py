@@ -56,7 +56,7 @@ class Board:
         unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
     """
 
-    def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str = "batches") -> None:
+    def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str) -> None:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
         self._search: Search
         self._trained: dict[int, _Trained] = {}
@@ -168,19 +168,7 @@ class Board:
         curve = CURVE_WIDTHS[wide]
         rows = []
         for view in shown:
-            trained, step = self._trained.get(view.id, _Trained()), self._step(view)
-            best = self._best_of(view)
-            place, end = (0, 0.0) if rungs is None else rungs.rung(step)
-            cells = {
-                "trial": str(view.id),
-                "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
-                "step": number(round(step, 1)) + ("" if rungs is None else f" of {number(end)}"),
-                "last": number(trained.curve[-1] if trained.curve else view.last),
-                "best": "" if best is None else number(best[0]),
-                "curve": sparkline(list(trained.curve)[-curve:]),
-                "speed": speed(trained.speed),
-                "again": str(counts.restarts[view.id] or ""),
-            }
+            cells = self._cells(view, rungs, counts, curve)
             rows.append([cells[name] for name in heading])
         widths = [max(len(cell) for cell in column) for column in zip(heading.values(), *rows, strict=True)]
         widths[list(heading).index("curve")] = curve
@@ -199,6 +187,22 @@ class Board:
         if len(running) == len(shown):
             return table
         return Group(table, self._cut(f"and {len(running) - len(shown)} more"))
+
+    def _cells(self, view: TrialView, rungs: Forecast | None, counts: Counts, curve: int) -> dict[str, str]:
+        """A running trial's row of the table, by column."""
+        trained, step = self._trained.get(view.id, _Trained()), self._step(view)
+        best = self._best_of(view)
+        place, end = (0, 0.0) if rungs is None else rungs.rung(step)
+        return {
+            "trial": str(view.id),
+            "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
+            "step": number(round(step, 1)) + ("" if rungs is None else f" of {number(end)}"),
+            "last": number(trained.curve[-1] if trained.curve else view.last),
+            "best": "" if best is None else number(best[0]),
+            "curve": sparkline(list(trained.curve)[-curve:]),
+            "speed": speed(trained.speed),
+            "again": str(counts.restarts[view.id] or ""),
+        }
 
     def _numbers(self, views: Sequence[TrialView], counts: Counts, groups: int, groups_wanted: int) -> list[str]:
         """The number of trials in each state, and of groups."""

@@ -51,7 +51,7 @@ class Display:
         path: Path,
         metric: str,
         smaller_is_better: bool,
-        unit: str = "batches",
+        unit: str,
         console: Console | None = None,
     ) -> None:
         self._path, self._metric, self._sign = path, metric, 1 if smaller_is_better else -1
@@ -70,6 +70,9 @@ class Display:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._close_screen()
+
+    def _close_screen(self) -> None:
         if self._screen is not None:
             if self._shown is not None and self._console.is_jupyter:
                 self._draw(self._screen, *self._shown)  # it stays, so draw the final state
@@ -160,7 +163,7 @@ class Display:
         """The run ends, by itself or because it was stopped."""
         if stopped:
             # The picture would not change any more.
-            self.__exit__(None, None, None)
+            self._close_screen()
             # With the command already here: where a signal goes to Ray's processes too, Ray may end this one.
             self.say(f"stopping: running trials save a checkpoint; interrupt again to stop at once, {self._resume}")
 

@@ -43,8 +43,8 @@ class Forecast:
         self._stages: list[_Stage] = []
         begin = 0
         for end in ends:
-            come = self.trials if self.in_trials else sum(rung.last for rung in rungs if (rung.length or 0) >= end)
-            self._stages.append(_Stage(end, end - begin, come))
+            arriving = self.trials if self.in_trials else sum(rung.last for rung in rungs if (rung.length or 0) >= end)
+            self._stages.append(_Stage(end, end - begin, arriving))
             begin = end
         self._ends = [stage.end for stage in self._stages]
         self._counted: set[int] = set()
@@ -78,7 +78,7 @@ class Forecast:
             groups: worker groups that run, each with one trial.
             now: time in seconds, from a monotonic clock.
         """
-        here = [0] * len(self._stages)  # trials on each stage
+        on_stage = [0] * len(self._stages)  # trials on each stage now
         left = [0.0] * len(self._stages)  # their remaining lengths
         trained, created, waiting, running, longest = 0.0, 0, 0, 0, 0.0
         for view in trials:
@@ -97,15 +97,15 @@ class Forecast:
             waiting += view.state == "PENDING"
             place = bisect_right(self._ends, step)
             if view.state != "PAUSED" and place < len(self._stages):
-                here[place] += 1
+                on_stage[place] += 1
                 left[place] += self._ends[place] - step
                 longest = max(longest, self._ends[place] - step)
         missing = max(self.trials - created, 0)
-        come: float = missing
+        arriving: float = missing
         for number, stage in enumerate(self._stages):
-            left[number] += come * stage.length
+            left[number] += arriving * stage.length
             if number + 1 < len(self._stages):
-                come = (come + here[number]) * self._stages[number + 1].trials / max(stage.trials, 1)
+                arriving = (arriving + on_stage[number]) * self._stages[number + 1].trials / max(stage.trials, 1)
         total = sum(left)
         trained += self._trained
         self.share = max(self.share, trained / (trained + total) if total else 1.0)

@@ -21,11 +21,14 @@ class Screen(Protocol):
 
     every_s: float
 
-    def size(self) -> tuple[int, int]: ...  # columns, lines
+    def size(self) -> tuple[int, int]:
+        """Columns and lines."""
 
-    def draw(self, picture: RenderableType) -> None: ...
+    def draw(self, picture: RenderableType) -> None:
+        """Show this picture instead of the one before."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Show no more pictures."""
 
 
 def screen_of(console: Console) -> Screen | None:

@@ -1,4 +1,4 @@
-"""Standard error that may be a terminal which is closed meanwhile: what runs continues, or saves, without it."""
+"""Standard error that survives the closing of its terminal: the run continues, or saves, without output."""
 
 from __future__ import annotations
 

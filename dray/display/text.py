@@ -29,6 +29,7 @@ def number(value: object) -> str:
 
 
 def speed(batches: float | None) -> str:
+    """Batches per second, with three digits; "" for None."""
     return "" if batches is None else f"{batches:,.0f}" if batches >= 100 else f"{batches:.3g}"
 
 

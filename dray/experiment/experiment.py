@@ -21,7 +21,7 @@ from dray.display.display import Display
 from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.interrupts import Interrupts
-from dray.experiment.opened import OpenSearch, open_search
+from dray.experiment.open_search import OpenSearch, open_search
 from dray.observers import loggers
 from dray.observers.observer import Make, Observer, Observers
 from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path

@@ -66,18 +66,18 @@ class OneTrialHost(LocalHost):
         self.metric = self._checks.compared
         self.secrets = config.secrets
         self.source_checkpoint = searcher.source_checkpoint_uuid
-        self.max_length = None if length is None else length.to_unit()
+        self.max_length = unit = None if length is None else length.to_unit()
         self._time_metric = searcher.counted_by
         self._rungs = search.method.rungs
         self._time: float | None = None
         self.lengths = () if searcher.length is None else sorted(set(self._rungs))
-        if length is not None and self._time_metric is None:
-            self.rungs = [type(length.to_unit())(int(rung)) for rung in search.method.rungs]
+        if unit is not None and self._time_metric is None:
+            self.rungs = [type(unit)(int(rung)) for rung in self._rungs]
         period, saving = config.min_validation_period, config.min_checkpoint_period
         records = int(search.params(0).get("global_batch_size", 1))  # type: ignore[call-overload]
         self.validation_period = None if period is None else in_batches(period.to_unit(), records)
         self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
-        self._sign = 1 if config.searcher.smaller_is_better else -1
+        self._sign = searcher.sign
         self._best = math.inf
         self._is_known = self._own_loop = self._has_diverged = False
         self.trained = self.latest_checkpoint is not None
@@ -137,7 +137,6 @@ def run_local(
     config: ExperimentConfig,
     model_dir: str | os.PathLike[str],
     *,
-    trial: type[pytorch.PyTorchTrial] | None = None,
     path: str | os.PathLike[str] | None = None,
     command: str = "dray experiment create CONFIG MODEL_DIR --local",
 ) -> Path:
@@ -145,8 +144,7 @@ def run_local(
 
     Args:
         config: Any experiment; of ``resources`` only ``slot: cpu`` matters: there is one process.
-        model_dir: The directory of the model's code.
-        trial: The trial's class; by default ``config.entrypoint`` in ``model_dir``, after its ``startup-hook.sh``.
+        model_dir: The directory of the model's code; its ``startup-hook.sh`` runs first.
         path: Where metrics and checkpoints go; by default a new directory below ``~/dray_results/local``. If it has
             checkpoints, training resumes from the latest.
         command: How the user started this; shown with the directory, to resume it.
@@ -170,25 +168,18 @@ def run_local(
         variables_set({**hidden, **config.environment.variables(device(gpu=gpu))}),
         deterministic(config.reproducibility.deterministic),
     ):
-        return _run(config, model_dir, trial, new_directory(config.name) if path is None else Path(path), command)
+        return _run(config, Path(model_dir), new_directory(config.name) if path is None else Path(path), command)
 
 
-def _run(
-    config: ExperimentConfig,
-    model_dir: str | os.PathLike[str],
-    trial: type[pytorch.PyTorchTrial] | None,
-    path: Path,
-    command: str,
-) -> Path:
-    if trial is None:
-        check_entrypoint(config.entrypoint, model_dir)
-        run_startup_hook(Path(model_dir))
-    program = trial if trial is not None else load_entrypoint(config.entrypoint, model_dir)
+def _run(config: ExperimentConfig, model_dir: Path, path: Path, command: str) -> Path:
+    check_entrypoint(config.entrypoint, model_dir)
+    run_startup_hook(model_dir)
+    program = load_entrypoint(config.entrypoint, model_dir)
     config = with_source(config)
-    search = build_search(config, lambda record: None, custom=Custom(directory=Path(model_dir)))
+    search = build_search(config, lambda record: None, custom=Custom(directory=model_dir))
     search.start()
     hparams = dict(search.params(0))
-    host = OneTrialHost(config, search, code_dir=Path(model_dir).resolve(), directory=path, command=command)
+    host = OneTrialHost(config, search, code_dir=model_dir.resolve(), directory=path, command=command)
     log.info("trial 0 of %s, in this process: %s", config.name, hparams)
     info = core.ClusterInfo(
         trial=core.TrialInfo(
@@ -205,7 +196,7 @@ def _run(
     with host, use_host(host), use_cluster_info(info):
         if isinstance(program, Script):
             with variables_set(_launched_alone()):
-                program.run(Path(model_dir).resolve())
+                program.run(model_dir.resolve())
             if not host.trained:
                 raise ScriptFailed(program.never_trained())
             host.ended()

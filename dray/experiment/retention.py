@@ -35,7 +35,7 @@ _LATER = "the rest is deleted when the experiment is resumed"
 class Saved:
     """An existing checkpoint.
 
-    Args:
+    Attributes:
         trial, batches: its trial, and after how many batches it was saved.
         checkpoint: its id.
         value: the searcher's metric at that batch; None if the trial was not validated at that batch.
@@ -116,11 +116,11 @@ class Retention:
         say: Callable[[str], None],
     ) -> None:
         self._policy, self._store_of, self._needs, self._note, self._say = policy, store_of, needs, note, say
-        self._saved: dict[int, dict[int, Saved]] = {}
+        self._saved: dict[int, dict[int, Saved]] = {}  # by trial and batches
         self._best: set[Saved] = set()
         self._on_disk: set[Saved] = set()
-        self._changed: set[int] = set()
-        self._damaged: set[str] = set()
+        self._changed: set[int] = set()  # trials whose checkpoints may have become too many
+        self._damaged: set[str] = set()  # ids of checkpoints
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outage = Outage(
             log,

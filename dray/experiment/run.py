@@ -25,7 +25,7 @@ from dray.display.counts import Counts
 from dray.display.display import Display
 from dray.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining
 from dray.experiment.interrupts import Interrupts
-from dray.experiment.opened import OpenSearch
+from dray.experiment.open_search import OpenSearch
 from dray.experiment.preflight import error_of_unfit_worker
 from dray.experiment.restarts import Restarts
 from dray.experiment.retention import Policy, Retention, checkpoints_needed

@@ -19,34 +19,35 @@ class NotRunning(NoExperiment):
     """No process that can be stopped from here runs the experiment; the message is one line."""
 
 
-def stop(it: StoredExperiment, say: Callable[[str], None]) -> None:
+def stop(found: StoredExperiment, say: Callable[[str], None]) -> None:
     """Interrupt the experiment's driver, and wait until it has ended.
 
     Args:
-        it: the experiment.
+        found: the experiment.
         say: prints a line for the user.
 
     Raises:
         NotRunning: it is not running, or not as this user on this machine.
     """
-    if it.is_copy:
-        raise NotRunning(f"{it.where} is in an object store; if it is running, stop it on the machine of its driver")
-    journal = it.directory.journal
+    if found.is_copy:
+        raise NotRunning(f"{found.where} is in an object store; if it is running, stop it on the machine of its driver")
+    journal = found.directory.journal
     driver = Journal.writer(journal)
     if driver is None:
-        raise NotRunning(f"{it.where} is not running")
+        raise NotRunning(f"{found.where} is not running")
     try:
+        # 0: the lock names no process, which may be one of another machine.
         if not driver or not _has_open(driver, journal.with_name(f"{journal.name}.lock")):
             raise ProcessLookupError
         os.kill(driver, signal.SIGINT)
     except ProcessLookupError:
         number = f", as process {driver} there" if driver else ""
         raise NotRunning(
-            f"{it.where} is running on another machine or in another container{number}; stop it there"
+            f"{found.where} is running on another machine or in another container{number}; stop it there"
         ) from None
     except PermissionError:
-        raise NotRunning(f"{it.where} is running in process {driver} of another user, who can stop it") from None
-    say(f"stopping {it.name}, process {driver}: waiting until its running trials have saved a checkpoint")
+        raise NotRunning(f"{found.where} is running in process {driver} of another user, who can stop it") from None
+    say(f"stopping {found.name}, process {driver}: waiting until its running trials have saved a checkpoint")
     while Journal.writer(journal) == driver:
         time.sleep(POLL_S)
 
@@ -57,8 +58,6 @@ def _has_open(process: int, file: Path) -> bool:
     Raises:
         ProcessLookupError, PermissionError: the process does not exist here, or is another user's.
     """
-    if not Path("/proc/self/fd").exists():  # not Linux: only the number is known
-        return True
     try:
         descriptors = list(Path(f"/proc/{process}/fd").iterdir())
     except FileNotFoundError:

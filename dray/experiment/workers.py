@@ -15,7 +15,7 @@ from dray.code.factory import ByValue, FromDirectory, Sent
 from dray.config.schema import ExperimentConfig
 from dray.environment import Device, device
 from dray.experiment.preflight import check_nodes
-from dray.experiment.travel import send
+from dray.experiment.send_code import send_code
 from dray.groups.capacity import Capacity, find_slots
 from dray.groups.elastic import Elastic
 from dray.groups.group import Slots, WorkerGroup
@@ -88,7 +88,7 @@ def prepare_workers(
     loads: FromDirectory | ByValue | Sent = load_trial
     runtime_env: dict[str, Any] = {}
     if not cluster.own:
-        loads, runtime_env = send(load_trial, directory, config, say)
+        loads, runtime_env = send_code(load_trial, directory, config, say)
     slots = Slots(
         per_trial=sizes[0],
         gpu=kind == "gpu",

@@ -64,7 +64,7 @@ class MLflowRuns:
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         logging.getLogger("urllib3.connectionpool").addFilter(_is_not_of_mlflow)
         self._directory, self._config = directory, config
-        self._sign = 1 if config.searcher.smaller_is_better else -1
+        self._sign = config.searcher.sign
         self._client = MlflowClient(tracking_uri=config.loggers.mlflow.tracking_uri)
         name = config.loggers.mlflow.experiment_name or config.name
         known = self._client.get_experiment_by_name(name)

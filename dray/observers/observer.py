@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -91,14 +91,15 @@ class _Known:
         ended = self.ended.get(trial) if view.ended else None
         return News(view=view, started=self.started.get(trial), ended=ended, rows=rows)
 
-    def all(self, metrics: pd.DataFrame) -> Iterator[list[News]]:
+    def replay(self, observer: Observer, metrics: pd.DataFrame) -> None:
+        """Pass everything to an observer, some trials at a time."""
         trials = sorted(self.views)
         for begin in range(0, len(trials), TRIALS_PER_UPDATE):
             some = trials[begin : begin + TRIALS_PER_UPDATE]
             rows: dict[int, list[Mapping[str, Any]]] = {trial: [] for trial in some}
             for row in metrics[metrics["trial_id"].isin(some)].to_dict("records"):
                 rows[row["trial_id"]].append({str(name): value for name, value in row.items()})
-            yield [self.news(trial, rows[trial]) for trial in some]
+            observer.update([self.news(trial, rows[trial]) for trial in some])
 
     def copy(self) -> _Known:
         return _Known(dict(self.views), dict(self.started), dict(self.ended))
@@ -216,8 +217,7 @@ class Observers:
         observer = make()
         with self._lock:
             known = self._known.copy()
-        for news in known.all(metrics):
-            observer.update(news)
+        known.replay(observer, metrics)
         return observer
 
     def _take(self, name: str) -> list[News]:
@@ -234,6 +234,5 @@ def replay_to(directory: ExperimentDirectory, make: Make) -> None:
     search = recorded_search(directory.config(), records)
     known.views = dict(search.trials)
     observer = make()
-    for news in known.all(read_metrics(directory.metrics)):
-        observer.update(news)
+    known.replay(observer, read_metrics(directory.metrics))
     observer.close(search.done is not None)

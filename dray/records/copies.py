@@ -63,7 +63,9 @@ def _fetch(remote: RemoteDirectory, target: Path) -> None:
 
 
 def delete(found: StoredExperiment) -> None:
-    """Delete an experiment, here and in its object store. Once that has begun, it is no experiment any more.
+    """Delete an experiment, here and in its object store.
+
+    Its config goes first, so that an interrupted deletion leaves no experiment that could be resumed.
 
     Raises:
         JournalError: a driver on this machine runs it.

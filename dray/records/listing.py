@@ -6,7 +6,6 @@ running on another machine.
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,16 +18,14 @@ from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.local_runs import LocalRun, is_local_run
 from dray.records.lookup import Name, experiment_directories, locate, parse_location
+from dray.records.mirror import PATIENCE_S, fetch_without_trials
 from dray.records.numbering import number_of, numbers_by_path
 from dray.storage import Location, RemoteDirectory
 from searchers.journal import Journal
 
 State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
 
-PATIENCE_S = 5.0
-"""How long an object store is tried: a user waits for the answer."""
 AT_ONCE = 8
-_TRIAL = re.compile(r"trial_\d+/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +103,9 @@ class StoredExperiment:
         """
         directory = self.directory
         # Checked before the journal is read: if a driver ends in between, its last record is read too.
-        is_run = None if self.is_copy else Journal.writer(directory.journal) is not None
+        is_running = None if self.is_copy else Journal.writer(directory.journal) is not None
         records = Journal.read(directory.journal) if directory.journal.exists() else []
-        seen = _overview(self.where, directory.config_file.read_bytes(), records, is_run)
+        seen = _overview(self.where, directory.config_file.read_bytes(), records, is_running)
         return replace(seen, number=self.number)
 
 
@@ -128,12 +125,7 @@ def open_experiment(experiment: Name) -> Iterator[StoredExperiment]:
         return
     with tempfile.TemporaryDirectory(prefix="dray-look-") as scratch:
         directory = ExperimentDirectory(Path(scratch) / location.name)
-        remote = RemoteDirectory(location, patience_s=PATIENCE_S)
-        names = [name for name in remote.sizes() if not _TRIAL.match(name)]
-        if directory.config_file.name not in names:
-            raise NoExperiment(f"no experiment in {location}: it has no {directory.config_file.name}")
-        remote.download(directory.path, names)
-        directory.write_storage(location)
+        fetch_without_trials(location, directory)
         yield StoredExperiment(directory=directory, where=location.uri, is_copy=True)
 
 
@@ -197,7 +189,7 @@ def _overview_of_remote(location: Location) -> Overview | None:
         return Overview(name=location.name, path=location.uri, why=str(error))
 
 
-def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], is_run: bool | None) -> Overview:
+def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], is_running: bool | None) -> Overview:
     # Not `load_config`, which imports what the config names, such as Optuna, to check it.
     import yaml
 
@@ -241,7 +233,7 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
         name=Location.of(where).name,
         path=where,
         title=title,
-        state=_state(done, is_run),
+        state=_state(done, is_running),
         trials=trials,
         ended=len(ended),
         failed=len(failed),
@@ -255,12 +247,12 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
     )
 
 
-def _state(done: str, is_run: bool | None) -> State:
-    if is_run:
+def _state(done: str, is_running: bool | None) -> State:
+    if is_running:
         return "RUNNING"
     if done:
         return "COMPLETED" if done == "completed" else "ERROR"
-    return "UNKNOWN" if is_run is None else "STOPPED"
+    return "UNKNOWN" if is_running is None else "STOPPED"
 
 
 def _children(location: Location) -> list[Location]:

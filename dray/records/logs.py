@@ -109,8 +109,8 @@ def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
         except (KeyError, TypeError, AttributeError):
             raise JournalError(f"not a record of an experiment's journal: {record}") from None
         if line is not None:
-            time = record.get("time")
-            stamp = "" if time is None else datetime.datetime.fromtimestamp(time).strftime("%b %d %H:%M:%S  ")
+            at = record.get("time")
+            stamp = "" if at is None else datetime.datetime.fromtimestamp(at).strftime("%b %d %H:%M:%S  ")
             yield stamp + line
 
 
@@ -130,10 +130,15 @@ def last_line(error: object) -> str:
     return lines[-1].strip() if lines else "no reason given"
 
 
-def grouped_failures(failures: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def failure_records(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The journal's records of failures, after each of which the trial was restarted or given up."""
+    return [record for record in records if record.get("event") in ("restarted", "gave_up")]
+
+
+def grouped_failures(records: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Failure records grouped by the line of the user's code, or else by the error's last line; largest group first."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for failure in failures:
+    for failure in records:
         kinds.setdefault(failure.get("where") or last_line(failure.get("error")), []).append(failure)
     return sorted(kinds.values(), key=len, reverse=True)
 
@@ -150,8 +155,8 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
         case "opened":
             return f"driver started, dray {record.get('version')}"
         case "started":
-            news = [f"{name}={_short(value)}" for name, value in searched(space.root, record.get("hparams") or {})]
-            return f"{trial} started: {' '.join(news)}"
+            drawn = [f"{name}={_short(value)}" for name, value in searched(space.root, record.get("hparams") or {})]
+            return f"{trial} started: {' '.join(drawn)}"
         case "reported":
             at = amount(_short(record["step"]), unit)
             return f"{trial} at {at}: {metric} {_short(record['value'])}{_decided(record)}"

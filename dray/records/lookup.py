@@ -109,7 +109,12 @@ def newest_first(experiments: Sequence[Path]) -> list[Path]:
     return sorted(experiments, key=made, reverse=True)
 
 
-def parse_location(where: str) -> Location:
+def parse_location(where: str | os.PathLike[str]) -> Location:
+    """The location that a user typed.
+
+    Raises:
+        NoExperiment: it is no valid path or URI.
+    """
     try:
         return Location.of(where)
     except ValueError as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
+from dray.records.lookup import parse_location
 from dray.storage import Location, RemoteDirectory
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as
 from dray.storage.outage import Outage
@@ -27,12 +28,13 @@ from searchers.journal import Journal
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-"""This much of a search can be lost with its driver's machine, and more only if the files that grow (journal, newest
-metrics, logs) are larger than `EVERY_S * BYTES_PER_S`: 100 s if they have 100 MiB, a million events.
-Trials that ended in that time run again, from their checkpoints."""
+"""Seconds between two copies, and so how much of a search can be lost with its driver's machine. More if the files that
+grow (journal, newest metrics, logs) are larger than `EVERY_S * BYTES_PER_S`: 100 s for 100 MiB, a million events. The
+trials that ended in that time run again, from their checkpoints."""
 FIRST_S = 1.0
 """The first copy is made this long after the run begins."""
 PATIENCE_S = 5.0
+"""How long an object store is tried: a user, or the next copy, waits for the answer."""
 LAST_PATIENCE_S = 60.0
 """How long the last copy is retried while the store is away: there is no other after it."""
 _SHOWN = 5
@@ -146,30 +148,39 @@ def fetch_experiment(where: str | os.PathLike[str]) -> Path:
         NoExperiment: there is none.
         StorageError: the object store can't be used.
     """
-    try:
-        location = Location.of(where)
-    except ValueError as error:
-        raise NoExperiment(str(error)) from None
+    location = parse_location(where)
     if location.is_local:
         return location.path.resolve()
-    remote = RemoteDirectory(location, patience_s=PATIENCE_S)
     path = results_root() / location.name
     if ExperimentDirectory(path).config_file.exists():
         return path
-    sizes = remote.sizes()
-    names = [name for name in sizes if not _TRIAL.match(name)]
-    if "experiment.yaml" not in names:
-        raise NoExperiment(f"no experiment in {location}: it has no experiment.yaml")
-    partial = path.with_name(f".{path.name}-partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    remote.download(partial, names)
-    (partial / "code").mkdir(exist_ok=True)
-    directory = ExperimentDirectory(partial)
-    directory.write_storage(location)
+    directory = ExperimentDirectory(path.with_name(f".{path.name}-partial"))
+    shutil.rmtree(directory.path, ignore_errors=True)
+    trials = fetch_without_trials(location, directory)
+    directory.code.mkdir(exist_ok=True)
     # Trials that began after the last copy start from scratch, perhaps with other hyperparameters.
     started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
-    trials = {int(match.group(1)) for name in sizes if (match := _TRIAL.match(name))}
     for trial in trials - started:
         RemoteDirectory(location.child(f"trial_{trial}"), patience_s=PATIENCE_S).delete()
-    partial.rename(path)
+    directory.path.rename(path)
     return path
+
+
+def fetch_without_trials(location: Location, directory: ExperimentDirectory) -> set[int]:
+    """Copy an experiment from an object store, except its trials, into a directory.
+
+    Returns:
+        The trials that have files in the store.
+
+    Raises:
+        NoExperiment: there is none.
+        StorageError: the object store can't be used.
+    """
+    remote = RemoteDirectory(location, patience_s=PATIENCE_S)
+    by_name = {name: _TRIAL.match(name) for name in remote.sizes()}
+    names = [name for name, trial in by_name.items() if trial is None]
+    if directory.config_file.name not in names:
+        raise NoExperiment(f"no experiment in {location}: it has no {directory.config_file.name}")
+    remote.download(directory.path, names)
+    directory.write_storage(location)
+    return {int(trial.group(1)) for trial in by_name.values() if trial is not None}

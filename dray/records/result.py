@@ -168,7 +168,7 @@ class Result:
         Raises:
             ExperimentError: no trial has validated, or all that have failed; or the best has no checkpoint.
         """
-        there = ranked(self.trials, self._sign)
+        there = ranked(self.trials, self.config.searcher.sign)
         if there.empty:
             raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
         if why := no_best_reason(there, self.config.searcher.metric):
@@ -227,10 +227,6 @@ class Result:
         """The search as the journal has it, with a view of each trial in ``search.trials``; to look at, not to run."""
         return recorded_search(self.config, self._records)
 
-    @property
-    def _sign(self) -> int:
-        return 1 if self.config.searcher.smaller_is_better else -1
-
     @cached_property
     def _validations(self) -> pd.DataFrame:
         rows, metric = self.metrics, self.config.searcher.metric
@@ -240,7 +236,7 @@ class Result:
     def _best_rows(self) -> pd.DataFrame:
         """The earliest best validation of each trial."""
         finite = self._validations[self._validations["value"].abs() < float("inf")]
-        ranked = finite.assign(score=self._sign * finite["value"])
+        ranked = finite.assign(score=self.config.searcher.sign * finite["value"])
         return ranked.sort_values(["score", "batches"], kind="stable").drop_duplicates("trial_id")
 
 

@@ -55,5 +55,5 @@ def _line(result: Result) -> str:
 
 def _ranked(result: Result) -> pd.DataFrame:
     """The trials that have validated and did not fail, best first."""
-    there = ranked(result.trials, 1 if result.config.searcher.smaller_is_better else -1)
+    there = ranked(result.trials, result.config.searcher.sign)
     return there[there["state"] != FAILED]

@@ -18,6 +18,10 @@ from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.masking import MASK, PLACES, hidden, leaves
 
+LARGEST = 16 << 20
+"""Size in bytes of the largest file of code that is searched for secrets."""
+_DATA, _VARIABLES = (".".join(place) for place in PLACES)
+
 
 def check_secrets(config: ExperimentConfig) -> None:
     """Check that no secret is masked in a config that is to be run.
@@ -66,9 +70,6 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     return restored
 
 
-_DATA, _VARIABLES = (".".join(place) for place in PLACES)
-
-
 def _secrets(config: ExperimentConfig) -> dict[str, Any]:
     """The secrets, by their place in the config."""
     return {_DATA: config.data.get("secrets"), _VARIABLES: config.environment.environment_variables}
@@ -80,12 +81,8 @@ def _masked_in(config: ExperimentConfig) -> list[str]:
     ]
 
 
-LARGEST = 16 << 20
-"""Size in bytes of the largest file that is searched."""
-
-
-def hide_in(directory: Path, secret: Sequence[str]) -> list[str]:
-    """Replace these texts by xxx in a copy of a model's code, which often includes the config or a driver script.
+def hide_in(directory: Path, secrets: Sequence[str]) -> list[str]:
+    """Replace secrets by xxx in a copy of a model's code, which often includes the config or a driver script.
 
     A link to a file that contains one becomes a file. Files larger than `LARGEST` are left as they are.
 
@@ -93,10 +90,10 @@ def hide_in(directory: Path, secret: Sequence[str]) -> list[str]:
         The paths of the changed files, relative to the directory.
     """
     changed = []
-    for path in sorted(directory.rglob("*")) if secret else ():
+    for path in sorted(directory.rglob("*")) if secrets else ():
         if path.is_file() and path.stat().st_size <= LARGEST:
             content = path.read_bytes()
-            if (without := hidden(content, secret)) != content:
+            if (without := hidden(content, secrets)) != content:
                 mode = path.stat().st_mode
                 path.unlink()
                 path.write_bytes(without)

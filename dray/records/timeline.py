@@ -76,7 +76,7 @@ def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
     """
     path = directory / FILE
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    reports, times = _Reports.by_trial(system), sorted(system["time"].unique())
+    reports, times = _Reports(system), sorted(system["time"].unique())
     rows = [
         row for stretch in _stretches([json.loads(line) for line in lines], times) for row in reports.split(stretch)
     ]
@@ -135,16 +135,12 @@ def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Itera
 class _Reports:
     """The trials' reports of their time, sorted: when, and the seconds of each phase since the report before."""
 
-    def __init__(self, by_trial: dict[int, list[tuple[float, dict[str, float]]]]) -> None:
-        self._by_trial = by_trial
-
-    @classmethod
-    def by_trial(cls, system: pd.DataFrame) -> _Reports:
+    def __init__(self, system: pd.DataFrame) -> None:
         found: dict[int, dict[float, dict[str, float]]] = {}
         rows = system[system["name"].isin([f"{phase}_s" for phase in PHASES])]
         for trial, at, name, value in zip(rows["trial_id"], rows["time"], rows["name"], rows["value"], strict=True):
             found.setdefault(trial, {}).setdefault(at, {})[name.removesuffix("_s")] = value
-        return cls({trial: sorted(samples.items(), key=lambda item: item[0]) for trial, samples in found.items()})
+        self._by_trial = {trial: sorted(seconds.items(), key=lambda item: item[0]) for trial, seconds in found.items()}
 
     def split(self, stretch: _Row) -> Iterator[_Row]:
         """Split a trial's stretch into its phases."""

@@ -20,6 +20,7 @@ from dray.records.listing import Overview, StoredExperiment
 from dray.records.outcomes import FAILED, ranked, varying_hparams
 from dray.records.result import Result
 from dray.report.importance import Importance, importance
+from dray.training.units import amount
 from searchers.domains import Categorical, Const, Domain, Nested
 from searchers.journal import Journal
 from searchers.numeric import Int, Log
@@ -32,7 +33,6 @@ MAX_POINTS = 200
 """Most points of one curve."""
 MAX_OTHER_POINTS = 150_000
 """Most points of the curves of metrics beside the searcher's: five megabytes of the page."""
-ONE_OF = {"batches": "batch", "epochs": "epoch", "records": "record"}
 COMPARABLE = 2 / 3
 """Trials are compared at a length that this share of them has reached."""
 
@@ -69,7 +69,7 @@ class ReportData:
         self.result = Result(path)
         self.config: ExperimentConfig = as_extended(self.directory.config(), self.records)
         self.metric = self.config.searcher.metric
-        self.sign = 1 if self.config.searcher.smaller_is_better else -1
+        self.sign = self.config.searcher.sign
 
     # ------------------------------------------------------------------ trials
     @cached_property
@@ -121,7 +121,7 @@ class ReportData:
         """The name of the sampler."""
         return str(getattr(self.config.searcher, "sampler", SamplerChoice()).name)
 
-    @cached_property
+    @property
     def unit(self) -> str:
         """The search's unit of length."""
         return self.config.searcher.unit
@@ -140,15 +140,13 @@ class ReportData:
 
     def length(self, length: float, unit: str | None = None) -> str:
         """With its unit, by default the search's: "1 epoch"."""
-        unit = unit or self.unit
-        return f"{length:g} {ONE_OF.get(unit, unit) if length == 1 else unit}"
+        return amount(f"{length:g}", unit or self.unit)
 
     # ------------------------------------------------------------------ metrics
     @cached_property
     def validations(self) -> pd.DataFrame:
         """The searcher's metric, of all trials."""
-        rows = self.result.metrics
-        return rows[(rows["kind"] == "validation") & (rows["name"] == self.metric)]
+        return self.rows_of(Metric("validation", self.metric))
 
     def rows_of(self, metric: Metric) -> pd.DataFrame:
         """A metric, of all trials."""
@@ -171,11 +169,6 @@ class ReportData:
                 if points <= MAX_OTHER_POINTS:
                     found.append(Metric(kind, str(name)))
         return found
-
-    @cached_property
-    def timeline(self) -> pd.DataFrame:
-        """`Result.timeline`."""
-        return self.result.timeline
 
     # ------------------------------------------------------------------ hyperparameters
     @cached_property

@@ -15,7 +15,7 @@ import dray
 from dray.errors import ExperimentError
 from dray.records.hparams import flatten
 from dray.records.listing import open_experiment
-from dray.records.logs import grouped_failures, last_line, where
+from dray.records.logs import failure_records, grouped_failures, last_line, where
 from dray.records.lookup import Name
 from dray.records.outcomes import FAILED, divergence_summary, failure_summary, nan_since_text, no_best_reason
 from dray.report import figures, html, slot_time
@@ -87,13 +87,13 @@ class _Page:
 
     # ------------------------------------------------------------------ sections
     def _head(self) -> str:
-        report, now = self.report, time.time()
+        report, now, phases = self.report, time.time(), self.report.result.timeline
         states = report.trials["state"].value_counts()
         words = {"INVALID_HP": "with invalid hyperparameters"}
         counted = ", ".join(f"{count:,} {words.get(str(state), str(state).lower())}" for state, count in states.items())
         none = "none yet" if report.ranked.empty else "none"
         best = none if report.best is None else html.number(report.ranked.iloc[0]["best_metric"])
-        slot_s = float(((report.timeline["end"] - report.timeline["start"]) * report.timeline["slots"]).sum())
+        slot_s = float(((phases["end"] - phases["start"]) * phases["slots"]).sum())
         tiles = [
             (f"best {report.metric}", best),
             ("trials", f"{len(report.trials):,}"),
@@ -239,7 +239,7 @@ reached: how much worse a random forest predicts a trial's rank when one hyperpa
 
     def _failures(self) -> str:
         report = self.report
-        failed = [record for record in report.records if record.get("event") in ("restarted", "gave_up")]
+        failed = failure_records(report.records)
         invalid = int((report.trials["state"] == "INVALID_HP").sum())
         note = f"<p>{invalid:,} trial{'s' * (invalid != 1)} had invalid hyperparameters.</p>" if invalid else ""
         if not failed:

@@ -11,11 +11,11 @@ import numpy as np
 SPREAD = 20
 """From this ratio of the largest to the smallest value on, a loss has a logarithmic axis."""
 FAR = 5
-"""Values may be off a linear scale if they are so many times as far from the median as the best, on the other side."""
+"""A linear scale may hide values that are worse than the median, and this many times as far from it as the best is."""
 MAX_HIDDEN = 0.15
-"""This share of the values may be off the scale then: first epochs, say, and a bad trial."""
+"""The largest share of the values that it hides: first epochs, say, and a bad trial."""
 DIVERGED = 0.02
-"""This share of them may be off a logarithmic scale, which has room for all but those of trials that diverged."""
+"""The largest share that a logarithmic scale hides, which has room for all but the values of trials that diverged."""
 EDGE = 0.05
 LOG = "logarithmic"
 

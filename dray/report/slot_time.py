@@ -46,7 +46,7 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     Args:
         place: takes a figure into the page, by a name and perhaps a height, and returns its HTML.
     """
-    table = report.timeline
+    table = report.result.timeline
     if table.empty:
         return ""
     spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
@@ -155,7 +155,7 @@ def shares(report: ReportData) -> Figure:
 
 
 def _timed(report: ReportData) -> tuple[pd.DataFrame, float, str, float]:
-    table = report.timeline
+    table = report.result.timeline
     began = report.overview.began or 0.0
     unit_s, unit = time_unit(float(table["end"].max() - began))
     return table, unit_s, unit, began

@@ -18,14 +18,13 @@ from dray.records.directory import ExperimentDirectory
 from searchers.journal import Journal
 
 HOST = "localhost"
-PORT = 6006
 PORTS = 100
 """How many ports are tried to find a free one."""
 POLL_S = 1.0
 """How often to check for a study that a run has yet to create."""
 
 
-def serve(path: Path, *, port: int = PORT, say: Callable[[str], None] = print) -> None:
+def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
     """Serve both until Ctrl-C; a running experiment is shown with a delay of seconds.
 
     Only browsers on this machine reach them; from another: ``ssh -L 6006:localhost:6006 -L 6007:localhost:6007``.

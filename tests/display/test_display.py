@@ -374,6 +374,7 @@ def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyP
         path=LONG_PATH,
         metric="error",
         smaller_is_better=True,
+        unit="batches",
         console=Console(file=io.StringIO(), force_jupyter=True),
     )
     made = search(Started(trial=0))

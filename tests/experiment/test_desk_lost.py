@@ -10,7 +10,7 @@ import pytest
 import dray
 from dray.errors import DeskLost
 from dray.experiment.experiment import MAX_DESK_LOSSES
-from dray.experiment.opened import OpenSearch
+from dray.experiment.open_search import OpenSearch
 from searchers.events import Exited, Reported, Started
 from searchers.journal import Journal
 

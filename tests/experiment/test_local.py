@@ -233,15 +233,6 @@ def test_gradients_are_added_up_as_the_config_says(model_dir: Path, average: boo
     assert seen == pytest.approx({2: 1, 4: one_step, 8: one_step**2}, rel=1e-4)
 
 
-def test_class_can_be_given_from_python(model_dir: Path) -> None:
-    from dray.code.load import load_trial_class
-    from dray.config.entrypoint import ClassName
-
-    given = load_trial_class(ClassName("my_weight", "OneWeight"), model_dir)
-    config = load_config({key: value for key, value in CONFIG.items() if key != "entrypoint"})
-    assert validations(run_local(config, model_dir, trial=given, path=model_dir / "run"))
-
-
 # -------------------------------------------------------------------------------------------------------- programs
 PROGRAM = """
 import os, sys

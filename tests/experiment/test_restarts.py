@@ -76,7 +76,12 @@ def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_pa
     directory = ExperimentDirectory.create(tmp_path / "experiment", config, None)
     screen = StringIO()
     display = Display(
-        name="x", path=tmp_path, metric="loss", smaller_is_better=True, console=Console(file=screen, width=200)
+        name="x",
+        path=tmp_path,
+        metric="loss",
+        smaller_is_better=True,
+        unit="batches",
+        console=Console(file=screen, width=200),
     )
     with Journal(directory.journal) as journal:
         restarts = Restarts(

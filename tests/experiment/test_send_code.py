@@ -16,7 +16,7 @@ from dray.code.packages import Package
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
 from dray.errors import ConfigError
-from dray.experiment import travel
+from dray.experiment import send_code
 from dray.records.directory import ExperimentDirectory
 
 CONFIG = load_config({"name": "digits", "searcher": {"name": "single", "metric": "loss", "max_length": {"epochs": 2}}})
@@ -38,14 +38,14 @@ class Sender:
         return {"py_modules": ["dray", *(package.uri for package in packages)]}
 
     def send(self, load: FromDirectory | ByValue, path: Path) -> tuple[FromDirectory | Sent, dict[str, Any]]:
-        return travel.send(load, ExperimentDirectory(path), CONFIG, self.said.append)
+        return send_code.send_code(load, ExperimentDirectory(path), CONFIG, self.said.append)
 
 
 @pytest.fixture
 def sender(monkeypatch: pytest.MonkeyPatch) -> Sender:
     sender = Sender()
-    monkeypatch.setattr(travel, "package", sender.package)
-    monkeypatch.setattr(travel, "runtime_env", sender.runtime_env)
+    monkeypatch.setattr(send_code, "package", sender.package)
+    monkeypatch.setattr(send_code, "runtime_env", sender.runtime_env)
     return sender
 
 

@@ -15,7 +15,7 @@ from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
 
 
-def send(
+def send_code(
     load: FromDirectory | ByValue, directory: ExperimentDirectory, config: ExperimentConfig, say: Callable[[str], None]
 ) -> tuple[FromDirectory | Sent, dict[str, Any]]:
     """Put the experiment's copy of its code, and dray itself, into the cluster's store.
