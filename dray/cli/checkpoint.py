@@ -21,7 +21,6 @@ from dray.cli.arguments import (
 from dray.cli.errors import FAILED, BadUse
 from dray.cli.reader import read_experiment
 from dray.errors import NoExperiment
-from dray.records.lookup import parse_location
 from dray.storage import CheckpointError, Location, holds_a_trial
 
 app = typer.Typer(help="List, verify, download and export checkpoints.", no_args_is_help=True)
@@ -186,6 +185,8 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
 
 def _one(where: str) -> Location | None:
     """The checkpoint at a path or a URI; None if there is none."""
+    from dray.records.lookup import parse_location
+
     location = parse_location(where)
     named = location.name.startswith("checkpoint_")
     if not location.is_local:
