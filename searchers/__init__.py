@@ -4,7 +4,7 @@
     single, random_search, grid          methods that run every trial to its end
     asha, promotion, adaptive_asha       methods that compare trials while they run
     slots, rung, halving                 what methods share: which trials hold slots, which are best at a length
-    preview                              what a method will do
+    previews                             what a method will do
     space, domains, numeric              hyperparameter spaces: their YAML, and what can be drawn
     samplers, convert                    what draws from a space; spaces of Optuna and Ray Tune converted
     search, views                        the one object that a driver holds, and what it knows of each trial
@@ -12,42 +12,60 @@
     simulate, simulator                  a search in virtual time
     testing, histories                   the contract of methods, for yours too; random histories to check it
     optuna_sampler, _trials, _space, _storage    the adapter to Optuna; not imported here
-    ray_tune                             the adapter to Ray Tune; not imported here
+    ray_tune                             the adapter to Ray Tune for dray's own trials; not imported here
+    tune, tune_trials                    the adapter to Ray Tune for Tune's trials, of any user; not imported here
+    answers                              what both make of a search's decisions
 
-Nothing imported here imports torch, ray or optuna.
+Nothing named here imports torch, ray or optuna. The names are loaded on first use: an error type, say, needs no method.
 """
 
-from searchers.adaptive_asha import AdaptiveASHA
-from searchers.asha import ASHA
-from searchers.convert import from_optuna, from_ray_tune
-from searchers.errors import FieldError, IllegalEvent, JournalError, MethodError, SpaceError
-from searchers.events import (
-    Action,
-    Create,
-    Done,
-    DoneReason,
-    Event,
-    Exited,
-    Pause,
-    Reason,
-    Reported,
-    Resume,
-    Started,
-    Stop,
-)
-from searchers.grid import Grid
-from searchers.journal import Journal
-from searchers.method import Method
-from searchers.preview import BracketPreview, Preview, RungPreview, preview
-from searchers.promotion import PromotionASHA
-from searchers.random_search import RandomSearch
-from searchers.rung import rung_lengths
-from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
-from searchers.search import Search
-from searchers.single import Single
-from searchers.space import Space
-from searchers.space import parse as parse_space
-from searchers.views import State, TrialView
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from searchers.adaptive_asha import AdaptiveASHA as AdaptiveASHA
+    from searchers.asha import ASHA as ASHA
+    from searchers.convert import from_optuna as from_optuna
+    from searchers.convert import from_ray_tune as from_ray_tune
+    from searchers.errors import FieldError as FieldError
+    from searchers.errors import IllegalEvent as IllegalEvent
+    from searchers.errors import JournalError as JournalError
+    from searchers.errors import MethodError as MethodError
+    from searchers.errors import SpaceError as SpaceError
+    from searchers.events import Action as Action
+    from searchers.events import Create as Create
+    from searchers.events import Done as Done
+    from searchers.events import DoneReason as DoneReason
+    from searchers.events import Event as Event
+    from searchers.events import Exited as Exited
+    from searchers.events import Pause as Pause
+    from searchers.events import Reason as Reason
+    from searchers.events import Reported as Reported
+    from searchers.events import Resume as Resume
+    from searchers.events import Started as Started
+    from searchers.events import Stop as Stop
+    from searchers.grid import Grid as Grid
+    from searchers.journal import Journal as Journal
+    from searchers.method import Method as Method
+    from searchers.previews import BracketPreview as BracketPreview
+    from searchers.previews import Preview as Preview
+    from searchers.previews import RungPreview as RungPreview
+    from searchers.previews import preview as preview
+    from searchers.promotion import PromotionASHA as PromotionASHA
+    from searchers.random_search import RandomSearch as RandomSearch
+    from searchers.rung import rung_lengths as rung_lengths
+    from searchers.samplers import FirstPoints as FirstPoints
+    from searchers.samplers import GridSampler as GridSampler
+    from searchers.samplers import RandomSampler as RandomSampler
+    from searchers.samplers import Sampler as Sampler
+    from searchers.search import Search as Search
+    from searchers.single import Single as Single
+    from searchers.space import Space as Space
+    from searchers.space import parse as parse_space
+    from searchers.views import State as State
+    from searchers.views import TrialView as TrialView
 
 __all__ = [
     "ASHA",
@@ -92,3 +110,37 @@ __all__ = [
     "preview",
     "rung_lengths",
 ]
+
+_HOMES = {
+    "searchers.adaptive_asha": "AdaptiveASHA",
+    "searchers.asha": "ASHA",
+    "searchers.convert": "from_optuna from_ray_tune",
+    "searchers.errors": "FieldError IllegalEvent JournalError MethodError SpaceError",
+    "searchers.events": "Action Create Done DoneReason Event Exited Pause Reason Reported Resume Started Stop",
+    "searchers.grid": "Grid",
+    "searchers.journal": "Journal",
+    "searchers.method": "Method",
+    "searchers.previews": "BracketPreview Preview RungPreview preview",
+    "searchers.promotion": "PromotionASHA",
+    "searchers.random_search": "RandomSearch",
+    "searchers.rung": "rung_lengths",
+    "searchers.samplers": "FirstPoints GridSampler RandomSampler Sampler",
+    "searchers.search": "Search",
+    "searchers.single": "Single",
+    "searchers.space": "Space parse_space",
+    "searchers.views": "State TrialView",
+}
+_RENAMED = {"parse_space": "parse"}
+
+
+def __getattr__(name: str) -> object:
+    home = next((module for module, names in _HOMES.items() if name in names.split()), None)
+    if home is None:
+        raise AttributeError(f"module 'searchers' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), _RENAMED.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ promoting is Determined's `async_halving`. Deliberate differences from Determine
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from searchers.events import Action, Exited, Stop
 from searchers.halving import SuccessiveHalving
@@ -48,16 +49,16 @@ class ASHA(SuccessiveHalving):
 
     _rungs: list[Rung]
 
-    def _set_up(self) -> None:
-        self._rungs = [Rung(divisor=self.divisor) for _ in self.rungs]
+    def _set_up(self, lengths: Sequence[int]) -> None:
+        self._rungs = [Rung(length=length, divisor=self.divisor) for length in lengths]
         self._next: dict[int, int] = {}  # the next rung of each live trial that was ranked
 
     def _report(self, trial: int, step: float, value: float) -> list[Action]:
         """Rank the trial at each rung it has reached, up to the one that stops it."""
-        top = len(self.rungs) - 1
+        top = len(self._rungs) - 1
         if not self._slots.has_slot(trial):  # a report from a trial that is being stopped
             return []
-        while (rung := self._next.get(trial, 0)) <= top and step >= self.rungs[rung]:
+        while (rung := self._next.get(trial, 0)) <= top and step >= self._rungs[rung].length:
             self._next[trial] = rung + 1
             continues = self._rungs[rung].rank(trial, value)
             if rung < top and not (continues and value < math.inf):
@@ -72,7 +73,7 @@ class ASHA(SuccessiveHalving):
     def extend_to(self, max_trials: int, max_length: int) -> list[Action]:
         stops: list[Action] = []
         to_resume: list[int] = []
-        if max_length > self.rungs[-1]:
+        if max_length > self._rungs[-1].length:
             stops, to_resume = self._add_rungs(max_length)
         self._slots.extend(max_trials=max_trials, max_concurrent=self._max_concurrent(), to_resume=to_resume)
         return [*stops, *self._fill()]
@@ -83,9 +84,9 @@ class ASHA(SuccessiveHalving):
         Returns:
             `Stop`s for the other live trials there, and those of the best that completed and are to be resumed.
         """
-        old_top, num_old = self._rungs[-1], len(self.rungs)
-        self.rungs = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
-        self._rungs += [Rung(divisor=self.divisor) for _ in self.rungs[num_old:]]
+        old_top, num_old = self._rungs[-1], len(self._rungs)
+        lengths = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
+        self._rungs += [Rung(length=length, divisor=self.divisor) for length in lengths[num_old:]]
         best, completed = old_top.best(), self._slots.completed
         to_resume = [trial for trial in best if trial in completed]
         stops: list[Action] = []

@@ -42,14 +42,13 @@ class SuccessiveHalving:
         check.whole("max_invalid", max_invalid, at_least=0, or_none=True)
         check.done()
         self.divisor = divisor
-        self.rungs = rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor)
+        self._set_up(rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor))
         self._max_concurrent_trials = max_concurrent_trials
         self._slots = TrialSlots(max_trials=max_trials, max_concurrent=self._max_concurrent(), max_invalid=max_invalid)
         self._unranked = 0  # trials that ended by themselves before the first rung
-        self._set_up()
 
-    def _set_up(self) -> None:
-        """Create the rungs, and what else a variant needs."""
+    def _set_up(self, lengths: Sequence[int]) -> None:
+        """Create rungs of these lengths, and what else a variant needs."""
         raise NotImplementedError
 
     def _fill(self) -> list[Action]:
@@ -69,6 +68,11 @@ class SuccessiveHalving:
         raise NotImplementedError
 
     @property
+    def rungs(self) -> tuple[int, ...]:
+        """Lengths of the rungs, ascending."""
+        return tuple(rung.length for rung in self._rungs)
+
+    @property
     def max_trials(self) -> int:
         """Trials to create, as given or extended to."""
         return self._slots.max_trials
@@ -79,7 +83,7 @@ class SuccessiveHalving:
         return tuple(rung.values for rung in self._rungs)
 
     def _max_concurrent(self) -> int:
-        return self._max_concurrent_trials or math.floor(Fraction(str(self.divisor)) ** (len(self.rungs) - 1))
+        return self._max_concurrent_trials or math.floor(Fraction(str(self.divisor)) ** (len(self._rungs) - 1))
 
     def start(self) -> list[Action]:
         """One `Create` for each slot, up to `max_trials`."""
@@ -132,10 +136,10 @@ class SuccessiveHalving:
         Raises:
             MethodError: The budget does not grow. Nothing has changed.
         """
-        check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self.rungs[-1]))
+        check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self._rungs[-1].length))
         trials = max_trials or self.max_trials
         self._slots.counts.extend(trials)
-        return self.extend_to(trials, max_length or self.rungs[-1])
+        return self.extend_to(trials, max_length or self._rungs[-1].length)
 
     def share(self, counts: TrialCounts) -> None:
         """Number trials, and count the invalid ones, together with the other brackets of a search."""

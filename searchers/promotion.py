@@ -30,6 +30,7 @@ Always true:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -52,8 +53,8 @@ class _PausingRung(Rung):
         coming: Running trials that are on their way to this rung.
     """
 
-    def __init__(self, *, divisor: float) -> None:
-        super().__init__(divisor=divisor, least=0)
+    def __init__(self, *, length: int, divisor: float) -> None:
+        super().__init__(length=length, divisor=divisor, least=0)
         self.coming = 0
         self._paused: set[int] = set()
         self._paused_heap: list[tuple[float, int]] = []  # (value, trial); others than `_paused` are dropped at the top
@@ -106,8 +107,8 @@ class PromotionASHA(SuccessiveHalving):
 
     _rungs: list[_PausingRung]
 
-    def _set_up(self) -> None:
-        self._rungs = [_PausingRung(divisor=self.divisor) for _ in self.rungs]
+    def _set_up(self, lengths: Sequence[int]) -> None:
+        self._rungs = [_PausingRung(length=length, divisor=self.divisor) for length in lengths]
         self._trials: dict[int, _Trial] = {}
 
     def _fill(self) -> list[Action]:
@@ -143,7 +144,7 @@ class PromotionASHA(SuccessiveHalving):
         trial = self._trials[number]
         self._rungs[trial.next - 1].unpause(number)
         assert trial.last is not None
-        if trial.last[0] >= self.rungs[trial.next]:  # it ran on before it paused, and has reached that rung already
+        if trial.last[0] >= self._rungs[trial.next].length:  # it ran on before it paused, and is there already
             return self._arrive(number, trial)
         self._rungs[trial.next].coming += 1
         trial.last = None
@@ -156,7 +157,7 @@ class PromotionASHA(SuccessiveHalving):
         rung = self._rungs[trial.next]
         rung.rank(number, value)
         trial.next += 1
-        if trial.next == len(self.rungs):
+        if trial.next == len(self._rungs):
             trial.last, trial.finishing = None, True
             return [self._slots.resume(number)]
         if value < math.inf:
@@ -194,7 +195,7 @@ class PromotionASHA(SuccessiveHalving):
             if trial.last is not None and step > trial.last[0]:  # it ran on before it paused
                 trial.last = (step, value)
             return []
-        if trial.next == len(self.rungs) or step < self.rungs[trial.next]:
+        if trial.next == len(self._rungs) or step < self._rungs[trial.next].length:
             return []
         rung = self._rungs[trial.next]
         rung.coming -= 1
@@ -212,7 +213,7 @@ class PromotionASHA(SuccessiveHalving):
     def _exit(self, exited: Exited) -> None:
         number = exited.trial
         trial = self._trials.pop(number)
-        if self._slots.has_slot(number) and trial.next < len(self.rungs):
+        if self._slots.has_slot(number) and trial.next < len(self._rungs):
             self._rungs[trial.next].coming -= 1
         was_paused = trial.next > 0 and self._rungs[trial.next - 1].unpause(number)
         if exited.reason == "stopped" and trial.last is not None and not was_paused:
@@ -225,7 +226,7 @@ class PromotionASHA(SuccessiveHalving):
     def extend_to(self, max_trials: int, max_length: int) -> list[Action]:
         stops: list[Action] = []
         running: list[int] = []
-        if max_length > self.rungs[-1]:
+        if max_length > self._rungs[-1].length:
             stops, running = self._add_rungs(max_length)
         for number, trial in self._trials.items():
             if not self._slots.is_live(number):
@@ -243,9 +244,9 @@ class PromotionASHA(SuccessiveHalving):
         Returns:
             `Stop`s for the running ones whose value is not finite, and the other running ones.
         """
-        old_top, length, num_old = self._rungs[-1], self.rungs[-1], len(self.rungs)
-        self.rungs = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
-        self._rungs += [_PausingRung(divisor=self.divisor) for _ in self.rungs[num_old:]]
+        old_top, num_old = self._rungs[-1], len(self._rungs)
+        lengths = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
+        self._rungs += [_PausingRung(length=length, divisor=self.divisor) for length in lengths[num_old:]]
         stops: list[Action] = []
         running: list[int] = []
         for number, trial in sorted(self._trials.items()):
@@ -260,7 +261,7 @@ class PromotionASHA(SuccessiveHalving):
                     stops.append(Stop(trial=number))
         completed = [n for n in sorted(self._slots.completed) if old_top.values.get(n, math.inf) < math.inf]
         for number in (*running, *completed):
-            self._trials[number] = _Trial(next=num_old, last=(length, old_top.values[number]))
+            self._trials[number] = _Trial(next=num_old, last=(old_top.length, old_top.values[number]))
             old_top.pause(number)
         return stops, running
 

@@ -18,15 +18,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray import cloudpickle, tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from searchers.events import Action, Create, Decision, Done, Event, Exited, Reason, Reported, Resume, Started, Stop
+from searchers.answers import Answer, Result, decide
 from searchers.search import Search
 
 HEAD_NODE = {"node:__internal_head__": 0.0001}
@@ -47,64 +46,23 @@ ENVIRONMENT = {
 """Tune's settings while it runs here; a variable that is already set wins."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What the search decided about one result.
-
-    Attributes:
-        trial, number: Those of the result.
-        decision: For the trial that reported: it continues, it stops (or this result ended it), or it releases its
-            workers until it is resumed.
-        creates, resumes: Trials to queue: new ones, and paused ones that continue from their checkpoints.
-        stops: Other trials that end: paused ones that can no longer be promoted.
-        done: Whether the search is over.
-    """
-
-    trial: int
-    number: int
-    decision: Decision
-    creates: tuple[int, ...] = ()
-    resumes: tuple[int, ...] = ()
-    stops: tuple[int, ...] = ()
-    done: bool = False
-
-
-class Result(Protocol):
-    """A trial's report, its end, or both."""
-
-    @property
-    def number(self) -> int:
-        """Increases from result to result of a trial."""
-
-    @property
-    def trial(self) -> int: ...
-
-    @property
-    def step(self) -> float | None: ...
-
-    @property
-    def value(self) -> float | None: ...
-
-    @property
-    def outcome(self) -> Reason | None: ...
-
-
 class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
     """The Tune trial: fetches results from the actor that its configuration names.
 
-    The actor has ``serve(process)``, which returns each `Result` that this process has not fetched yet, and None when
-    the search is over. This class is pickled by value; its configuration says where to import other classes from.
+    The actor has ``serve(search, process)``, which returns each `Result` of the search with this name that this process
+    has not fetched yet, and None when the search is over. This class is pickled by value; its configuration says where
+    to import other classes from.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         if config["path"] is not None:
             sys.path.insert(0, config["path"])
-        self._source = ray.get_actor(config["source"], namespace=config["namespace"])
+        self._source, self._search = ray.get_actor(config["source"], namespace=config["namespace"]), config["search"]
 
     def step(self) -> dict[str, Any]:
         """Wait for the next results."""
         try:
-            results = ray.get(self._source.serve.remote(os.getpid()))
+            results = ray.get(self._source.serve.remote(self._search, os.getpid()))
         except ray.exceptions.RayActorError:  # the actor died: the driver starts over with another handle
             results = None
         return {"done": True} if results is None else {"results": results}
@@ -149,6 +107,7 @@ class TuneDriver:
         together: Entered around the events of several results, so that the journal waits for the disk only once.
         act: Carries out what the search decided. Called in Tune's thread, without the lock.
         source, namespace: Name and Ray namespace of the actor that the handle fetches results from.
+        name: The search's name at that actor.
         directory: Where Tune keeps its state, which is never read back.
         path: Returns the directory on the head node from which to import this package and that actor's class. None:
             Python finds them.
@@ -165,12 +124,13 @@ class TuneDriver:
         together: Callable[[], AbstractContextManager[None]],
         act: Callable[[Answer], None],
         source: str,
+        name: str,
         namespace: str,
         directory: Path,
         path: Callable[[], str] | None = None,
     ) -> None:
         self._search, self._lock, self._together, self._act = search, lock, together, act
-        self._source: dict[str, str | None] = {"source": source, "namespace": namespace}
+        self._source: dict[str, str | None] = {"source": source, "namespace": namespace, "search": name}
         self._path = path
         self._directory = directory
         self._stopping = False
@@ -240,48 +200,7 @@ class TuneDriver:
 
     def _decide(self, result: Result) -> Answer:
         self._answered[result.trial] = result.number
-        events: list[Event] = []
-        if result.step is not None:
-            events.append(Reported(trial=result.trial, step=result.step, value=result.value))
-        if result.outcome is not None:
-            events.append(Exited(trial=result.trial, reason=result.outcome))
-        actions, stops = feed(self._search, events)
-        return self._answer(result.trial, result.number, actions, stops)
-
-    def _answer(self, trial: int, number: int, actions: list[Action], stops: tuple[int, ...]) -> Answer:
-        trials = self._search.trials
-        resumes = [a.trial for a in actions if isinstance(a, Resume) and trials[a.trial].state == "PENDING"]
-        view = trials[trial]
-        if trial in resumes:
-            # Paused and resumed at once: it keeps its workers.
-            resumes.remove(trial)
-            actions += self._search.on(Started(trial=trial))
-        return Answer(
-            trial=trial,
-            number=number,
-            decision="stop" if view.ended else "pause" if view.state == "PAUSED" else "continue",
-            creates=tuple(action.trial for action in actions if isinstance(action, Create)),
-            resumes=tuple(resumes),
-            stops=tuple(stop for stop in stops if stop != trial),
-            done=any(isinstance(action, Done) for action in actions),
-        )
-
-
-def feed(search: Search, events: list[Event]) -> tuple[list[Action], tuple[int, ...]]:
-    """Pass these events to the search, and an `Exited` of every trial that it stops.
-
-    To the search a stopped trial has ended, even if its workers have not left yet: it is at a checkpoint.
-
-    Returns:
-        All actions that followed, and the trials that were stopped.
-    """
-    actions = [action for event in events for action in search.on(event)]
-    stops: list[int] = []
-    for action in actions:  # which grows
-        if isinstance(action, Stop) and not search.trials[action.trial].ended:
-            stops.append(action.trial)
-            actions += search.on(Exited(trial=action.trial, reason="stopped"))
-    return actions, tuple(stops)
+        return decide(self._search, result)
 
 
 @contextlib.contextmanager

@@ -25,15 +25,17 @@ class Rung:
     one of the heaps; entries of withdrawn trials remain until they come to the top, and neither top is one of them.
 
     Args:
+        length: The length at which trials reach the rung.
         divisor: > 1. Used as the decimal number it is written as, so that floor(33 / 1.1) is 30.
         least: How many trials are among the best while n < divisor: 0 or 1.
 
-    >>> rung = Rung(divisor=2)
+    >>> rung = Rung(length=1, divisor=2)
     >>> [rung.rank(trial, value) for trial, value in enumerate([0.5, 0.9, 0.4, 0.45])]
     [True, False, True, True]
     """
 
-    def __init__(self, *, divisor: float, least: int = 1) -> None:
+    def __init__(self, *, length: int, divisor: float, least: int = 1) -> None:
+        self.length = length
         exact = Fraction(str(divisor))
         self._numerator, self._denominator = exact.numerator, exact.denominator
         self._least = least

@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
-from searchers.errors import SpaceError
+from searchers.errors import FieldError, SpaceError
 from searchers.events import Event
 from searchers.space import Space
 
@@ -149,3 +150,21 @@ class FirstPoints:
     def extended(self, rungs: Sequence[float]) -> None:
         """Passed to the other sampler."""
         notify_extended(self._sampler, rungs)
+
+
+def named_sampler(
+    name: str, space: Space, *, seed: int, rungs: Sequence[float], options: Mapping[str, object] = MappingProxyType({})
+) -> Sampler:
+    """The sampler of this name: "random", or one that `OptunaSampler` takes, which documents the arguments.
+
+    Raises:
+        FieldError: There is no such sampler, or it does not take these options. Paths begin with `searcher.sampler`.
+    """
+    if name != "random":
+        # Here, not above: Optuna takes most of a second to import.
+        from searchers.optuna_sampler import OptunaSampler
+
+        return OptunaSampler(space, seed=seed, rungs=rungs, name=name, options=options)
+    if options:
+        raise FieldError([("searcher.sampler.options", f"random has no options, got {options}; remove them")])
+    return RandomSampler(space, seed)

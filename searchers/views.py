@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from searchers.events import Event, Exited, Pause, Reason, Reported, Resume, Started, Stop, assert_never
+from searchers.events import Event, Exited, Pause, Reported, Resume, Started, Stop, assert_never
 
 State = Literal["PENDING", "RUNNING", "PAUSED", "STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
 
-_END_STATES: dict[Reason, State] = {
+END_STATES: dict[str, State] = {
     "completed": "COMPLETED",
     "stopped": "STOPPED",
     "diverged": "STOPPED",
@@ -19,6 +19,9 @@ _END_STATES: dict[Reason, State] = {
     "invalid_hp": "INVALID_HP",
     "canceled": "CANCELED",
 }
+"""The state of a trial that has ended for this reason."""
+NEVER_BEST: tuple[State, ...] = ("ERRORED", "INVALID_HP")
+"""States of trials that are never a search's best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ class TrialView:
                     return replace(self, last=value, last_step=last_step, best=value, best_step=step)
                 return replace(self, last=value, last_step=last_step)
             case Exited(reason=reason):
-                return replace(self, state=_END_STATES[reason])
+                return replace(self, state=END_STATES[reason])
             case _:
                 assert_never(event)
 

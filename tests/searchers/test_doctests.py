@@ -13,7 +13,7 @@ import searchers
 MODULES = sorted(
     path.stem
     for path in Path(searchers.__file__).parent.glob("*.py")
-    if not path.stem.startswith(("ray_tune", "optuna_"))
+    if not path.stem.startswith(("ray_tune", "optuna_")) and path.stem != "tune"
 )
 
 

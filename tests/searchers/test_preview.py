@@ -23,7 +23,7 @@ from searchers import (
     Stop,
     preview,
 )
-from searchers.preview import expected
+from searchers.previews import expected
 from searchers.simulate import Curve, simulate
 
 

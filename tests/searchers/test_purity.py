@@ -10,7 +10,7 @@ from pathlib import Path
 import searchers
 
 PACKAGE = Path(searchers.__file__).parent
-ADAPTERS = {"ray_tune.py", "optuna_sampler.py", "optuna_space.py", "optuna_storage.py", "optuna_trials.py"}
+ADAPTERS = {"ray_tune.py", "tune.py", "optuna_sampler.py", "optuna_space.py", "optuna_storage.py", "optuna_trials.py"}
 
 
 def test_all_modules_but_the_adapters_import_only_the_standard_library() -> None:

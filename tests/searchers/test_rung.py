@@ -37,7 +37,7 @@ DIVISORS = st.sampled_from([2, 3, 4, 10, 1.5, 2.5, 1.1, 3.7])
 
 @given(st.lists(VALUES, max_size=60), DIVISORS)
 def test_decides_as_a_sorted_list(values: list[float], divisor: float) -> None:
-    rung, oracle = Rung(divisor=divisor), SortedListOracle(divisor)
+    rung, oracle = Rung(length=1, divisor=divisor), SortedListOracle(divisor)
     for trial, value in enumerate(values):
         assert rung.rank(trial, value) == oracle.offer(value)
     assert len(rung.values) == len(values)
@@ -47,7 +47,7 @@ def test_decides_as_a_sorted_list(values: list[float], divisor: float) -> None:
 def test_decides_as_a_sorted_list_when_trials_are_withdrawn(
     steps: list[tuple[float, bool, int]], divisor: float
 ) -> None:
-    rung, oracle = Rung(divisor=divisor), SortedListOracle(divisor)
+    rung, oracle = Rung(length=1, divisor=divisor), SortedListOracle(divisor)
     there: dict[int, float] = {}
     for trial, (value, withdraws, which) in enumerate(steps):
         if withdraws and there:
@@ -61,18 +61,18 @@ def test_decides_as_a_sorted_list_when_trials_are_withdrawn(
 
 
 def test_long_run_decides_as_a_sorted_list() -> None:
-    rng, rung, oracle = Random(0), Rung(divisor=4), SortedListOracle(4)
+    rng, rung, oracle = Random(0), Rung(length=1, divisor=4), SortedListOracle(4)
     values = [rng.choice([round(rng.random(), 2), rng.random(), math.inf]) for _ in range(5000)]
     assert [rung.rank(t, v) for t, v in enumerate(values)] == [oracle.offer(v) for v in values]
 
 
 def test_equal_values_all_continue() -> None:
-    rung = Rung(divisor=4)
+    rung = Rung(length=1, divisor=4)
     assert all(rung.rank(trial, 0.5) for trial in range(20))
 
 
 def test_the_first_continues_and_worse_ones_do_not() -> None:
-    rung = Rung(divisor=4)
+    rung = Rung(length=1, divisor=4)
     assert [rung.rank(trial, value) for trial, value in enumerate([5, 6, 7, 8])] == [True, False, False, False]
     # n = 8 keeps two: 6 is second. Before, at n = 5, 6 and 7, only the best one is kept.
     assert [rung.rank(trial, value) for trial, value in enumerate([9, 5.5, 4, 4.5], start=4)] == [
@@ -85,14 +85,14 @@ def test_the_first_continues_and_worse_ones_do_not() -> None:
 
 def test_fractional_divisor_is_the_decimal_number_that_was_written() -> None:
     assert math.floor(33 / 1.1) == 29, "the float quotient, which is not what a user would compute"
-    rung = Rung(divisor=1.1)
+    rung = Rung(length=1, divisor=1.1)
     for trial in range(32):
         rung.rank(trial, trial)
     assert rung.rank(32, 28.5), "28.5 is the 30th smallest of 33, and floor(33 / 1.1) is 30"
 
 
 def test_a_withdrawn_value_no_longer_counts() -> None:
-    kept, gone = Rung(divisor=2), Rung(divisor=2)
+    kept, gone = Rung(length=1, divisor=2), Rung(length=1, divisor=2)
     for rung in (kept, gone):
         rung.rank(0, 0.1)
         rung.rank(1, 0.3)
@@ -127,7 +127,7 @@ class Counted(float):
 def test_ranking_costs_a_logarithm(order: str) -> None:
     n, rng = 1 << 12, Random(0)
     values = {"random": [rng.random() for _ in range(n)], "falling": range(n, 0, -1), "rising": range(n)}[order]
-    rung, worst = Rung(divisor=4), 0
+    rung, worst = Rung(length=1, divisor=4), 0
     for trial, value in enumerate(values):
         Counted.comparisons = 0
         rung.rank(trial, Counted(value))
@@ -145,7 +145,7 @@ def test_withdrawals_cost_a_logarithm_on_average(monkeypatch: pytest.MonkeyPatch
         return heapq.heappop(heap)
 
     monkeypatch.setattr("searchers.rung.heappop", counted_pop)
-    n, rng, rung = 4000, Random(1), Rung(divisor=3)
+    n, rng, rung = 4000, Random(1), Rung(length=1, divisor=3)
     for trial in range(n):
         rung.rank(trial, rng.random())
     for trial in rng.sample(range(n), n - 10):
@@ -160,7 +160,7 @@ def test_withdrawals_cost_a_logarithm_on_average(monkeypatch: pytest.MonkeyPatch
     least=st.sampled_from([0, 1]),
 )
 def test_the_best_are_those_of_a_sorted_list(steps: list[tuple[float, bool, int]], divisor: float, least: int) -> None:
-    rung = Rung(divisor=divisor, least=1 - least)
+    rung = Rung(length=1, divisor=divisor, least=1 - least)
     rung.set_least(least)
     there: dict[int, float] = {}
     for step, (value, withdraws, which) in enumerate(steps):
@@ -180,7 +180,7 @@ def test_the_best_are_those_of_a_sorted_list(steps: list[tuple[float, bool, int]
 
 
 def test_a_trial_is_ranked_once() -> None:
-    rung = Rung(divisor=4)
+    rung = Rung(length=1, divisor=4)
     rung.rank(7, 0.5)
     assert rung.values == {7: 0.5}
     with pytest.raises(AssertionError, match="trial 7 was ranked"):

@@ -1,0 +1,92 @@
+"""What a search answers to a trial's result: the translation that both drivers on Ray Tune share.
+
+`ray_tune` drives a search of dray's own trials through one Tune trial; `tune` a search whose trials are Tune's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from searchers.events import Action, Create, Decision, Done, Event, Exited, Reason, Reported, Resume, Started, Stop
+from searchers.search import Search
+
+
+class Result(Protocol):
+    """A trial's report, its end, or both."""
+
+    @property
+    def number(self) -> int:
+        """Increases from result to result of a trial."""
+
+    @property
+    def trial(self) -> int: ...
+
+    @property
+    def step(self) -> float | None: ...
+
+    @property
+    def value(self) -> float | None: ...
+
+    @property
+    def outcome(self) -> Reason | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the search decided about one result.
+
+    Attributes:
+        trial, number: Those of the result.
+        decision: For the trial that reported: it continues, it stops (or this result ended it), or it releases its
+            workers until it is resumed.
+        creates, resumes: Trials to queue: new ones, and paused ones that continue from their checkpoints.
+        stops: Other trials that end: paused ones that can no longer be promoted.
+        done: Whether the search is over.
+    """
+
+    trial: int
+    number: int
+    decision: Decision
+    creates: tuple[int, ...] = ()
+    resumes: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
+    done: bool = False
+
+
+def decide(search: Search, result: Result) -> Answer:
+    """Pass the result to the search, and an `Exited` of every trial that it stops.
+
+    To the search a stopped trial has ended, even if its workers have not left yet: it is at a checkpoint.
+    """
+    events: list[Event] = []
+    if result.step is not None:
+        events.append(Reported(trial=result.trial, step=result.step, value=result.value))
+    if result.outcome is not None:
+        events.append(Exited(trial=result.trial, reason=result.outcome))
+    actions = [action for event in events for action in search.on(event)]
+    stops: list[int] = []
+    for action in actions:  # which grows
+        if isinstance(action, Stop) and not search.trials[action.trial].ended:
+            stops.append(action.trial)
+            actions += search.on(Exited(trial=action.trial, reason="stopped"))
+    return _answer(search, result, actions, stops)
+
+
+def _answer(search: Search, result: Result, actions: list[Action], stops: list[int]) -> Answer:
+    trial = result.trial
+    resumes = [a.trial for a in actions if isinstance(a, Resume) and search.trials[a.trial].state == "PENDING"]
+    if trial in resumes:
+        # Paused and resumed at once: it keeps its workers.
+        resumes.remove(trial)
+        actions += search.on(Started(trial=trial))
+    view = search.trials[trial]
+    return Answer(
+        trial=trial,
+        number=result.number,
+        decision="stop" if view.ended else "pause" if view.state == "PAUSED" else "continue",
+        creates=tuple(action.trial for action in actions if isinstance(action, Create)),
+        resumes=tuple(resumes),
+        stops=tuple(stop for stop in stops if stop != trial),
+        done=any(isinstance(action, Done) for action in actions),
+    )

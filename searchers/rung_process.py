@@ -1,0 +1,244 @@
+"""A Gaussian process over hyperparameters and rungs: what the results at short lengths say about the end.
+
+The loss of a trial with hyperparameters x at rung r is
+
+    y = s_r * (f(x, r) + tau * d(trial, r)) + m_r + sigma * noise
+
+* f has covariance k(x, x') * c(r, r'). k is Matern's, with nu = 5/2 and a length scale for each hyperparameter. c is
+  that of a first-order chain over rungs: each pair of neighbouring rungs has one correlation, and rungs further apart
+  the product of those between. It is what is learned of how well a rung ranks: at 0 it says nothing of the next.
+* d is what sets a trial apart from others with the same hyperparameters (its initial weights, its order of batches),
+  independent between trials, with the same chain.
+* m_r is the rung's level, of which nothing is known before: trials that came far were chosen, so rungs' means differ.
+* s_r is the rung's scale.
+
+The parameters are those of the largest posterior density, under priors wide enough for normalised values.
+
+Sources: Kennedy and O'Hagan, "Predicting the output from a complex computer code when fast approximations are
+available" (2000), for the chain; Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), chapters 2
+and 5; Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms" (arXiv 1206.2944).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cho_solve, cholesky, lapack, solve_triangular
+from scipy.optimize import minimize
+
+Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
+
+_LEVEL = 4.0
+"""The prior variance of a rung's level, in normalised units."""
+_JITTER = 1e-6
+
+# Mean and standard deviation of the parameters' normal priors, in logarithms.
+_LENGTH = (np.log(0.7), 0.8)
+_DISTANCE = (np.log(0.2), 1.0)
+_SCALE = (0.0, 0.5)
+_TAU = (np.log(0.2), 1.0)
+_SIGMA = (np.log(0.1), 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Results of trials at rungs.
+
+    Attributes:
+        rows: Hyperparameters, one row for each result, shape (n, width).
+        rungs: Numbers of the rungs, shape (n,).
+        trials: Numbers of the trials, shape (n,).
+        values: Normalised losses, shape (n,).
+    """
+
+    rows: Array
+    rungs: Indices
+    trials: Indices
+    values: Array
+
+
+class Parameters:
+    """The process's parameters, as slices of a vector of logarithms.
+
+    Args:
+        axes: The hyperparameter of each column of a row, shape (width,).
+        num_rungs: How many rungs there are.
+    """
+
+    def __init__(self, axes: Indices, num_rungs: int) -> None:
+        self.axes, self.num_rungs = axes, num_rungs
+        count = int(axes.max()) + 1 if len(axes) else 0
+        ends = np.cumsum([count, num_rungs - 1, num_rungs, 1, 1])
+        self.lengths, self.distances, self.scales, self.tau, self.sigma = (
+            slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)
+        )
+        sizes = np.diff(ends, prepend=0)
+        priors = np.repeat([_LENGTH, _DISTANCE, _SCALE, _TAU, _SIGMA], sizes, axis=0)
+        self.mean, self.deviation = priors[:, 0], priors[:, 1]
+
+    def chain(self, theta: Array) -> Array:
+        """Correlations between all rungs, shape (num_rungs, num_rungs)."""
+        places = np.concatenate([[0.0], np.cumsum(np.exp(theta[self.distances]))])
+        chain: Array = np.exp(-np.abs(places[:, None] - places[None]))
+        return chain
+
+
+class RungProcess:
+    """The posterior for some results.
+
+    Args:
+        parameters: How `theta` is read.
+        theta: The parameters' logarithms.
+        results: At least one.
+        live: Hyperparameters of trials for which f is taken to be what is expected at the last rung, shape (k, width).
+            That changes no expectation, only deviations: little is left to be learned near them.
+
+    Attributes:
+        noise: Standard deviation of a result's noise.
+    """
+
+    def __init__(self, parameters: Parameters, theta: Array, results: Results, live: Array) -> None:
+        self._parameters, self._theta, self._results = parameters, theta, results
+        self.noise = float(np.exp(theta[parameters.sigma])[0])
+        self._scaled = self._scale(results.rows)
+        self._scales, self._chain = np.exp(theta[parameters.scales]), parameters.chain(theta)
+        covariance = self._prior(_matern(_distances(self._scaled, self._scaled)), results.trials, results.rungs)
+        covariance += _LEVEL * (results.rungs[:, None] == results.rungs[None])
+        covariance[np.diag_indices_from(covariance)] += self.noise**2 + _JITTER
+        self._factor = cholesky(covariance, lower=True, check_finite=False)
+        self._weights = cho_solve((self._factor, True), results.values, check_finite=False)
+        self._live = self._scale(live)
+        self._live_solved = self._solved(self._at_the_end(self._live))
+        among = self._variance * _matern(_distances(self._live, self._live)) - self._live_solved.T @ self._live_solved
+        among[np.diag_indices_from(among)] += _JITTER * self._variance
+        self._live_factor = cholesky(among, lower=True, check_finite=False)
+
+    @property
+    def _variance(self) -> float:
+        """Of f at the last rung, before any result."""
+        return float(self._scales[-1] ** 2)
+
+    def _scale(self, rows: Array) -> Array:
+        scaled: Array = rows / np.exp(self._theta[self._parameters.lengths])[self._parameters.axes]
+        return scaled
+
+    def _at_the_end(self, scaled: Array) -> Array:
+        """The covariance of f at the last rung, for new trials, with the results."""
+        count = len(scaled)
+        last = np.full(count, self._parameters.num_rungs - 1)
+        return self._prior(_matern(_distances(scaled, self._scaled)), np.full(count, -1), last)
+
+    def _solved(self, cross: Array) -> Array:
+        solved: Array = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
+        return solved
+
+    def _prior(self, kernel: Array, trials: Indices, rungs: Indices) -> Array:
+        """The covariance of these trials at these rungs with the results, but for levels and noise."""
+        results = self._results
+        tau = np.exp(2 * self._theta[self._parameters.tau])
+        chain = self._chain[rungs][:, results.rungs]
+        scales = self._scales[rungs][:, None] * self._scales[results.rungs]
+        covariance: Array = scales * chain * (kernel + tau * (trials[:, None] == results.trials[None]))
+        return covariance
+
+    def at_the_end(self, rows: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation of f at the last rung, in the unit of its values, for rows of new trials.
+
+        The level's own uncertainty, which all rows share, is left out of the deviation, and noise, too.
+
+        Args:
+            rows: Shape (m, width).
+        """
+        scaled = self._scale(rows)
+        cross = self._at_the_end(scaled)
+        mean = (cross + _LEVEL * (self._results.rungs == self._parameters.num_rungs - 1)) @ self._weights
+        solved = self._solved(cross)
+        variance = self._variance - np.einsum("ij,ij->j", solved, solved)
+        if len(self._live):
+            with_live = self._variance * _matern(_distances(self._live, scaled)) - self._live_solved.T @ solved
+            solved = solve_triangular(self._live_factor, with_live, lower=True, check_finite=False)
+            variance -= np.einsum("ij,ij->j", solved, solved)
+        return mean, np.sqrt(np.maximum(variance, 1e-10))
+
+
+def fitted(parameters: Parameters, results: Results, *, steps: int) -> Array:
+    """The parameters of the largest posterior density, by at most so many steps of L-BFGS from the prior's mean."""
+    found = minimize(
+        _Density(parameters, results),
+        parameters.mean,
+        jac=True,
+        method="L-BFGS-B",
+        # Within four deviations every covariance matrix can be factorised.
+        bounds=np.stack([parameters.mean - 4 * parameters.deviation, parameters.mean + 4 * parameters.deviation], 1),
+        options={"maxiter": steps},
+    )
+    return np.asarray(found.x)
+
+
+class _Density:
+    """The negative logarithm of the parameters' posterior density, and its gradient."""
+
+    def __init__(self, parameters: Parameters, results: Results) -> None:
+        self._parameters, self._results = parameters, results
+        rungs, rows = results.rungs, results.rows
+        self._same_trial = (results.trials[:, None] == results.trials[None]).astype(np.float64)
+        self._level = _LEVEL * (rungs[:, None] == rungs[None])
+        count = parameters.lengths.stop
+        # Squared differences, summed over the columns of each hyperparameter: shape (hyperparameters, n * n).
+        self._squares = np.zeros((count, len(rows) ** 2))
+        for column, axis in enumerate(parameters.axes):
+            self._squares[axis] += ((rows[:, None, column] - rows[None, :, column]) ** 2).ravel()
+        low, high = np.minimum(rungs[:, None], rungs[None]), np.maximum(rungs[:, None], rungs[None])
+        # For each pair of neighbouring rungs, the pairs of results that it lies between.
+        self._between = [(low <= step) & (high > step) for step in range(parameters.num_rungs - 1)]
+
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        parameters, results = self._parameters, self._results
+        n = len(results.values)
+        inverse_squares = np.exp(-2 * theta[parameters.lengths])
+        distance = np.sqrt(5 * (inverse_squares @ self._squares)).reshape(n, n)
+        decay = np.exp(-distance)
+        kernel = (1 + distance + distance**2 / 3) * decay
+        scales = np.exp(theta[parameters.scales])[results.rungs]
+        common = scales[:, None] * scales * parameters.chain(theta)[results.rungs][:, results.rungs]
+        tau, sigma = (float(np.exp(2 * theta[part])[0]) for part in (parameters.tau, parameters.sigma))
+        signal = common * (kernel + tau * self._same_trial)
+        covariance = signal + self._level
+        covariance[np.diag_indices(n)] += sigma + _JITTER
+        factor = cholesky(covariance, lower=True, check_finite=False)
+        weights = cho_solve((factor, True), results.values, check_finite=False)
+        inverse, _ = lapack.dpotri(factor, lower=True)
+        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        off = (theta - parameters.mean) / parameters.deviation
+        value = 0.5 * results.values @ weights + np.log(np.diag(factor)).sum() + 0.5 * off @ off
+
+        gradient = off / parameters.deviation
+        outer = 0.5 * (inverse - np.outer(weights, weights))  # of the density by the covariance
+        by_signal = outer * signal
+        by_distance = outer * common * (1 + distance) * decay * (5 / 3)
+        gradient[parameters.lengths] += (self._squares @ by_distance.ravel()) * inverse_squares
+        steps = np.exp(theta[parameters.distances])
+        for step, between in enumerate(self._between):
+            gradient[parameters.distances.start + step] -= steps[step] * by_signal[between].sum()
+        gradient[parameters.scales] += 2 * np.bincount(
+            results.rungs, weights=by_signal.sum(axis=1), minlength=parameters.num_rungs
+        )
+        gradient[parameters.tau] += 2 * tau * (outer * common * self._same_trial).sum()
+        gradient[parameters.sigma] += 2 * sigma * np.trace(outer)
+        return float(value), gradient
+
+
+def _distances(rows: Array, others: Array) -> Array:
+    """Euclidean, between all pairs."""
+    squares = (rows**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * rows @ others.T
+    distances: Array = np.sqrt(np.maximum(squares, 0.0))
+    return distances
+
+
+def _matern(distances: Array) -> Array:
+    scaled = np.sqrt(5.0) * distances
+    kernel: Array = (1 + scaled + scaled**2 / 3) * np.exp(-scaled)
+    return kernel

@@ -1,0 +1,258 @@
+"""The trials of a search that Ray Tune runs: which of Tune's is which of the search's, and what is to happen to each.
+
+`tune` has the searcher and the scheduler, which Tune calls; both pass everything to one `TuneTrials`. It knows of Tune
+only what a trial looks like.
+
+    suggest() ────────▶ Started     its hyperparameters are drawn, for Tune needs them before it has resources
+    report() ─────────▶ Reported    and Exited("completed") at the method's whole length
+       the decision ◀── Stop, Pause, neither
+    next_to_resume() ◀─ Resume      and Stop of a trial that did not just report
+    end() ────────────▶ Exited("completed"), ("errored"), ("canceled")
+
+Its state follows from the search's journal and a record of each `suggest`. After `Tuner.restore`, the search is what it
+was when Tune saved last, and so are Tune's trials, or nearly: Tune copies its files to the storage one after another,
+and may die in between. So neither is believed blindly. A trial that only the search knows is suggested again, with its
+hyperparameters; one that only Tune knows is ended; the status of the others is set to what the search knows. What was
+reported after the last save is reported once more, which no method minds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from searchers.answers import Answer, decide
+from searchers.errors import FieldError
+from searchers.events import Decision, Reason, Started
+from searchers.search import Record, Search
+
+logger = logging.getLogger(__name__)
+
+PENDING, PAUSED, TERMINATED, ERROR = "PENDING", "PAUSED", "TERMINATED", "ERROR"
+"""Values of `ray.tune.experiment.Trial.status`."""
+
+
+class TuneTrial(Protocol):
+    """What is used here of `ray.tune.experiment.Trial`."""
+
+    @property
+    def trial_id(self) -> str: ...
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def checkpoint(self) -> object | None: ...
+
+    @property
+    def last_result(self) -> Mapping[str, Any]: ...
+
+    def set_status(self, status: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """A `searchers.answers.Result`."""
+
+    number: int
+    trial: int
+    step: float | None
+    value: float | None
+    outcome: Reason | None
+
+
+class TuneTrials:
+    """The trials of a search that Tune runs.
+
+    Args:
+        search: A new search, or a replayed one.
+        records: Its journal, to which it appends; its trials in Tune are recorded here too.
+        metric, time_attr: The entries of Tune's results that have a trial's value and its length.
+        max_concurrent: Most trials that Tune may have pending or running; None: as many as the method wants.
+    """
+
+    def __init__(
+        self, search: Search, records: list[Record], *, metric: str, time_attr: str, max_concurrent: int | None
+    ) -> None:
+        self.search, self.records = search, records
+        self._metric, self._time_attr, self._max_concurrent = metric, time_attr, max_concurrent
+        self._is_restored = search.started  # until Tune has added its trials again
+        if not search.started:
+            search.start()
+        self._numbers = {str(each["id"]): int(str(each["trial"])) for each in records if each["event"] == "suggested"}
+        self._live: dict[int, TuneTrial] = {}  # by number, those that Tune has not ended
+        pending = [view for view in search.trials.values() if view.state == "PENDING"]
+        self._creates = deque(view.id for view in pending if view.hparams is None)
+        self._resumes = [view.id for view in pending if view.hparams is not None]  # as soon as Tune has paused them
+        self._stops: list[int] = []
+
+    def suggest(self, tune_id: str) -> dict[str, object] | None:
+        """The hyperparameters of the next trial, which is now Tune's trial with this id; None if there is none now.
+
+        Raises:
+            SpaceError: The sampler found no point.
+        """
+        self._find_lost()
+        if not self._creates or self._is_full():
+            return None
+        number = self._creates.popleft()
+        self.search.on(Started(trial=number))
+        # After "started": if a copy of the records ends between the two, the trial is suggested again.
+        self.records.append({"event": "suggested", "trial": number, "id": tune_id})
+        self._numbers[tune_id] = number
+        return self.search.params(number)
+
+    def add(self, trial: TuneTrial) -> None:
+        """Tune has a new trial; or starts it again since it failed; or had it before `Tuner.restore`.
+
+        Raises:
+            FieldError: The trial is not of this search.
+        """
+        number = self._numbers.get(trial.trial_id)
+        if number is None:
+            self._add_unknown(trial)
+            return
+        view, is_again = self.search.trials[number], number in self._live
+        if view.ended:
+            if not _has_ended(trial):
+                trial.set_status(ERROR if view.state == "ERRORED" else TERMINATED)
+            return
+        self._live[number] = trial
+        is_waiting = view.state == "PAUSED" or number in self._resumes
+        # Tune may have died while it paused the trial: without a checkpoint, it trains to its pause once more.
+        if is_waiting and not is_again and not _has_ended(trial) and _has_checkpoint(trial):
+            trial.set_status(PAUSED)
+
+    def _add_unknown(self, trial: TuneTrial) -> None:
+        if not self._is_restored:
+            what = f"trial {trial.trial_id} was not suggested by this scheduler's searcher; use that one, not wrapped"
+            raise FieldError([("tune.TuneConfig.search_alg", what)])
+        logger.warning("trial %s does not continue: to the search it has failed, or is not known", trial.trial_id)
+        if not _has_ended(trial):
+            trial.set_status(TERMINATED)
+
+    def report(self, tune_id: str, result: Mapping[str, Any]) -> Decision:
+        """A live trial has reported.
+
+        Raises:
+            FieldError: The result has the metric, but not the length.
+        """
+        number = self._numbers[tune_id]
+        step, rungs = self._step(number, result), self.search.method.rungs
+        is_whole = step is not None and rungs and step >= rungs[-1]
+        return self._take(number, result, step, "completed" if is_whole else None).decision
+
+    def end(self, tune_id: str, result: Mapping[str, Any], reason: Reason) -> None:
+        """A trial has ended: with this result, its last one again, or none (an empty one)."""
+        number = self._numbers.get(tune_id)
+        if number is None or self._live.pop(number, None) is None:
+            return
+        step, last_step = self._step(number, result), self.search.trials[number].last_step
+        is_new = step is not None and (last_step is None or step > last_step)
+        self._take(number, result, step if is_new else None, reason)
+
+    def next_to_resume(self, stop: Callable[[TuneTrial], None]) -> TuneTrial | None:
+        """A paused trial that is to continue, and to the search now does.
+
+        Args:
+            stop: Called before that with each waiting trial that is to end.
+
+        Raises:
+            ValueError: The trial has no checkpoint.
+        """
+        self._find_lost()
+        for number in list(self._stops):
+            trial = self._live.get(number)
+            # A running one ends with its next result, or waits as soon as Tune has paused it.
+            if trial is None or trial.status in (PENDING, PAUSED):
+                self._stops.remove(number)
+                if trial is not None:
+                    stop(trial)
+        for number in self._resumes:
+            trial = self._live[number]
+            if trial.status == PAUSED and not self._is_full():
+                if not _has_checkpoint(trial):
+                    raise ValueError(
+                        f"trial {trial.trial_id} was paused and is to be resumed, but it has saved no checkpoint: save "
+                        "one with each result (tune.report(metrics, checkpoint=...), or save_checkpoint() of a class), "
+                        "or use a method that does not pause trials, such as ASHA"
+                    )
+                self._start_again(number)
+                return trial
+        return None
+
+    def counts(self) -> Mapping[str, int]:
+        """How many trials are in each state."""
+        return Counter(view.state for view in self.search.trials.values())
+
+    def _start_again(self, number: int) -> None:
+        self._resumes.remove(number)
+        self.search.on(Started(trial=number))
+
+    def _find_lost(self) -> None:
+        """End trials that Tune has ended without a word; suggest those again that it did not bring back."""
+        for trial in list(self._live.values()):
+            if trial.status == ERROR:  # it could not be reset
+                self.end(trial.trial_id, trial.last_result, "errored")
+            elif trial.status == TERMINATED and trial.last_result.get("done"):  # Tune saved that, but not our decision
+                self.report(trial.trial_id, trial.last_result)
+                self.end(trial.trial_id, trial.last_result, "completed")
+            elif trial.status == TERMINATED:  # `Tuner.restore` was to leave it out
+                self.end(trial.trial_id, trial.last_result, "canceled")
+        if self._is_restored:
+            self._is_restored = False
+            running = [view.id for view in self.search.trials.values() if view.state == "RUNNING"]
+            lost = [number for number in (*self._resumes, *running) if number not in self._live]
+            self._resumes = [number for number in self._resumes if number in self._live]
+            self._creates.extendleft(reversed(lost))
+
+    def _is_full(self) -> bool:
+        if self._max_concurrent is None:
+            return False
+        return sum(trial.status != PAUSED for trial in self._live.values()) >= self._max_concurrent
+
+    def _take(self, number: int, result: Mapping[str, Any], step: float | None, outcome: Reason | None) -> Answer:
+        """Pass a result to the search, and queue what it decides on other trials."""
+        if number in self._resumes:  # it runs already, as when it failed while Tune paused it
+            self._start_again(number)
+        answer = decide(
+            self.search,
+            _Result(
+                number=result.get("training_iteration", 0),
+                trial=number,
+                step=step,
+                value=None if step is None else result[self._metric],
+                outcome=outcome,
+            ),
+        )
+        self._creates.extend(answer.creates)
+        for resumed in answer.resumes:  # one that was lost is suggested again
+            (self._resumes if resumed in self._live else self._creates).append(resumed)
+        for stopped in answer.stops:
+            for queue in (self._creates, self._resumes):
+                if stopped in queue:
+                    queue.remove(stopped)
+            self._stops.append(stopped)
+        return answer
+
+    def _step(self, number: int, result: Mapping[str, Any]) -> float | None:
+        """The length at which this result has the metric; None if it has not."""
+        if self._metric not in result:  # Tune has raised an error, unless it was told not to
+            return None
+        if self._time_attr not in result:
+            what = f"is not in a result of trial {number}, which has {', '.join(sorted(result))}"
+            raise FieldError([("time_attr", f"{self._time_attr!r} {what}; report it with the metric, or name another")])
+        step: float = result[self._time_attr]
+        return step
+
+
+def _has_ended(trial: TuneTrial) -> bool:
+    return trial.status in (TERMINATED, ERROR)
+
+
+def _has_checkpoint(trial: TuneTrial) -> bool:
+    # A TorchTrainer in a trainable keeps its checkpoints itself; ray.tune.integration.ray_train reports their paths.
+    return trial.checkpoint is not None or trial.last_result.get("checkpoint_path") is not None

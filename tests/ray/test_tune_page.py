@@ -1,0 +1,52 @@
+"""The programs of docs/tune.md on a real Ray; test_tune_trainer.py runs the one with a TorchTrainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from ray import tune
+
+from tests.docs.pages import files
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
+
+PAGE = "tune.md"
+
+
+def program(name: str) -> Any:
+    module = ModuleType(name.removesuffix(".py"))
+    exec(files(PAGE)[name], vars(module))
+    return module
+
+
+def epochs(results: tune.ResultGrid) -> list[int]:
+    assert len(results.errors) == 0
+    return sorted(result.metrics["training_iteration"] for result in results)
+
+
+def test_the_search_runs_and_a_finished_one_has_nothing_left_to_do(tmp_path: Path) -> None:
+    search, path = program("search.py"), tmp_path / "run"
+    continued = program("continue.py").continued
+    found = epochs(continued(path, search.train, search.new_tuner).fit())
+    assert len(found) == 12
+    assert set(found) == {1, 3, 9}, "trials end at rungs"
+    assert epochs(continued(path, search.train, search.new_tuner).fit()) == found
+
+
+@pytest.mark.parametrize("side", ["rays", "drays"])
+def test_side_by_side(side: str, tmp_path: Path) -> None:
+    page = program("side_by_side.py")
+    config = getattr(page, side)()
+    config.reuse_actors = True
+    tuner = tune.Tuner(
+        program("search.py").train,
+        param_space=page.SPACE,
+        tune_config=config,
+        run_config=tune.RunConfig(name="run", storage_path=str(tmp_path), verbose=0),
+    )
+    found = epochs(tuner.fit())
+    assert len(found) == 12
+    assert set(found) == {1, 3, 9}

@@ -1,0 +1,207 @@
+"""The sampler that learns from all rungs: what it proposes, from what, and that a replay gives the same."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from searchers import ASHA, Exited, RandomSampler, Reported, Search, SpaceError, Started, parse_space
+from searchers.histories import Extension, play
+from searchers.multi_fidelity import MultiFidelitySampler
+from searchers.records import event_from_json
+from searchers.search import Record
+from searchers.space import Space
+
+LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
+MIXED = parse_space(
+    {
+        "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+        "n": {"type": "int", "minval": 1, "maxval": 400},
+        "act": {"type": "categorical", "vals": ["relu", [1, 2], None]},
+        "batch": 64,
+        "optimizer": {
+            "type": "categorical",
+            "vals": [{"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}, {"name": "adam"}],
+        },
+    }
+)
+RUNGS = (1, 4, 16)
+
+
+def tell(
+    sampler: MultiFidelitySampler, trial: int, x: float, *reports: tuple[float, float], reason: str | None = None
+) -> None:
+    sampler.tell(Started(trial=trial), {"x": x})
+    for step, value in reports:
+        sampler.tell(Reported(trial=trial, step=step, value=value), {"x": x})
+    if reason is not None:
+        sampler.tell(Exited(trial=trial, reason=reason), {"x": x})  # type: ignore[arg-type]
+
+
+def knowing(curve: Callable[[float, int], float], *, reach: Callable[[int], int], trials: int) -> MultiFidelitySampler:
+    """After so many random trials, of which each reached the first `reach(trial)` rungs."""
+    sampler = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS)
+    for trial in range(trials):
+        x = Random(trial).random()
+        reports = [(step, curve(x, step)) for step in RUNGS[: reach(trial)]]
+        tell(sampler, trial, x, *reports, reason="stopped" if len(reports) < 3 else "completed")
+    return sampler
+
+
+def proposed(sampler: MultiFidelitySampler, first: int = 101) -> list[float]:
+    """What four trials get that are asked for one by one."""
+    return [float(sampler.ask(trial)["x"]) for trial in range(first, first + 4)]  # type: ignore[arg-type]
+
+
+def test_first_draws_and_every_fifth_are_those_of_random_search() -> None:
+    sampler, random = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS), RandomSampler(LINE, seed=7)
+    assert [sampler.ask(trial) for trial in range(12)] == [random.ask(trial) for trial in range(12)]
+    sampler = knowing(lambda x, step: x, reach=lambda trial: 1, trials=20)
+    assert [trial for trial in range(20, 32) if sampler.ask(trial) == random.ask(trial)] == [20, 25, 30]
+
+
+def test_results_of_the_first_rung_are_enough() -> None:
+    sampler = knowing(lambda x, step: (x - 0.3) ** 2, reach=lambda trial: 1, trials=20)
+    assert all(abs(x - 0.3) < 0.1 for x in proposed(sampler))
+
+
+def test_where_the_first_rung_misleads_the_end_is_believed() -> None:
+    """At step 1 the best are at .9, at the end at .2, as with learning rates; 12 of 40 trials got there."""
+    sampler = knowing(
+        lambda x, step: (x - (0.9 if step == 1 else 0.2)) ** 2,
+        reach=lambda trial: 3 if trial % 10 < 3 else 1,
+        trials=40,
+    )
+    assert all(abs(x - 0.2) < 0.15 for x in proposed(sampler))
+
+
+def test_without_rungs_the_last_value_of_a_completed_trial_counts() -> None:
+    sampler = MultiFidelitySampler(LINE, seed=7, rungs=())
+    for trial in range(20):
+        x = Random(trial).random()
+        tell(sampler, trial, x, (5, 1 - x), (10, (x - 0.3) ** 2), reason="completed")
+    assert all(abs(x - 0.3) < 0.1 for x in proposed(sampler))
+
+
+@pytest.mark.parametrize("reason", ["errored", "diverged", "invalid_hp"])
+def test_where_trials_fail_none_is_proposed(reason: str) -> None:
+    """The values fall towards 1, but above .7 every trial fails before its first report."""
+    sampler = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS)
+    for trial in range(30):
+        x = Random(trial).random()
+        if x > 0.7:
+            tell(sampler, trial, x, reason=reason)
+        else:
+            tell(sampler, trial, x, (1, 1 - x), reason="stopped")
+    assert all(0.5 < x < 0.8 for x in proposed(sampler))
+
+
+def test_trials_asked_at_the_same_time_differ() -> None:
+    sampler = knowing(lambda x, step: 1.0, reach=lambda trial: 1, trials=12)
+    drawn = []
+    for trial in range(101, 105):
+        drawn.append(float(sampler.ask(trial)["x"]))  # type: ignore[arg-type]
+        sampler.tell(Started(trial=trial), {"x": drawn[-1]})
+    assert min(abs(one - other) for one in drawn for other in drawn if one is not other) > 0.01
+
+
+@pytest.mark.parametrize("value", [1.0, math.inf, 1e300, -1e300])
+def test_equal_infinite_and_huge_values_are_survived(value: float) -> None:
+    sampler = knowing(lambda x, step: value, reach=lambda trial: 1, trials=12)
+    assert all(0 <= x <= 1 for x in proposed(sampler))
+
+
+def test_proposals_are_plain_points_of_the_space() -> None:
+    sampler = MultiFidelitySampler(MIXED, seed=3, rungs=RUNGS)
+    for trial in range(32):
+        point = sampler.ask(trial)
+        assert json.loads(json.dumps(point)) == point
+        assert MIXED.check(point, path="p") == point
+        sampler.tell(Started(trial=trial), point)
+        sampler.tell(Reported(trial=trial, step=1, value=trial % 7), point)
+        sampler.tell(Exited(trial=trial, reason="stopped"), point)
+
+
+def test_a_space_of_constants_has_one_point() -> None:
+    sampler = MultiFidelitySampler(parse_space({"batch": 64}), seed=3, rungs=RUNGS)
+    for trial in range(14):
+        assert sampler.ask(trial) == {"batch": 64}
+        sampler.tell(Started(trial=trial), {"batch": 64})
+        sampler.tell(Reported(trial=trial, step=1, value=0.5), {"batch": 64})
+
+
+def test_the_constraint_holds_for_every_proposal() -> None:
+    space = Space(root=LINE.root, constraint=lambda point: point["x"] > 0.5)  # type: ignore[operator]
+    sampler = MultiFidelitySampler(space, seed=1, rungs=RUNGS)
+    for trial in range(24):
+        x = float(sampler.ask(trial)["x"])  # type: ignore[arg-type]
+        assert x > 0.5  # the optimum is at 0.3
+        tell(sampler, trial, x, (1, (x - 0.3) ** 2), reason="stopped")
+
+
+def test_a_constraint_that_cannot_be_met_ends_with_an_error() -> None:
+    space = Space(root=LINE.root, constraint=lambda point: False)
+    with pytest.raises(SpaceError, match="rejected all 1000 points"):
+        MultiFidelitySampler(space, seed=1, rungs=RUNGS).ask(0)
+
+
+def test_asking_changes_nothing() -> None:
+    one, other = (knowing(lambda x, step: (x - 0.3) ** 2, reach=lambda trial: 1, trials=20) for _ in range(2))
+    asked = proposed(one, first=201)
+    assert proposed(one) == proposed(other)
+    assert proposed(one, first=201) == asked
+
+
+def test_what_is_kept_is_bounded() -> None:
+    rng, sizes = Random(0), []
+    sampler = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS)
+    for trial in range(6000):
+        x, value = rng.random(), rng.random()
+        if value < 0.5:
+            tell(sampler, trial, x, (1, value), (4, value), reason="stopped")
+        else:
+            tell(sampler, trial, x, (1, value), reason="stopped")
+        if trial % 1500 == 1499:
+            sizes.append(len(pickle.dumps(sampler)))
+    assert max(sizes[1:]) < 1.6 * sizes[0], "between one and two times as many as are kept are held at a time"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replayed_search_gets_the_same_proposals(seed: int) -> None:
+    """Cut anywhere, with failures, values that are not finite, late reports and extensions."""
+
+    def search(log: list[Record]) -> Search:
+        sampler = MultiFidelitySampler(MIXED, seed=7, rungs=RUNGS)
+        return Search(method(), MIXED, seed=7, smaller_is_better=True, log=log.append, sampler=sampler)
+
+    def method() -> ASHA:
+        return ASHA(max_trials=24, max_length=16, num_rungs=3, max_concurrent_trials=4)
+
+    log: list[Record] = []
+    play(
+        search(log), seed, length=16, normalised=False, extensions=[Extension(max_trials=30), Extension(max_length=64)]
+    )
+    records: list[Record] = json.loads(json.dumps(log))
+    cut, rest = Random(seed).randrange(len(records)), []
+    again = Search.replay(
+        records[:cut],
+        method(),
+        MIXED,
+        seed=7,
+        smaller_is_better=True,
+        log=rest.append,
+        sampler=MultiFidelitySampler(MIXED, seed=7, rungs=RUNGS),
+    )
+    for record in records[cut:]:
+        if record["event"] == "start":
+            again.start()
+        elif record["event"] == "extended":
+            again.extend(max_trials=record["max_trials"], max_length=record["max_length"])  # type: ignore[arg-type]
+        else:
+            again.on(event_from_json(record))
+    assert json.loads(json.dumps(rest)) == records[cut:]

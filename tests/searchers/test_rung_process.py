@@ -1,0 +1,97 @@
+"""The process over hyperparameters and rungs: its posterior, its gradient, and what it learns of rungs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import approx_fprime
+
+from searchers.rung_process import Array, Parameters, Results, RungProcess, _Density, fitted
+
+AXES = np.array([0, 1, 2, 2])  # two numbers, and a category with two values
+
+
+def drawn(seed: int, n: int, num_rungs: int) -> Results:
+    rng = np.random.default_rng(seed)
+    return Results(
+        rows=rng.random((n, len(AXES))),
+        rungs=rng.integers(0, num_rungs, n),
+        trials=rng.integers(0, n // 2, n),
+        values=rng.normal(size=n),
+    )
+
+
+def test_the_posterior_is_that_of_the_documented_covariance() -> None:
+    """Recomputed pair by pair from the formulas at the top of the module."""
+    parameters, results = Parameters(AXES, 3), drawn(0, 12, 3)
+    theta = parameters.mean + np.random.default_rng(1).normal(0, 0.3, len(parameters.mean))
+    lengths, distances = np.exp(theta[0:3]), np.exp(theta[3:5])
+    scales, tau, sigma = np.exp(theta[5:8]), np.exp(theta[8]), np.exp(theta[9])
+    places = [0.0, distances[0], distances[0] + distances[1]]
+
+    def covariance(x: Array, r: int, t: int, other: Array, s: int, u: int) -> float:
+        d = np.sqrt(5 * sum(((x[column] - other[column]) / lengths[axis]) ** 2 for column, axis in enumerate(AXES)))
+        kernel = (1 + d + d**2 / 3) * np.exp(-d)
+        return float(scales[r] * scales[s] * np.exp(-abs(places[r] - places[s])) * (kernel + tau**2 * (t == u)))
+
+    known = list(zip(results.rows, results.rungs, results.trials, strict=True))
+    prior = np.array([[covariance(*one, *other) + 4.0 * (one[1] == other[1]) for other in known] for one in known])
+    prior += (sigma**2 + 1e-6) * np.eye(len(known))
+    new = np.random.default_rng(2).random((5, len(AXES)))
+    cross = np.array([[covariance(x, 2, -1, *other) for other in known] for x in new])
+    level = np.array([4.0 * (rung == 2) for rung in results.rungs])
+    mean = (cross + level) @ np.linalg.solve(prior, results.values)
+    variance = scales[2] ** 2 - np.einsum("ij,ji->i", cross, np.linalg.solve(prior, cross.T))
+
+    found, deviation = RungProcess(parameters, theta, results, np.empty((0, len(AXES)))).at_the_end(new)
+    assert np.allclose(found, mean)
+    assert np.allclose(deviation**2, variance)
+
+
+def test_what_is_expected_of_a_live_trial_changes_deviations_only() -> None:
+    """As if f were observed there without noise: the deviation at a third point by the formula for two normal ones."""
+    parameters, results = Parameters(AXES, 3), drawn(0, 12, 3)
+    rows = np.random.default_rng(2).random((2, len(AXES)))
+    without = RungProcess(parameters, parameters.mean, results, np.empty((0, len(AXES))))
+    process = RungProcess(parameters, parameters.mean, results, rows[:1])
+    mean, deviation = without.at_the_end(rows)
+    found, left = process.at_the_end(rows)
+    assert np.allclose(found, mean)
+    assert left[0] < 0.01 * deviation[0]
+    assert 0 < left[1] < deviation[1]
+    twice, least = RungProcess(parameters, parameters.mean, results, rows).at_the_end(rows)
+    assert np.allclose(twice, mean)
+    assert least.max() < 0.01 * deviation.min()
+
+
+@pytest.mark.parametrize("num_rungs", [1, 4])
+def test_the_gradient_is_that_of_the_density(num_rungs: int) -> None:
+    parameters = Parameters(AXES, num_rungs)
+    density = _Density(parameters, drawn(3, 30, num_rungs))
+    theta = parameters.mean + np.random.default_rng(4).normal(0, 0.3, len(parameters.mean))
+    gradient = density(theta)[1]
+    by_differences = approx_fprime(theta, lambda at: density(at)[0], 1e-6)
+    assert np.allclose(gradient, by_differences, rtol=1e-3, atol=1e-3 * np.abs(gradient).max())
+
+
+@pytest.mark.parametrize(("tells", "low", "high"), [(1.0, 0.75, 1.0), (0.0, 0.0, 0.45)])
+def test_how_well_a_rung_ranks_is_learned(tells: float, low: float, high: float) -> None:
+    """60 trials at rung 0, of which every third goes on; there they do as before, or like any other."""
+    rng = np.random.default_rng(0)
+    rows = rng.random((60, len(AXES)))
+
+    def function(weights: Array) -> Array:
+        values: Array = np.sin(4 * rows @ weights)
+        return values
+
+    first, other = function(np.array([1.0, 0.5, 0.0, 0.0])), function(np.array([-0.7, 1.2, 0.0, 0.0]))
+    last = (tells * first + (1 - tells) * other)[::3]
+    results = Results(
+        rows=np.vstack([rows, rows[::3]]),
+        rungs=np.repeat([0, 1], [60, 20]),
+        trials=np.concatenate([np.arange(60), np.arange(0, 60, 3)]),
+        values=np.concatenate([first, last]) + rng.normal(0, 0.05, 80),
+    )
+    parameters = Parameters(AXES, 2)
+    theta = fitted(parameters, results, steps=50)
+    assert low <= parameters.chain(theta)[0, 1] <= high

@@ -1,0 +1,270 @@
+"""Searches as Ray Tune's searcher and scheduler decide as they do without Tune."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.tune.search import ConcurrencyLimiter
+
+from searchers import (
+    ASHA,
+    Exited,
+    PromotionASHA,
+    Reported,
+    Single,
+    Started,
+)
+from searchers.events import Action, Create, Event, Pause, Resume, Stop
+from searchers.samplers import named_sampler
+from searchers.search import Record, Search
+from searchers.simulate import Curve, simulate
+from searchers.tune import Scheduler, Searcher
+from tests.searchers.fake_tune import (
+    LENGTH,
+    METHODS,
+    METRIC,
+    SPACE,
+    FakeTrial,
+    FakeTune,
+    begun,
+    journal,
+    pair,
+    report,
+    suggested,
+    value,
+    views,
+)
+from tests.searchers.test_contract import METHODS as CONTRACT
+
+
+class Followed:
+    """A pair that is called by Tune as a simulation goes."""
+
+    def __init__(self, searcher: Searcher, scheduler: Scheduler, simulated: Search) -> None:
+        self.searcher, self.scheduler, self._simulated = searcher, scheduler, simulated
+        self.trials: dict[int, FakeTrial] = {}
+        self.stopped: set[str] = set()
+
+    def stop_trial(self, trial: FakeTrial) -> None:
+        trial.status = "TERMINATED"
+        self.stopped.add(trial.trial_id)
+
+    def follow(self, time: float, event: Event, actions: list[Action]) -> None:
+        number = event.trial
+        match event:
+            case Started() if number not in self.trials:
+                config = self.searcher.suggest(f"t{number}")
+                assert config == self._simulated.params(number)
+                assert isinstance(config, dict)
+                self.trials[number] = FakeTrial(trial_id=f"t{number}", config=config)
+                self.scheduler.on_trial_add(self, self.trials[number])
+            case Started():
+                assert self.scheduler.choose_trial_to_run(self) is self.trials[number]
+                self.trials[number].status = "PENDING"
+            case Reported(step=step, value=loss):
+                trial = self.trials[number]
+                trial.last_result = {"training_iteration": step, METRIC: loss}
+                decision = self.scheduler.on_trial_result(self, trial, dict(trial.last_result))
+                is_whole = self._simulated.method.rungs[-1:] == (step,)
+                if Pause(trial=number) in actions:
+                    assert decision == "PAUSE"
+                    trial.status, trial.saved = "PAUSED", int(step)
+                else:
+                    assert decision == ("STOP" if is_whole or Stop(trial=number) in actions else "CONTINUE")
+            case Exited(reason="stopped"):
+                pass
+            case Exited(reason=reason):
+                trial = self.trials[number]
+                result = None if reason == "errored" else dict(trial.last_result)
+                self.searcher.on_trial_complete(trial.trial_id, result, error=reason == "errored")
+
+
+def simulated(search: Search, *, seed: int, watch: Callable[[float, Event, list[Action]], None]) -> None:
+    def curve(hparams: Mapping[str, Any]) -> Curve:
+        return Curve(lambda step: value(hparams, step), cost=float(hparams["layers"]))
+
+    simulate(search, 4, curve, reports=range(1, LENGTH + 1), failures=0.01, max_restarts=0, seed=seed, watch=watch)
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.mark.parametrize("name", METHODS)
+def test_decisions_are_those_of_the_search_in_a_simulation(name: str, sampler: str, tmp_path: Path) -> None:
+    make = METHODS[name]
+    for seed in range(3):
+        log: list[Record] = []
+        drawn = named_sampler(sampler, SPACE, seed=seed, rungs=make().rungs)
+        search = Search(make(), SPACE, seed=seed, smaller_is_better=True, log=log.append, sampler=drawn)
+        tune = Followed(*begun(make(), sampler=sampler, seed=seed), search)
+        simulated(search, seed=seed, watch=tune.follow)
+        assert journal(tune.searcher, tmp_path) == log
+        assert tune.scheduler.choose_trial_to_run(tune) is None
+        assert tune.searcher.suggest("one more") == "FINISHED"
+        paused = {trial.trial_id for trial in tune.trials.values() if trial.status == "PAUSED"}
+        assert not paused, "paused trials that the search has stopped are stopped in Tune"
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_every_method_of_the_contract_comes_to_its_end_in_tune(name: str) -> None:
+    make, _ = CONTRACT[name]
+    space = {"x": {"type": "double", "minval": 0, "maxval": 1, "count": make().max_trials}}  # type: ignore[attr-defined]
+    tune = FakeTune(*pair(make(), space), workers=3, value=lambda config, step: config["x"], length=64, failures=0.02)
+    for _ in tune.run():
+        pass
+    assert tune.searcher.search is not None
+    assert tune.searcher.search.done is not None
+    assert {view.ended for view in views(tune.searcher)} == {True}
+    assert all(trial.has_ended for trial in tune.trials)
+
+
+def test_the_simulations_pause_resume_stop_and_fail() -> None:
+    """So that the test above is one of all decisions."""
+    seen: set[str] = set()
+
+    def watch(time: float, event: Event, actions: list[Action]) -> None:
+        seen.update(type(action).__name__ for action in actions)
+        seen.update([event.reason] if isinstance(event, Exited) else [])
+
+    for name in ("asha", "promotion"):
+        search = Search(METHODS[name](), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+        simulated(search, seed=0, watch=watch)
+    assert seen >= {"Pause", "Resume", "Stop", "errored", "completed"}
+
+
+def test_nan_is_the_worst_and_the_mode_is_the_direction() -> None:
+    for mode, losses in (("min", [1.0, 0.5, 2.0, math.nan]), ("max", [1.0, 2.0, 0.5, math.nan])):
+        asha = ASHA(max_trials=9, max_length=4, num_rungs=2, divisor=4, max_concurrent_trials=4)
+        searcher, scheduler = pair(asha, metric="loss", mode=mode)
+        assert scheduler.set_search_properties(None, None, num_samples=2**63 - 1)
+        trials = suggested(searcher, scheduler, 4)
+        decisions = [report(scheduler, trial, 1, loss) for trial, loss in zip(trials, losses, strict=True)]
+        assert decisions == ["CONTINUE", "CONTINUE", "STOP", "STOP"]
+
+
+def test_a_trial_ends_at_its_whole_length_even_if_its_results_skip_it() -> None:
+    searcher, scheduler = begun(Single(max_length=4), time_attr="epoch")
+    [trial] = suggested(searcher, scheduler, 1)
+    assert scheduler.on_trial_result(None, trial, {"epoch": 3, "loss": 1.0, "training_iteration": 1}) == "CONTINUE"
+    assert scheduler.on_trial_result(None, trial, {"epoch": 6, "loss": 1.0, "training_iteration": 2}) == "STOP"
+    assert [view.state for view in views(searcher)] == ["COMPLETED"]
+
+
+def test_the_last_result_of_a_trial_that_ends_by_itself_counts(tmp_path: Path) -> None:
+    """Tune does not ask the scheduler about it."""
+    searcher, scheduler = begun(METHODS["random"]())
+    one, other = suggested(searcher, scheduler, 2)
+    report(scheduler, one, 1, 0.5)
+    searcher.on_trial_complete(
+        one.trial_id, {"training_iteration": 1, "loss": 0.5, "done": True}
+    )  # a function's, again
+    searcher.on_trial_complete(other.trial_id, {"training_iteration": 1, "loss": 0.25, "done": True})
+    assert [(view.state, view.last) for view in views(searcher)[:2]] == [("COMPLETED", 0.5), ("COMPLETED", 0.25)]
+    assert [each["event"] for each in journal(searcher, tmp_path)].count("reported") == 2
+
+
+def test_a_trial_that_could_not_be_reset_has_failed() -> None:
+    """Tune (2.60) tells nobody; the search would wait for it forever."""
+    searcher, scheduler = begun(Single())
+    [trial] = suggested(searcher, scheduler, 1)
+    trial.status = "ERROR"
+    assert searcher.suggest("next") == "FINISHED"
+    assert [view.state for view in views(searcher)] == ["ERRORED"]
+
+
+def test_a_trial_that_fails_while_it_is_paused_may_be_resumed_meanwhile() -> None:
+    method = PromotionASHA(max_trials=2, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=2)
+    searcher, scheduler = begun(method)
+    one, other = suggested(searcher, scheduler, 2)
+    assert report(scheduler, one, 2, 0.5) == "PAUSE"
+    scheduler.on_trial_error(None, one)  # max_failures: Tune starts it again, from an earlier checkpoint
+    one.status, one.saved = "PENDING", 1
+    scheduler.on_trial_add(None, one)
+    assert one.status == "PENDING"
+    assert report(scheduler, other, 2, 0.6) == "STOP"  # and the first is promoted
+    controller = SimpleNamespace(stop_trial=lambda trial: None)
+    assert scheduler.choose_trial_to_run(controller) is None, "it runs"
+    assert report(scheduler, one, 2, 0.5) == "CONTINUE"
+    one.status, one.saved = "PAUSED", 2
+    assert scheduler.choose_trial_to_run(controller) is None, "nor is it resumed later"
+
+
+def test_a_trial_that_is_stopped_before_it_starts_or_resumes_does_neither() -> None:
+    """No method of dray's does that."""
+    answers: dict[Event, list[Action]] = {
+        Reported(trial=0, step=1, value=1.0): [Pause(trial=0)],
+        Reported(trial=1, step=1, value=1.0): [Resume(trial=0)],
+        Reported(trial=1, step=2, value=1.0): [Stop(trial=0), Stop(trial=2)],
+    }
+    searcher, scheduler = begun(Scripted(answers))
+    paused, other = suggested(searcher, scheduler, 2)
+    assert report(scheduler, paused, 1) == "PAUSE"
+    paused.status, paused.saved = "PAUSED", 1
+    assert [report(scheduler, other, step) for step in (1, 2)] == ["CONTINUE", "CONTINUE"]
+    stopped: list[FakeTrial] = []
+    assert scheduler.choose_trial_to_run(SimpleNamespace(stop_trial=stopped.append)) is None
+    assert stopped == [paused]
+    assert searcher.suggest("next") is None
+
+
+class Scripted:
+    """Three trials, and the actions that it is told to take."""
+
+    rungs = (1, 9)
+
+    def __init__(self, answers: dict[Event, list[Action]]) -> None:
+        self._answers = answers
+
+    def start(self) -> list[Action]:
+        return [Create(trial=trial) for trial in range(3)]
+
+    def on(self, event: Event) -> list[Action]:
+        return self._answers.pop(event, [])
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        return 0.0
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        return []
+
+
+def test_paused_trials_do_not_count_for_the_limit_of_concurrent_ones() -> None:
+    """Tune's own `ConcurrencyLimiter` would count them, and wait forever."""
+    searcher, scheduler = pair(METHODS["promotion"]())
+    limited = ConcurrencyLimiter(searcher, max_concurrent=2)
+    scheduler.set_search_properties("loss", "min", num_samples=2**63 - 1)
+    trials: list[FakeTrial] = []
+    for each in range(3):
+        config = limited.suggest(f"t{each}")
+        assert (config is None) == (each == 2)
+        if config is not None:
+            trials.append(FakeTrial(trial_id=f"t{each}", config=config, status="RUNNING"))
+            scheduler.on_trial_add(None, trials[-1])
+    assert report(scheduler, trials[0], 1) == "PAUSE"
+    trials[0].status = "PAUSED"
+    config = limited.suggest("t3")
+    assert isinstance(config, dict)
+    scheduler.on_trial_add(None, fourth := FakeTrial(trial_id="t3", config=config, status="RUNNING"))
+    # Of three at the rung, the best one is to be resumed, as soon as there is room again.
+    trials[0].saved = 1
+    assert [report(scheduler, trial, 1, 2.0) for trial in (trials[1], fourth)] == ["PAUSE", "PAUSE"]
+    controller = SimpleNamespace(stop_trial=None)
+    assert scheduler.choose_trial_to_run(controller) is None, "both still run while Tune pauses them"
+    fourth.status = "PAUSED"
+    assert scheduler.choose_trial_to_run(controller) is trials[0]
+
+
+def test_a_resumed_trial_without_a_checkpoint_is_an_error() -> None:
+    method = PromotionASHA(max_trials=2, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=2)
+    searcher, scheduler = begun(method)
+    trials = suggested(searcher, scheduler, 2)
+    assert [report(scheduler, trial, 2) for trial in trials] == ["PAUSE", "STOP"]
+    trials[0].status = "PAUSED"
+    controller = SimpleNamespace(stop_trial=lambda trial: None)
+    with pytest.raises(ValueError, match=r"trial t0 was paused .* saved no checkpoint: save one with each result"):
+        scheduler.choose_trial_to_run(controller)
+    trials[0].last_result["checkpoint_path"] = "/of/a/TorchTrainer"  # which restores it by itself
+    assert scheduler.choose_trial_to_run(controller) is trials[0]
