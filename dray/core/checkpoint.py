@@ -240,10 +240,13 @@ class CheckpointContext:
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """The metadata that a checkpoint was stored with; {} if none.
 
+        Any rank may call this: of the other files only the sizes are checked, the contents when they are restored.
+
         Raises:
-            FileNotFoundError, CheckpointError: as `restore_path`.
+            FileNotFoundError: the checkpoint does not exist.
+            CheckpointError: its metadata are damaged, or a file is missing or has another size.
         """
-        path = self._host.open_checkpoint(storage_id) / METADATA
+        path = self._host.open_checkpoint(storage_id, only=[METADATA]) / METADATA
         try:
             return dict(json.loads(path.read_text()))
         except FileNotFoundError:

@@ -13,11 +13,13 @@ from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.init import init
 from dray.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from dray.pytorch.lr_scheduler import LRScheduler
+from dray.pytorch.pretrained import pretrained
 from dray.pytorch.samplers import adapt_batch_sampler
 from dray.pytorch.trainer import Trainer
 from dray.pytorch.trial import PyTorchTrial
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
 from dray.training.metrics.reducers import MetricReducer, Reducer
+from dray.training.parallel.fully_shard import FullyShard
 from dray.training.units import Batch, Epoch, TrainUnit
 
 # The name that old code raises in train_batch().
@@ -40,6 +42,7 @@ __all__ = [
     "DataLoader",
     "DistributedContext",
     "Epoch",
+    "FullyShard",
     "InvalidHP",
     "LRScheduler",
     "MetricReducer",
@@ -59,6 +62,7 @@ __all__ = [
     "data_length",
     "init",
     "load_trial_from_checkpoint_path",
+    "pretrained",
     "samplers",
     "to_device",
 ]

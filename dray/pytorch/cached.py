@@ -62,13 +62,7 @@ def cached(make: Callable[P, T]) -> Callable[P, T]:
         ValueError: it is defined within another function, so that each trial would have another one.
         TypeError: a call has an argument that belongs to one trial (a context, a model, a tensor), or can't be hashed.
     """
-    name = getattr(make, "__qualname__", "<locals>")
-    if "<locals>" in name:
-        raise ValueError(
-            f"cached() can't keep values of {make!r}, which is a new function each time the code around it runs; "
-            "define it at the top level of a module"
-        )
-    return _Cached(make)
+    return CachedFunction("cached", make)
 
 
 @dataclass(slots=True)
@@ -79,10 +73,23 @@ class _Kept(Generic[T]):
     used: int
 
 
-class _Cached(Generic[P, T]):
-    """A function whose values are kept for as long as the function exists, or until memory is low."""
+class CachedFunction(Generic[P, T]):
+    """A function whose values are kept for as long as the function exists, or until memory is low.
 
-    def __init__(self, make: Callable[P, T]) -> None:
+    Args:
+        name: of the decorator, for errors.
+        make: the function.
+
+    Raises:
+        ValueError: it is defined within another function.
+    """
+
+    def __init__(self, name: str, make: Callable[P, T]) -> None:
+        if "<locals>" in getattr(make, "__qualname__", "<locals>"):
+            raise ValueError(
+                f"{name}() can't keep values of {make!r}, which is a new function each time the code around it runs; "
+                "define it at the top level of a module"
+            )
         functools.update_wrapper(self, make)
         self._make, self._signature = make, inspect.signature(make)
         self.kept: dict[Hashable, _Kept[T]] = {}
@@ -101,6 +108,11 @@ class _Cached(Generic[P, T]):
                 kept = self.kept[key] = _Kept(value, size, gpu_size, used=0)
             kept.used = next(_uses)
             return kept.value
+
+    def forget(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Drop the value of these arguments."""
+        with _lock:
+            self.kept.pop(self._key(*args, **kwargs), None)
 
     def __reduce__(self) -> str:
         return str(self._make.__qualname__)  # by its name, as a function; not with its values
@@ -127,7 +139,7 @@ class _Cached(Generic[P, T]):
         return key
 
 
-_functions: weakref.WeakSet[_Cached[Any, Any]] = weakref.WeakSet()
+_functions: weakref.WeakSet[CachedFunction[Any, Any]] = weakref.WeakSet()
 _uses = itertools.count()
 _lock = threading.RLock()  # one for all: a function that is cached may call another
 

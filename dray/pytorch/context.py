@@ -1,4 +1,7 @@
-"""The trial's context: the public face of its run."""
+"""The trial's context: the public face of its run.
+
+One class, as users know it; two fifths of this long file are their documentation.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,28 @@ import logging
 import pathlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 
 from dray.compat import lacks
 from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.loaders import epoch_length
 from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.trial_run import TrialRun
+from dray.training.optimisation import bare
 from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
+from dray.training.parallel.fully_shard import FullyShard, check_arguments, fully_sharded, whole
+from dray.training.parallel.mesh import device_mesh
+from dray.training.parallel.sharding import connect, is_sharded
 from dray.training.plan import batches_of
 from dray.training.position import Stop
+from dray.training.pretrained import unshare
 from dray.training.units import ENDLESS, Epoch
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +91,8 @@ class PyTorchTrialContext:
         return hparams[name]
 
     def get_global_batch_size(self) -> int:
-        """Records per batch over all slots: hparams["global_batch_size"], rounded down to a multiple of the slots.
+        """Records per batch over all slots: hparams["global_batch_size"], rounded down to a multiple of the slots;
+        with a mesh, of those that get different data.
 
         Raises:
             ValueError: the hyperparameter is not set.
@@ -94,7 +107,7 @@ class PyTorchTrialContext:
         Raises:
             ValueError: the hyperparameter global_batch_size is not set.
         """
-        return self.get_global_batch_size() // self.distributed.size
+        return self.get_global_batch_size() // self._run.replicas
 
     def get_experiment_config(self) -> dict[str, Any]:
         """The experiment's config.
@@ -300,18 +313,44 @@ class PyTorchTrialContext:
 
     # --------------------------------------------------------------------------------------------------- wrapping
 
-    def wrap_model(self, model: M, ddp_kwargs: dict[str, Any] | None = None) -> M:
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The slots as a `torch.distributed.device_mesh.DeviceMesh` with the dimensions `dp_replicate`, `dp_shard` and
+        `tp`, all of which exist: `context.device_mesh["tp"]`.
+
+        Their sizes are those of `resources.mesh`, or of `pytorch.init(mesh=...)`; `dp_shard` is what the others leave.
+        All ranks ask for it together, in the trial's constructor.
+        """
+        self._join_alone()
+        return device_mesh(self._run.mesh_shape, self.device)
+
+    def _join_alone(self) -> None:
+        if not dist.is_initialized():
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=0, world_size=1)
+            self._run.at_end.callback(dist.destroy_process_group)
+
+    def wrap_model(
+        self, model: M, ddp_kwargs: dict[str, Any] | None = None, *, parallel: FullyShard | None = None
+    ) -> M:
         """Move a model to the device, save it in checkpoints, and with several processes train it data-parallel.
 
-        `torch.compile` it before or after: either way its checkpoints hold the state of the model itself.
+        `torch.compile` it before or after: either way its checkpoints hold the state of the model itself. A model that
+        you have sharded (`fully_shard`, `parallelize_module`) is taken as it is; pass such functions
+        `context.device_mesh`, or dimensions of it, so that a rank that leaves does not keep the others waiting.
 
         Args:
             model: a module, not wrapped in DistributedDataParallel.
             ddp_kwargs: arguments of DistributedDataParallel, such as `{"find_unused_parameters": True}`.
+            parallel: shard the model over the slots instead, in place: a `pytorch.FullyShard`.
 
         Raises:
-            TypeError: not a module; ddp_kwargs is not a dict, or names an argument that DistributedDataParallel lacks.
-            ValueError: the model is wrapped already.
+            TypeError: not a module; ddp_kwargs is not a dict, or names an argument that DistributedDataParallel lacks;
+                parallel is not a FullyShard.
+            ValueError: the model is wrapped already; ddp_kwargs or gradient_compression with a sharded model; a unit
+                that the model does not have, or that shares a parameter with another; the model is tensor-parallel
+                only, but its gradients must be averaged over several ranks.
 
         Returns:
             The model, in DistributedDataParallel if there is more than one process; its attributes stay reachable.
@@ -321,9 +360,22 @@ class PyTorchTrialContext:
         if any(model is known for known in self.models):
             raise ValueError("wrap_model was called twice with the same model; wrap each model once")
         ddp_kwargs = checked_ddp_kwargs(ddp_kwargs)
+        unshare(each for each in model.parameters() if each.requires_grad)
+        compress = self._run.section("optimizations").get("gradient_compression", False)
+        if parallel is not None or is_sharded(model):
+            check_arguments(model, parallel, ddp_kwargs, compress=compress, replicas=self._run.replicas)
+            if parallel is None:
+                connect(model)
+            elif not self._run.shards:
+                whole(bare(model), parallel, self.device)
+            else:
+                if self.distributed.size == 1:
+                    log.info("wrap_model: one slot has nothing to share the model with, and holds all of it")
+                fully_sharded(bare(model), parallel, self.device_mesh, self.device)
+            self.models.append(model)
+            return model
         model = model.to(self.device)
         if self.distributed.size > 1:
-            compress = self._run.section("optimizations").get("gradient_compression", False)
             model = cast(M, data_parallel(model, self.device, ddp_kwargs, compress_gradients=compress))
         self.models.append(model)
         return model
@@ -356,6 +408,7 @@ class PyTorchTrialContext:
             warnings.warn("fp16_compression is deprecated and has no effect", FutureWarning, stacklevel=2)
         if average_aggregated_gradients is not None:
             self._run.optimisation.average_aggregated_gradients = average_aggregated_gradients
+        unshare(each for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
         self.optimizers.append(optimizer)
         return optimizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ def init(
     aggregation_frequency: int = 1,
     enable_tensorboard_logging: bool = True,
     max_length: TrainUnit | None = None,
+    mesh: Mapping[str, int] | None = None,
 ) -> Iterator[PyTorchTrialContext]:
     """Make a trial's context, for a `with` block in which the trial is constructed and trained.
 
@@ -57,9 +58,13 @@ def init(
         enable_tensorboard_logging: write metrics for TensorBoard, to `context.get_tensorboard_path()`.
         max_length: the length of the training, as for `Trainer.fit()`, if the trial's constructor needs it for
             `context.get_total_batches()`. In an experiment, the searcher's max_length is used instead if it has one.
+        mesh: the sizes of dimensions of `context.device_mesh`, such as `{"tp": 2}`; by default those in the config's
+            `resources.mesh`. What they leave of the slots is `dp_shard`. Ranks of a tensor-parallel group get the same
+            batches.
 
     Raises:
-        ValueError: global_batch_size is not an int, or below the number of slots; aggregation_frequency is below 1.
+        ValueError: global_batch_size is not an int, or below the number of slots; aggregation_frequency is below 1;
+            mesh does not divide the slots, or has another dimension than dp_replicate, dp_shard and tp.
         TypeError: max_length is neither Batch nor Epoch.
         RuntimeError: there are several processes, but torch.distributed is not initialised for them; or two of them
             would train on one GPU.
@@ -91,7 +96,9 @@ def init(
             aggregation_frequency=aggregation_frequency,
             max_length=max_length,
             enable_tensorboard_logging=enable_tensorboard_logging,
+            mesh=mesh,
         )
+        stack.enter_context(run.at_end)
         stack.callback(run.tensorboard.close)
         if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():
             # Where fit() will resume, which the trial's constructor may ask.

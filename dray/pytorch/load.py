@@ -18,8 +18,9 @@ from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial import PyTorchTrial
 from dray.pytorch.trial_run import TrialRun
 from dray.storage import opened
-from dray.training.checkpoint import files
+from dray.training.checkpoint import files, sharded
 from dray.training.optimisation import bare
+from dray.training.parallel.device import CPU, is_for_cpus
 from dray.training.units import Batch
 
 log = logging.getLogger(__name__)
@@ -38,11 +39,13 @@ class CheckpointLoadContext(PyTorchTrialContext):
             TrialRun(
                 host=LocalHost(trial_seed=0),
                 peers=DistributedContext(),
-                device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+                # The current GPU, which a rank that calls this has chosen.
+                device=CPU if is_for_cpus(exp_conf) or not torch.cuda.is_available() else torch.device("cuda"),
                 hparams=hparams,
                 config=exp_conf,
                 max_length=Batch(1),  # nothing is trained, but the constructor may make a schedule
                 enable_tensorboard_logging=False,
+                shards=False,
             )
         )
 
@@ -106,6 +109,7 @@ def _load(
     trial = trial_class(context, **arguments)
     models = [bare(model) for model in context.models]
     state = files.read_state(directory, models, **torch_load_kwargs)
+    sharded.load(state, directory, models)
     context._run.optimisation.load_models(state)
     return trial
 

@@ -44,7 +44,7 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
         _check_allowed(loader, run, "build_training_data_loader")
         return TrainingData(batches=loader, division=None, begin=begin)
     loader.seed = run.seed
-    size, rank = run.peers.size, run.peers.rank
+    size, rank = run.replicas, run.replica
     now = Division(replicas=size, batch_size=loader.batch_size)
     before = _first_division(now, run, resumed)
     if loader._shuffles and resumed is not None and determined.is_determined(resumed):
@@ -86,19 +86,27 @@ def _first_division(now: Division, run: TrialRun, resumed: Path | None) -> Divis
     return now
 
 
-def validation_data(loader: Any, run: TrialRun, *, full_dataset: bool) -> Any:
-    """This rank's share of the validation data; with `full_dataset` all of it on the chief, None on the others.
+def validation_data(loader: Any, run: TrialRun, *, full_dataset: bool) -> tuple[Any, Any]:
+    """This rank's share of the validation data, and a spare batch; with `full_dataset` all of it on the ranks that
+    evaluate, None on the others.
+
+    The spare batch is for the forward passes of a sharded model, which take all ranks: None if this rank has as many
+    batches as any other, or no model is sharded.
 
     Args:
         loader: what `build_validation_data_loader()` returned.
     """
+    sharded = run.optimisation.has_sharded
     if not isinstance(loader, DataLoader):
         _check_allowed(loader, run, "build_validation_data_loader")
-        return loader
+        return (loader if not full_dataset or sharded or run.peers.rank == 0 else None), None
     loader.seed = run.seed
     if full_dataset:
-        return loader.get_data_loader() if run.peers.rank == 0 else None
-    return loader.get_data_loader(num_replicas=run.peers.size, rank=run.peers.rank)
+        return (loader.get_data_loader() if sharded or run.peers.rank == 0 else None), None
+    spare = None
+    if sharded and (total := len(loader)) % run.replicas and run.replica >= total % run.replicas:
+        spare = loader.get_data_loader(num_replicas=total, rank=0)
+    return loader.get_data_loader(num_replicas=run.replicas, rank=run.replica), spare
 
 
 def _check_allowed(loader: Any, run: TrialRun, method: str) -> None:
@@ -115,7 +123,7 @@ def epoch_length(loader: Any, run: TrialRun) -> int | None:
     """What `batches_per_epoch` of the chief's `training_data` will be, from the trial's own loader."""
     if not isinstance(loader, DataLoader):
         return batches_per_epoch(loader, run)
-    size = run.peers.size
+    size = run.replicas
     began = _first_division(Division(replicas=size, batch_size=loader.batch_size), run, None)
     return _length_or_configured(lambda: loader._epoch_length(began, size), run)
 

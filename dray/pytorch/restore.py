@@ -8,12 +8,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from dray.pytorch.callback import PyTorchCallback, overrides
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
-from dray.training.checkpoint import files
+from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.opening import open_together
 from dray.training.optimisation import bare
+from dray.training.parallel.sharding import is_dtensor
 from dray.training.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -38,7 +41,10 @@ def start_at(run: TrialRun, directory: Path | None) -> Progress:
 
 def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallback]) -> dict[str, Any]:
     """Load models, optimizers, schedulers and callbacks from a checkpoint; returns its state dict."""
-    state = files.read_state(directory, [bare(model) for model in run.optimisation.models])
+    models = [bare(model) for model in run.optimisation.models]
+    # Of a large state each rank reads only its part.
+    state = files.read_state(directory, models, **({"mmap": True} if run.optimisation.has_sharded else {}))
+    sharded.load(state, directory, models, run.optimisation.optimizers)
     for callback in callbacks.values():
         callback.on_checkpoint_load_start(state)
     run.optimisation.load_state_dict(state)
@@ -55,12 +61,27 @@ def resume(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallba
     """Load all that is needed to resume a run: also gradients and RNG state."""
     state = load_state(run, directory, callbacks)
     # Last, so that random numbers drawn while loading don't count.
-    mine = files.read_rank(directory, state, run.peers.rank, run.peers.size)
+    mine = files.read_rank(directory, state, run.peers.rank, run.peers.size, run.mesh_shape.tp)
     if mine is not None and mine.gradients is not None:
-        run.optimisation.restore_gradients(mine.gradients)
+        run.optimisation.restore_gradients(_gradients(run, directory, mine.gradients))
     if mine is not None and mine.rng:
         rng.restore(mine.rng, run.device)
     else:
         # The RNGs as the constructor left them would repeat the random numbers of the first batches.
         log.info("the checkpoint has no RNG state of rank %d; its RNGs are seeded again", run.peers.rank)
-        rng.seed_all(Random(f"{run.seed}:{run.peers.rank}:{run.position.initial_batch}").getrandbits(31))
+        rng.seed_all(Random(f"{run.seed}:{run.replica}:{run.position.initial_batch}").getrandbits(31))
+
+
+def _gradients(
+    run: TrialRun, directory: Path, gradients: list[list[torch.Tensor | None]]
+) -> list[list[torch.Tensor | None]]:
+    """The gradients in a checkpoint, sharded as their parameters are here."""
+    parameters = [list(model.parameters()) for model in run.optimisation.models]
+
+    # Of ranks with whole models each wrote its own.
+    if any(
+        gradient is not None and gradient.device.type != "meta" and is_dtensor(parameters[model][index])
+        for (model, index), gradient in sharded.leaves(gradients)
+    ):
+        gradients = files.read_mean_gradients(directory)
+    return sharded.fill(gradients, directory, lambda keys: parameters[keys[1]][keys[2]], "gradients")

@@ -15,12 +15,13 @@ from dray.pytorch.description import describe
 from dray.pytorch.fit_arguments import DEFAULT_POLICY, FitArguments, length_of, policy_of
 from dray.pytorch.restore import load_state, open_checkpoint, resume, start_at
 from dray.pytorch.trial import PyTorchTrial
-from dray.training import warm
+from dray.training import pretrained, warm
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor
 from dray.training.parallel.exchange import all_or_none
+from dray.training.parallel.fully_shard import is_replaced
 from dray.training.progress import Progress
 from dray.training.rank import Rank
 from dray.training.trial import Hooks
@@ -95,10 +96,11 @@ class Trainer:
 
         Raises:
             ValueError: max_length is missing, or differs from that of `pytorch.init()`; a period or length is invalid;
-                no model or optimizer was wrapped; not exactly one of the evaluate methods is overridden; the checkpoint
-                does not fit the trial.
+                no model or optimizer was wrapped; an optimizer was created before its model was sharded; not exactly
+                one of the evaluate methods is overridden; the checkpoint does not fit the trial.
             TypeError: a period or length is neither Batch nor Epoch.
-            RuntimeError: a loader is not a `pytorch.DataLoader`; the training or validation data is empty.
+            RuntimeError: a loader is not a `pytorch.DataLoader`; the training or validation data is empty; ranks
+                have loaded different pretrained weights.
             FileNotFoundError: there is no such checkpoint.
             KeyboardInterrupt: Ctrl-C ended a local run; on every rank.
         """
@@ -134,7 +136,7 @@ class Trainer:
                 run.position.epoch_length, hooks = self._agree(data.batches, callbacks)
                 with all_or_none(run.peers, "starting training"):
                     validation_loader = trial.build_validation_data_loader()
-                    validation_data = loaders.validation_data(validation_loader, run, full_dataset=full_dataset)
+                    validation_data, spare = loaders.validation_data(validation_loader, run, full_dataset=full_dataset)
                     plan = arguments.plan(at, run)
                     stack.enter_context(run.host.training(plan, at.batches, run.peers))
                     training_data = stack.enter_context(loaders.iterating(data.batches))
@@ -152,15 +154,22 @@ class Trainer:
                         device=run.device,
                         to_device=run.batch_mover(),
                         peers=run.peers,
+                        sharing=run.mesh_shape.tp,
                     )
-                    evaluation = Evaluation(rank=rank, data=validation_data, full_dataset=full_dataset)
+                    evaluation = Evaluation(rank=rank, data=validation_data, full_dataset=full_dataset, spare=spare)
                     description = cache(partial(describe, trial, run, data.division))
                     executor = Executor(
                         rank=rank,
                         host=run.host,
                         training_data=training_data,
                         evaluation=evaluation,
-                        checkpointer=Checkpointer(rank=rank, host=run.host, description=description, hooks=hooks),
+                        checkpointer=Checkpointer(
+                            rank=rank,
+                            host=run.host,
+                            description=description,
+                            hooks=hooks,
+                            full=(run.config or {}).get("checkpoint_format") == "full",
+                        ),
                         hooks=hooks,
                         scalars=run.tensorboard,
                         profiler=self._context.profiler,
@@ -180,6 +189,12 @@ class Trainer:
                     f"{type(self._trial).__name__} has wrapped no {kind}; in its constructor, call "
                     f"self.{kind} = context.wrap_{kind}({kind})"
                 )
+        for number, optimizer in enumerate(self._context.optimizers):
+            if any(is_replaced(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+                raise ValueError(
+                    f"optimizer {number} has parameters that wrap_model(parallel=FullyShard(...)) has replaced by "
+                    "shards, and would train nothing; create it from the parameters of the wrapped model"
+                )
         overridden = [
             name
             for name in ("evaluate_batch", "evaluate_full_dataset")
@@ -195,7 +210,9 @@ class Trainer:
     def _agree(self, batches: Any, callbacks: Mapping[str, PyTorchCallback]) -> tuple[int | None, Hooks]:
         """Batches per epoch, and the hooks that callbacks of any rank have."""
         run = self._context._run
-        ranks = run.peers.allgather((loaders.batches_per_epoch(batches, run), hooks_of(callbacks)))
+        mine = loaders.batches_per_epoch(batches, run), hooks_of(callbacks), pretrained.digest_of(self._context.models)
+        ranks = run.peers.allgather(mine)
+        pretrained.check_same([digest for *_, digest in ranks])
         # All ranks use the chief's epoch length: shards may differ by a batch.
         epoch_length = ranks[0][0]
         if epoch_length == 0:
@@ -204,6 +221,6 @@ class Trainer:
                 "dataset, and drop_last with a dataset smaller than a batch"
             )
         return epoch_length, Hooks(
-            batch_metrics=any(hooks.batch_metrics for _, hooks in ranks),
-            checkpoints=any(hooks.checkpoints for _, hooks in ranks),
+            batch_metrics=any(hooks.batch_metrics for _, hooks, _ in ranks),
+            checkpoints=any(hooks.checkpoints for _, hooks, _ in ranks),
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.optimisation import Optimisation
 from dray.training.parallel.division import global_batch_size
+from dray.training.parallel.mesh import mesh_shape
 from dray.training.position import Position
 from dray.training.units import TrainUnit
 
@@ -31,9 +33,13 @@ class TrialRun:
         device: the device of models and batches.
         hparams, config: the hyperparameters and the experiment's config; None for none.
         aggregation_frequency, max_length, enable_tensorboard_logging: the arguments of `pytorch.init()`.
+        mesh: its argument; by default the config's.
+        shards: False in a process that only loads a trial: its models stay whole.
 
     Attributes:
         seed: the trial's; of a resumed run, that in the checkpoint.
+        mesh_shape: how the ranks are laid out.
+        replicas, replica: among how many the data are divided, and which share is this rank's.
         length: how long the trial trains, as far as known.
         optimisation: what the trial has wrapped, and the position in training.
         global_batch_size: records per batch over all slots, None if no hyperparameter sets it.
@@ -43,7 +49,7 @@ class TrialRun:
 
     Raises:
         ValueError: the hyperparameter global_batch_size is not an int, or below the number of slots;
-            aggregation_frequency is below 1.
+            aggregation_frequency is below 1; the mesh does not divide the ranks.
     """
 
     host: Host
@@ -54,16 +60,23 @@ class TrialRun:
     aggregation_frequency: int = 1
     max_length: TrainUnit | None = None
     enable_tensorboard_logging: bool = True
+    mesh: Mapping[str, int] | None = None
+    shards: bool = True
 
     def __post_init__(self) -> None:
         self.seed = self.host.trial_seed
         self.length = self.max_length if self.host.max_length is None else self.host.max_length
-        self.global_batch_size = global_batch_size(self.hparams, self.peers.size)
+        asked = self.section("resources").get("mesh") if self.mesh is None else self.mesh
+        self.mesh_shape = mesh_shape(asked if self.shards else None, self.peers.size)
+        self.replicas, self.replica = self.mesh_shape.replicas, self.mesh_shape.replica(self.peers.rank)
+        self.global_batch_size = global_batch_size(self.hparams, self.replicas)
         self.tensorboard = TensorBoard(self.host.tensorboard_path, self.enable_tensorboard_logging, self.hparams)
         averages = self.section("optimizations").get("average_aggregated_gradients", True)
         self.optimisation = Optimisation(Position(), self.aggregation_frequency, averages)
         self.reducers = ReducerRegistry()
         self.to_device = ToDevice(self.device)
+        #: Ends with `pytorch.init()`.
+        self.at_end = contextlib.ExitStack()
         self.uses_amp = False
         self.moves_batches = True
         self.checks_loaders = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,10 @@ class Evaluation:
     Args:
         rank: the user's code on this rank, and what it validates.
         data: None on the ranks that don't evaluate.
-        full_dataset: evaluate by `evaluate_full_dataset`, on the chief.
+        full_dataset: evaluate by `evaluate_full_dataset`, on the chief; with a sharded model on all ranks, as each has
+            a part of the weights, and the chief's metrics count.
+        spare: one batch for the ranks that have one less than others, who wait for them: a forward pass of a sharded
+            model takes all. What comes of it does not count.
 
     Attributes:
         batches: how many batches of the latest validation are done.
@@ -46,6 +50,7 @@ class Evaluation:
     rank: Rank
     data: Any
     full_dataset: bool
+    spare: Any = None
     batches: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +65,7 @@ class Evaluation:
         for callback in self.rank.callbacks.values():
             callback.on_validation_start()
         if self.full_dataset:
-            found = self._of_full_dataset() if self.rank.is_chief else {}
+            found = self._of_full_dataset() if self.data is not None else {}
             return Share(metrics=found, reduced=self.rank.reducers.per_slot(training=False))
         for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_start()
@@ -68,26 +73,32 @@ class Evaluation:
         for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_end(rows)
         reducers = validation.reducers_of(self.rank.trial.evaluation_reducer(), list(rows[0])) if rows else {}
-        return Share(
+        share = Share(
             metrics=validation.reduce_batches(rows, reducers),
             reduced=self.rank.reducers.per_slot(training=False),
             reducers=reducers,
             batches=len(rows),
         )
+        if self.spare is not None and not (test_mode and rows):
+            share = copy.deepcopy(share)  # reducers may go on with the values that they gave
+            for batch in self.spare:
+                self._evaluate_batch(batch=self._on_device(batch), batch_idx=len(rows))
+        self.rank.optimisation.reshard()
+        return share
 
     def _of_batches(self, test_mode: bool) -> list[dict[str, Any]]:
         metrics = validation.ValidationMetrics()
-        to_device = self.rank.to_device
         evaluate_batch, get_batch_length = self._evaluate_batch, self.rank.trial.get_batch_length
         for batch_idx, batch in enumerate(self.data):
             get_batch_length(batch)
-            if to_device is not None:
-                batch = to_device(batch)
-            metrics.add(evaluate_batch(batch=batch, batch_idx=batch_idx))
+            metrics.add(evaluate_batch(batch=self._on_device(batch), batch_idx=batch_idx))
             self.batches = batch_idx + 1
             if test_mode:
                 break
         return metrics.take()
+
+    def _on_device(self, batch: Any) -> Any:
+        return batch if self.rank.to_device is None else self.rank.to_device(batch)
 
     def _of_full_dataset(self) -> dict[str, Any]:
         found = self._evaluate_all(data_loader=self.data)
@@ -95,10 +106,14 @@ class Evaluation:
             raise TypeError(
                 f"evaluate_full_dataset() must return a dict of metrics, got {found!r} of type {type(found).__name__}"
             )
+        self.rank.optimisation.reshard()
         return jsonable(found, source="evaluate_full_dataset()")
 
     def combine(self, shares: Sequence[Share]) -> dict[str, Any]:
         """The metrics of all ranks' shares, in rank order. Each rank combines for itself, without another exchange."""
+        # Of a sharded model all ranks have evaluated the same full dataset.
+        same = self.full_dataset and self.rank.optimisation.has_sharded
+        shares = shares[:1] if same else self.rank.distinct(shares)
         reduced = jsonable(
             self.rank.reducers.cross_slot([share.reduced for share in shares], training=False), source="a reducer"
         )

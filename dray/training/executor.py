@@ -7,6 +7,7 @@ is agreed on here, in one exchange per command, before the loop gets the outcome
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -36,12 +37,15 @@ from dray.training.metrics.values import jsonable, to_numpy
 from dray.training.parallel.agreement import Agreement
 from dray.training.parallel.ddp import DDPModel
 from dray.training.parallel.exchange import Leave, on_chief
+from dray.training.parallel.sharding import is_sharded, sync_buffers
 from dray.training.plan import Plan
 from dray.training.position import Stop
 from dray.training.progress import Progress
 from dray.training.rank import Rank
 from dray.training.trial import Hooks
 from dray.training.usage import MachineUsage, Usage
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,7 @@ class TrainingShare:
     Args:
         trained: batches trained in total.
         leave: why the rank leaves, if it does.
+        steps: how many optimizer steps it has made.
         sums: of its metrics, for the averages.
         reduced: its values for the reducers that the trial has wrapped.
         scalars: its metrics of each batch, if TensorBoard shows them.
@@ -59,6 +64,7 @@ class TrainingShare:
 
     trained: int
     leave: Leave | None
+    steps: int
     sums: Sums
     reduced: list[Any] | None
     scalars: Values | None
@@ -188,6 +194,7 @@ class Executor:
         mine = TrainingShare(
             trained=position.trained,
             leave=leave,
+            steps=rank.optimisation.steps,
             sums=sums_of(values or {}),
             reduced=reduced,
             scalars=values if self.scalars.enabled else None,
@@ -195,19 +202,20 @@ class Executor:
         )
         ranks = agreement.exchange(mine, leave)
         self._usage.set_ranks([each.machine for each in ranks])
-        scalars = [each.scalars for each in ranks if each.scalars is not None]
+        distinct = rank.distinct(ranks)
+        scalars = [each.scalars for each in distinct if each.scalars is not None]
         if metrics.keep_times and scalars:
             self.scalars.write_batches(first, metrics.times, rows_of(scalars))
         leave = agreement.agree([each.leave for each in ranks], training=True)
         position.trained = min(each.trained for each in ranks)
         averages: dict[str, Any] = {}
         if leave is None or not leave.aborted:
-            averages.update(average_sums([each.sums for each in ranks]))
+            averages.update(average_sums([each.sums for each in distinct]))
         if leave is not None or position.trained < command.until:
             self._training = averages or None
-            save = leave is None or leave.save
+            save = leave is None or self._may_save(leave, torn=len({each.steps for each in ranks}) > 1)
             return Outcome(batches=position.trained, leave=True, save_on_leave=save, interrupted=leave is None)
-        found = rank.reducers.cross_slot([each.reduced or [] for each in ranks], training=True)
+        found = rank.reducers.cross_slot([each.reduced or [] for each in distinct], training=True)
         averages.update({name: to_numpy(value) for name, value in found.items()})
         self._training = averages
         if rank.is_chief:
@@ -218,13 +226,31 @@ class Executor:
                 return Outcome(batches=position.trained, leave=True, save_on_leave=leave.save)
         return Outcome(batches=position.trained)
 
+    def _may_save(self, leave: Leave, *, torn: bool = False) -> bool:
+        """Whether what was trained can be saved, though a rank leaves.
+
+        Args:
+            torn: ranks have made different numbers of steps. Whole models are the chief's; of a sharded one, some
+                shards would be older than others.
+        """
+        if not leave.save or not self.rank.optimisation.has_sharded:
+            return leave.save
+        if lost := torn or self.rank.optimisation.has_lost_gradients:
+            log.warning(
+                "a rank left in the middle of %s: what was trained since the last checkpoint is lost, as the model is "
+                "sharded. To keep it, call context.set_stop_requested(True)",
+                "a batch" if torn else "an aggregation of gradients",
+            )
+        return not lost
+
     def _train_batches(self, until: int) -> list[Any]:
         """Train to this many batches in total; returns what this rank contributes to the reducers."""
         self._batches.train(until)
+        self.rank.optimisation.reshard()
         return self.rank.reducers.per_slot(training=True)
 
     def _workload_end(self, averages: dict[str, Any]) -> None:
-        batches = average_batches(self.rank.peers.allgather(self._metrics.take_batches()))
+        batches = average_batches(self.rank.distinct(self.rank.peers.allgather(self._metrics.take_batches())))
         for callback in self.rank.callbacks.values():
             callback.on_training_workload_end({**self._counts(), **averages}, batches)
 
@@ -237,12 +263,16 @@ class Executor:
                 for model in self.rank.optimisation.models:
                     if isinstance(model, DDPModel):
                         model.sync_buffers()
-            shares, leave = self.agreement.on_all(lambda: evaluation.share(test_mode=command.test_mode))
+                    elif is_sharded(model):
+                        sync_buffers(model)
+            shares, leave = self.agreement.on_all(
+                lambda: evaluation.share(test_mode=command.test_mode), training=self.rank.optimisation.has_sharded
+            )
             if leave is None:
                 found = evaluation.combine(shares)
                 answers, leave = self.agreement.on_all(lambda: self._validated(found, command.compare))
         if leave is not None:
-            return Outcome(leave=True, save_on_leave=leave.save)
+            return Outcome(leave=True, save_on_leave=self._may_save(leave))
         is_best, reached = answers[0]
         return Outcome(is_best=is_best, decides=reached == "rung", length_reached=reached == "end")
 

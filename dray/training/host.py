@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,8 @@ class Host(Protocol):
     """Where a trial runs: this process, processes of torchrun, or a Ray worker.
 
     Methods are called on the chief only, unless stated otherwise. `commit` may be called in another thread, one
-    checkpoint after another; the report of the checkpoint, and further ones, may be published meanwhile.
+    checkpoint after another; the report of the checkpoint, and further ones, may be published meanwhile. On each
+    machine that has a part of a checkpoint, `new_checkpoint` and `add_to_checkpoint` are called on its first rank.
 
     Attributes must be the same on every rank of a trial, except the trial seed: the chief's counts.
     """
@@ -126,9 +127,14 @@ class Host(Protocol):
     ) -> str:
         """Commit the files in `staging` as the checkpoint at `report.batches`, all or nothing; returns its id.
 
-        `digests` are the SHA-256 of files by name, as far as known. `others` is what `ProgramHost.add_to_checkpoint`
-        returned on other machines.
+        `digests` are the SHA-256 of files by name, as far as known. `others` is what `add_to_checkpoint` returned on
+        other machines.
         """
+        ...
+
+    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
+        """Upload a part of a checkpoint that the chief on another machine commits, to a remote store; returns its
+        files, for `commit`."""
         ...
 
     def open_checkpoint(self, checkpoint: str) -> Path:
@@ -155,8 +161,7 @@ class Host(Protocol):
 class ProgramHost(Host, Protocol):
     """A host that can also run programs with their own loop: what `dray.core` needs in addition.
 
-    Called on the chief only, except `opened` and `interrupted`; and, on each machine that has a part of a checkpoint,
-    `new_checkpoint` and `add_to_checkpoint` on its first rank.
+    Called on the chief only, except `opened` and `interrupted`.
     """
 
     #: The remaining lengths at which the search decides, and the last one; ascending, in its own unit. () if the search
@@ -164,6 +169,10 @@ class ProgramHost(Host, Protocol):
     lengths: Sequence[float]
     #: Where files that are no checkpoints are kept, next to the trial's checkpoints.
     outputs: Location
+
+    def open_checkpoint(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
+        """As `Host.open_checkpoint`; with `only`, just these files are verified, in any rank and at any time."""
+        ...
 
     def opened(self) -> None:
         """The program has called `core.init()`. On every rank."""
@@ -187,11 +196,6 @@ class ProgramHost(Host, Protocol):
 
     def checkpoint_id(self, batches: int) -> str:
         """The id of the checkpoint that `commit` makes at this many batches."""
-        ...
-
-    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
-        """Upload a part of a checkpoint that the chief on another machine commits, to a remote store; returns its
-        files, for `commit`."""
         ...
 
     def delete_checkpoint(self, checkpoint: str) -> None:

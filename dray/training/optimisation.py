@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dray.training.amp import MixedPrecision
+from dray.training.parallel import ddp, sharding
 from dray.training.position import Position
+from dray.training.pretrained import with_shared, without_shared
 from dray.training.trial import Scheduler
 from dray.training.units import is_int
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 class Optimisation:
@@ -42,7 +48,25 @@ class Optimisation:
         #: Saved and restored, whether the trial or `amp` uses it.
         self.scaler: Any = None
         self.amp: MixedPrecision | None = None
+        #: How many optimizer steps this rank has made since its training began.
+        self.steps = 0
         self._synchronising = True
+
+    @property
+    def has_sharded(self) -> bool:
+        """Whether a model is sharded: its forward passes are collectives, in training and validation."""
+        return any(map(sharding.is_sharded, self.models))
+
+    @cached_property
+    def _fsdp_modules(self) -> list[FSDPModule]:
+        """Of all models; first used in training, when all are wrapped."""
+        return [module for model in self.models for module in sharding.fsdp_modules(model)]
+
+    def reshard(self) -> None:
+        """Free the parameters that models have gathered for a forward pass without a backward pass. Their next one
+        would use them as they are, though the optimizer has stepped."""
+        for module in self._fsdp_modules:
+            module.reshard()
 
     @property
     def steps_now(self) -> bool:
@@ -55,13 +79,15 @@ class Optimisation:
         return method if self.amp is None else self.amp.forward(method)
 
     def before_batch(self) -> None:
-        """Let DDP exchange gradients only in the batches that step."""
+        """Let ranks exchange gradients only in the batches that step."""
         if self.aggregation_frequency > 1 and self.steps_now is not self._synchronising:
             self._synchronising = self.steps_now
             for model in self.models:
                 if isinstance(model, DistributedDataParallel):
                     # Set directly: the context manager `no_sync()` can't enclose the user's forward and backward.
                     model.require_backward_grad_sync = self._synchronising
+            for module in self._fsdp_modules:
+                module.set_requires_gradient_sync(self._synchronising, recurse=False)
 
     def after_batch(self, batch_idx: int) -> None:
         """Update the gradients' scale, and step the LR schedulers that are due."""
@@ -95,6 +121,7 @@ class Optimisation:
             if self.average_aggregated_gradients:
                 _divide([parameter.grad for parameter in _parameters(optimizer)], frequency)
         amp = self.amp
+        self.steps += 1
         with contextlib.nullcontext() if amp is None else amp.updating():
             if amp is not None and scaler is None:
                 clip = None if clip_grads is None else lambda: clip_grads(_parameters(optimizer))
@@ -108,14 +135,18 @@ class Optimisation:
                     optimizer.step()
         if auto_zero_grads:
             optimizer.zero_grad()
+        self.reshard()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of models, optimizers, LR schedulers and the scaler, if any, for a checkpoint."""
+        models = [without_shared(bare(model)) for model in self.models]
         state: dict[str, Any] = {
-            "models_state_dict": [bare(model).state_dict() for model in self.models],
+            "models_state_dict": [saved for saved, _ in models],
             "optimizers_state_dict": [optimizer.state_dict() for optimizer in self.optimizers],
             "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in self.lr_schedulers],
         }
+        if any(left_out for _, left_out in models):
+            state["pretrained_sha256"] = [left_out for _, left_out in models]
         if self.scaler is not None:
             state["scaler_state_dict"] = self.scaler.state_dict()
         return state
@@ -135,13 +166,30 @@ class Optimisation:
 
     def load_models(self, state: dict[str, Any]) -> None:
         """Restore the models only. Raises as `load_state_dict`."""
-        _load_all([bare(model) for model in self.models], state, "models_state_dict", "model")
+        left_out = state.get("pretrained_sha256") or [{}] * len(self.models)
+
+        def load(index: int, model: torch.nn.Module, saved: dict[str, Any]) -> None:
+            model.load_state_dict(with_shared(model, saved, left_out[index]))
+
+        _load_all([bare(model) for model in self.models], state, "models_state_dict", "model", load)
+
+    @property
+    def has_lost_gradients(self) -> bool:
+        """Whether the sum of an unfinished aggregation was lost: of a sharded model each rank kept a part of it, which
+        needs the connections of gradients."""
+        unfinished = self.position.trained % self.aggregation_frequency != 0
+        return unfinished and not all(map(ddp.is_connected, filter(sharding.is_sharded, self.models)))
 
     def pending_gradients(self) -> list[list[torch.Tensor | None]] | None:
         """This rank's gradients by model and parameter, which the next batch adds to; None if all are zeroed.
 
         These are gradients in the middle of an aggregation, and any that the trial's code keeps. They are not copied.
+        Of a sharded model, their sum over the ranks: all ranks call this together.
         """
+        self.reshard()
+        for model in self.models:
+            if ddp.is_connected(model) and sharding.is_sharded(model):
+                sharding.sum_kept_gradients(model)
         gradients = [[parameter.grad for parameter in model.parameters()] for model in self.models]
         if all(gradient is None for row in gradients for gradient in row):
             return None
@@ -153,7 +201,17 @@ class Optimisation:
                 parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
 
 
-def _load_all(targets: Sequence[Any], state: dict[str, Any], key: str, kind: str) -> None:
+def _load_state_dict(_: int, target: Any, saved: Any) -> None:
+    target.load_state_dict(saved)
+
+
+def _load_all(
+    targets: Sequence[Any],
+    state: dict[str, Any],
+    key: str,
+    kind: str,
+    load: Callable[[int, Any, Any], None] = _load_state_dict,
+) -> None:
     saved = state.get(key)
     if saved is None or len(saved) != len(targets):
         raise ValueError(
@@ -162,7 +220,7 @@ def _load_all(targets: Sequence[Any], state: dict[str, Any], key: str, kind: str
         )
     for index, (target, part) in enumerate(zip(targets, saved, strict=True)):
         try:
-            target.load_state_dict(part)
+            load(index, target, part)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ValueError(
                 f"{kind} {index} of the checkpoint does not fit the trial's: {error}; load it into the trial class "
@@ -190,6 +248,7 @@ def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:
     alike: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for gradient in gradients:
         if gradient is not None:
-            alike[type(gradient), gradient.device, gradient.dtype, gradient.layout].append(gradient)
+            part = sharding.local(gradient)
+            alike[type(part), part.device, part.dtype, part.layout].append(part)
     for found in alike.values():
         torch._foreach_div_(found, divisor)

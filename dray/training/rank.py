@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,8 @@ from dray.training.optimisation import Optimisation
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.position import Position
 from dray.training.trial import Callback, Trial
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,6 +28,7 @@ class Rank:
         device: the device of the batches.
         to_device: moves a batch to the device; None leaves batches where they are.
         peers: the ranks of the trial.
+        sharing: how many neighbouring ranks get the same data, by tensor parallelism.
     """
 
     trial: Trial
@@ -35,6 +38,11 @@ class Rank:
     device: torch.device
     to_device: Callable[[Any], Any] | None
     peers: DistributedContext
+    sharing: int = 1
+
+    def distinct(self, ranks: Sequence[T]) -> Sequence[T]:
+        """What all ranks have, without that of ranks that had the same data as another."""
+        return ranks[:: self.sharing]
 
     @property
     def is_chief(self) -> bool:

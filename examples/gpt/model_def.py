@@ -33,7 +33,8 @@ class GPTTrial(pytorch.PyTorchTrial):
             heads=hparam("heads"),
             dropout=hparam("dropout"),
         )
-        self.model = context.wrap_model(model)
+        parallel = pytorch.FullyShard(units=["Layer"]) if context.get_hparams().get("fsdp") else None
+        self.model = context.wrap_model(model, parallel=parallel)
         # Weight decay for matrices only, not for biases and scales.
         matrices = [p for p in self.model.parameters() if p.dim() >= 2]
         rest = [p for p in self.model.parameters() if p.dim() < 2]

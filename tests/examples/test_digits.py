@@ -47,7 +47,7 @@ def test_driver_runs_the_search_of_the_yaml() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lr", [8e-3, 1e-2, 2e-2])
+@pytest.mark.parametrize("lr", [1e-2, *(pytest.param(lr, marks=pytest.mark.long) for lr in (8e-3, 2e-2))])
 def test_good_learning_rate_reaches_96_percent_in_16_epochs(lr: float, tmp_path: Path) -> None:
     from dray.experiment.local import run_local
 

@@ -100,6 +100,20 @@ def test_optimizer_and_schedule_step_every_second_batch_on_clipped_means(model_d
     assert trial.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
+def test_sharded_model_learns_the_same(model_def: ModuleType, tmp_path: Path) -> None:
+    losses = {}
+    for fsdp in (False, True):
+        host = FakeHost(tmp_path / str(fsdp), max_length=pytorch.Batch(6))
+        with use_host(host), pytorch.init(hparams={**SMALL, "fsdp": fsdp}, aggregation_frequency=2) as context:
+            torch.manual_seed(3)
+            trial = model_def.GPTTrial(context)
+            assert type(trial.model).__name__ == ("FSDPGPT" if fsdp else "GPT")
+            pytorch.Trainer(trial, context).fit()
+        losses[fsdp] = host.reports[-1].validation
+    assert losses[True] == pytest.approx(losses[False])
+
+
 def test_the_config_is_valid() -> None:
     assert load_config(GPT / "const.yaml").searcher.metric == "validation_loss"
 
@@ -146,11 +160,11 @@ def test_script_learns_on_one_process_and_under_torchrun(tmp_path: Path) -> None
     for processes in (1, 2):
         home = tmp_path / str(processes)
         printed, reports = run_script(
-            GPT / "train.py", "--batches", "60", "--characters", "50", home=home, processes=processes
+            GPT / "train.py", "--batches", "45", "--characters", "50", home=home, processes=processes
         )
         assert printed.startswith("\n\ndef ")
-        assert reports[-1]["batches"] == 60
+        assert reports[-1]["batches"] == 45
         found.append(reports[-1]["validation"]["validation_loss"])
     # An untrained one's is ln 97 = 4.6; knowing how often each character is, and no more, gives some 3.2.
-    assert all(loss < 2.9 for loss in found)
+    assert all(loss < 3.0 for loss in found)
     assert math.isclose(*found, rel_tol=0.1)

@@ -19,7 +19,8 @@ from torch import nn
 from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
-from dray.pytorch import Batch
+from dray.pytorch import Batch, FullyShard
+from dray.training.checkpoint import sharded
 from tests import queued
 from tests.pytorch.fakes import FakeHost, state_of
 from tests.pytorch.resuming import Numbered
@@ -30,7 +31,9 @@ STORIES: dict[str, list[tuple[int, int]]] = {
     "2, 4, 3": [(2, 5), (4, 9), (3, BATCHES)],
     "1, 2, 1": [(1, 3), (2, 10), (1, BATCHES)],
 }
-KINDS = ("whole batches", "partial batches", "two batches a step")
+SHARDED = ("sharded", "tensor parallel")
+"""With two batches a step too."""
+KINDS = ("whole batches", "partial batches", "two batches a step", *SHARDED)
 
 
 class Trial(pytorch.PyTorchTrial):
@@ -40,10 +43,13 @@ class Trial(pytorch.PyTorchTrial):
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
-        self.model = context.wrap_model(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
+        self.model = self.wrapped(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)))
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
         #: (batch, records, a random number) of each batch that was trained here.
         self.seen: list[tuple[int, list[int], float]] = []
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        return self.context.wrap_model(model)
 
     def build_training_data_loader(self) -> Any:
         size = self.context.get_per_slot_batch_size()
@@ -69,22 +75,45 @@ class Partial(Trial):
     drop_last = False
 
 
+class Sharded(Trial):
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        return self.context.wrap_model(model, parallel=FullyShard(units=[nn.Linear]))
+
+
+class TensorParallel(Sharded):
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        parallelize_module(model, self.context.device_mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        return super().wrapped(model)
+
+
+TRIALS = {"partial batches": Partial, "sharded": Sharded, "tensor parallel": TensorParallel}
+
+
+def sharing(kind: str, size: int) -> int:
+    """How many of so many ranks have the same data."""
+    return 2 if kind == "tensor parallel" and size % 2 == 0 else 1
+
+
 def run(kind: str, directory: Path, until: int, latest: str | None, **init: Any) -> dict[str, Any]:
     """Train up to a batch, and save there."""
     host = FakeHost(directory, stop_at=until)
     elastic = {"resources": {"slots_per_trial": {"min": 1, "max": 4}}}
-    steps = 2 if kind == "two batches a step" else 1
+    steps = 1 if kind in ("whole batches", "partial batches") else 2
+    size = init["distributed"].size if "distributed" in init else 1
+    init["mesh"] = {"tp": sharing(kind, size)}
     with (
         use_host(host),
         pytorch.init(
             hparams={"global_batch_size": BATCH_SIZE}, exp_conf=elastic, aggregation_frequency=steps, **init
         ) as context,
     ):
-        trial = (Partial if kind == "partial batches" else Trial)(context)
+        trial = TRIALS.get(kind, Trial)(context)
         pytorch.Trainer(trial, context).fit(
             max_length=Batch(BATCHES), checkpoint_period=Batch(1), checkpoint_policy="none", latest_checkpoint=latest
         )
-        return {"seen": trial.seen, "state": state_of(context)}
+        return {"seen": trial.seen, "state": sharded.gathered(state_of(context), keep=True)}
 
 
 def main(directory: Path) -> None:

@@ -12,6 +12,8 @@ from torch import nn
 
 from dray import pytorch
 from dray.storage import CheckpointStore, verify
+from dray.storage.checkpoints import RemoteStore
+from dray.storage.manifest import Listed
 from dray.training.host import Reached, Report
 from dray.training.optimisation import bare
 from dray.training.parallel.distributed import DistributedContext
@@ -74,9 +76,14 @@ class FakeHost:
     def new_checkpoint(self, batches: int) -> Path:
         return self.store.stage(batches)
 
-    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+    def commit(
+        self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
+    ) -> str:
         self.committed.append(report)
-        return self.store.commit(staging, report.batches, digests)
+        return self.store.commit(staging, report.batches, digests, others)
+
+    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
+        return self.store.add(staging, batches)
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         self.opened.append(checkpoint)
@@ -91,6 +98,19 @@ class FakeHost:
 
     def checkpoints(self) -> list[str]:
         return [report.checkpoint for report in self.reports if report.checkpoint is not None]
+
+
+class RemoteHost(FakeHost):
+    """Keeps checkpoints in S3."""
+
+    is_remote = True
+
+    def __init__(self, store: RemoteStore, directory: Path) -> None:
+        super().__init__(directory)
+        self.store = store
+
+    def open_checkpoint(self, checkpoint: str) -> Path:
+        return self.store.open(checkpoint)
 
 
 def state_of(context: pytorch.PyTorchTrialContext) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 from tests.core.test_distributed import nodes
+from tests.forks.process import Forked
 
 ROOT = Path(__file__).parents[2]
 HANGS_S = 250
@@ -26,9 +25,15 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="module", name="backend", params=["gloo", pytest.param("queued", marks=pytest.mark.long)])
+def gloo_first(request: pytest.FixtureRequest) -> str:
+    """For tests of what ranks compute: `make test` runs them on gloo alone. How ranks end is tested on both."""
+    return str(request.param)
+
+
 @contextmanager
-def two_processes(script: str, *arguments: object, backend: str = "gloo") -> Iterator[list[subprocess.Popen[str]]]:
-    """`python <script> <arguments>` on two ranks; what still runs at the end of the block is killed."""
+def two_processes(script: str, *arguments: object, backend: str = "gloo") -> Iterator[list[Forked]]:
+    """`python <script> <arguments>` on two ranks, forked; what still runs at the end of the block is killed."""
     with _processes(2, script, *arguments, backend=backend) as processes:
         yield processes
 
@@ -36,7 +41,7 @@ def two_processes(script: str, *arguments: object, backend: str = "gloo") -> Ite
 @contextmanager
 def _processes(
     size: int, script: str, *arguments: object, backend: str, local_sizes: Sequence[int] = ()
-) -> Iterator[list[subprocess.Popen[str]]]:
+) -> Iterator[list[Forked]]:
     processes = []
     places = nodes(*(local_sizes or (size,)))
     # Each rank needs its own GPU.
@@ -55,8 +60,7 @@ def _processes(
             "GROUP_RANK": str(places[rank]["cross_rank"]),
             "GROUP_WORLD_SIZE": str(places[rank]["cross_size"]),
         }
-        command = [sys.executable, script, *map(str, arguments)]
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+        processes.append(Forked(script, *map(str, arguments), environment=environment))
     try:
         yield processes
     finally:

@@ -25,7 +25,7 @@ from dray.training.checkpoint import determined
 from dray.training.parallel.division import Division
 from tests.golden.determined import make
 from tests.pytorch.fakes import FakeHost
-from tests.pytorch.processes import results_of_two
+from tests.pytorch.processes import gloo_first, results_of_two  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.api("9.11")
 

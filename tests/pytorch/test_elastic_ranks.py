@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.pytorch import elastic_ranks
-from tests.pytorch.elastic_ranks import BATCH_SIZE, BATCHES, KINDS, RECORDS, STORIES
-from tests.pytorch.processes import results_of
+from tests.pytorch.elastic_ranks import BATCH_SIZE, BATCHES, KINDS, RECORDS, SHARDED, STORIES, sharing
+from tests.pytorch.processes import gloo_first, results_of  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
 
@@ -24,17 +24,18 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, backend: str) -> list[dict[t
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The same trials in one process from their beginning to their end."""
+    """The same trials in one process from their beginning to their end; sharded ones whole."""
     directory = tmp_path_factory.mktemp("alone")
-    return {kind: elastic_ranks.run(kind, directory / kind, BATCHES, None) for kind in KINDS}
+    found = {kind: elastic_ranks.run(kind, directory / kind, BATCHES, None) for kind in KINDS if kind not in SHARDED}
+    return {**found, **dict.fromkeys(SHARDED, found["two batches a step"])}
 
 
 def steps(ranks: list[Any], story: str, kind: str) -> list[list[int]]:
     """The records of each step, over all processes."""
     found: dict[int, list[int]] = {}
-    for rank in ranks:
-        for key in ((story, kind, part) for part in range(len(STORIES[story]))):
-            for batch, records, _ in rank[key]["seen"] if key in rank else ():
+    for part, (size, _) in enumerate(STORIES[story]):
+        for rank in ranks[: size : sharing(kind, size)]:
+            for batch, records, _ in rank[story, kind, part]["seen"]:
                 found.setdefault(batch, []).extend(records)
     return [sorted(found[batch]) for batch in range(BATCHES)]
 
@@ -65,7 +66,7 @@ def test_every_process_has_an_equal_share_of_a_whole_batch(ranks: list[Any], sto
 
 
 @STORY
-@pytest.mark.parametrize("kind", ["whole batches", "two batches a step"])
+@pytest.mark.parametrize("kind", ["whole batches", "two batches a step", "sharded", "tensor parallel"])
 def test_weights_and_momenta_are_those_of_one_process(
     ranks: list[Any], alone: dict[str, dict[str, Any]], story: str, kind: str
 ) -> None:
@@ -84,3 +85,14 @@ def test_processes_that_had_no_random_numbers_get_some_of_their_own(ranks: list[
     assert len(set.union(*drawn)) == sum(map(len, drawn))
     first = {draw for _, _, draw in ranks[0][story, "whole batches", 0]["seen"]}
     assert first.isdisjoint(set.union(*drawn)), "nobody begins again with the first batch's"
+
+
+@STORY
+def test_tensor_parallel_ranks_draw_the_same_random_numbers_and_others_do_not(ranks: list[Any], story: str) -> None:
+    for part, (size, _) in enumerate(STORIES[story]):
+        step = sharing("tensor parallel", size)
+        draws = [[draw for *_, draw in rank[story, "tensor parallel", part]["seen"]] for rank in ranks[:size]]
+        groups = [draws[first : first + step] for first in range(0, size, step)]
+        assert all(each == group[0] for group in groups for each in group)
+        if part > 0:  # at the beginning all have the trial's seed
+            assert len({draw for group in groups for draw in group[0]}) == sum(len(group[0]) for group in groups)

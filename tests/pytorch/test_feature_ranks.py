@@ -11,7 +11,7 @@ import torch
 from tests.pytorch import feature_ranks
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.feature_ranks import KINDS, TRAINING
-from tests.pytorch.processes import results_of_two
+from tests.pytorch.processes import gloo_first, results_of_two  # noqa: F401 - a fixture
 from tests.pytorch.test_tensorboard import scalars
 from tests.pytorch.two_ranks import run
 

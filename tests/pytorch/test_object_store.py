@@ -12,7 +12,7 @@ from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.storage.checkpoints import RemoteStore
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.fakes import OneWeight, RemoteHost, one_weight
 from tests.storage.s3 import LocalS3
 
 pytestmark = pytest.mark.slow
@@ -25,19 +25,6 @@ def s3() -> Iterator[LocalS3]:
     server = LocalS3()
     yield server
     server.stop()
-
-
-class RemoteHost(FakeHost):
-    """Keeps checkpoints in S3."""
-
-    is_remote = True
-
-    def __init__(self, store: RemoteStore, directory: Path) -> None:
-        super().__init__(directory)
-        self.store = store
-
-    def open_checkpoint(self, checkpoint: str) -> Path:
-        return self.store.open(checkpoint)
 
 
 def train(

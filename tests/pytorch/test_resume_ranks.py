@@ -11,7 +11,7 @@ import torch
 
 from tests.pytorch import resume_ranks, resuming
 from tests.pytorch.fakes import FakeHost
-from tests.pytorch.processes import results_of_two
+from tests.pytorch.processes import gloo_first, results_of_two  # noqa: F401 - a fixture
 from tests.pytorch.resuming import KINDS, MOVING, assert_goes_on
 
 pytestmark = pytest.mark.slow

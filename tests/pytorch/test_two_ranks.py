@@ -158,6 +158,16 @@ def test_a_stop_asked_for_on_one_rank_ends_both(ranks: list[dict[str, Any]]) -> 
     assert reports[-1][3] is not None
 
 
+def test_pretrained_weights_stay_where_they_are_and_the_rest_is_the_chiefs(ranks: list[dict[str, Any]]) -> None:
+    chief, other = (rank["pretrained_weights"] for rank in ranks)
+    assert chief["shared"]
+    assert other["shared"]
+    assert_equal(chief["state"], other["state"])
+    assert torch.equal(chief["gradient"], other["gradient"])  # averaged over ranks that saw different records
+    assert chief["error"] == other["error"]
+    assert chief["error"].startswith("RuntimeError: ranks 0 and 1 have loaded different pretrained weights")
+
+
 @pytest.mark.api("8.12")
 def test_invalid_hyperparameters_on_one_rank_are_raised_on_both(ranks: list[dict[str, Any]]) -> None:
     assert [rank["invalid_on_one_rank"]["error"] for rank in ranks] == ["InvalidHP: too wide"] * 2

@@ -216,6 +216,35 @@ def unseeded(directory: Path) -> dict[str, Any]:
         return {"drawn": drawn, "begun": [each.detach() for each in begun], "seed": context.get_trial_seed()}
 
 
+@pytorch.pretrained
+def embedding(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+
+def pretrained_weights(directory: Path) -> dict[str, Any]:
+    """A frozen part that each rank loads, its buffers different on each, and a head."""
+    peers = DistributedContext.from_torch_distributed()
+    with use_host(FakeHost(directory)), pytorch.init(distributed=peers) as context:
+        torch.manual_seed(40 + peers.rank)
+        net = nn.Sequential(embedding(1), nn.Linear(4, 1))
+        nn.init.normal_(net[0][1].running_mean)
+        address = net[0][0].weight.data_ptr()
+        net = context.wrap_model(net)
+        is_shared = net.module[0][0].weight.data_ptr() == address == embedding(1)[0].weight.data_ptr()
+        state = {name: value.clone() for name, value in net.module.state_dict().items()}
+        context.backward(net(torch.randn(8, 4)).sum())
+        gradient = net.module[1].weight.grad
+
+    class Different(Regression):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.wrap_model(nn.Sequential(embedding(peers.rank), nn.Linear(4, 1)))
+
+    error = two(Different, directory / "different", max_length=Batch(1))["error"]
+    return {"state": state, "shared": is_shared, "gradient": gradient, "error": error}
+
+
 def wrapped_attributes(directory: Path) -> Any:
     class Asking(Regression):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -384,6 +413,7 @@ SCENARIOS = [
     dropout_resumed,
     from_one_process,
     unseeded,
+    pretrained_weights,
     wrapped_attributes,
     stop_on_one_rank,
     invalid_on_one_rank,

@@ -154,6 +154,15 @@ def test_other_trials_train_on_the_available_gpu(gpus: Gpus, config: dict[str, A
     assert gpus.chosen == [torch.device("cuda:0")]
 
 
+@pytest.mark.parametrize(
+    ("config", "device"), [*((config, "cpu") for config in ON_CPUS), (None, "cuda"), ({"resources": {}}, "cuda")]
+)
+def test_a_loaded_trial_of_a_cpu_slot_is_on_the_cpu(gpus: Gpus, config: dict[str, Any] | None, device: str) -> None:
+    assert pytorch.CheckpointLoadContext(exp_conf=config).device == torch.device("cpu")
+    gpus.uuids = ["a", "b"]
+    assert pytorch.CheckpointLoadContext(exp_conf=config).device == torch.device(device)
+
+
 def test_a_program_of_a_cpu_slot_is_given_the_cpu(
     gpus: Gpus, set_info: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

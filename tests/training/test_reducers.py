@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from dray.training.metrics.reducers import MetricReducer, ReducerRegistry
 
@@ -47,6 +48,21 @@ def test_a_function_gets_values_in_the_order_of_one_process() -> None:
         updates[index % 2].update(letter)
     rows = [registry.per_slot(training=False) for registry in ranks]
     assert ranks[0].cross_slot(rows, training=False) == {"all": "abcde"}
+
+
+class Found(NamedTuple):
+    scores: list[torch.Tensor]
+
+
+def test_a_function_gets_tensors_as_they_were() -> None:
+    """The outputs of a CUDA graph, or of torch.compile(mode="reduce-overhead"), are in the same memory each time."""
+    registry = ReducerRegistry()
+    scores = registry.wrap_reducer(lambda values: [float(found.scores[0]) for found, _ in values], name="scores")
+    output = torch.ones(1, requires_grad=True) * 1
+    for replay in range(3):
+        output.detach().fill_(replay)
+        scores.update((Found(scores=[output]), "label"))
+    assert registry.cross_slot([registry.per_slot(training=True)], training=True) == {"scores": [0.0, 1.0, 2.0]}
 
 
 @pytest.mark.api("6.4")

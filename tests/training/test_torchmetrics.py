@@ -27,6 +27,8 @@ class ImportedLate:
     """torchmetrics, which takes two seconds to import with what it brings, also where none of these tests is chosen."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith(("_", "pytest")):  # what pytest asks all that a module has, to find its fixtures
+            raise AttributeError(name)
         return getattr(importlib.import_module("torchmetrics"), name)
 
 

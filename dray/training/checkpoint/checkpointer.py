@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dray.training import rng
 from dray.training.checkpoint import files
+from dray.training.checkpoint.parts import ByStore
 from dray.training.checkpoint.saver import Saver
+from dray.training.checkpoint.sharded_save import ShardedSave
 from dray.training.checkpoint.snapshot import on_cpu
 from dray.training.host import Host, Report
 from dray.training.loop import Publish
-from dray.training.parallel.exchange import on_chief
+from dray.training.parallel.exchange import all_or_none, on_chief
+from dray.training.pretrained import unshare_changed_shards
 from dray.training.rank import Rank
 from dray.training.trial import Hooks
 
@@ -26,44 +30,76 @@ class Checkpointer:
         host: called on the chief only.
         description: returns what every checkpoint says about the trial; called at the first one.
         hooks: which hooks callbacks of any rank have.
+        full: gather sharded models on the chief, and save them whole.
     """
 
     rank: Rank
     host: Host
     description: Callable[[], files.Description]
     hooks: Hooks
+    full: bool = False
 
     def __post_init__(self) -> None:
         self._saver = Saver(self.host)
+        self._exchange = ByStore(self.rank.peers, self._saver.leaving)
 
     def save(self, command: Publish, report: Report) -> str | None:
         """Save a checkpoint, on all ranks; returns its id, None if it is not committed yet."""
-        rank, position = self.rank, self.rank.position
-        # Gradients of a batch that was begun, but does not count because a rank left in it: it is trained again.
-        incomplete = position.batch_idx is not None and position.batch_idx >= position.trained
-        gradients = None if incomplete else rank.optimisation.pending_gradients()
-        mine = files.RankState(
-            rng=rng.capture(rank.device),
-            gradients=gradients if rank.peers.size == 1 else on_cpu(gradients),
-        )
+        rank = self.rank
+        if rank.optimisation.has_sharded:
+            return self._save_together(command, report)
+        mine = self._rank_state()
+        if rank.peers.size > 1:
+            mine = replace(mine, gradients=on_cpu(mine.gradients))
         ranks = rank.peers.gather(mine) or []
         uuid, _ = on_chief(rank.peers, "saving a checkpoint", lambda: self._save(command, report, ranks))
         return uuid
 
+    def _rank_state(self) -> files.RankState:
+        rank, position = self.rank, self.rank.position
+        # Gradients of a batch that was begun, but does not count because a rank left in it: it is trained again.
+        incomplete = position.batch_idx is not None and position.batch_idx >= position.trained
+        gradients = None if incomplete else rank.optimisation.pending_gradients()
+        return files.RankState(rng=rng.capture(rank.device), gradients=gradients)
+
     def _save(self, command: Publish, report: Report, ranks: list[files.RankState]) -> str | None:
         # First, so that memory never holds two copies of the state.
         self._saver.wait()
-        state = self.rank.optimisation.state_dict()
+        return self._saver.save(
+            self._contents(command, self.rank.optimisation.state_dict(), ranks),
+            report,
+            at_once=self._is_due(command),
+            written=self._written if self.hooks.checkpoints else None,
+        )
+
+    def _contents(self, command: Publish, state: dict[str, Any], ranks: list[files.RankState]) -> files.Contents:
+        """The content of a checkpoint with this state of what is optimised."""
         state["callbacks"] = {name: callback.state_dict() for name, callback in self.rank.callbacks.items()}
         for callback in self.rank.callbacks.values():
             callback.on_checkpoint_save_start(state)
-        contents = files.contents(state=state, progress=command.at, ranks=ranks, description=self.description())
-        return self._saver.save(
-            contents,
-            report,
-            # Where the search decides, or the trial ends, its checkpoint must exist.
-            at_once=command.decides or command.final,
+        return files.contents(state=state, progress=command.at, ranks=ranks, description=self.description())
+
+    def _is_due(self, command: Publish) -> bool:
+        """Whether the checkpoint must exist before training goes on: where the search decides, or the trial ends."""
+        return command.decides or command.final
+
+    def _save_together(self, command: Publish, report: Report) -> str | None:
+        """Save a checkpoint of which each rank writes its shards."""
+        unshare_changed_shards(self.rank.optimisation.models, self.rank.peers)
+        save = ShardedSave(
+            peers=self.rank.peers,
+            host=self.host,
+            saver=self._saver,
+            report=report,
+            full=self.full,
+            at_once=self._is_due(command),
             written=self._written if self.hooks.checkpoints else None,
+        )
+        return save.save(
+            self.rank.optimisation.state_dict,
+            self._rank_state,
+            lambda state, ranks: self._contents(command, state, ranks),
+            self._exchange,
         )
 
     def _written(self, directory: Path) -> None:
@@ -86,7 +122,8 @@ class Checkpointer:
 
     def finish(self) -> None:
         """Wait until the last checkpoint is saved, on all ranks."""
-        on_chief(self.rank.peers, "saving the last checkpoint", self._saver.finish)
+        with all_or_none(self.rank.peers, "saving the last checkpoint"):
+            self._saver.finish()
 
     def abandon(self) -> None:
         """After an error: wait for the checkpoint that is being saved."""

@@ -1,9 +1,11 @@
 """The files of a checkpoint.
 
 state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_dict (lists), callbacks (dict), and
-                 scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix
-progress.json    the position in training, the number of processes, batches per epoch, and how the trial divided its
-                 data when it started
+                 scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix; of pretrained weights that
+                 the trial has not trained only their names and SHA-256 (pretrained_sha256)
+progress.json    the position in training, the number of processes and how many of them share their data, batches per
+                 epoch, and how the trial divided its data when it started
+sharded/rank_N.safetensors   rank N's shards of the tensors that state-dict.pth has without data (see `sharded`)
 rng/rank_N.pth   the RNG state of every rank
 gradients/rank_N.pth   gradients that the next batch adds to: in the middle of an aggregation, or kept by the trial
 code/, experiment.yaml, hparams.json, metadata.json   to build the trial again
@@ -27,10 +29,11 @@ import numpy as np
 import torch
 
 from dray.storage import determined_state
-from dray.training.checkpoint import determined
+from dray.training.checkpoint import determined, shard_file
 from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import check_savable, load_as, read_json
 from dray.training.checkpoint.portable import portable
+from dray.training.checkpoint.shard_file import Shard
 from dray.training.parallel.division import Division
 from dray.training.progress import Progress
 
@@ -59,6 +62,7 @@ class Description:
         code: source files by relative path.
         division: how the data are divided among processes; None with a loader of the user's own.
         epoch_length: in batches; None for one endless epoch.
+        sharing: how many ranks share each share of the data (those of a tensor-parallel group).
     """
 
     metadata: Mapping[str, Any]
@@ -67,6 +71,7 @@ class Description:
     code: Mapping[str, bytes] = field(default_factory=dict)
     division: Division | None = None
     epoch_length: int | None = None
+    sharing: int = 1
 
     @cached_property
     def texts(self) -> Mapping[str, bytes]:
@@ -85,11 +90,13 @@ class Contents:
         objects: what is saved by `torch.save`, by file name; may have the tensors that are being trained.
         texts: the other files' content, by name.
         nbytes: size of the tensors in the state.
+        shards: shards of this rank by file name and name in the file; may be those that are being trained.
     """
 
     objects: Mapping[str, Any]
     texts: Mapping[str, bytes]
     nbytes: int
+    shards: Mapping[str, Mapping[str, Shard]] = field(default_factory=dict)
 
 
 def contents(
@@ -112,6 +119,7 @@ def contents(
             {
                 **progress.as_dict(),
                 "size": len(ranks),
+                "sharing": description.sharing,
                 "division": division,
                 "epoch_length": description.epoch_length,
             }
@@ -136,7 +144,7 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
     """
     digests: dict[str, str] = {}
     # Strings: pathlib takes as long as writing the files.
-    for parent in {name.rpartition("/")[0] for name in (*contents.texts, *contents.objects)}:
+    for parent in {name.rpartition("/")[0] for name in (*contents.texts, *contents.objects, *contents.shards)}:
         os.makedirs(f"{directory}/{parent}", exist_ok=True)
     for name, content in contents.texts.items():
         with open(f"{directory}/{name}", "wb") as file:
@@ -145,6 +153,10 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
     for name, value in contents.objects.items():
         with ChecksumWriter(f"{directory}/{name}", read_soon) as output, portable():
             torch.save(value, output)
+        digests[name] = output.digest.hexdigest()
+    for name, shards in contents.shards.items():
+        with ChecksumWriter(f"{directory}/{name}", read_soon) as output:
+            shard_file.write(output, shards)
         digests[name] = output.digest.hexdigest()
     return digests
 
@@ -204,8 +216,11 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
     return found if old is None else determined.adapt(found, models)
 
 
-def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -> RankState | None:
+def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int, sharing: int = 1) -> RankState | None:
     """What rank `rank` of `size` restores besides `state`; None if fewer processes wrote the checkpoint.
+
+    With another `sharing` (see `Description`) than that of the run that wrote it, a rank gets the RNG state of the
+    first one that had its share of the data: ranks that share data draw the same random numbers.
 
     Gradients are this rank's own if as many processes wrote them, else the mean over those processes, as DDP would have
     averaged them.
@@ -217,24 +232,33 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -
         # All its processes resume with the chief's RNG state.
         shared = determined.rng_of(state)
         return None if shared is None else RankState(rng=shared)
-    path = directory / "rng" / f"rank_{rank}.pth"
-    files = sorted((directory / "gradients").glob("rank_*.pth"), key=lambda file: int(file.stem.removeprefix("rank_")))
+    before = (read_json(directory / PROGRESS) or {}).get("sharing", 1)
+    path = directory / "rng" / f"rank_{rank if before == sharing else rank // sharing * before}.pth"
     gradients = None
-    if files and len(files) == size:
+    if (files := _gradient_files(directory)) and len(files) == size:
         gradients = load_as(list, files[rank])
     elif files:
-        gradients = _mean_gradients([load_as(list, file) for file in files])
+        gradients = read_mean_gradients(directory)
     if not path.exists() and gradients is None:
         return None
     return RankState(rng=load_as(dict, path) if path.exists() else {}, gradients=gradients)
 
 
-def _mean_gradients(ranks: list[list[list[torch.Tensor | None]]]) -> list[list[torch.Tensor | None]]:
+def read_mean_gradients(directory: Path) -> list[list[torch.Tensor | None]]:
+    """The mean of the gradients of all processes that wrote a checkpoint in the middle of an aggregation."""
+    ranks: list[list[list[torch.Tensor | None]]] = [load_as(list, file) for file in _gradient_files(directory)]
+
     def mean(gradients: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
         known = [g for g in gradients if g is not None]
         return torch.stack(known).sum(0) / len(gradients) if known else None
 
     return [[mean(parts) for parts in zip(*models, strict=True)] for models in zip(*ranks, strict=True)]
+
+
+def _gradient_files(directory: Path) -> list[Path]:
+    """In the order of the ranks."""
+    files = (directory / "gradients").glob("rank_*.pth")
+    return sorted(files, key=lambda file: int(file.stem.removeprefix("rank_")))
 
 
 def _json(content: Any, indent: int | None = None) -> bytes:

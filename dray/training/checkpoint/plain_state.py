@@ -9,6 +9,7 @@ import io
 import json
 import pickle
 import re
+import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+
+from dray.text import one_line
+from dray.training.parallel.sharding import is_dtensor
 
 T = TypeVar("T")
 
@@ -43,6 +47,13 @@ _PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
+def is_plain(value: Any) -> bool:
+    """Whether this is a number, text or the like, or a dense tensor."""
+    if type(value) in _TENSORS:
+        return value.layout is torch.strided and not value.is_quantized
+    return type(value) in _PLAIN
+
+
 def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
     kind = type(value)
     if kind in _TENSORS:
@@ -63,6 +74,12 @@ def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
 
 
 def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
+    where = "".join(f"[{key!r}]" for key in keys)
+    if is_dtensor(value):
+        raise UnsavableState(
+            f"{what}{where and ' at ' + where} is a DTensor, of which the chief has only a shard: a checkpoint can "
+            "hold those of wrapped models and optimizers. Make it a buffer of a wrapped model"
+        )
     # For tensor subclasses, and types that the user has allowed with torch.serialization.add_safe_globals.
     buffer = io.BytesIO()
     try:
@@ -70,7 +87,6 @@ def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
         buffer.seek(0)
         _load(buffer)
     except Exception as error:
-        where = "".join(f"[{key!r}]" for key in keys)
         raise UnsavableState(
             f"{what}{where and ' at ' + where} is of type {type(value).__module__}.{type(value).__qualname__}, which a "
             "checkpoint can't hold: it would have to run code when loaded. Return tensors, numpy arrays, numbers, "
@@ -101,6 +117,8 @@ def load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
     Raises:
         ValueError: it can't be loaded as data, or is of another type.
     """
+    if kwargs.get("mmap") and not zipfile.is_zipfile(path):
+        kwargs["mmap"] = False  # torch maps only the format that it writes since 1.6
     try:
         found: Any = _load(path, **kwargs)
     except pickle.UnpicklingError as error:
@@ -120,7 +138,7 @@ def _reason(message: str) -> str:
     """The cause, from `torch.load`'s long message."""
     if named := re.search(r"GLOBAL (\S+) was not", message):
         return f"it names {named.group(1)}"
-    return " ".join(message.partition("WeightsUnpickler error:")[2].partition("Check the documentation")[0].split())
+    return one_line(message.partition("WeightsUnpickler error:")[2].partition("Check the documentation")[0])
 
 
 def read_json(path: Path) -> Any:

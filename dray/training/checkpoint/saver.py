@@ -7,12 +7,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dray.storage import writing
 from dray.storage.errors import is_full
 from dray.training.checkpoint import files
 from dray.training.checkpoint.files import Contents
+from dray.training.checkpoint.parts import Together
 from dray.training.checkpoint.snapshot import NotCopied, Snapshots
 from dray.training.host import Host, Report
 
@@ -27,8 +29,20 @@ operation, so a core taken from one slows all of them. The writer then has about
 twelve seconds; and a whole core if one is free, or if the next checkpoint waits for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy of a checkpoint's content, valid until the next one is made.
+
+    Args:
+        complete: waits until GPUs have copied all of it.
+    """
+
+    contents: Contents
+    complete: Callable[[], None]
+
+
 class Saver:
-    """Writes checkpoints and commits them to a host. Used by one thread, on the chief.
+    """Writes checkpoints and commits them to a host. Used by one thread, on the chief; for sharded ones on every rank.
 
     At most one is written at a time. If that fails, the next call raises its error. A full disk is only logged, since
     space may be freed later; for the last checkpoint it is an error.
@@ -43,6 +57,8 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._full: OSError | None = None
+        #: Set if training has failed.
+        self.leaving = threading.Event()
 
     def save(
         self, contents: Contents, report: Report, *, at_once: bool, written: Callable[[Path], None] | None = None
@@ -63,8 +79,16 @@ class Saver:
             return None
         if at_once or written is not None or (contents.nbytes < AT_ONCE_BYTES and not self._host.is_remote):
             return self._save(staging, contents, report, written)
+        if (copied := self.copy(contents, report)) is None:
+            return self._save(staging, contents, report)
+        # An upload reads the files.
+        self._start(copied, lambda contents: self._save(staging, contents, report, read_soon=self._host.is_remote))
+        return None
+
+    def copy(self, contents: Contents, report: Report) -> Copied | None:
+        """A copy of a checkpoint's content to write in the background; None, with a message, if it can't be copied."""
         try:
-            objects, complete = self._snapshots.take(contents.objects)
+            (objects, shards), complete = self._snapshots.take((contents.objects, contents.shards))
         except Exception as reason:
             # Also if there is no memory for a copy: that must not end the training.
             expected = isinstance(reason, NotCopied)
@@ -74,14 +98,46 @@ class Saver:
                 report.batches,
                 reason,
             )
-            return self._save(staging, contents, report)
-        copied = Contents(objects=objects, texts=contents.texts, nbytes=contents.nbytes)
+            return None
+        return Copied(replace(contents, objects=objects, shards=shards), complete)
+
+    def save_part(
+        self, together: Together, contents: Contents, written: Callable[[Path], None] | None = None
+    ) -> str | None:
+        """Save this rank's part of a checkpoint before training continues.
+
+        All ranks call this together; the chief gets the checkpoint's id, or None if the disk is full.
+
+        Args:
+            contents: of this rank.
+            written: as in `save`.
+        """
+        return self._save_part(together, contents, written)
+
+    def start_part(self, together: Together, copied: Copied) -> None:
+        """Save this rank's part of a checkpoint in the background."""
+        self._start(copied, lambda contents: self._save_part(together, contents, read_soon=self._host.is_remote))
+
+    def _save_part(
+        self,
+        together: Together,
+        contents: Contents,
+        written: Callable[[Path], None] | None = None,
+        *,
+        read_soon: bool = True,
+    ) -> str | None:
+        try:
+            saved = together.commit(lambda: files.write(together.staging, contents, read_soon=read_soon), written)
+        except OSError as error:
+            self._disk_full(error, together.report)
+            return None
+        self._full = None
+        return saved
+
+    def _start(self, copied: Copied, save: Callable[[Contents], object]) -> None:
         # Not a daemon: a program that ends meanwhile waits for it.
-        self._thread = threading.Thread(
-            target=self._background, args=(staging, copied, report, complete), name="dray-saver"
-        )
+        self._thread = threading.Thread(target=self._background, args=(copied, save), name="dray-saver")
         self._thread.start()
-        return None
 
     def check(self) -> None:
         """Raise the error of a checkpoint that failed."""
@@ -109,18 +165,18 @@ class Saver:
 
     def abandon(self) -> None:
         """Wait for the last checkpoint, and only log its error, since another is about to be raised."""
+        self.leaving.set()
         try:
             self.finish()
         except Exception as error:
             log.error("the last checkpoint was not saved: %s", error)
 
-    def _background(self, staging: Path, contents: Contents, report: Report, complete: Callable[[], None]) -> None:
+    def _background(self, copied: Copied, save: Callable[[Contents], object]) -> None:
         try:
             if sys.platform == "linux":  # elsewhere it affects the whole process
                 os.nice(NICE)
-            complete()
-            # An upload reads the files.
-            self._save(staging, contents, report, read_soon=self._host.is_remote)
+            copied.complete()
+            save(copied.contents)
         except BaseException as error:
             self._error = error
 

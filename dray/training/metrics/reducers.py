@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from dray.training.metrics.values import detached
+
 
 class Reducer(enum.Enum):
     """How the values of a validation metric over batches become one number.
@@ -96,7 +98,7 @@ class FunctionReducer(MetricReducer):
 
     def update(self, value: Any) -> None:
         """Add one value, such as a tuple of targets and scores."""
-        self.values.append(value)
+        self.values.append(detached(value))
 
     def per_slot_reduce(self) -> list[Any]:
         return self.values

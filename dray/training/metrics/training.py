@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dray.training.metrics.values import as_number, detached, to_numpy
+from dray.training.metrics.values import as_number, detached, to_numpy, whole
 
 #: (sum, number of values) by name; None for a metric that is not a number.
 Sums = dict[str, tuple[float, int] | None]
@@ -39,6 +39,7 @@ class Column:
     def add(self, value: Any) -> None:
         on_device = isinstance(value, torch.Tensor)
         if on_device:
+            value = whole(value)
             if value.numel() != 1:
                 self.is_number = False
                 return

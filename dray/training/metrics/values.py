@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
+
+from dray.training.parallel.sharding import is_dtensor
 
 
 def as_number(value: Any) -> float | None:
@@ -37,9 +40,20 @@ def to_numpy(value: Any) -> Any:
     return value
 
 
+def whole(tensor: torch.Tensor) -> Any:
+    """A tensor that is divided among the ranks (the norm of a sharded model's gradients, say) as one of this rank's;
+    all ranks call this together."""
+    return tensor if type(tensor) is torch.Tensor or not is_dtensor(tensor) else tensor.full_tensor()
+
+
 def detached(value: Any) -> Any:
-    """A tensor as a copy without gradients, since the user may change it in place; the rest unchanged."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    """Tensors as copies without gradients, also in containers that torch knows (dicts, tuples); the rest unchanged.
+
+    The user may change a tensor in place, and a CUDA graph overwrites its outputs in its next replay.
+    """
+    if isinstance(value, torch.Tensor):
+        return whole(value).detach().clone()
+    return value if isinstance(value, (float, int)) else tree_map_only(torch.Tensor, detached, value)
 
 
 def jsonable(metrics: Mapping[str, Any], *, source: str) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class Agreement:
 
         Args:
             work: calls the user's code.
-            training: ranks wait for one another's gradients in it.
+            training: ranks wait for one another's gradients in it, or for the weights of a sharded model.
 
         Returns:
             What `work` returned, or why this rank leaves: for the exchange, and then for `agree`.
@@ -276,11 +276,15 @@ class Agreement:
             )
         return replace(leave, save=leave.save and not aborted, aborted=aborted)
 
-    def on_all(self, work: Callable[[], T]) -> tuple[list[T], Leave | None]:
-        """Call the user's code on all ranks: what it returned on each, or why all leave."""
-        value, leave = self.section(work)
+    def on_all(self, work: Callable[[], T], *, training: bool = False) -> tuple[list[T], Leave | None]:
+        """Call the user's code on all ranks: what it returned on each, or why all leave.
+
+        Args:
+            work, training: as in `section`.
+        """
+        value, leave = self.section(work, training=training)
         ranks = self.exchange((value, leave), leave)
-        return [row[0] for row in ranks], self.agree([row[1] for row in ranks])  # type: ignore[misc]
+        return [row[0] for row in ranks], self.agree([row[1] for row in ranks], training=training)  # type: ignore[misc]
 
     def raise_error(self) -> None:
         """Raise the error that training ends with, if any."""

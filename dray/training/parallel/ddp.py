@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import inspect
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
+
+from dray.training.pretrained import shared_parameters
 
 BUCKET_BYTES = 250 << 20
 """How many bytes of weights are sent together, which takes as much memory again; as in DistributedDataParallel."""
@@ -34,7 +36,7 @@ class DDPModel(DistributedDataParallel):
         gradients = gradients_group()
         super().__init__(module, **{"process_group": gradients.group, **kwargs})
         self.connected = True
-        gradients.models.add(self)
+        gradients.models[self] = DDPModel.release
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -85,20 +87,27 @@ def data_parallel(
     Args:
         compress_gradients: send gradients in float16.
     """
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        broadcast_weights(model)
+    shared = shared_parameters(model)
+    trains = any(parameter.requires_grad for parameter in model.parameters())
+    if shared or not trains:
+        broadcast_weights(model, leave_out=shared)
+    if not trains:
         return model
     device_ids = [device] if device.type == "cuda" else None
-    wrapped = DDPModel(model, **{"device_ids": device_ids, **ddp_kwargs})
+    wrapped = DDPModel(model, **{"device_ids": device_ids, "init_sync": not shared, **ddp_kwargs})
     if compress_gradients:
         wrapped.register_comm_hook(wrapped.process_group, fp16_compress_hook)
     return wrapped
 
 
-def broadcast_weights(model: torch.nn.Module) -> None:
-    """Send the chief's weights of an untrained model to all ranks; DistributedDataParallel does so for the others."""
+def broadcast_weights(model: torch.nn.Module, leave_out: Collection[str] = ()) -> None:
+    """Send the chief's weights to all ranks, where DistributedDataParallel does not.
+
+    Args:
+        leave_out: names of weights that all ranks have.
+    """
     assert dist.group.WORLD is not None
-    _sync_module_states(model, dist.group.WORLD, BUCKET_BYTES, src=0, params_and_buffers_to_ignore=())
+    _sync_module_states(model, dist.group.WORLD, BUCKET_BYTES, src=0, params_and_buffers_to_ignore=leave_out)
 
 
 def checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
@@ -123,8 +132,28 @@ class _Group:
         self.world = world
         # With the timeout of the default group, which is among its backend's options.
         options = getattr(world._get_backend(world._device_types[0]), "options", None)
-        self.group: Any = dist.new_group(timeout=getattr(options, "_timeout", None))
-        self.models: weakref.WeakSet[DDPModel] = weakref.WeakSet()
+        self.timeout = getattr(options, "_timeout", None)
+        self.group: Any = dist.new_group(timeout=self.timeout)
+        #: With what releases the model's connections.
+        self.models: weakref.WeakKeyDictionary[torch.nn.Module, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+        #: Of sharded models, by shape: see `dray.training.parallel.mesh`. They hold process groups too.
+        self.meshes: dict[Any, Any] = {}
+        self.subgroups: list[Any] = []
+        self._made: dict[tuple[int, ...], Any] = {}
+
+    def has(self, group: Any) -> bool:
+        """Whether a process group is this one, or one of its subgroups."""
+        return any(group is own for own in (self.group, *self.subgroups))
+
+    def make(self, ranks: tuple[int, ...]) -> Any:
+        """The subgroup of these ranks, made at first use, by all ranks of the trial together."""
+        if len(ranks) == dist.get_world_size():
+            return self.group
+        if ranks not in self._made:
+            self._made[ranks] = dist.new_group(ranks, timeout=self.timeout)
+            if dist.get_rank() in ranks:
+                self.subgroups.append(self._made[ranks])
+        return self._made[ranks]
 
 
 _gradients: _Group | None = None
@@ -134,15 +163,17 @@ _aborted: Any = None
 
 # At exit too: a gloo group that is freed with the interpreter may abort it ("terminate called without ...").
 @atexit.register
-def _forget_group() -> Any:
-    """Release the models of the group, and return it; None if there is none."""
+def _forget_group() -> list[Any]:
+    """Release the models of the group, and return it with its subgroups; [] if there is none."""
     global _gradients
     if _gradients is None:
-        return None
-    for model in list(_gradients.models):
-        model.release()
-    group, _gradients = _gradients.group, None
-    return group
+        return []
+    for model, release in list(_gradients.models.items()):
+        release(model)
+    for mesh in _gradients.meshes.values():
+        mesh._pg_registry.clear()
+    groups, _gradients = [*_gradients.subgroups, _gradients.group], None
+    return groups
 
 
 def gradients_group() -> _Group:
@@ -151,6 +182,11 @@ def gradients_group() -> _Group:
     if _gradients is None or _gradients.world is not dist.group.WORLD:
         _gradients = _Group(dist.group.WORLD)
     return _gradients
+
+
+def is_connected(model: torch.nn.Module) -> bool:
+    """Whether a model of the group can still reach the other ranks."""
+    return _gradients is not None and _gradients.world is dist.group.WORLD and model in _gradients.models
 
 
 def queues_collectives(device: torch.device) -> bool:
@@ -164,9 +200,12 @@ def disconnect(device: torch.device) -> None:
 
     With gloo a collective that another rank waits in fails at once.
     """
-    # A program may have ended the default group, and this one with it.
-    if (group := _forget_group()) in c10d._world.pg_map:
-        end_group(device, group)
+    groups = _forget_group()
+    while groups:  # none may stay in a variable: its sockets close with the last reference
+        # A program may have ended the default group, and this one with it.
+        if groups[0] in c10d._world.pg_map:
+            end_group(device, groups[0])
+        del groups[0]
 
 
 def end_group(device: torch.device, group: Any = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dray.text import counted
 from dray.training.parallel.distributed import DistributedContext
 
 CPU = torch.device("cpu")
@@ -22,7 +23,7 @@ def own_device(peers: DistributedContext, config: Mapping[str, Any] | None = Non
 
     Does not initialise CUDA.
     """
-    if _is_for_cpus(config) or not torch.cuda.is_available():
+    if is_for_cpus(config) or not torch.cuda.is_available():
         return CPU
     return gpu_of(peers.local_rank)
 
@@ -56,12 +57,13 @@ def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> N
         if len(sharing) > 1:
             raise GpuConflict(
                 f"ranks {', '.join(map(str, sharing))} of this trial would all train on the GPU {uuid} of {host}, "
-                f"where each of them sees {count} GPU{'s' * (count != 1)}, but each rank needs its own GPU; start "
+                f"where each of them sees {counted(count, 'GPU')}, but each rank needs its own GPU; start "
                 "at most as many processes on a machine as it has GPUs (torchrun --nproc-per-node, ray start "
                 "--num-gpus), or train on CPUs (CUDA_VISIBLE_DEVICES='', resources.slot: cpu)"
             )
 
 
-def _is_for_cpus(config: Mapping[str, Any] | None) -> bool:
+def is_for_cpus(config: Mapping[str, Any] | None) -> bool:
+    """Whether an experiment's config says that a slot is a CPU."""
     resources = (config or {}).get("resources") or {}
     return resources.get("slot") == "cpu" or resources.get("slots_per_trial") == 0

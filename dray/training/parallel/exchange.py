@@ -113,6 +113,21 @@ def on_chief(peers: DistributedContext, doing: str, work: Callable[[], T], mine:
     return ranks[0][0], [row[2] for row in ranks]
 
 
+def on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list[T]:
+    """Call a function on each rank; returns, on all ranks, the list of its results. If one fails, all raise, as with
+    `all_or_none`."""
+    value: Any = None
+    error: BaseException | None = None
+    try:
+        value = work()
+    except (Exception, SystemExit) as caught:
+        error = caught
+    leave = None if error is None else Leave.because_of(error)
+    ranks = exchange(peers, (value, leave), leave, error)
+    _raise_any(error, [row[1] for row in ranks], doing)
+    return [row[0] for row in ranks]
+
+
 def exchange(peers: DistributedContext, mine: T, leave: Leave | None, error: BaseException | None) -> list[T]:
     """An allgather; a rank that has failed does not wait long for the others, and raises its error."""
     if leave is None or error is None or leave.reason is not Reason.FAILED:

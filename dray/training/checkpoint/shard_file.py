@@ -1,0 +1,156 @@
+"""One rank's file of a sharded checkpoint: pieces of tensors, in the format that torch.distributed.checkpoint calls
+safetensors, and `HuggingFaceStorageReader` reads.
+
+The file is a header in JSON (name, type, shape and place of each piece) and the pieces' bytes. Where a piece belongs in
+its tensor is in the header's metadata, under torch's key. DCP's own format keeps all that in a pickle, `.metadata`,
+which would run code when it is loaded; this is data by construction. It is written and read here rather than by the
+library of that name because that one serialises a whole file in memory, and because a checksum is computed on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from dray.training.checkpoint.checksum import ChecksumWriter
+from dray.training.checkpoint.plain_state import UnsavableState
+
+ALIGNMENT = 64
+"""The first piece begins at a multiple of this many bytes."""
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_WHERE, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A rank's piece of a tensor.
+
+    Args:
+        tensor: the piece.
+        offsets: where it begins in each dimension of the whole tensor.
+    """
+
+    tensor: torch.Tensor
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """A piece in a file.
+
+    Args:
+        file: its file, of which it is `nbytes` from `begin` on.
+        dtype, shape, offsets: as those of the tensor in a `Shard`.
+    """
+
+    file: Path
+    begin: int
+    nbytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    def load(self) -> torch.Tensor:
+        """The piece, read from the file as it is used."""
+        if self.nbytes == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        # Copied on write: torch warns of memory that it can't write to.
+        mapped = np.memmap(self.file, np.uint8, "c", self.begin, (self.nbytes,))
+        return torch.from_numpy(mapped).view(self.dtype).reshape(self.shape)
+
+
+def header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """The beginning of a file with these tensors, and where each of them begins, in the order of the file.
+
+    Raises:
+        UnsavableState: a tensor's type has no name in safetensors.
+    """
+    begin = 0
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    # The largest elements first, so that each tensor is aligned.
+    for name in sorted(tensors, key=lambda name: -tensors[name].itemsize):
+        tensor = tensors[name]
+        if tensor.dtype not in NAMES:
+            raise UnsavableState(
+                f"{name} is of {tensor.dtype}, which safetensors can't hold; use one of {', '.join(map(str, NAMES))}"
+            )
+        end = begin + tensor.nbytes
+        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries).encode()
+    text = text.ljust(-(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT - 8)
+    first = 8 + len(text)
+    places = {name: first + entry["data_offsets"][0] for name, entry in entries.items() if name != "__metadata__"}
+    return len(text).to_bytes(8, "little") + text, places
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A tensor's elements, copied if they are on a GPU or not contiguous."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, Shard]) -> None:
+    """Write a file.
+
+    Raises:
+        UnsavableState: as `header`.
+    """
+    where = json.dumps({name: {_OFFSETS: list(shard.offsets)} for name, shard in shards.items()})
+    beginning, places = header({name: shard.tensor for name, shard in shards.items()}, {_WHERE: where})
+    output.write(beginning)
+    for name in places:
+        output.write(bytes_of(shards[name].tensor))
+
+
+def read(file: Path) -> dict[str, StoredShard]:
+    """The pieces in a file, by name.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length > size - 8:
+                raise ValueError(f"its header has {length} bytes, but the file {size}")
+            entries = json.loads(opened.read(length))
+        where = json.loads(entries.pop("__metadata__")[_WHERE])
+        found = {}
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            dtype, shape, offsets = DTYPES[entry["dtype"]], tuple(entry["shape"]), tuple(where[name][_OFFSETS])
+            numbers = (begin, end, *shape, *offsets)
+            if not all(type(number) is int and number >= 0 for number in numbers) or len(shape) != len(offsets):
+                raise ValueError(f"{name} has an impossible shape or place")
+            if end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
+                raise ValueError(f"{name} is not as large as its shape {shape} says")
+            found[name] = StoredShard(file, 8 + length + begin, end - begin, dtype, shape, offsets)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged: {error!r}; use an earlier checkpoint") from error
+    return found

@@ -1,0 +1,290 @@
+"""The sharded tensors (DTensors) of a checkpoint: each rank writes its own shards, and reads what it needs of them.
+
+In `state-dict.pth` such a tensor has no data (device meta); its pieces are in `sharded/rank_<n>.safetensors`, under the
+keys that lead to it, joined by dots: `models_state_dict.0.weight`. So the state has one layout, whether sharded or not,
+and nothing in it depends on the number of ranks: an optimizer's state has the parameters' numbers, as ever.
+
+Which piece of a tensor a rank has, and which pieces of which files it needs, is worked out by the planners of
+torch.distributed.checkpoint. `dcp.save` itself would have every rank wait for the others three times, in collectives
+that a failed rank leaves hanging; its `get_optimizer_state_dict` steps an optimizer that has no state yet. As each rank
+knows its shards and each file says what it holds, there is nothing to agree on before the commit.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from dray.storage.errors import CheckpointError
+from dray.training.checkpoint import shard_file
+from dray.training.checkpoint.plain_state import UnsavableState
+from dray.training.checkpoint.shard_file import Shard, StoredShard
+from dray.training.parallel.sharding import is_dtensor
+
+T = TypeVar("T")
+Keys = tuple[Any, ...]
+
+DIRECTORY = "sharded"
+
+
+def file_of(rank: int) -> str:
+    """The name of a rank's file in a checkpoint."""
+    return f"{DIRECTORY}/rank_{rank}.safetensors"
+
+
+# ------------------------------------------------------------------------------------------------------------- save
+
+
+def split(state: T, *keys: Any) -> tuple[T, dict[str, torch.Tensor]]:
+    """A state with tensors without data in place of its DTensors, and those by name.
+
+    Args:
+        keys: where the state is in that of the checkpoint.
+    """
+    found: dict[str, torch.Tensor] = {}
+
+    def taken(at: Keys, value: Any) -> Any:
+        if not is_dtensor(value):
+            return value
+        found[name_of(at)] = value.detach()
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+    return mapped(state, taken, keys), found
+
+
+def gathered(state: T, keep: bool) -> T:
+    """A state with whole tensors on the CPU in place of its DTensors. All ranks call this together.
+
+    Args:
+        keep: keep them on this rank; on others there are tensors without data.
+    """
+
+    def whole(_: Keys, value: Any) -> Any:
+        if not is_dtensor(value):
+            return value
+        full = value.full_tensor().detach()
+        return full.cpu() if keep else torch.empty_like(full, device="meta")
+
+    found: T = mapped(state, whole)
+    return found
+
+
+def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
+    """This rank's shards of DTensors. Of several ranks with the same shard only the first has it.
+
+    Raises:
+        UnsavableState: a tensor is a sum that has not been computed yet.
+    """
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    mine: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        assert is_dtensor(tensor)
+        if any(placement.is_partial() for placement in tensor.placements):
+            raise UnsavableState(
+                f"{name} is a DTensor of {tensor.placements}, whose ranks have parts of a sum; a checkpoint needs the "
+                "sum: call redistribute() on it"
+            )
+        coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
+        if all(at == 0 for at, each in zip(coordinate, tensor.placements, strict=False) if each.is_replicate()):
+            mine[name] = tensor
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(mine, is_coordinator=False)
+    found = {}
+    for item in planner.create_local_plan().items:
+        assert item.tensor_data is not None
+        local = planner.resolve_data(item)
+        assert isinstance(local, torch.Tensor)
+        if local.numel() > 0:
+            found[item.index.fqn] = Shard(local, tuple(item.tensor_data.chunk.offsets))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- load
+
+
+class Stored:
+    """The sharded tensors of a checkpoint.
+
+    Args:
+        directory: of the checkpoint.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._pieces: dict[str, list[StoredShard]] = {}
+        for file in sorted((directory / DIRECTORY).glob("*.safetensors")):
+            for name, piece in shard_file.read(file).items():
+                self._pieces.setdefault(name, []).append(piece)
+
+    def pieces(self, name: str, like: torch.Tensor) -> list[StoredShard]:
+        """The pieces of a tensor of this type and shape.
+
+        Raises:
+            CheckpointError: they are not exactly this tensor.
+        """
+        pieces = self._pieces.get(name, [])
+        ends = [
+            (end, size)
+            for piece in pieces
+            for end, size in zip(map(sum, zip(piece.offsets, piece.shape, strict=True)), like.shape, strict=False)
+        ]
+        fit = all(piece.dtype == like.dtype and len(piece.shape) == like.ndim for piece in pieces)
+        known = sum(math.prod(piece.shape) for piece in pieces)
+        if not fit or any(end > size for end, size in ends) or known != like.numel():
+            raise CheckpointError(
+                f"{self._directory} is damaged: of the {like.numel()} elements of {name}, {DIRECTORY}/ has {known}"
+                f"{'' if fit else ' of another type or shape'}; a rank's file is missing or another checkpoint's: copy "
+                "the checkpoint again, or use an earlier one"
+            )
+        return pieces
+
+    def load(self, name: str, like: torch.Tensor, target: torch.Tensor) -> None:
+        """Load a tensor into this one; into a DTensor, just what this rank has of it. Raises as `pieces`."""
+        pieces = self.pieces(name, like)
+        copy_pieces([(piece.offsets, piece.shape, piece.load) for piece in pieces], target)
+
+
+def copy_pieces(
+    pieces: Sequence[tuple[Sequence[int], Sequence[int], Callable[[], torch.Tensor]]], target: torch.Tensor
+) -> None:
+    """Copy a tensor that consists of pieces (offsets, shape, a function that returns it) into another of its shape."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(shape)) for offsets, shape, _ in pieces]
+    about = TensorStorageMetadata(TensorProperties(dtype=target.dtype), target.shape, chunks)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner({"": target}, Metadata({"": about}), is_coordinator=True)
+    for item in planner.create_local_plan().items:
+        assert item.storage_index.index is not None
+        *_, load = pieces[item.storage_index.index]
+        source = load()
+        for dim, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            source = source.narrow(dim, begin, length)
+        planner.resolve_tensor(item).detach().copy_(source)
+
+
+def lacks_data(state: Any) -> bool:
+    """Whether a loaded state has tensors whose data are in shards."""
+    return any(isinstance(value, torch.Tensor) and value.device.type == "meta" for _, value in leaves(state))
+
+
+def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None], *keys: Any) -> T:
+    """A loaded state with all its data: sharded as the tensors that it will be loaded into.
+
+    Args:
+        state: from `state-dict.pth`, or another file.
+        directory: of the checkpoint.
+        home: returns the tensor that one of the state belongs to, by its keys; None if there is none.
+        keys: as in `split`.
+
+    Raises:
+        ValueError, CheckpointError: the shards are damaged, or some are missing.
+    """
+    stored: Stored | None = None
+
+    def filled(at: Keys, value: Any) -> Any:
+        nonlocal stored
+        if not isinstance(value, torch.Tensor):
+            return value
+        own = home(at)
+        if value.device.type == "meta":
+            stored = stored or Stored(directory)
+            if own is None:  # nothing of the trial's: load_state_dict() will say so, and needs no data for it
+                stored.pieces(name_of(at), value)
+                return value
+            target = _like(own, value)
+            stored.load(name_of(at), value, target)
+            return target
+        if own is None or not is_dtensor(own) or own.shape != value.shape:
+            return value
+        target = _like(own, value)
+        copy_pieces([([0] * value.ndim, value.shape, lambda: value)], target)
+        return target
+
+    found: T = mapped(state, filled, keys)
+    return found
+
+
+def load(
+    state: dict[str, Any],
+    directory: Path,
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+) -> None:
+    """Fill the state dict of a trial, as far as it is of these models (without wrappers) and optimizers; see `fill`."""
+    states = [model.state_dict() for model in models]
+    parameters = [[each for group in optimizer.param_groups for each in group["params"]] for optimizer in optimizers]
+
+    def home(keys: Keys) -> torch.Tensor | None:
+        found: Any = None
+        match keys:
+            case ("models_state_dict", int(index), str(name)) if index < len(states):
+                found = states[index].get(name)
+            case ("optimizers_state_dict", int(index), "state", int(number), _) if index < len(parameters):
+                found = parameters[index][number] if number < len(parameters[index]) else None
+        return found if isinstance(found, torch.Tensor) else None
+
+    for part in ("models_state_dict", "optimizers_state_dict")[: 2 if optimizers else 1]:
+        if part in state:
+            state[part] = fill(state[part], directory, home, part)
+
+
+def _like(own: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A new tensor of the type and shape of `value`, sharded as `own`."""
+    if not is_dtensor(own):
+        return torch.empty(value.shape, dtype=value.dtype)
+    if own.shape == value.shape:
+        return torch.empty_like(own, dtype=value.dtype, requires_grad=False)
+    from torch.distributed.tensor import Replicate, empty
+
+    everywhere = [Replicate()] * own.device_mesh.ndim
+    return empty(*value.shape, dtype=value.dtype, device_mesh=own.device_mesh, placements=everywhere)
+
+
+# ------------------------------------------------------------------------------------------------------------- both
+
+
+def name_of(keys: Keys) -> str:
+    """The name of a tensor in the files, by its keys in the state."""
+    return ".".join(map(str, keys))
+
+
+def leaves(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """The values in dicts, lists and tuples, with the keys that lead to them."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*keys, key))
+    elif type(value) in (list, tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*keys, index))
+    else:
+        yield keys, value
+
+
+def mapped(value: Any, leaf: Callable[[Keys, Any], Any], keys: Keys = ()) -> Any:
+    """A copy of dicts, lists and tuples with other values: what the function returns for each, given its keys."""
+    if isinstance(value, dict):
+        # A copy: a model's state has attributes.
+        other = copy.copy(value)
+        for key, item in value.items():
+            other[key] = mapped(item, leaf, (*keys, key))
+        return other
+    if type(value) in (list, tuple):
+        return type(value)(mapped(item, leaf, (*keys, index)) for index, item in enumerate(value))
+    return leaf(keys, value)

@@ -1,0 +1,336 @@
+"""Shards a model by PyTorch's `fully_shard` (FSDP2), as `context.wrap_model(model, parallel=FullyShard(...))` asks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+
+from dray.training import pretrained
+from dray.training.parallel.sharding import broadcast, connect, fsdp_modules, is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+Kind: TypeAlias = type[nn.Module] | str
+
+_REPLACED = "_dray_replaced"
+"""An attribute of the parameters that a model had before it was sharded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullyShard:
+    """Shard a model's parameters, gradients and optimizer state over the slots, by PyTorch's `fully_shard` (FSDP2).
+
+    For `context.wrap_model(model, parallel=FullyShard(units=[Block]))`. The parameters of a unit are gathered together
+    when it runs, and freed after it: the blocks of a transformer, say. What is in no unit is gathered for as long as
+    the model runs.
+
+    A model that was built on the meta device gets its weights unit by unit, so that no rank ever holds all of them:
+    from `init`, or each module's `reset_parameters()`. With a seed they are the same on any number of slots. All other
+    models begin with the chief's weights.
+
+    Args:
+        units: classes of modules, or their names; or a function that is called with each module, and returns whether it
+            is a unit.
+        mp_policy: a `torch.distributed.fsdp.MixedPrecisionPolicy`, or its arguments as a dict, where types may be
+            names: `{"param_dtype": "bfloat16", "reduce_dtype": "float32"}`.
+        reshard_after_forward: free a unit's gathered parameters after its forward pass, and gather them again for
+            backward; an int: over so many ranks. None: all units except the model itself.
+        cpu_offload: keep parameters, gradients and optimizer state in the memory of the CPU.
+        activation_checkpointing: don't keep the units' activations, but compute them again in backward; without units,
+            those of the whole model.
+        compile: `torch.compile` each unit; without units, the whole model.
+        init: called with each module of a model on the meta device that has parameters or buffers of its own, to set
+            their values; instead of `reset_parameters()`.
+
+    Raises:
+        TypeError: an argument has another type, or mp_policy names no argument or dtype of torch's.
+    """
+
+    units: Kind | Sequence[Kind] | Callable[[nn.Module], bool] = ()
+    mp_policy: MixedPrecisionPolicy | Mapping[str, Any] | None = None
+    reshard_after_forward: bool | int | None = None
+    cpu_offload: bool = False
+    activation_checkpointing: bool = False
+    compile: bool = False
+    init: Callable[[nn.Module], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not (self._is_function or all(map(_is_kind, self._kinds))):
+            raise TypeError(
+                "FullyShard(units=...) takes classes of modules, names of classes, or a function of a module that "
+                f"returns a bool; got {self.units!r}"
+            )
+        for name in ("cpu_offload", "activation_checkpointing", "compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"FullyShard({name}=...) must be a bool, got {getattr(self, name)!r}")
+        if self.reshard_after_forward is not None and not isinstance(self.reshard_after_forward, int):
+            raise TypeError(
+                "FullyShard(reshard_after_forward=...) must be True, False, a number of ranks or None, got "
+                f"{self.reshard_after_forward!r}"
+            )
+        if self.init is not None and not callable(self.init):
+            raise TypeError(f"FullyShard(init=...) must be a function of a module, got {self.init!r}")
+        self._policy()
+
+    @property
+    def _is_function(self) -> bool:
+        return callable(self.units) and not isinstance(self.units, type)
+
+    @property
+    def _kinds(self) -> list[Any]:
+        units: Any = self.units
+        return [units] if isinstance(units, (str, type)) or not isinstance(units, Sequence) else list(units)
+
+    def _policy(self) -> MixedPrecisionPolicy:
+        """`mp_policy` as torch's class."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        given: Any = {} if self.mp_policy is None else self.mp_policy
+        if isinstance(given, MixedPrecisionPolicy):
+            return given
+        known = [field.name for field in fields(MixedPrecisionPolicy)]
+        if not isinstance(given, Mapping) or given.keys() - set(known):
+            raise TypeError(
+                "FullyShard(mp_policy=...) must be a torch.distributed.fsdp.MixedPrecisionPolicy or a dict of "
+                f"{', '.join(known)}, got {given!r}"
+            )
+        arguments: dict[str, Any] = dict(given)
+        arguments.update((name, _dtype(name, value)) for name, value in given.items() if name.endswith("dtype"))
+        return MixedPrecisionPolicy(**arguments)
+
+    def _find(self, model: nn.Module) -> list[nn.Module]:
+        """The units of a model, outer ones first, without the model itself.
+
+        Raises:
+            ValueError: the model has no module of one of the classes, or none that the function chooses.
+        """
+        modules = list(model.modules())
+        if self._is_function:
+            chooses: Any = self.units
+            if not (found := [module for module in modules if chooses(module)]):
+                raise ValueError(
+                    f"FullyShard(units={self.units!r}): it returned False for each of the model's {len(modules)} "
+                    "modules; choose some, or leave units out to shard the model as one unit"
+                )
+        else:
+            for kind in self._kinds:
+                if not any(_is_a(module, kind) for module in modules):
+                    classes = sorted({type(module).__name__ for module in modules})
+                    raise ValueError(
+                        f"FullyShard(units=...): {kind if isinstance(kind, str) else kind.__name__} is the class of no "
+                        f"module in the model; it has {', '.join(classes)}"
+                    )
+            found = [module for module in modules if any(_is_a(module, kind) for kind in self._kinds)]
+        return [module for module in found if module is not model]
+
+
+def _is_kind(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, type) and issubclass(value, nn.Module))
+
+
+def _is_a(module: nn.Module, kind: Kind) -> bool:
+    return type(module).__name__ == kind if isinstance(kind, str) else isinstance(module, kind)
+
+
+def _dtype(name: str, value: Any) -> torch.dtype | None:
+    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if (found is not None and not isinstance(found, torch.dtype)) or (found is None and value is not None):
+        raise TypeError(f"FullyShard(mp_policy=...): {name} must be a dtype or its name (bfloat16), got {value!r}")
+    return found
+
+
+def check_arguments(
+    model: nn.Module,
+    parallel: FullyShard | None,
+    ddp_kwargs: Mapping[str, Any],
+    *,
+    compress: bool,
+    replicas: int,
+) -> None:
+    """Check the arguments of `wrap_model` for a sharded model.
+
+    Args:
+        compress: `optimizations.gradient_compression`.
+        replicas: among how many the data are divided.
+
+    Raises:
+        TypeError, ValueError: as `wrap_model`.
+    """
+    if parallel is not None and not isinstance(parallel, FullyShard):
+        raise TypeError(f"wrap_model: parallel must be a pytorch.FullyShard, got {parallel!r}")
+    if ddp_kwargs:
+        raise ValueError(
+            "wrap_model: ddp_kwargs are arguments of DistributedDataParallel, which a sharded model is not wrapped "
+            f"in; leave out {', '.join(ddp_kwargs)}"
+        )
+    if compress:
+        raise ValueError(
+            "wrap_model: optimizations.gradient_compression is for DistributedDataParallel; with a sharded model "
+            'set FullyShard(mp_policy={"reduce_dtype": "float16"}), and remove it from the config'
+        )
+    if parallel is not None and fsdp_modules(model):
+        raise ValueError(
+            "wrap_model: fully_shard was applied to the model already; pass parallel=FullyShard(...) or call "
+            "fully_shard, not both"
+        )
+    if parallel is None and replicas > 1 and not fsdp_modules(model):
+        raise ValueError(
+            f"wrap_model: the model is tensor-parallel, but its {replicas} replicas would never average "
+            "their gradients; pass parallel=FullyShard(...) too, or make resources.mesh.tp (pytorch.init(mesh="
+            '{"tp": n})) the number of slots'
+        )
+
+
+def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, device: torch.device) -> None:
+    """Shard a model in place, over the data-parallel dimensions of a mesh. All ranks call this together.
+
+    Raises:
+        ValueError: as `FullyShard._find`; a parameter belongs to two units; or a module on the meta device has nothing
+            that sets its values.
+    """
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    units = parallel._find(model)
+    owned = {unit: list(_own(unit, set(units))) for unit in [*reversed(units), model]}
+    _check(model, owned, parallel)
+    # In torchtitan's order: the compiler sees the recomputation, and the hooks of fully_shard stay outside of both.
+    for unit in units or [model]:
+        if parallel.activation_checkpointing:
+            _recompute(unit)
+        if parallel.compile:
+            unit.compile()
+    over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
+    # There is no other memory on a CPU, and nothing to pin it for.
+    offload = CPUOffloadPolicy() if parallel.cpu_offload and device.type != "cpu" else OffloadPolicy()
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    before = list(model.parameters())
+    with pretrained.sharding(model):
+        for unit, modules in owned.items():
+            _materialise(modules, parallel.init, device, made)
+            _begin_with_chiefs(modules, mesh, device)
+            fully_shard(
+                unit,
+                mesh=over,
+                reshard_after_forward=parallel.reshard_after_forward,
+                mp_policy=parallel._policy(),
+                offload_policy=offload,
+            )
+    for parameter in before:
+        setattr(parameter, _REPLACED, True)
+    connect(model)
+
+
+def is_replaced(parameter: torch.Tensor) -> bool:
+    """Whether a shard has taken the place of a parameter."""
+    return hasattr(parameter, _REPLACED)
+
+
+def whole(model: nn.Module, parallel: FullyShard, device: torch.device) -> None:
+    """Move a model to the device as one piece, for a process that does not train it. Raises as `fully_sharded`."""
+    _check(model, {model: list(model.modules())}, parallel)
+    _materialise(list(model.modules()), parallel.init, device, {})
+    model.to(device)
+
+
+def _own(unit: nn.Module, units: set[nn.Module]) -> Iterator[nn.Module]:
+    """The modules of a unit, without those of units within it."""
+    yield unit
+    for child in unit.children():
+        if child not in units:
+            yield from _own(child, units)
+
+
+def _check(model: nn.Module, owned: Mapping[nn.Module, list[nn.Module]], parallel: FullyShard) -> None:
+    names = {module: name or "the model itself" for name, module in model.named_modules()}
+    owners: dict[torch.Tensor, nn.Module] = {}
+    for unit, modules in owned.items():
+        for module in modules:
+            for name, parameter in module.named_parameters(recurse=False):
+                if owners.setdefault(parameter, unit) is not unit:
+                    raise ValueError(
+                        f"FullyShard: the parameter {name} of {names[module]} also belongs to another unit "
+                        f"({names[owners[parameter]]}), and each would get its own; choose units such that modules "
+                        "that share a parameter are in the same"
+                    )
+            if _on_meta(module) and parallel.init is None and not callable(getattr(module, "reset_parameters", None)):
+                raise ValueError(
+                    f"FullyShard: {names[module]} ({type(module).__name__}) is on the meta device and has no "
+                    "reset_parameters() to set its values; pass FullyShard(init=...), a function that does so for each "
+                    "module"
+                )
+
+
+def _on_meta(module: nn.Module) -> bool:
+    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return any(tensor.is_meta for _, tensor in own)
+
+
+def _recompute(unit: nn.Module) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    # Not a module around it, which would change the names of its parameters.
+    unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
+
+
+def _materialise(
+    modules: list[nn.Module],
+    init: Callable[[nn.Module], Any] | None,
+    device: torch.device,
+    made: dict[nn.Parameter, nn.Parameter],
+) -> None:
+    """Give modules on the meta device their values.
+
+    Args:
+        made: new parameters by those on the meta device, which modules may share.
+    """
+    touched = [module for module in modules if _on_meta(module)]
+    divided: list[tuple[nn.Module, str, Any]] = []
+    for module in touched:
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if not parameter.is_meta:
+                continue
+            if parameter not in made:
+                # Whole, if it is divided by tensor parallelism: so its values do not depend on the number of ranks.
+                data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                made[parameter] = nn.Parameter(data, parameter.requires_grad)
+            if is_dtensor(parameter):
+                divided.append((module, name, parameter))
+            setattr(module, name, made[parameter])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                setattr(module, name, torch.empty_like(buffer, device=device))
+    for module in touched:
+        if init is not None:
+            init(module)
+        else:
+            reset: Any = module.reset_parameters
+            reset()
+    for module, name, like in divided:
+        from torch.distributed.tensor import distribute_tensor
+
+        whole = getattr(module, name)
+        part = distribute_tensor(whole.detach(), like.device_mesh, like.placements)
+        setattr(module, name, nn.Parameter(part, like.requires_grad))
+
+
+def _begin_with_chiefs(modules: list[nn.Module], mesh: DeviceMesh, device: torch.device) -> None:
+    """Move modules to the device, with the chief's values on all ranks; of a tensor that is divided already, those of
+    the first rank that has the same part."""
+    for module in modules:
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        for tensor in tensors:
+            if is_dtensor(tensor):
+                part: Any = tensor
+                for dim in ("dp_shard", "dp_replicate"):
+                    broadcast([part.detach().to_local()], mesh.get_group(dim))
+            else:
+                tensor.data = tensor.data.to(device)
+                if not pretrained.is_shared(tensor):
+                    broadcast([tensor.detach()])

@@ -1,0 +1,103 @@
+"""How a trial's processes are laid out: as replicas that have the data divided among them, each of `tp` processes.
+
+Names and meanings are torchtitan's: `dp_replicate` copies of the model, each sharded over `dp_shard` ranks, or over
+that many tensor-parallel groups of `tp` ranks. Ranks of one tensor-parallel group are neighbours, and get the same
+data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dray.training.parallel import ddp
+from dray.training.units import is_int
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+NAMES = ("dp_replicate", "dp_shard", "tp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshShape:
+    """The number of ranks in each dimension of a trial's mesh. The last one varies fastest."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.dp_replicate, self.dp_shard, self.tp
+
+    @property
+    def replicas(self) -> int:
+        """Among how many the data are divided."""
+        return self.dp_replicate * self.dp_shard
+
+    def replica(self, rank: int) -> int:
+        """Whose share of the data a rank gets."""
+        return rank // self.tp
+
+
+def mesh_shape(asked: Mapping[str, Any] | None, ranks: int) -> MeshShape:
+    """The mesh of so many ranks with these sizes; `dp_shard` is what the others leave.
+
+    Raises:
+        ValueError: an unknown name, a size that is not an int >= 1, or sizes that do not divide the ranks.
+    """
+    asked = {} if asked is None else asked
+    if asked.keys() - set(NAMES):
+        raise ValueError(f"mesh takes the sizes of {', '.join(NAMES)}, such as {{'tp': 2}}; got {asked!r}")
+    for name, size in asked.items():
+        if not is_int(size) or size < 1:
+            raise ValueError(f"mesh: {name} must be an int >= 1, got {size!r}")
+    fixed = asked.get("dp_replicate", 1) * asked.get("tp", 1)
+    shard = asked.get("dp_shard", ranks // fixed)
+    if fixed * shard != ranks:
+        sizes = " * ".join(f"{name} {size}" for name, size in asked.items())
+        raise ValueError(
+            f"mesh: {sizes} {'does not divide' if 'dp_shard' not in asked else 'is not'} the trial's {ranks} slot(s); "
+            "change the number of slots, or the sizes"
+        )
+    return MeshShape(dp_replicate=asked.get("dp_replicate", 1), dp_shard=shard, tp=asked.get("tp", 1))
+
+
+def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
+    """The mesh of all ranks with the three named dimensions, made at first use, by all ranks together.
+
+    Its process groups are kept for later trials, and end with that of gradients: so a rank that leaves can close them.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    gradients = ddp.gradients_group()
+    if shape not in gradients.meshes:
+        ranks = torch.arange(dist.get_world_size()).reshape(shape.sizes)
+        groups: list[Any] = []
+        for dim, size in enumerate(shape.sizes):
+            if size == dist.get_world_size():
+                groups.append(gradients.group)
+                continue
+            if size == 1:
+                own = [dist.get_rank()]
+                group = dist.new_group(own, timeout=gradients.timeout, use_local_synchronization=True)
+            else:
+                rows = ranks.movedim(dim, -1).reshape(-1, size).tolist()
+                make: Any = dist.new_subgroups_by_enumeration
+                group, _ = make(rows, timeout=gradients.timeout)
+            gradients.subgroups.append(group)
+            groups.append(group)
+        # torch keeps what operations on DTensors return, with its mesh. One of the same shape, whose groups have ended,
+        # is equal to this.
+        from torch.distributed.tensor import debug
+
+        forget: Any = debug._clear_sharding_prop_cache
+        forget()
+        gradients.meshes[shape] = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=NAMES)
+    mesh: DeviceMesh = gradients.meshes[shape]
+    return mesh

@@ -1,0 +1,227 @@
+"""Pretrained weights that all trials in a process share: frozen, in memory once, and left out of checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from dray.training.parallel.distributed import DistributedContext
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+_MARK = "_dray_pretrained"
+"""The attribute of a parameter with its `Weight`. A copy of the parameter does not have it."""
+
+
+class Weight:
+    """A pretrained tensor, or this rank's shard of one.
+
+    Args:
+        tensor: in memory that trials share, or the shard.
+        whole: what this is a shard of.
+
+    Attributes:
+        sha256: of the dtype, shape and content of the whole tensor.
+        is_shard: this is a shard.
+    """
+
+    sha256: str
+
+    def __init__(self, tensor: torch.Tensor, whole: Weight | None = None) -> None:
+        self._tensor = tensor.detach()
+        self._checksum = _checksum(self._tensor)
+        self.is_shard = whole is not None
+        if whole is not None:
+            self.sha256 = whole.sha256
+            return
+        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(_bytes(self._tensor).cpu().numpy().data)
+        self.sha256 = digest.hexdigest()
+
+    def share(self) -> torch.nn.Parameter:
+        """A new frozen parameter in the same memory."""
+        parameter = torch.nn.Parameter(self._tensor, requires_grad=False)
+        setattr(parameter, _MARK, self)
+        return parameter
+
+    def is_in(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter that shared this memory still does, and holds what was loaded."""
+        mine, there = self._tensor, _local(parameter)
+        return (
+            there.data_ptr() == mine.data_ptr()
+            and (there.dtype, there.shape) == (mine.dtype, mine.shape)
+            and self.is_intact()
+        )
+
+    def is_intact(self) -> bool:
+        """Whether it holds what was loaded. Reads all of it, and so notices writes that autograd does not count."""
+        return _checksum(self._tensor) == self._checksum
+
+
+class Pretrained(Generic[M]):
+    """A module that is kept, whose copies share its weights.
+
+    Args:
+        module: its parameters are frozen from now on.
+    """
+
+    def __init__(self, module: M) -> None:
+        self._module = module.requires_grad_(False)
+        # Subclasses of Parameter (quantised weights) hold more than their tensor: each copy has its own.
+        self._weights = {id(each): Weight(each) for each in module.parameters() if type(each) is torch.nn.Parameter}
+
+    def is_intact(self) -> bool:
+        """Whether no trial has changed a weight."""
+        return all(weight.is_intact() for weight in self._weights.values())
+
+    def copy(self) -> M:
+        """A copy with frozen parameters in the same memory, and everything else of its own."""
+        return copy.deepcopy(self._module, {key: weight.share() for key, weight in self._weights.items()})
+
+
+def shared_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of a model that share a `Weight`, by their names in its state dict."""
+    if not any(hasattr(parameter, _MARK) for parameter in model.parameters()):
+        return {}
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if hasattr(value, _MARK)}
+
+
+def _weight_of(parameter: torch.Tensor) -> Weight:
+    weight: Weight = getattr(parameter, _MARK)
+    return weight
+
+
+def unshare(parameters: Iterable[torch.Tensor]) -> None:
+    """Give parameters that are to be changed memory of their own."""
+    for parameter in parameters:
+        if hasattr(parameter, _MARK):
+            if not _weight_of(parameter).is_shard:
+                parameter.data = parameter.data.clone()
+            delattr(parameter, _MARK)
+
+
+@contextlib.contextmanager
+def sharding(model: torch.nn.Module) -> Iterator[None]:
+    """A block that shards a model: the shards of its shared weights are known as such afterwards."""
+    whole = {name: _weight_of(parameter) for name, parameter in shared_parameters(model).items()}
+    yield
+    if whole:
+        shards = model.state_dict(keep_vars=True)
+        for name, weight in whole.items():
+            setattr(shards[name], _MARK, Weight(_local(shards[name]), weight))
+
+
+def is_shared(parameter: torch.Tensor) -> bool:
+    """Whether a parameter shares a `Weight`, which all ranks have."""
+    return hasattr(parameter, _MARK)
+
+
+def unshare_changed_shards(models: Sequence[torch.nn.Module], peers: DistributedContext) -> None:
+    """Have checkpoints hold the pretrained weights of which a rank has changed its shard. All ranks call this
+    together."""
+    shards = [
+        parameter
+        for model in models
+        for parameter in shared_parameters(model).values()
+        if _weight_of(parameter).is_shard
+    ]
+    if shards:  # on all ranks
+        ranks = peers.allgather([not _weight_of(shard).is_in(shard) for shard in shards])
+        unshare(shard for shard, *changed in zip(shards, *ranks, strict=True) if any(changed))
+
+
+def digest_of(models: Sequence[torch.nn.Module]) -> str:
+    """One text for all pretrained weights of models; "" if they have none."""
+    found = [
+        (index, name, _weight_of(parameter).sha256)
+        for index, model in enumerate(models)
+        for name, parameter in shared_parameters(model).items()
+    ]
+    return hashlib.sha256(repr(found).encode()).hexdigest() if found else ""
+
+
+def check_same(digests: Sequence[str]) -> None:
+    """Check that all ranks have loaded the same pretrained weights.
+
+    Args:
+        digests: the `digest_of` each rank's models.
+
+    Raises:
+        RuntimeError: they have not.
+    """
+    for rank, each in enumerate(digests):
+        if each != digests[0]:
+            raise RuntimeError(
+                f"ranks 0 and {rank} have loaded different pretrained weights; each rank loads them itself, so their "
+                "files must be the same on all machines"
+            )
+
+
+def without_shared(model: torch.nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
+    """A model's state dict without its shared weights, and their SHA-256 by name.
+
+    A weight that the trial has changed nevertheless, such as by merging an adapter into it, is in the state dict. For
+    shards see `unshare_changed_shards`: one rank can't tell.
+    """
+    state = model.state_dict()
+    left_out = {
+        name: _weight_of(parameter).sha256
+        for name, parameter in shared_parameters(model).items()
+        if _weight_of(parameter).is_shard or _weight_of(parameter).is_in(parameter)
+    }
+    for name in left_out:
+        del state[name]
+    return state, left_out
+
+
+def with_shared(model: torch.nn.Module, saved: Mapping[str, Any], left_out: Mapping[str, str]) -> Mapping[str, Any]:
+    """A saved state dict, complete again.
+
+    Args:
+        model: the model that it is to be loaded into; weights that the state dict changes are no longer shared.
+        left_out: SHA-256 by name of the pretrained weights that it does not have.
+
+    Raises:
+        ValueError: the model has not loaded the same weights.
+    """
+    shared = shared_parameters(model)
+    unshare(shared[name] for name in shared.keys() & saved.keys())
+    for name, sha256 in left_out.items():
+        if name not in shared:
+            raise ValueError(
+                f"it has no {name!r}, a pretrained weight, and the trial's model does not get it from a function with "
+                "@pytorch.pretrained; load it as the trial that wrote the checkpoint did"
+            )
+        if _weight_of(shared[name]).sha256 != sha256:
+            raise ValueError(
+                f"it was trained on other pretrained weights than the trial has loaded: {name!r} differs; load the same"
+            )
+    if not left_out:
+        return saved
+    # A parameter is not copied onto itself.
+    complete = OrderedDict({**saved, **{name: shared[name] for name in left_out}})
+    complete._metadata = getattr(saved, "_metadata", None)  # type: ignore[attr-defined]
+    return complete
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """What this rank holds of a tensor."""
+    found: torch.Tensor = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+    return found
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    """The sum of a tensor's words, which takes about as long as to read it once."""
+    data = _bytes(tensor)
+    words = data.view(torch.int32) if data.numel() % 4 == 0 else data
+    return int(words.sum(dtype=torch.int64))

@@ -1,0 +1,641 @@
+"""What test_fsdp.py runs in two or four real processes: `python fsdp_ranks.py <directory>`, once a rank. Each scenario
+is a few trainings, which the ranks share.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dray import pytorch
+from dray.core import DistributedContext
+from dray.hosts import use_host
+from dray.pytorch import Batch, FullyShard
+from dray.training.parallel import agreement
+from tests import queued
+from tests.pytorch.fakes import FakeHost
+
+WIDTH, BLOCKS, GLOBAL_BATCH = 16, 3, 8
+LOADED: list[int] = []
+CALLS = {"forward": 0, "compile": 0}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            CALLS["forward"] += 1
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 1)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+UNITS = FullyShard(units=[Block])
+
+
+class Trial(pytorch.PyTorchTrial):
+    """A regression of 24 records, shuffled, in global batches of 8; validated on 20 in batches of 4 a slot."""
+
+    parallel: FullyShard | None = UNITS
+    clip: float | None = None
+    dtype = torch.float32
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        self.losses: list[torch.Tensor] = []
+        self.model = self.wrapped()
+        self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=400)
+        context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
+        self.records = context.wrap_reducer(lambda values: sorted(values), name="records", for_training=False)
+
+    def wrapped(self) -> nn.Module:
+        torch.manual_seed(5)
+        return self.context.wrap_model(Net().to(self.dtype), parallel=self.parallel)
+
+    def data(self, records: int, batch_size: int, **kwargs: Any) -> pytorch.DataLoader:
+        x = torch.linspace(-1, 1, records * 4).reshape(records, 4).to(self.dtype)
+        dataset = torch.utils.data.TensorDataset(x, (x**2).sum(1, keepdim=True), torch.arange(records))
+        return pytorch.DataLoader(dataset, batch_size=batch_size, **kwargs)
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return self.data(24, self.context.get_per_slot_batch_size(), shuffle=True)
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return self.data(20, 4)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(self.model(batch[0]), batch[1])
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.losses.append(loss.detach())
+        self.context.backward(loss)
+        norms = []
+
+        def clip(parameters: Any) -> None:
+            norms.append(torch.nn.utils.clip_grad_norm_(parameters, self.clip))  # type: ignore[arg-type]
+
+        self.context.step_optimizer(self.optimizer, clip_grads=None if self.clip is None else clip)
+        return {"loss": loss, **({} if self.clip is None else {"norm": sum(norms)})}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        for record in batch[2].tolist():
+            self.records.update(record)
+        return {"validation_loss": self.loss(batch)}
+
+
+class Plain(Trial):
+    parallel = None
+
+
+def run(
+    trial_class: Callable[[pytorch.PyTorchTrialContext], Any],
+    directory: Path | None = None,
+    *,
+    distributed: DistributedContext | None = None,
+    init: dict[str, Any] | None = None,
+    look: Callable[[Any], Any] = lambda trial: None,
+    **fit: Any,
+) -> dict[str, Any]:
+    """Train, and tell what came of it."""
+    host, error = FakeHost(directory), None
+    arguments = {"hparams": {"global_batch_size": GLOBAL_BATCH}, **(init or {})}
+    with use_host(host), pytorch.init(distributed=distributed, **arguments) as context:
+        trial = trial_class(context)
+        try:
+            pytorch.Trainer(trial, context).fit(**fit)
+        except (Exception, SystemExit) as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        return {
+            "error": error,
+            "losses": [float(loss) for loss in trial.losses],
+            "reports": [(r.batches, r.training, r.validation, r.checkpoint) for r in host.reports],
+            "checkpoints": host.checkpoints(),
+            "seen": look(trial),
+        }
+
+
+def ranks(trial_class: Any, directory: Path, **kwargs: Any) -> dict[str, Any]:
+    return run(trial_class, directory, distributed=DistributedContext.from_torch_distributed(), **kwargs)
+
+
+def variant(base: type[Trial], **attributes: Any) -> type[Trial]:
+    return type(base.__name__, (base,), attributes)
+
+
+# ------------------------------------------------------------------------------------------------------------ scenarios
+
+LONG: dict[str, Any] = {"max_length": Batch(200), "validation_period": Batch(50)}
+
+
+SHORT: dict[str, Any] = {"max_length": Batch(40), "validation_period": Batch(20)}
+
+
+def losses_of_four(directory: Path) -> dict[str, Any]:
+    return {kind.__name__: ranks(kind, directory / kind.__name__, **SHORT) for kind in (Plain, Trial)}
+
+
+def losses(directory: Path) -> dict[str, Any]:
+    return {kind.__name__: ranks(kind, directory / kind.__name__, **LONG) for kind in (Plain, Trial)}
+
+
+def clipped(directory: Path) -> dict[str, Any]:
+    """In float64: float32's rounding errors of the norm grow to whole numbers over 200 batches."""
+    kinds = [variant(kind, clip=0.1, dtype=torch.float64) for kind in (Plain, Trial)]
+    return {kind.__name__: ranks(kind, directory / kind.__name__, **LONG) for kind in kinds}
+
+
+def aggregated(directory: Path) -> dict[str, Any]:
+    """With validations in the middle of aggregations."""
+    fit = {**LONG, "init": {"aggregation_frequency": 4}}
+    return {kind.__name__: ranks(kind, directory / kind.__name__, **fit) for kind in (Plain, Trial)}
+
+
+def communicated(directory: Path) -> dict[str, Any]:
+    """How often gradients are summed over the ranks in 8 batches of two aggregations, as torch's profiler sees it."""
+
+    class Profiled(Trial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.set_profiler(on_trace_ready=lambda profiler: None)
+
+    def sums(trial: Trial) -> int:
+        events = trial.context.profiler.events()  # type: ignore[union-attr]
+        return sum("FSDP::post_backward_reduce" in event.name for event in events)
+
+    found = ranks(Profiled, directory, init={"aggregation_frequency": 4}, max_length=Batch(8), look=sums)
+    return {"sums": found["seen"]}
+
+
+def local_bytes(trial: Trial) -> int:
+    """Bytes of parameters, gradients and Adam's two moments on this rank."""
+    # One more backward pass, for the gradients that the last step has zeroed.
+    trial.loss(next(iter(trial.data(4, 4).get_data_loader()))).backward()  # type: ignore[no-untyped-call]
+    found: list[Any] = []
+    for parameter in trial.model.parameters():
+        moments = trial.optimizer.state[parameter]
+        found += [parameter, parameter.grad, moments["exp_avg"], moments["exp_avg_sq"]]
+    parts = [getattr(tensor.detach(), "to_local", lambda tensor=tensor: tensor)() for tensor in found]
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+def memory(directory: Path) -> dict[str, Any]:
+    return {
+        kind.__name__: ranks(kind, directory / kind.__name__, max_length=Batch(1), look=local_bytes)
+        for kind in (Plain, Trial)
+    }
+
+
+class Leaving(Trial):
+    """Rank 1 leaves in the third batch, or in its second validation batch, while the others wait for it."""
+
+    error: Exception = pytorch.ShouldExit()
+    where = "forward"
+
+    def leave(self, where: str, batch_idx: int, at: int) -> None:
+        if where == self.where and batch_idx == at and self.context.distributed.rank == 1:
+            queued.gone_for(self.raise_error)
+
+    def raise_error(self) -> None:
+        raise self.error
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.leave("forward", batch_idx, 2)
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.leave("step", batch_idx, 2)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        self.leave("validation", batch_idx, 1)
+        return super().evaluate_batch(batch, batch_idx)
+
+
+def left(directory: Path) -> dict[str, Any]:
+    found = {}
+    for where in ("forward", "step", "validation"):
+        for error in (pytorch.ShouldExit(), pytorch.InvalidHP("too wide"), LookupError("gone")):
+            name = f"{where} {type(error).__name__}"
+            kind = variant(Leaving, where=where, error=error)
+            found[name] = ranks(kind, directory / name, max_length=Batch(9), validation_period=Batch(4))
+            queued.init_again_if_aborted(directory / f"again {name}", dist.get_rank(), dist.get_world_size())
+    return found
+
+
+class Stopping(Trial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        if batch_idx == 5 and self.context.distributed.rank == 1:
+            self.context.set_stop_requested(True)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def stopped(directory: Path) -> dict[str, Any]:
+    """A stop in the middle of an aggregation."""
+    init = {"aggregation_frequency": 4}
+    fit: dict[str, Any] = {"max_length": Batch(12), "reporting_period": Batch(6), "init": init}
+    whole = ranks(Trial, directory / "whole", checkpoint_period=Batch(6), **fit)
+    first = ranks(Stopping, directory / "first", **fit)
+    again = ranks(Trial, directory / "again", latest_checkpoint=str(directory / "first" / "checkpoint_6"), **fit)
+    return {"whole": whole, "first": first, "again": again}
+
+
+class Beside(Trial):
+    """A sharded model beside a plain one, each with its optimizer and scaler's steps; forward passes without gradients
+    between them."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        torch.manual_seed(6)
+        self.scale = context.wrap_model(nn.Linear(1, 1))
+        self.sgd = context.wrap_optimizer(torch.optim.SGD(self.scale.parameters(), lr=0.01))
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = nn.functional.mse_loss(self.scale(self.model(batch[0])), batch[1])
+        self.losses.append(loss.detach())
+        self.context.backward(loss)
+        with torch.no_grad():
+            self.model(batch[0])
+        self.context.step_optimizer(self.optimizer)
+        self.context.step_optimizer(self.sgd)
+        with torch.no_grad():
+            self.losses.append(self.model(batch[0]).mean())
+        return {"loss": loss}
+
+
+def beside(directory: Path) -> dict[str, Any]:
+    kinds = {"Plain": variant(Beside, parallel=None), "Trial": Beside}
+    return {name: ranks(kind, directory / name, max_length=Batch(20)) for name, kind in kinds.items()}
+
+
+def options(directory: Path) -> dict[str, Any]:
+    """Each option against the plain model: what it computes stays the same, to the precision that it asks for."""
+    given: dict[str, dict[str, Any]] = {
+        "function": {"units": lambda module: isinstance(module, Block)},
+        "names": {"units": "Block", "reshard_after_forward": False},
+        "one unit": {},
+        "checkpointing": {"units": [Block], "activation_checkpointing": True},
+        "compile": {"units": [Block], "activation_checkpointing": True, "compile": True},
+        "bfloat16": {"units": [Block], "mp_policy": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}},
+        "offload": {"units": [Block], "cpu_offload": True},
+    }
+    kinds = {name: variant(Trial, parallel=FullyShard(**each)) for name, each in given.items()}
+    compiler, calls = nn.Module.compile, {}
+
+    def compiled(module: nn.Module) -> None:
+        CALLS["compile"] += 1
+        compiler(module, backend="eager")  # the compiler's own takes seconds
+
+    found: dict[str, Any] = {}
+    nn.Module.compile = compiled  # type: ignore[assignment, method-assign]
+    try:
+        for name, kind in {"plain": Plain, **kinds}.items():
+            CALLS["forward"] = 0
+            found[name] = ranks(kind, directory / name, max_length=Batch(8))
+            calls[name] = CALLS["forward"]
+    finally:
+        nn.Module.compile = compiler  # type: ignore[method-assign]
+    return {**found, "calls": calls, "compiled": CALLS["compile"]}
+
+
+class Norms(Trial):
+    """With buffers that differ between ranks."""
+
+    def wrapped(self) -> nn.Module:
+        torch.manual_seed(5)
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        return self.context.wrap_model(net, parallel=self.parallel)
+
+
+def buffers(directory: Path) -> dict[str, Any]:
+    kinds = {"Plain": variant(Norms, parallel=None), "Trial": variant(Norms, parallel=FullyShard())}
+    return {
+        name: ranks(kind, directory / name, max_length=Batch(8), validation_period=Batch(3))
+        for name, kind in kinds.items()
+    }
+
+
+class Full(Trial):
+    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        losses = [float(self.loss(batch)) for batch in data_loader]
+        return {"validation_loss": sum(losses), "batches": len(losses)}
+
+
+def full_dataset(directory: Path) -> dict[str, Any]:
+    kinds = {"Plain": variant(Full, parallel=None), "Trial": Full}
+    return {name: ranks(kind, directory / name, max_length=Batch(4)) for name, kind in kinds.items()}
+
+
+class OfMeta(Trial):
+    def wrapped(self) -> nn.Module:
+        torch.manual_seed(5)
+        with torch.device("meta"):
+            net = Net()
+        return self.context.wrap_model(net, parallel=self.parallel)
+
+
+class Scaled(Trial):
+    """Loss scaling; in the third batch a gradient in the last rank's shard overflows."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.scaler = context.wrap_scaler(torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3))
+        self.scales: list[float] = []
+        super().__init__(context)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.losses.append(loss.detach())
+        self.context.backward(self.scaler.scale(loss))
+        if batch_idx == 2 and self.context.distributed.rank == self.context.distributed.size - 1:
+            gradient: Any = self.model.blocks[1].up.weight.grad
+            getattr(gradient, "to_local", lambda: gradient)()[-1, -1] = float("inf")
+        norms = []
+
+        def clip(parameters: Any) -> None:
+            norms.append(torch.nn.utils.clip_grad_norm_(parameters, 1.0))
+
+        self.scaler.unscale_(self.optimizer)
+        self.context.step_optimizer(self.optimizer, clip_grads=clip, scaler=self.scaler)
+        self.scaler.update()
+        self.scales.append(self.scaler.get_scale())
+        return {"loss": loss, "norm": norms[0]}
+
+
+HALF = FullyShard(units=[Block], mp_policy={"param_dtype": "float16", "reduce_dtype": "float32"})
+
+
+def scaled(directory: Path) -> dict[str, Any]:
+    def look(trial: Scaled) -> Any:
+        return {"scales": trial.scales, "weights": weights(trial)}
+
+    fit: dict[str, Any] = {"max_length": Batch(8), "look": look}
+    found = {"Trial": ranks(Scaled, directory / "Trial", checkpoint_period=Batch(4), checkpoint_policy="none", **fit)}
+    latest = str(directory / "Trial" / "checkpoint_4")
+    found["resumed"] = ranks(Scaled, directory / "resumed", latest_checkpoint=latest, **fit)
+    found["half"] = ranks(variant(Scaled, parallel=HALF), directory / "half", **fit)
+    return found
+
+
+class Watched(Trial):
+    """torchmetrics in evaluation, scalars for TensorBoard and a trace of two batches."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        import torchmetrics
+
+        super().__init__(context)
+        self.error = context.wrap_reducer(torchmetrics.MeanSquaredError(), name="error", for_training=False)
+        self.both = context.wrap_reducer(
+            torchmetrics.MetricCollection([torchmetrics.R2Score(), torchmetrics.SpearmanCorrCoef()]), for_training=False
+        )
+        schedule = torch.profiler.schedule(wait=2, warmup=1, active=2, repeat=1)
+        context.set_profiler(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        if self.context.distributed.rank == 0:
+            self.context.get_tensorboard_writer().add_scalar("own", batch_idx, batch_idx)
+        with torch.profiler.record_function(f"batch {batch_idx}"):
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        predicted = self.model(batch[0])
+        self.error.update(predicted, batch[1])
+        self.both.update(predicted[:, 0], batch[1][:, 0])
+        return {"validation_loss": nn.functional.mse_loss(predicted, batch[1])}
+
+
+def watched(directory: Path) -> dict[str, Any]:
+    kinds = {"Plain": variant(Watched, parallel=None), "Trial": Watched}
+    return {
+        name: ranks(kind, directory / name, max_length=Batch(8), validation_period=Batch(4))
+        for name, kind in kinds.items()
+    }
+
+
+@pytorch.pretrained
+def base(seed: int) -> nn.Module:
+    LOADED.append(seed)
+    torch.manual_seed(seed)
+    return Net()
+
+
+class Finetuned(Trial):
+    """A head on a pretrained model, of which the first layer is trained too."""
+
+    seed = 1
+
+    def wrapped(self) -> nn.Module:
+        frozen = base(self.seed)
+        frozen.first.requires_grad_(True)  # type: ignore[union-attr]
+        torch.manual_seed(5)
+        return self.context.wrap_model(nn.Sequential(frozen, nn.Linear(1, 1)), parallel=self.parallel)
+
+
+class Merging(Finetuned):
+    """Rank 1 writes into its shard of a frozen weight."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        if self.context.distributed.rank == 1:
+            weight: Any = self.model[0].blocks[1].up.weight
+            weight.data.to_local().fill_(0.5)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def finetuned(directory: Path) -> dict[str, Any]:
+    fit: dict[str, Any] = {"max_length": Batch(6), "checkpoint_period": Batch(3), "checkpoint_policy": "none"}
+    found = {
+        "plain": ranks(variant(Finetuned, parallel=None), directory / "plain", **fit),
+        "whole": ranks(Finetuned, directory / "whole", look=weights, **fit),
+    }
+    latest = str(directory / "whole" / "checkpoint_3")
+    found["resumed"] = ranks(Finetuned, directory / "resumed", latest_checkpoint=latest, look=weights, **fit)
+    found["other"] = ranks(variant(Finetuned, seed=2), directory / "other", latest_checkpoint=latest, **fit)
+    found["merging"] = ranks(Merging, directory / "merging", look=weights, **fit)
+    return {**found, "loaded": list(LOADED)}
+
+
+def weights(trial: Trial) -> dict[str, torch.Tensor]:
+    return {
+        name: getattr(value.detach(), "full_tensor", value.detach)().clone()
+        for name, value in trial.model.named_parameters()
+    }
+
+
+def on_meta(directory: Path) -> dict[str, Any]:
+    class Begun(OfMeta):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.begun = weights(self)
+
+    return ranks(Begun, directory, max_length=Batch(1), look=lambda trial: trial.begun)
+
+
+def unseeded(directory: Path) -> dict[str, Any]:
+    """Ranks that come with weights of their own."""
+
+    class Own(Trial):
+        def wrapped(self) -> nn.Module:
+            torch.manual_seed(40 + self.context.distributed.rank)
+            net = Net()
+            self.begun = net.first.weight.detach().clone()
+            return self.context.wrap_model(net, parallel=self.parallel)
+
+    def look(trial: Any) -> Any:
+        return trial.begun
+
+    class Begun(Own):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.begun = (self.begun, weights(self)["first.weight"])
+
+    return ranks(Begun, directory, max_length=Batch(1), look=look)
+
+
+# ---------------------------------------------------------------------------------------------------- tensor parallel
+
+
+class TensorParallel(Trial):
+    parallel = None
+
+    def wrapped(self) -> nn.Module:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        torch.manual_seed(5)
+        net = Net().to(self.dtype)
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        for block in net.blocks:
+            parallelize_module(block, self.context.device_mesh["tp"], plan)
+        return self.context.wrap_model(net, parallel=self.parallel)
+
+
+class Both(TensorParallel):
+    parallel = UNITS
+
+
+def tensor_parallel(directory: Path) -> dict[str, Any]:
+    return ranks(TensorParallel, directory, init={"mesh": {"tp": 2}}, **LONG)
+
+
+def without_replicas(directory: Path) -> dict[str, Any]:
+    """Tensor-parallel over fewer ranks than there are, without anything that averages gradients over the others."""
+    with (
+        use_host(FakeHost(directory)),
+        pytorch.init(distributed=DistributedContext.from_torch_distributed()) as context,
+    ):
+        try:
+            TensorParallel(context)
+        except ValueError as error:
+            return {"error": str(error)}
+    return {"error": None}
+
+
+def both(directory: Path) -> dict[str, Any]:
+    """Two shards of two tensor-parallel ranks each."""
+    return ranks(Both, directory, init={"mesh": {"tp": 2}}, **SHORT)
+
+
+def replicated(directory: Path) -> dict[str, Any]:
+    return ranks(Trial, directory, init={"mesh": {"dp_replicate": 2}}, **SHORT)
+
+
+class ByHand(Leaving):
+    """Sharded by the user's code: over all ranks, or, if there are four, over two and two (HSDP)."""
+
+    def wrapped(self) -> nn.Module:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(5)
+        net, size = Net().to(self.dtype), dist.get_world_size()
+        names = ("dp_replicate", "dp_shard")
+        mesh = None if size < 4 else init_device_mesh("cpu", (2, size // 2), mesh_dim_names=names)
+        for block in net.blocks:
+            fully_shard(block, mesh=mesh)
+        return self.context.wrap_model(fully_shard(net, mesh=mesh))
+
+
+class Staying(ByHand):
+    train_batch, evaluate_batch = Trial.train_batch, Trial.evaluate_batch
+
+
+def by_hand(directory: Path) -> dict[str, Any]:
+    """Gradients that are clipped and aggregated, cut in the middle of that; then a rank leaves, and another trial
+    follows."""
+    fit: dict[str, Any] = {"max_length": Batch(12), "checkpoint_policy": "none", "init": {"aggregation_frequency": 4}}
+    exact = {"clip": 0.1, "dtype": torch.float64}
+    found = {
+        "plain": ranks(variant(Plain, **exact), directory / "plain", **fit),
+        "whole": ranks(variant(Staying, **exact), directory / "whole", checkpoint_period=Batch(6), **fit),
+    }
+    latest = str(directory / "whole" / "checkpoint_6")
+    found["resumed"] = ranks(variant(Staying, **exact), directory / "resumed", latest_checkpoint=latest, **fit)
+    found["left"] = ranks(ByHand, directory / "left", max_length=Batch(9))
+    found["after"] = ranks(Staying, directory / "after", max_length=Batch(3))
+    return found
+
+
+SCENARIOS: dict[int, list[Callable[[Path], dict[str, Any]]]] = {
+    2: [
+        losses,
+        clipped,
+        aggregated,
+        communicated,
+        memory,
+        left,
+        stopped,
+        beside,
+        options,
+        buffers,
+        full_dataset,
+        on_meta,
+        unseeded,
+        by_hand,
+        finetuned,
+        scaled,
+        watched,
+        tensor_parallel,
+        without_replicas,
+    ],
+    4: [losses_of_four, memory, on_meta, both, replicated, by_hand],
+}
+
+
+def main(directory: Path) -> None:
+    torch.set_num_threads(1)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    queued.init(directory / "rendezvous", rank, size)
+    agreement.LEAVE_S = 0.5
+    results = {}
+    # What ranks compute is tested on gloo alone, and how they end on both backends.
+    for scenario in SCENARIOS[size] if os.environ["TEST_BACKEND"] == "gloo" else [left]:
+        results[scenario.__name__] = scenario(directory / scenario.__name__)
+        queued.init_again_if_aborted(directory / f"rendezvous_after_{scenario.__name__}", rank, size)
+    torch.save(results, directory / f"rank_{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

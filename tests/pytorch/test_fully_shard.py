@@ -1,0 +1,165 @@
+"""Bad input of `FullyShard` and of meshes: one clear error, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dray import pytorch
+from dray.hosts import use_host
+from dray.pytorch import CheckpointLoadContext, FullyShard
+from dray.training.parallel.mesh import MeshShape, mesh_shape
+from tests.pytorch.fakes import FakeHost, OneWeight
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[pytorch.PyTorchTrialContext]:
+    with use_host(FakeHost(tmp_path)), pytorch.init() as context:
+        yield context
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"units": [3]}, r"FullyShard\(units=\.\.\.\) takes classes of modules, .* got \[3\]"),
+        ({"units": int}, "takes classes of modules"),
+        ({"mp_policy": "bfloat16"}, "must be a torch.distributed.fsdp.MixedPrecisionPolicy or a dict of param_dtype"),
+        ({"mp_policy": {"params": "bfloat16"}}, "or a dict of param_dtype, reduce_dtype"),
+        ({"mp_policy": {"param_dtype": "bf16"}}, r"param_dtype must be a dtype or its name \(bfloat16\), got 'bf16'"),
+        ({"compile": 1}, r"FullyShard\(compile=\.\.\.\) must be a bool, got 1"),
+        ({"reshard_after_forward": "no"}, "must be True, False, a number of ranks or None, got 'no'"),
+        ({"init": 3}, "must be a function of a module, got 3"),
+    ],
+)
+def test_options_of_another_type_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        FullyShard(**arguments)
+
+
+class NoReset(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)))
+    model[1][0].weight = model[0].weight
+    return model
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(3, 3), NoReset())
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "message"),
+    [
+        (nn.Linear(1, 1), FullyShard(units=["Block"]), "Block is the class of no module in the model; it has Linear"),
+        (nn.Linear(1, 1), FullyShard(units=nn.Conv2d), "Conv2d is the class of no module"),
+        (
+            nn.Linear(1, 1),
+            FullyShard(units=lambda module: False),
+            "False for each of the model's 1 modules",
+        ),
+        (tied(), FullyShard(units=[nn.Sequential]), r"the parameter weight of .* also belongs to another unit"),
+        (on_meta(), FullyShard(), r"1 \(NoReset\) is on the meta device and has no reset_parameters\(\)"),
+    ],
+)
+def test_models_that_cannot_be_sharded_so_are_refused(
+    context: pytorch.PyTorchTrialContext, model: nn.Module, parallel: FullyShard, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        context.wrap_model(model, parallel=parallel)
+    assert not context.models
+
+
+@pytest.mark.parametrize("wrapped_first", [True, False])
+def test_an_optimizer_that_was_made_before_the_shards_is_refused(tmp_path: Path, wrapped_first: bool) -> None:
+    class Early(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            self.context = context
+            model = nn.Linear(1, 1, bias=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            if wrapped_first:
+                context.wrap_optimizer(optimizer)
+            context.wrap_model(model, parallel=FullyShard())
+            if not wrapped_first:
+                context.wrap_optimizer(optimizer)
+
+    refused = pytest.raises(ValueError, match=r"optimizer 0 has parameters that .* replaced by shards, and would train")
+    with use_host(FakeHost(tmp_path)), pytorch.init() as context, refused:
+        pytorch.Trainer(Early(context), context).fit(max_length=pytorch.Batch(1))
+
+
+def test_settings_of_ddp_are_refused(context: pytorch.PyTorchTrialContext, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"ddp_kwargs are arguments of .*; leave out bucket_cap_mb"):
+        context.wrap_model(nn.Linear(1, 1), {"bucket_cap_mb": 1}, parallel=FullyShard())
+    with pytest.raises(TypeError, match=r"parallel must be a pytorch\.FullyShard, got 'fsdp'"):
+        context.wrap_model(nn.Linear(1, 1), parallel="fsdp")  # type: ignore[arg-type]
+    compressed = {"optimizations": {"gradient_compression": True}}
+    refused = pytest.raises(ValueError, match="gradient_compression is for DistributedDataParallel")
+    with use_host(FakeHost(tmp_path)), pytorch.init(exp_conf=compressed) as other, refused:
+        other.wrap_model(nn.Linear(1, 1), parallel=FullyShard())
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "shape"),
+    [
+        (None, 4, MeshShape(dp_shard=4)),
+        ({"tp": 2}, 4, MeshShape(dp_shard=2, tp=2)),
+        ({"tp": 4}, 4, MeshShape(tp=4)),
+        ({"tp": 2, "dp_replicate": 2}, 8, MeshShape(dp_replicate=2, dp_shard=2, tp=2)),
+        ({"tp": 3}, 4, r"tp 3 does not divide the trial's 4 slot\(s\)"),
+        ({"tp": 8}, 4, r"tp 8 does not divide the trial's 4 slot\(s\)"),
+        ({"dp_shard": 2}, 4, r"dp_shard 2 is not the trial's 4 slot\(s\)"),
+        ({"tp": 0}, 4, "tp must be an int >= 1, got 0"),
+        ({"pp": 2}, 4, "takes the sizes of dp_replicate, dp_shard, tp"),
+    ],
+)
+def test_sizes_of_a_mesh_are_those_of_the_ranks(asked: Any, ranks: int, shape: MeshShape | str) -> None:
+    if isinstance(shape, MeshShape):
+        assert mesh_shape(asked, ranks) == shape
+    else:
+        with pytest.raises(ValueError, match=shape):
+            mesh_shape(asked, ranks)
+
+
+def test_ranks_of_a_tensor_parallel_group_share_their_data() -> None:
+    shape = MeshShape(dp_replicate=2, dp_shard=2, tp=2)
+    assert [shape.replica(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert shape.replicas == 4
+
+
+def test_mesh_of_one_process_has_all_dimensions(context: pytorch.PyTorchTrialContext) -> None:
+    mesh = context.device_mesh
+    assert (mesh.mesh_dim_names, mesh.shape) == (("dp_replicate", "dp_shard", "tp"), (1, 1, 1))
+    assert context.device_mesh is mesh
+
+
+def test_mesh_comes_from_the_config_and_must_divide_the_slots(tmp_path: Path) -> None:
+    config = {"resources": {"mesh": {"tp": 2}}}
+    refused = pytest.raises(ValueError, match=r"tp 2 does not divide the trial's 1 slot")
+    with use_host(FakeHost(tmp_path)), refused, pytorch.init(exp_conf=config):
+        pass
+    with use_host(FakeHost(tmp_path)), pytorch.init(exp_conf=config, mesh={}) as context:
+        assert context.device_mesh.shape == (1, 1, 1)
+
+
+def test_model_that_is_only_loaded_stays_whole() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    model = CheckpointLoadContext(exp_conf={"resources": {"mesh": {"tp": 2}}}).wrap_model(
+        model, parallel=FullyShard(units=[nn.Linear])
+    )
+    assert {type(parameter) for parameter in model.parameters()} == {nn.Parameter}
+    assert torch.equal(model[1].weight, torch.ones(3))
+    assert not dist.is_initialized()

@@ -1,0 +1,293 @@
+"""Checkpoints of sharded models, by real processes: cut and resumed, on other numbers of ranks, and with failures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray import pytorch
+from dray.storage import CheckpointError, CheckpointStore, verify
+from dray.storage.checkpoints import RemoteStore
+from dray.training.checkpoint import shard_file, sharded
+from tests.pytorch import sharded_ranks
+from tests.pytorch.processes import HANGS_S, results_of, two_processes
+from tests.pytorch.resuming import assert_equal
+from tests.pytorch.sharded_ranks import CUTS
+from tests.pytorch.sharding import run, trial
+from tests.storage.s3 import LocalS3
+
+pytestmark = pytest.mark.slow
+
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sharded_ranks")
+
+
+@pytest.fixture(scope="module")
+def one(directory: Path) -> dict[str, Any]:
+    """What one process with a whole model makes of the trial."""
+    return run(trial(), directory / "one")
+
+
+@pytest.fixture(scope="module")
+def two(directory: Path, one: dict[str, Any]) -> Found:
+    return results_of(2, sharded_ranks.__file__, directory)
+
+
+@pytest.fixture(scope="module")
+def one_from_two(directory: Path, two: Found) -> dict[int, dict[str, Any]]:
+    """One process that goes on from two, with a checkpoint at each batch."""
+    return {
+        cut: run(
+            trial(),
+            directory / "one_from_two" / str(cut),
+            latest_checkpoint=str(directory / "fsdp" / f"checkpoint_{cut}"),
+        )
+        for cut in CUTS
+    }
+
+
+def assert_close(mine: Any, other: Any) -> None:
+    """As `assert_equal`, but for the order of additions."""
+    if isinstance(mine, torch.Tensor):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    elif isinstance(mine, dict):
+        assert mine.keys() == other.keys()
+        for key in mine:
+            assert_close(mine[key], other[key])
+    elif isinstance(mine, (list, tuple)):
+        assert len(mine) == len(other)
+        for left, right in zip(mine, other, strict=True):
+            assert_close(left, right)
+    elif isinstance(mine, float):
+        assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
+    else:
+        assert mine == other
+
+
+def after(reports: list[Any], cut: int) -> list[Any]:
+    return [report for report in reports if report[0] > cut]
+
+
+def assert_goes_on(resumed: dict[str, Any], expected: dict[str, Any], cut: int) -> None:
+    """Weights, optimizers and all that was reported after the cut are those of another run, to float tolerance."""
+    assert_close(resumed["state"], expected["state"])
+    assert_close(after(resumed["reports"], cut), after(expected["reports"], cut))
+    assert resumed["epochs"] == expected["epochs"]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_same_ranks_go_on_bit_for_bit(two: Found, cut: int) -> None:
+    for rank in two:
+        resumed, whole = rank["dropout, resumed"][cut], rank["dropout"]
+        assert_equal(resumed["state"], whole["state"])
+        assert_equal(resumed["rng"], whole["rng"])
+        assert_equal(resumed["reports"], after(whole["reports"], cut))
+        assert resumed["epochs"] == whole["epochs"]
+
+
+def test_a_checkpoint_has_each_shard_once_and_no_weight_outside(two: Found, directory: Path) -> None:
+    checkpoint = directory / "fsdp" / "checkpoint_3"
+    state = torch.load(checkpoint / "state-dict.pth", weights_only=True)
+    model, scale = state["models_state_dict"]
+    assert all(weight.device.type == "meta" for weight in model.values())
+    assert all(weight.device.type == "cpu" for weight in scale.values())
+    pieces = [shard_file.read(checkpoint / sharded.file_of(rank)) for rank in (0, 1)]
+    assert [piece["models_state_dict.0.0.weight"].shape for piece in pieces] == [(4, 6), (4, 6)]
+    assert [piece["models_state_dict.0.0.weight"].offsets for piece in pieces] == [(0, 0), (4, 0)]
+    assert "models_state_dict.0.4.bias" not in pieces[1], "one element, which the first rank has"
+    assert {name.partition(".")[0] for name in pieces[0]} == {
+        "models_state_dict",
+        "optimizers_state_dict",
+        "gradients",
+    }
+    manifest = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    for rank in (0, 1):
+        content = (checkpoint / sharded.file_of(rank)).read_bytes()
+        assert manifest[sharded.file_of(rank)] == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def test_torchs_own_reader_reads_the_shards(two: Found, directory: Path) -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    loaded = {"models_state_dict.0.0.weight": torch.empty(8, 6), "models_state_dict.0.2.bias": torch.empty(5)}
+    reader = dcp.HuggingFaceStorageReader(str(directory / "fsdp" / "checkpoint_8" / "sharded"))
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(loaded, storage_reader=reader)
+    for name, tensor in loaded.items():
+        expected = two[0]["fsdp"]["state"]["models_state_dict"][0]
+        assert torch.equal(tensor, expected[name.removeprefix("models_state_dict.0.")])
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_one_goes_on_from_two_and_four_from_one(
+    two: Found, one: dict[str, Any], one_from_two: dict[int, dict[str, Any]], four: Found, cut: int
+) -> None:
+    assert_goes_on(two[0]["fsdp"], one, 0)
+    assert_goes_on(one_from_two[cut], one, cut)
+    assert_goes_on(two[0]["from one"][cut], one, cut)
+    assert_goes_on(four[0]["from one"][cut + 2], one, cut + 2)
+
+
+@pytest.fixture(scope="module")
+def four(two: Found, one_from_two: dict[int, dict[str, Any]], directory: Path) -> Found:
+    return results_of(4, sharded_ranks.__file__, directory)
+
+
+def test_of_ranks_with_the_same_shard_one_writes_it(two: Found, four: Found) -> None:
+    expected = two[0]["fsdp"]["state"]["models_state_dict"][0]
+    for rank in four:
+        assert_equal(dict(rank["replicated"]["state"]), dict(expected))
+    saves = [rank["replicated"]["saves"] for rank in four]
+    assert saves[0] == set(expected)
+    assert saves[1] == set(expected) - {"4.bias", "4.weight"}, "of one row, which the first rank has"
+    assert saves[2:] == [set(), set()]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("kind", ["ddp to fsdp", "fsdp to ddp", "from full", "from background"])
+def test_whole_and_sharded_models_load_each_others_checkpoints(
+    two: Found, one: dict[str, Any], kind: str, cut: int
+) -> None:
+    assert_goes_on(two[0][kind][cut], one, cut)
+
+
+def test_a_tensor_parallel_model_loads_what_fsdp_saved(two: Found) -> None:
+    expected = two[0]["fsdp"]["state"]["models_state_dict"][0]
+    for rank, found in enumerate(each["tensor parallel"] for each in two):
+        assert_equal(dict(found["state"]), dict(expected))
+        # The bias of the rows is whole on both ranks, and the last layer no DTensor.
+        assert found["saves"] == {"0.weight", "0.bias", "2.weight"} | ({"2.bias"} if rank == 0 else set())
+
+
+def test_a_full_checkpoint_is_one_state_dict(two: Found, directory: Path) -> None:
+    checkpoint = directory / "full" / "checkpoint_8"
+    assert not (checkpoint / "sharded").exists()
+    state = torch.load(checkpoint / "state-dict.pth", weights_only=True)
+    assert_equal(state["models_state_dict"], two[0]["full"]["state"]["models_state_dict"])
+    assert_equal(state["optimizers_state_dict"], two[0]["full"]["state"]["optimizers_state_dict"])
+
+
+def test_a_sharded_checkpoint_gives_a_whole_trial(two: Found, directory: Path) -> None:
+    checkpoint = directory / "fsdp" / "checkpoint_8"
+    made: Any = pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
+    assert_equal(dict(made.model.state_dict()), dict(two[0]["fsdp"]["state"]["models_state_dict"][0]))
+
+
+@pytest.mark.parametrize("kind", ["", ", background"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cant_write_is_an_error_on_all(two: Found, directory: Path, rank: int, kind: str) -> None:
+    errors = [found[f"broken on {rank}{kind}"]["error"] for found in two]
+    assert all("the disk is broken" in error for error in errors), errors
+    place = directory / f"broken_{rank}{'_background' if kind else ''}"
+    assert sorted(path.name for path in place.iterdir() if "checkpoint" in path.name or "staging" in path.name) == [
+        "checkpoint_1",
+        "checkpoint_2",
+    ]
+    verify(place / "checkpoint_2")
+
+
+@pytest.mark.parametrize("kind", ["", ", background"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_disk_costs_one_checkpoint(two: Found, rank: int, kind: str) -> None:
+    assert [found[f"full disk on {rank}{kind}"].get("error") for found in two] == [None, None]
+    assert two[0][f"full disk on {rank}{kind}"]["saved"] == [1, 2, 4, 5]
+
+
+def test_a_checkpoint_of_another_architecture_is_one_error(two: Found) -> None:
+    for rank in two:
+        assert rank["wider"]["error"].startswith("ValueError: model 0 of the checkpoint does not fit the trial's")
+        assert "size mismatch for 0.weight" in rank["wider"]["error"]
+
+
+def test_a_shard_in_the_state_of_a_callback_is_one_error(two: Found, directory: Path) -> None:
+    what = "the state of callback 'keeper' at ['first'] is a DTensor, of which the chief has only a shard"
+    assert all(what in rank["keeper"]["error"] for rank in two)
+    assert not list((directory / "keeper").glob(".staging-*"))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_kill_in_the_middle_of_a_save_costs_that_checkpoint(one: dict[str, Any], tmp_path: Path, victim: int) -> None:
+    with two_processes(sharded_ranks.__file__, tmp_path, victim) as processes:
+        for rank, process in enumerate(processes):
+            process.communicate(timeout=HANGS_S)
+            assert process.returncode == (-signal.SIGKILL if rank == victim else 1)
+    assert any(path.name.startswith(".staging-3-") for path in tmp_path.iterdir()) == (victim == 0)
+    latest = CheckpointStore(tmp_path).latest()
+    assert latest == str(tmp_path / "checkpoint_2")
+    assert_goes_on(run(trial(), tmp_path / "resumed", latest_checkpoint=latest), one, 2)
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Found, LocalS3, Path]]:
+    """Two machines of a rank each, with an object store."""
+    directory = tmp_path_factory.mktemp("two_machines")
+    server = LocalS3()
+    (directory / "uri").write_text(server.uri("sharded"))
+    yield results_of(2, sharded_ranks.__file__, directory, local_sizes=(1, 1)), server, directory
+    server.stop()
+
+
+def test_each_machine_uploads_its_shards(machines: tuple[Found, LocalS3, Path], one: dict[str, Any]) -> None:
+    ranks, server, _ = machines
+    assert_goes_on(ranks[0]["whole"], one, 0)
+    for rank in ranks:
+        for cut in CUTS:
+            assert_equal(rank["resumed"][cut]["state"], rank["whole"]["state"])
+    uploaded = server.files("sharded", "whole", "checkpoint_3")
+    assert {name for name in uploaded if name.startswith("sharded/")} == {sharded.file_of(rank) for rank in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [("broken on 0", "the disk is broken"), ("broken on 1", "the disk is broken"), ("refused", "the store refuses")],
+)
+def test_a_machine_that_fails_leaves_no_checkpoint(machines: tuple[Found, LocalS3, Path], kind: str, what: str) -> None:
+    ranks, server, directory = machines
+    assert all(what in rank[kind]["error"] for rank in ranks)
+    name = kind.replace(" on ", "_")
+    found = RemoteStore(server.place("sharded", name), directory / "scratch" / name)
+    complete = [batches for batches, _ in found.listed() if found.is_complete(batches)]
+    assert complete == ([] if kind == "refused" else [2, 1])
+    assert list(directory.glob(f"machine_*/{name}/.staging-*")) == []
+
+
+def copied(directory: Path, target: Path) -> Path:
+    return shutil.copytree(directory / "fsdp" / "checkpoint_8", target / "checkpoint_8")
+
+
+def test_a_damaged_shard_is_never_loaded(two: Found, directory: Path, tmp_path: Path) -> None:
+    checkpoint = copied(directory, tmp_path)
+    file = checkpoint / sharded.file_of(1)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"sharded/rank_1.safetensors is not what was written"):
+        pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
+
+
+def test_shards_of_another_checkpoint_are_refused_even_without_a_manifest(
+    two: Found, four: Found, directory: Path, tmp_path: Path
+) -> None:
+    checkpoint = copied(directory, tmp_path)
+    (checkpoint / "manifest.json").unlink()
+    file = checkpoint / sharded.file_of(1)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"of the 48 elements of models_state_dict\.0\.0\.weight, .* has 24"):
+        pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
+    shutil.copy(directory / "four_from_one" / "5" / "checkpoint_8" / sharded.file_of(0), file)
+    with pytest.raises(CheckpointError, match="another checkpoint's"):
+        pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
+    file.write_bytes(b"\x10\0\0\0\0\0\0\0not JSON, 16 bytes")
+    with pytest.raises(ValueError, match=r"rank_1.safetensors is damaged"):
+        pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())

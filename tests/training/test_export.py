@@ -1,0 +1,222 @@
+"""Exports of sharded models: the same weights in one file, in little memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray.records.checkpoints import damage, download, export
+from dray.storage import CheckpointError, CheckpointStore, Location
+from dray.storage.manifest import write_manifest
+from dray.training.checkpoint import files, shard_file, sharded
+from dray.training.checkpoint.shard_file import Shard
+from dray.training.progress import Progress
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+MB = 1 << 20
+
+
+def pieces_of(tensor: torch.Tensor, dim: int, ranks: int) -> list[Shard]:
+    offsets = [0] * tensor.ndim
+    found = []
+    for piece in tensor.chunk(ranks, dim):
+        found.append(Shard(piece, tuple(offsets)))
+        offsets[dim] += piece.shape[dim]
+    return found
+
+
+def save(directory: Path, model: dict[str, Any], dims: dict[str, int], ranks: int = 2) -> Path:
+    """A checkpoint of a model some of whose tensors are divided along these dimensions."""
+    state = OrderedDict(
+        (name, torch.empty_like(value, device="meta") if name in dims else value) for name, value in model.items()
+    )
+    contents = files.contents(
+        state={"models_state_dict": [state]},
+        progress=Progress(),
+        ranks=[files.RankState(rng={})] * ranks,
+        description=files.Description(metadata={}),
+    )
+    shards: list[dict[str, Shard]] = [{} for _ in range(ranks)]
+    for name, dim in dims.items():
+        for rank, piece in enumerate(pieces_of(model[name], dim, ranks)):
+            shards[rank][f"models_state_dict.0.{name}"] = piece
+    parts = {sharded.file_of(rank): part for rank, part in enumerate(shards)}
+    directory.mkdir(parents=True)
+    files.write(directory, files.Contents(objects=contents.objects, texts=contents.texts, nbytes=0, shards=parts))
+    write_manifest(directory)
+    return directory
+
+
+def exported(checkpoint: Path, target: Path, form: Any = "state-dict") -> Any:
+    file, *_ = export(Location.of(checkpoint), target, form)
+    if form == "state-dict":
+        with zipfile.ZipFile(file) as archive:
+            assert archive.testzip() is None
+    return torch.load(file, weights_only=True) if form == "state-dict" else safetensors.load_file(file)
+
+
+MODEL = {
+    "rows": torch.arange(35.0).reshape(7, 5),
+    "columns": torch.arange(40, dtype=torch.int16).reshape(4, 10),
+    "middle": torch.randn(3, 4, 5).to(torch.bfloat16),
+    "whole": torch.randn(6, dtype=torch.float64),
+    "scalar": torch.tensor(3),
+    "none": torch.empty(0, 4),
+}
+DIMS = {"rows": 0, "columns": 1, "middle": 1}
+
+
+@pytest.mark.parametrize("form", ["state-dict", "safetensors"])
+def test_all_pieces_come_together(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dray.training.checkpoint.export.BLOCK_BYTES", 45)  # two rows, or less than one
+    found = exported(save(tmp_path / "checkpoint_1", MODEL, DIMS, ranks=3), tmp_path / "model", form)
+    assert found.keys() == MODEL.keys()
+    for name, tensor in MODEL.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_plain_checkpoints_keep_ties_and_what_is_in_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dray.training.checkpoint.export.BLOCK_BYTES", 45)
+    monkeypatch.setattr("dray.training.checkpoint.export.MAPPED_BYTES", 100)  # mapped several times
+    rows = torch.arange(35.0).reshape(7, 5)
+    model = {**MODEL, "tied": rows, "rows": rows, "columns": rows.t(), "part": rows[2:4, 1:], "channel": rows[:, 1]}
+    checkpoint = save(tmp_path / "checkpoint_1", model, {})
+    for form in ("state-dict", "safetensors"):
+        found = exported(checkpoint, tmp_path / form, form)
+        assert found.keys() == model.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
+        assert (found["tied"].data_ptr() == found["rows"].data_ptr()) is (form == "state-dict")
+
+
+def test_sparse_tensors_are_exported_as_they_are(tmp_path: Path) -> None:
+    found = exported(save(tmp_path / "checkpoint_1", {"sparse": torch.eye(3).to_sparse(), **MODEL}, {}), tmp_path / "a")
+    assert found["sparse"].is_sparse
+    assert torch.equal(found["sparse"].to_dense(), torch.eye(3))
+    assert torch.equal(found["rows"], MODEL["rows"])
+
+
+def test_checkpoints_of_torchs_oldest_format_are_exported(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path / "checkpoint_1", MODEL, {})
+    state = torch.load(checkpoint / files.STATE, weights_only=True)
+    torch.save(state, checkpoint / files.STATE, _use_new_zipfile_serialization=False)
+    (checkpoint / "manifest.json").unlink()
+    assert torch.equal(exported(checkpoint, tmp_path / "model")["columns"], MODEL["columns"])
+
+
+def test_what_is_no_tensor_is_kept_or_refused(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path / "checkpoint_1", {**MODEL, "_extra_state": {"scale": 3}}, DIMS)
+    assert exported(checkpoint, tmp_path / "model")["_extra_state"] == {"scale": 3}
+    with pytest.raises(ValueError, match=r"_extra_state of the model's state is no tensor but a dict.*state-dict"):
+        exported(checkpoint, tmp_path / "other", "safetensors")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_missing_shard_ends_the_export(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path / "checkpoint_1", MODEL, DIMS)
+    (checkpoint / "manifest.json").unlink()
+    (checkpoint / sharded.file_of(1)).unlink()
+    with pytest.raises(CheckpointError, match=r"of the 35 elements of models_state_dict\.0\.rows, sharded/ has 20"):
+        exported(checkpoint, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_verify_download_and_delete_know_the_shards(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path / "trial_1" / "checkpoint_1", MODEL, DIMS)
+    assert damage(Location.of(checkpoint)) is None
+    download(Location.of(checkpoint), tmp_path / "copy")
+    assert torch.equal(exported(tmp_path / "copy", tmp_path / "model")["columns"], MODEL["columns"])
+    (tmp_path / "copy" / sharded.file_of(1)).write_bytes(b"")
+    assert "sharded/rank_1.safetensors has 0 bytes" in str(damage(Location.of(tmp_path / "copy")))
+    CheckpointStore(checkpoint.parent).delete(1)
+    assert not checkpoint.exists()
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+import torch
+from dray.records.checkpoints import export
+from dray.storage import Location
+from dray.training.checkpoint import export as parts, files
+
+parts.BLOCK_BYTES = parts.MAPPED_BYTES = 8 << 20
+
+def peak():
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+before = peak()
+export(Location.of(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    # Ten tensors of 10 MB are sharded, and as many are not.
+    model = {
+        f"{kind}.{number}": torch.full((1600, 1600), float(number))
+        for kind in ("sharded", "whole")
+        for number in range(10)
+    }
+    dims = {name: number % 2 for number, name in enumerate(model) if name.startswith("sharded")}
+    checkpoint = save(tmp_path / "checkpoint_1", model, dims)
+    for form in ("state-dict", "safetensors"):
+        target = tmp_path / form
+        ran = subprocess.run(
+            [sys.executable, "-c", MEASURE, checkpoint, target, form], check=True, capture_output=True, text=True
+        )
+        assert int(ran.stdout) <= 50 * MB, "either half is 100"
+        file = next(target.glob("model.*"))
+        found = torch.load(file, mmap=True) if form == "state-dict" else safetensors.load_file(file)
+        assert all(torch.equal(found[name], model[name]) for name in model)
+
+
+def test_a_rank_file_is_a_safetensors_file(tmp_path: Path) -> None:
+    shards = {name: Shard(tensor, (0,) * tensor.ndim) for name, tensor in MODEL.items()}
+    with (tmp_path / "a.safetensors").open("wb") as file:
+        shard_file.write(file, shards)
+    theirs, ours = safetensors.load_file(tmp_path / "a.safetensors"), shard_file.read(tmp_path / "a.safetensors")
+    for name, tensor in MODEL.items():
+        assert torch.equal(theirs[name], tensor)
+        assert torch.equal(ours[name].load(), tensor)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"F32"', b'"F99"'),
+        (b'"shape": [7, 5]', b'"shape": [8, 5]'),
+        (b'"shape": [7, 5]', b'"shape": [-7,5]'),
+        (b'"data_offsets": [', b'"data_offsets": {'),
+        (b"saved_offsets", b"saved_offsetz"),
+        (b"{", b"["),
+    ],
+)
+def test_a_damaged_header_is_an_error(tmp_path: Path, old: bytes, new: bytes) -> None:
+    path = tmp_path / "a.safetensors"
+    with path.open("wb") as file:
+        shard_file.write(file, {"rows": Shard(MODEL["rows"], (0, 0))})
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new, 1))
+    with pytest.raises(ValueError, match=r"a.safetensors is damaged: .*; use an earlier checkpoint"):
+        shard_file.read(path)
+    path.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="rows is not as large as its shape"):
+        shard_file.read(path)
+
+
+def test_a_type_without_a_name_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"z is of torch.complex128, which safetensors can't hold"):
+        shard_file.header({"z": torch.zeros(1, dtype=torch.complex128)}, {})
