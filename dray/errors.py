@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from dray.text import counted
 from searchers.errors import shown
 
 
@@ -54,7 +55,7 @@ class ConfigError(ValueError):
         super().__init__(self.faults, source)
 
     def __str__(self) -> str:
-        count = "1 error" if len(self.faults) == 1 else f"{len(self.faults):,} errors"
+        count = counted(len(self.faults), "error", ",")
         source = self.source if len(self.source) < 300 else f"{self.source[:300]} ..."
         return "\n  ".join([f"{source} has {count}:", *shown(self.faults)])
 

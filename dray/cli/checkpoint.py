@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
@@ -19,9 +20,14 @@ from dray.cli.arguments import (
     target,
 )
 from dray.cli.errors import FAILED, BadUse
-from dray.cli.reader import read_experiment
+from dray.cli.reader import read_experiment, reader
 from dray.errors import NoExperiment
 from dray.storage import CheckpointError, Location, holds_a_trial
+from dray.text import counted, one_line
+
+FormatOption: TypeAlias = Annotated[
+    Literal["state-dict", "safetensors"], typer.Option("--format", help="Format of the weights.")
+]
 
 app = typer.Typer(help="List, verify, download and export checkpoints.", no_args_is_help=True)
 
@@ -83,7 +89,7 @@ def verify(experiment: CheckpointArg, trial: TrialOrAllArg = None, json: Json = 
         places = [one]
     else:
         with open_experiment(experiment) as stored:
-            number = None if trial is None else _number(experiment, trial)
+            number = None if trial is None else reader(stored).trial(trial)
             # While a driver runs, a checkpoint without a manifest is being written or deleted.
             runs = stored.overview().state in ("RUNNING", "UNKNOWN")
             places = [
@@ -103,7 +109,7 @@ def verify(experiment: CheckpointArg, trial: TrialOrAllArg = None, json: Json = 
         show.as_json([{"path": place.uri, "is_whole": why is None, "why": why} for place, why in verified.items()])
     else:
         show.lines(why if str(place) in why else f"{place}: {why}" for place, why in damaged.items())
-        typer.echo(f"{show.counted(len(verified), 'checkpoint')} verified, {len(damaged)} damaged")
+        typer.echo(f"{counted(len(verified), 'checkpoint')} verified, {len(damaged)} damaged")
     if damaged:
         raise typer.Exit(FAILED)
 
@@ -130,23 +136,29 @@ def download(
 
 @app.command()
 def export(
-    experiment: CheckpointArg, trial: TrialOrBestArg = "best", batches: Batches = None, output: Output = None
+    experiment: CheckpointArg,
+    trial: TrialOrBestArg = "best",
+    batches: Batches = None,
+    output: Output = None,
+    form: FormatOption = "state-dict",
 ) -> None:
     """Export a checkpoint's weights and hyperparameters for use without dray.
 
     model.pt is the model's state_dict: model.load_state_dict(torch.load("model.pt", weights_only=True)). hparams.json
-    holds the hyperparameters that the model was created with.
+    holds the hyperparameters that the model was created with. Of a sharded model, this makes one file; it needs neither
+    a GPU nor memory for the model.
 
     \b
     dray checkpoint export latest -o model
+    dray checkpoint export latest --format safetensors
     """
     from dray.records.checkpoints import export
 
     with _chosen(experiment, trial, batches) as (place, name):
         try:
-            files = export(place, target(output, f"{name}-weights"))
+            files = export(place, target(output, f"{name}-weights"), form)
         except ValueError as error:
-            raise BadUse(" ".join(str(error).split())) from None
+            raise BadUse(one_line(error)) from None
     for file in files:
         typer.echo(file)
 
@@ -194,8 +206,3 @@ def _one(where: str) -> Location | None:
     # Determined's checkpoints, and copies, have other names.
     is_one = location.path.is_dir() and (named or holds_a_trial(location.path))
     return Location.of(location.path.resolve()) if is_one else None
-
-
-def _number(experiment: str, trial: str) -> int:
-    with read_experiment(experiment) as read:
-        return read.trial(trial)

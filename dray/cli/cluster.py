@@ -11,6 +11,7 @@ import typer
 from dray.cli import show
 from dray.cli.arguments import Json
 from dray.cli.errors import BAD_INPUT, FAILED, BadUse
+from dray.text import counted
 
 if TYPE_CHECKING:
     from dray.cluster.checks.findings import ClusterCheck
@@ -137,8 +138,8 @@ def _print_check(checked: ClusterCheck) -> None:
         typer.echo(f"{'error' if finding.is_wrong else 'note '}  {where}{finding.what}")
     wrong = sum(finding.is_wrong for finding in checked.findings)
     whole = f"Ray at {checked.address}" if checked.address else "RAY_ADDRESS is not set: only this machine"
-    errors = show.counted(wrong, "error") if wrong else "no errors"
-    typer.echo(f"{whole}, {show.counted(len(checked.nodes), 'node')}, storage {checked.storage}: {errors}")
+    errors = counted(wrong, "error") if wrong else "no errors"
+    typer.echo(f"{whole}, {counted(len(checked.nodes), 'node')}, storage {checked.storage}: {errors}")
 
 
 @app.command()

@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 import dray
-from dray.cli import checkpoint, cluster, config, experiment, migrate, preview, report, trial
+from dray.cli import checkpoint, cluster, config, experiment, migrate, preview, queue, report, serve, trial
 from dray.cli.errors import handle_errors, run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
@@ -50,7 +50,8 @@ app.command()(preview.preview)
 app.command()(report.report)
 app.command()(report.ui)
 app.command()(migrate.migrate)
-for _group in (app, experiment.app, trial.app, checkpoint.app, config.app, cluster.app):
+app.command()(serve.serve)
+for _group in (app, experiment.app, queue.sets, trial.app, checkpoint.app, config.app, cluster.app):
     for _registered in _group.registered_commands:
         assert _registered.callback is not None
         _registered.callback = handle_errors()(_registered.callback)

@@ -10,11 +10,11 @@ import typer
 
 from dray.cli import show
 from dray.cli.reader import ExperimentReader
-from dray.display.text import duration
 from dray.records.hparams import flatten
+from dray.text import duration
 
 if TYPE_CHECKING:
-    from dray.records.listing import Overview
+    from dray.records.overview import Overview
 
 
 def overview(each: Overview) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def as_json(read: ExperimentReader) -> dict[str, Any]:
 def describe(read: ExperimentReader) -> None:
     """Print an experiment's description."""
     from dray.display.best_trials import best_trials
-    from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason, ranked
+    from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason
 
     seen, counts, best = read.stored.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)
     searcher = read.config.searcher
@@ -85,16 +85,14 @@ def describe(read: ExperimentReader) -> None:
             ("trials", f"{of_all}: {states}" if counts else of_all),
             (
                 "best",
-                no_best_reason(ranked(read.result.trials, searcher.sign), searcher.metric)
-                if best is None
-                else _best_line(best, searcher.metric),
+                no_best_reason(read.ranked, searcher.metric) if best is None else _best_line(best, searcher.metric),
             ),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("failures", "\n".join(_failure_lines(_failures(read.records)))),
             ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
         ]
     )
-    if read.ranked:
+    if not read.ranked.empty:
         typer.echo()
         width = show.console().width
         show.lines(best_trials(read.result, searcher.metric, searcher.sign, width=width))

@@ -18,7 +18,10 @@ from dray.desk.failure import users_line
 from dray.errors import ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
+from dray.serve.control import NotSubmitted, WrongState
+from dray.serve.messages import Refused
 from dray.storage import StorageError, StorageFull
+from dray.text import one_line
 from searchers.errors import JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
@@ -41,13 +44,13 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
     try:
         code = command(args=arguments, prog_name="dray", standalone_mode=False)
     except _UsageError as error:
-        message, code = _one_line(error.format_message()), BAD_INPUT
+        message, code = _in_our_style(error.format_message()), BAD_INPUT
         if message:  # it is empty if no command was given; then the help was printed
             known = _of_determined(sys.argv[1:] if arguments is None else arguments) if _UNKNOWN in message else ""
             see = f"; see {error.ctx.command_path} --help" if error.ctx else ""
             code = _print_error(f"{_UNKNOWN}; {known}" if known else message + see, BAD_INPUT)
     except _ClickException as error:
-        code = _print_error(_one_line(error.format_message()), BAD_INPUT)
+        code = _print_error(_in_our_style(error.format_message()), BAD_INPUT)
     except typer.Abort:
         code = _report_signal(KeyboardInterrupt())
     except KeyboardInterrupt as stopped:
@@ -69,13 +72,14 @@ def handle_errors() -> Iterator[None]:
         yield
     except FoundInTraining as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
-    except (ConfigError, NoExperiment, BadUse, JournalError) as error:  # JournalError: damaged, or in use
+    except (ConfigError, NoExperiment, NotSubmitted, WrongState, BadUse, JournalError) as error:
+        # JournalError: damaged, or in use.
         raise typer.Exit(_print_error(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
         raise typer.Exit(_print_error(f"{HOOK} {error}", BAD_INPUT)) from None
     except ScriptFailed as error:
         raise typer.Exit(_print_error("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
-    except (ExperimentError, StorageError, StorageFull) as error:
+    except (ExperimentError, StorageError, StorageFull, Refused) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
     except (PermissionError, ConnectionError) as error:  # ConnectionError also: no such Ray cluster
         if users_line(error, None):  # it is the trial's, with --local
@@ -155,6 +159,6 @@ def _print_error(message: str, code: int) -> int:
     return code
 
 
-def _one_line(message: str) -> str:
-    line = " ".join(message.split()).rstrip(".?").replace(". Did", "; did")  # Typer writes two sentences
+def _in_our_style(message: str) -> str:
+    line = one_line(message).rstrip(".?").replace(". Did", "; did")  # Typer writes two sentences
     return line[:1].lower() + line[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import sys
 from contextlib import nullcontext
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import dray
-from dray.cli import description, local_runs, show
+from dray.cli import description, local_runs, overviews, queue, server, show
 from dray.cli.arguments import (
     Changes,
     Config,
@@ -27,6 +28,9 @@ from dray.cli.arguments import (
 )
 from dray.cli.errors import FAILED, SOME_FAILED, BadUse, exit_on_signals
 from dray.cli.reader import journal, read_experiment
+from dray.cli.server import Detach, NoServer
+from dray.serve.address import URL
+from dray.serve.client import Server
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -50,21 +54,39 @@ def create(
         str | None,
         typer.Option(help="Store checkpoints in this directory, or in s3://BUCKET/PREFIX.", show_default=False),
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print its log until it ends, as without --detach.")
+    ] = False,
+    detach: Detach = False,
+    no_server: NoServer = False,
 ) -> None:
     """Create an experiment from a config file and run it until it ends.
+
+    If a server is up (see dray serve), it is submitted to that and followed, unless --local, --path or --storage-path
+    is given.
 
     \b
     dray experiment create asha.yaml .           model code in this directory
     dray experiment create asha.yaml . --local   one trial, for a debugger
+    dray experiment create asha.yaml . --detach  submit it to the server
     dray experiment create asha.yaml . --config searcher.max_trials=8
     """
     if local and storage_path is not None:
         raise BadUse("--storage-path can't be used with --local, which stores all in one directory; use --path")
+    if detach and follow:
+        raise BadUse("--detach does not follow; give only one of --detach and --follow")
+    here = local or no_server or path is not None or storage_path is not None
+    code = model_dir or config.parent
+    if not here and (at := Server.find()) is not None:
+        server.submit(at, config, changes or (), code, detach=detach)
+        return
+    _check_not_detached(detach)
+    os.environ.pop(URL, None)  # else `Experiment` would submit it
     with nullcontext() if local else exit_on_signals():
         from dray.config.load import load_config
 
         _log_info()
-        checked, code = load_config(config, changes or ()), model_dir or config.parent
+        checked = load_config(config, changes or ())
         if local:
             from dray.experiment.local import run_local
 
@@ -91,40 +113,13 @@ def list_(
     """List experiments and local runs with their state, progress and best metric, the newest last.
 
     RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. ERROR: it has
-    ended without a completed trial.
+    ended without a completed trial. On a server also QUEUED, STOPPING and PAUSED, and how many slots its trials have.
 
     \b
     dray experiment list
     dray e list s3://bucket/results --json | jq -r '.[].name'
     """
-    from dray.records.listing import list_experiments
-
-    found = list_experiments(where)
-    if json:
-        show.as_json([description.overview(each) for each in found])
-        return
-    rows = [
-        (
-            each.number,
-            each.name,
-            each.state,
-            f"{each.ended}/{each.max_trials or each.trials}{f', {each.failed} failed' if each.failed else ''}",
-            each.best,
-            each.metric,
-            show.clock(each.began),
-        )
-        for each in found
-    ]
-    if rows:
-        columns = ["#", "name", "state", "trials", "best", "metric", "started"]
-        show.table(columns, rows, left=["name", "state", "metric"])
-    for each in found:
-        if each.why:
-            typer.echo(f"{each.name} can't be read: {each.why}", err=True)
-    if not found:
-        from dray.records.directory import results_root
-
-        typer.echo(f"no experiments in {where or results_root()} yet", err=True)
+    overviews.show_all(where, json=json)
 
 
 @app.command()
@@ -162,6 +157,9 @@ def logs(experiment: ExperimentArg, follow: Follow = False, tail: TailArg = None
     from dray.records.logs import event_lines
 
     check_follow(follow, json)
+    if follow and (found := server.find(experiment)) is not None:
+        server.follow_log(*found, tail)
+        return
     with open_experiment(experiment) as stored:
         records = journal(stored)
         if json:
@@ -182,6 +180,9 @@ def stop(experiment: ExperimentArg) -> None:
     \b
     dray experiment stop latest
     """
+    found = server.find(experiment)
+    if found is not None and server.stop(*found):
+        return
     from dray.experiment.stop import stop as stop_driver
     from dray.records.listing import open_experiment
 
@@ -194,15 +195,20 @@ def stop(experiment: ExperimentArg) -> None:
 
 
 @app.command()
-def resume(experiment: ExperimentArg) -> None:
-    """Resume an experiment that was stopped, or whose driver died.
+def resume(experiment: ExperimentArg, detach: Detach = False) -> None:
+    """Resume an experiment that was stopped, or whose driver died; on the server, if it was submitted to one.
 
     \b
     dray experiment resume latest
     """
     with exit_on_signals():
-        _log_info()
-        _run(dray.Experiment.resume(experiment))
+        there = server.begin(experiment, lambda at, name: at.activate(name))
+        if there is None:
+            _check_not_detached(detach)
+            _log_info()
+            _run(dray.Experiment.resume(experiment))
+            return
+    server.begun(*there, detach=detach)
 
 
 @app.command()
@@ -215,6 +221,7 @@ def extend(
         int | None,
         typer.Option(help="New length of a trial, in the unit of the config.", min=1, show_default=False),
     ] = None,
+    detach: Detach = False,
 ) -> None:
     """Extend an experiment, finished or not, with more trials or longer ones, and run it.
 
@@ -224,8 +231,13 @@ def extend(
     with exit_on_signals():
         if max_trials is None and max_length is None:
             raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")
-        _log_info()
-        _run(dray.Experiment.resume(experiment, max_trials=max_trials, max_length=max_length))
+        there = server.begin(experiment, lambda at, name: at.extend(name, max_trials=max_trials, max_length=max_length))
+        if there is None:
+            _check_not_detached(detach)
+            _log_info()
+            _run(dray.Experiment.resume(experiment, max_trials=max_trials, max_length=max_length))
+            return
+    server.begun(*there, detach=detach)
 
 
 @app.command()
@@ -280,8 +292,19 @@ def delete(
             if not storage.is_local:
                 what += "; it may be running on another machine"
             _ask(f"Delete {places} ({what})?")
-        copies.delete(stored)
+        if stored.is_copy or not server.delete(stored.where):
+            copies.delete(stored)
         typer.echo(f"deleted {stored.where}", err=True)
+
+
+for _command in (queue.pause, queue.activate, queue.kill, queue.wait):
+    app.command()(_command)
+app.add_typer(queue.sets, name="set")
+
+
+def _check_not_detached(detach: bool) -> None:
+    if detach:
+        raise BadUse("--detach needs a server, and none is up; start one with: dray serve")
 
 
 def _run(experiment: dray.Experiment) -> None:

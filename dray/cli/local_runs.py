@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from dray.cli import show
 from dray.cli.reader import last_values
-from dray.display.text import duration
+from dray.text import duration
 
 if TYPE_CHECKING:
-    from dray.records.listing import Overview
     from dray.records.local_runs import LocalRun
+    from dray.records.overview import Overview
 
 
 def details(run: LocalRun) -> dict[str, Any]:

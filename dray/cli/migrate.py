@@ -11,6 +11,7 @@ import typer
 from dray.cli import show
 from dray.cli.arguments import Json
 from dray.cli.errors import FAILED, BadUse
+from dray.text import counted
 
 
 def migrate(
@@ -46,8 +47,8 @@ def migrate(
     else:
         for finding in checked.findings:
             typer.echo(finding)
-        python = show.counted(len(checked.python), "Python file")
-        configs = show.counted(len(checked.experiments), "experiment config")
+        python = counted(len(checked.python), "Python file")
+        configs = counted(len(checked.experiments), "experiment config")
         ignored = len(checked.findings) - to_change
         typer.echo(f"checked {python} and {configs}: {to_change} to change, {ignored} ignored")
     raise typer.Exit(FAILED if to_change else 0)

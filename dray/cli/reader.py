@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dray.cli.errors import BadUse
 from dray.errors import NoExperiment
+from dray.text import one_line
 from searchers.journal import Journal
 
 if TYPE_CHECKING:
@@ -55,17 +56,18 @@ class ExperimentReader:
         return {record["trial"]: record["hparams"] for record in self.records if record.get("event") == "started"}
 
     @cached_property
-    def ranked(self) -> list[int]:
+    def ranked(self) -> pd.DataFrame:
         """The trials that have validated, best first; those that failed come last."""
         from dray.records.outcomes import ranked
 
-        return [int(trial) for trial in ranked(self.result.trials, self.config.searcher.sign)["trial_id"]]
+        return ranked(self.result.trials, self.config.searcher.sign)
 
     @property
     def best(self) -> int | None:
         """The best trial, of those that have validated and did not fail."""
-        first = next(iter(self.ranked), None)
-        return None if first is None or self.trials[first]["state"] == "ERRORED" else first
+        from dray.records.outcomes import sound
+
+        return next((int(trial) for trial in sound(self.ranked)["trial_id"]), None)
 
     @cached_property
     def validations(self) -> pd.DataFrame:
@@ -116,12 +118,11 @@ class ExperimentReader:
         return int(named)
 
     def _no_best(self) -> str:
-        if not self.ranked:
+        if self.ranked.empty:
             return f"no trial of {self.stored.name} has validated yet, so there is no best trial"
-        from dray.records.outcomes import no_best_reason, ranked
+        from dray.records.outcomes import no_best_reason
 
-        searcher = self.config.searcher
-        why = no_best_reason(ranked(self.result.trials, searcher.sign), searcher.metric)
+        why = no_best_reason(self.ranked, self.config.searcher.metric)
         return f"{self.stored.name} has {why}; give its number to use it anyway"
 
 
@@ -135,17 +136,22 @@ def read_experiment(experiment: str) -> Iterator[ExperimentReader]:
         JournalError: its journal is damaged.
     """
     from dray.records.listing import open_experiment
-    from dray.records.result import Result
 
     with open_experiment(experiment) as stored:
-        records = journal(stored)
-        result = Result(stored.directory.path)
-        try:
-            result.metrics  # noqa: B018 - read here, so that damage is reported as such
-        except (ValueError, OSError) as error:
-            why = " ".join(str(error).split())
-            raise BadUse(f"the metrics in {stored.directory.metrics} can't be read: {why}") from None
-        yield ExperimentReader(stored=stored, records=records, result=result)
+        yield reader(stored)
+
+
+def reader(stored: StoredExperiment) -> ExperimentReader:
+    """The reader of an open experiment; raises as ``read_experiment``."""
+    from dray.records.result import Result
+
+    records = journal(stored)
+    result = Result(stored.directory.path)
+    try:
+        result.metrics  # noqa: B018 - read here, so that damage is reported as such
+    except (ValueError, OSError) as error:
+        raise BadUse(f"the metrics in {stored.directory.metrics} can't be read: {one_line(error)}") from None
+    return ExperimentReader(stored=stored, records=records, result=result)
 
 
 def last_values(metrics: pd.DataFrame) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,7 @@ import typer
 
 from dray.cli.arguments import ExperimentArg
 from dray.cli.reader import read_experiment
+from dray.errors import NoExperiment
 
 
 def report(
@@ -37,18 +40,60 @@ def report(
 
 
 def ui(
-    experiment: ExperimentArg,
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[EXPERIMENT]", help="Also serve its TensorBoard and optuna-dashboard.", show_default=False
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(help="Port of TensorBoard; optuna-dashboard uses the next free one.")] = 6006,
 ) -> None:
-    """Serve TensorBoard and optuna-dashboard for an experiment, finished or running, until Ctrl-C.
+    """Serve a live page of all experiments until Ctrl-C, or find that of the server (see dray serve).
 
-    To see them from another machine: ssh -L 6006:localhost:6006 -L 6007:localhost:6007 HOST
+    With an experiment, finished or running, also its TensorBoard and optuna-dashboard.
+
+    To see them from another machine: ssh -L 8600:localhost:8600 -L 6006:localhost:6006 -L 6007:localhost:6007 HOST
 
     \b
+    dray ui
     dray ui latest
     """
-    from dray.records.listing import open_experiment
-    from dray.report.ui import serve
+    from dray.records.root import results_root
 
-    with open_experiment(experiment) as stored:
-        serve(stored.directory.path, port=port, say=typer.echo)
+    with contextlib.ExitStack() as stack:
+        from dray.records.listing import open_experiment
+
+        stored = None if experiment is None else stack.enter_context(open_experiment(experiment))
+        if (page := _page(results_root().resolve(), stack)) is not None:
+            typer.echo(f"page              {page}")
+        if stored is not None:
+            from dray.report.ui import serve
+
+            serve(stored.directory.path, port=port, say=typer.echo)
+        elif page is None:
+            raise NoExperiment(f"no experiments in {results_root()} yet")
+        else:
+            typer.echo("press Ctrl-C to stop it")
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
+
+
+def _page(results: Path, stack: contextlib.ExitStack) -> str | None:
+    """The address of the page: the server's, or if none is up, of one that is served until the stack is closed.
+
+    None if there is nothing to show.
+    """
+    from dray.serve.client import Server
+
+    server = Server.find()
+    if server is not None:
+        return server.page
+    if not results.is_dir():
+        return None
+    from dray.serve.address import token_for
+    from dray.serve.browse import Browsing
+    from dray.serve.listen import PORT, listening
+
+    token = token_for("127.0.0.1", results)
+    url = stack.enter_context(listening(Browsing(results), results, "127.0.0.1", PORT, token))
+    return Server(url, token).page

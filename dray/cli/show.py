@@ -110,11 +110,6 @@ def iso(seconds: float | None) -> str | None:
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-def counted(number: int, noun: str) -> str:
-    """The number and the noun, in the plural unless it is 1."""
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def size(count: int) -> str:
     """Bytes, for a person."""
     amount = float(count)

@@ -44,7 +44,7 @@ def list_(
     dray t list digits --state ERRORED --json | jq '.[].trial'
     """
     with read_experiment(experiment) as read:
-        numbers = read.ranked if best else list(read.trials)
+        numbers = read.ranked["trial_id"].tolist() if best else list(read.trials)
         if state is not None:
             states = {row["state"] for row in read.trials.values()}
             if state.upper() not in states:

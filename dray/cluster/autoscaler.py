@@ -22,6 +22,7 @@ import yaml
 from ray.experimental.internal_kv import _internal_kv_get
 
 from dray.cluster.nodes import nodes
+from dray.text import one_line
 
 logger = logging.getLogger("dray")
 
@@ -218,7 +219,7 @@ def activity_of_v1(report: Mapping[str, Any]) -> Activity:
     failed = {name: each["unavailable_node_information"] for name, each in known.items() if not each["is_available"]}
     return Activity(
         starting=dict(starting),
-        failed={name: _one_line(why["category"], why["description"]) for name, why in failed.items() if why},
+        failed={name: _cause(why["category"], why["description"]) for name, why in failed.items() if why},
     )
 
 
@@ -246,10 +247,10 @@ def activity_of_v2(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequen
 
 
 def _reason(details: str | None) -> str:
-    reason = _one_line(details)
+    reason = _cause(details)
     # This version reports that a launch failed, but mostly not the cloud's reason.
     return reason if reason and not reason.endswith(":") else _SEE_LOG
 
 
-def _one_line(*texts: str | None) -> str:
-    return " ".join(" ".join(text.split()) for text in texts if text)[:300]
+def _cause(*texts: str | None) -> str:
+    return one_line(" ".join(text for text in texts if text))[:300]

@@ -18,6 +18,8 @@ from typing import Any
 
 import ray
 
+from dray.text import one_line
+
 CONNECT_S = 5.0
 """How long a cluster may take to accept a TCP connection."""
 
@@ -27,11 +29,13 @@ class Cluster:
     """A connection to Ray.
 
     Attributes:
-        own: dray started this cluster on this machine, for this experiment alone.
+        own: this process started the cluster on this machine, for one experiment alone.
+        local: all its nodes are this machine: workers have the driver's files and packages.
         description: which one it is, as text.
     """
 
     own: bool
+    local: bool = False
     description: str
 
     def close(self) -> None:
@@ -40,8 +44,12 @@ class Cluster:
             ray.shutdown()
 
 
-def connect(address: str | None) -> Cluster:
+def connect(address: str | None, namespace: str | None = None) -> Cluster:
     """Connect to Ray.
+
+    Args:
+        address: of a cluster.
+        namespace: in which this process's named actors are; None: one of its own.
 
     In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; a new cluster on
     this machine. Never the cluster in Ray's address file, which may have died long ago.
@@ -55,36 +63,43 @@ def connect(address: str | None) -> Cluster:
         )
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
-        join(address)
+        join(address, namespace)
         return Cluster(own=False, description=f"the Ray cluster at {address}")
     try:
-        _start()
+        _start(namespace)
     except Exception:
         # Ray's node gives up after 15 s, in which it has to import much: the next time, it is in memory.
         try:
-            _start()
+            _start(namespace)
         except Exception as error:
-            cause = " ".join(str(error).split())
             raise ConnectionError(
-                f"Ray did not start on this machine, tried twice: {cause} Its logs are in "
+                f"Ray did not start on this machine, tried twice: {one_line(error)} Its logs are in "
                 "/tmp/ray/session_latest/logs; start Ray yourself (ray start --head), and set RAY_ADDRESS"
             ) from error
-    return Cluster(own=True, description=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
+    return Cluster(
+        own=True, local=True, description=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}"
+    )
 
 
-def _start() -> None:
+def _start(namespace: str | None) -> None:
     """Start a cluster on this machine, and connect to it."""
     # No dashboard: a user who wants one starts Ray first.
     with _without_needless_processes(), _keep_signal_handlers():
         try:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(
+                address="local",
+                namespace=namespace,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
         except BaseException:  # also Ctrl-C: no half of a cluster stays
             ray.shutdown()
             raise
 
 
-def join(address: str) -> None:
-    """Connect to the cluster at an address.
+def join(address: str, namespace: str | None = None) -> None:
+    """Connect to the cluster at an address, in a namespace for named actors; None: one of this process's own.
 
     Raises:
         ConnectionError: there is none, or it does not accept this process's token.
@@ -101,13 +116,12 @@ def join(address: str) -> None:
             refused = auth_error(address)
         if not refused:
             with _keep_signal_handlers():
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         refused = local_auth_error() if address == "auto" else ""
         if not refused:
-            cause = " ".join(str(error).split())
             raise ConnectionError(
-                f"no Ray cluster answers at {address}: {cause}; check the address, or RAY_ADDRESS"
+                f"no Ray cluster answers at {address}: {one_line(error)}; check the address, or RAY_ADDRESS"
             ) from None
     if refused:
         raise ConnectionError(f"the Ray cluster at {address} refuses this process: {refused}")

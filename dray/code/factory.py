@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dray.code.archive import Archived
 from dray.code.load import load_entrypoint
 from dray.code.packages import Package
 from dray.compat import install_if_absent
@@ -29,7 +30,7 @@ class FromDirectory:
     """Loads ``entrypoint`` from a directory on this machine, or from one that was sent to the workers."""
 
     entrypoint: Entrypoint
-    directory: str | Package
+    directory: str | Package | Archived
 
     def place(self) -> Path:
         """The directory of the code, on this machine.
@@ -37,7 +38,7 @@ class FromDirectory:
         Raises:
             FileNotFoundError: it was sent, but is not here.
         """
-        return self.directory.place() if isinstance(self.directory, Package) else Path(self.directory).resolve()
+        return Path(self.directory).resolve() if isinstance(self.directory, str) else self.directory.place()
 
     def __call__(self) -> type[PyTorchTrial] | Script:
         """The class, or the program.

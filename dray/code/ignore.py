@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from dray.errors import ConfigError
+from dray.text import counted
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -71,7 +72,7 @@ class Code:
     @property
     def summary(self) -> str:
         """The number of files and their size, as text."""
-        return f"{len(self.files)} file{'s' * (len(self.files) != 1)}, {_size_text(self.size)}"
+        return f"{counted(len(self.files), 'file')}, {_size_text(self.size)}"
 
     def targets(self) -> Iterator[tuple[str, str]]:
         """The target of each link, for a copy of the directory: relative if it is within, else absolute."""

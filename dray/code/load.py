@@ -60,6 +60,23 @@ def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike
             raise
 
 
+def check_entrypoint_file(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> None:
+    """Check that the file of an entrypoint exists and can be parsed, in milliseconds: nothing is imported.
+
+    Raises:
+        EntrypointError: it is missing, or has a syntax error.
+    """
+    if entrypoint is None:
+        raise _error("entrypoint", f"missing required field; {EXAMPLES}")
+    directory = _directory(model_dir)
+    if not isinstance(entrypoint, ClassName):
+        _check_program(entrypoint, directory)
+    elif (file := module_file(directory, entrypoint.module)) is not None:
+        _check_syntax(file, directory)
+    elif not _is_elsewhere(entrypoint.module, directory):
+        raise _error("entrypoint", no_module(entrypoint.module, directory))
+
+
 def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: ClassName) -> None:
     try:
         inspect.signature(trial_class).bind(None)

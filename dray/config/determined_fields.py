@@ -11,7 +11,6 @@ from collections.abc import Mapping
 CONTAINER = "trials run in Ray workers, without a container; "
 _HOROVOD = "an option of Horovod; gradients are averaged by PyTorch's DistributedDataParallel"
 _BATCH_SYSTEM = "batch systems are not used; allocate nodes there, and start Ray on them"
-_QUEUE = "Ray has no queue of experiments; trials wait until the cluster has room for them"
 _WEB_UI = "for Determined's web UI; experiments are in checkpoint_storage, by their names"
 _SERVICES = "Pachyderm and webhooks are not supported"
 
@@ -47,15 +46,13 @@ IGNORED_FIELDS: dict[str, str] = {
     "preemption_timeout": "Ray sets the deadline of a node that is preempted",
     "profiling": "the use of CPU, memory and GPUs is always recorded; context.set_profiler() profiles code",
     "project": _WEB_UI,
-    "resources.agent_label": _QUEUE,
+    "resources.agent_label": "Ray places workers wherever there are free slots of the kind that resources.slot names",
     "resources.devices": CONTAINER + "code sees all devices of its node, but only its own GPUs",
     "resources.native_parallel": "PyTorch's DistributedDataParallel is used to train on several slots",
-    "resources.priority": _QUEUE,
     "resources.resource_manager": "there is one cluster, the one that dray is started on",
     "resources.resource_pool": "there is one cluster, the one that dray is started on",
     "resources.shm_size": CONTAINER + "all shared memory of the node can be used",
     "resources.slots": "for commands and notebooks; slots_per_trial is the number of slots of a trial",
-    "resources.weight": _QUEUE,
     "retention_policy": "logs are kept until the experiment's directory is deleted",
     "searcher.unit": "a custom method uses the unit of max_length",
     "security": "not used by Determined, either",
@@ -71,7 +68,6 @@ _DEFAULTS: dict[str, object] = {
     "optimizations.average_training_metrics": True,
     "optimizations.tensor_fusion_cycle_time": 1,
     "optimizations.tensor_fusion_threshold": 64,
-    "resources.weight": 1,
 }
 
 _STEPS = "Determined removed steps; "

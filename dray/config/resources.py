@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 
+from dray.config import defaults
 from dray.config.section import Section, replace_older_field
 
 #: More than any cluster has.
@@ -22,6 +23,21 @@ class SlotRange(Section):
 
     min: int = Field(ge=1, le=MAX_SLOTS, description="minimum number of workers, which a trial waits for", examples=[1])
     max: int = Field(ge=1, le=MAX_SLOTS, description="maximum number of workers", examples=[4])
+
+
+class MeshSizes(Section):
+    """How a trial's slots are laid out, for models larger than a slot; names and meanings are torchtitan's."""
+
+    place: ClassVar[str] = "resources.mesh"
+
+    tp: int = Field(default=1, ge=1, le=MAX_SLOTS, description="slots of a tensor-parallel group", examples=[2])
+    dp_replicate: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_SLOTS,
+        description="copies of the model, each sharded over the other slots",
+        examples=[2],
+    )
 
 
 def _share(number: float) -> float:
@@ -75,12 +91,33 @@ class Resources(Section):
         description="maximum number of slots that all trials use together; by default, all of the cluster's",
         examples=[8],
     )
+    priority: int = Field(
+        default=defaults.PRIORITY,
+        ge=1,
+        le=99,
+        description="for experiments that share a server (dray serve): smaller numbers go first, and take the slots of "
+        "others at once",
+        examples=[10],
+    )
+    weight: float = Field(
+        default=1.0,
+        gt=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="for experiments that share a server: the share of slots among those of one priority",
+        examples=[2.0],
+    )
     slot: Literal["gpu", "cpu"] | None = Field(
         default=None,
         description="what a slot is; by default, found from what the cluster has; trials on cpu slots see no GPUs",
         examples=["gpu"],
     )
     cpus_per_slot: int = Field(default=1, ge=1, description="number of CPUs of each slot", examples=[1])
+    mesh: MeshSizes | None = Field(
+        default=None,
+        description="sizes of dimensions of context.device_mesh; what they leave of slots_per_trial is dp_shard",
+        examples=[{"tp": 2}],
+    )
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
         default="PACK",
         description="where a trial's workers run: PACK: on few nodes if possible; STRICT_PACK: on one node; SPREAD: on "

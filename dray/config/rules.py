@@ -6,6 +6,7 @@ once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
@@ -59,6 +60,7 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
     if "hyperparameters" not in wrong:
         yield from _batch_size(given)
         yield from _slot_range(given)
+    yield from _mesh(given)
 
 
 def _searcher(given: Mapping[str, Any]) -> Iterator[Fault]:
@@ -95,7 +97,8 @@ def _batch_size(given: Mapping[str, Any]) -> Iterator[Fault]:
         if any(isinstance(length, Length) and length.unit == "records" for length in lengths):
             yield Fault(_BATCH, "required for lengths in records, which are converted to batches of this size")
         return
-    slots = asked if isinstance(asked, int) else 1
+    # Of those that get different data: not each of a tensor-parallel group.
+    slots = asked // given.get("resources.mesh.tp", 1) if isinstance(asked, int) else 1
     for value in _batch_sizes(hyperparameters["global_batch_size"]):
         if isinstance(value, bool) or not isinstance(value, int):
             yield Fault(_BATCH, f"must be an integer, got {value!r}; for example global_batch_size: 64")
@@ -138,6 +141,21 @@ def _slot_range(given: Mapping[str, Any]) -> Iterator[Fault]:
     if isinstance(size, int) and size >= 1 and asked.min <= last and not even_sizes(asked, size, last):
         what = f"must be divisible by a number of slots from {asked.min} to {last} ({_SLOTS}), got {size}"
         yield Fault(_BATCH, f"{what}; set it to a multiple of {last}")
+
+
+def _mesh(given: Mapping[str, Any]) -> Iterator[Fault]:
+    sizes = {name: given.get(f"resources.mesh.{name}", 1) for name in ("dp_replicate", "tp")}
+    asked, product = given.get(_SLOTS, 1), math.prod(sizes.values())
+    if product == 1:
+        return
+    if not isinstance(asked, int):
+        what = f"can't be given with a range of slots, or with trials that share a slot ({_SLOTS}); give one number"
+        yield Fault("resources.mesh", f"{what} of slots, such as {product}")
+    elif asked % product:
+        told = " * ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        yield Fault(
+            "resources.mesh", f"{told} must divide {_SLOTS}, which is {asked}; set that to a multiple of {product}"
+        )
 
 
 def _batch_sizes(spec: object) -> list[object]:

@@ -44,7 +44,7 @@ _IN_LIST = (
 )
 
 
-def _one_line(name: str) -> str:
+def _printable(name: str) -> str:
     if not name.isprintable():
         raise ValueError(f"must be one line of printable characters, got {name!r:.60}")
     return name
@@ -154,6 +154,8 @@ class ExperimentConfig(Section):
             below ``data.secrets``.
         min_validation_period: A trial validates at least this often; None: only at rungs and at the end.
         min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
+        checkpoint_format: With "full", the first slot's machine must have memory for the whole model and its optimizer.
+            A program sets it with ``pytorch.init(exp_conf={"checkpoint_format": "full"})``.
         max_restarts: How often one trial may be started again after a failure. It is given up before that when it runs
             out of memory twice, or fails twice with the same error, in the same line, after the same number of batches.
         stop_on_nan: Losses are the searcher's metric, and training and validation metrics with ``loss`` in their names.
@@ -171,7 +173,7 @@ class ExperimentConfig(Section):
     ] = Field(
         default=None, description="the trial's class, or the program that trains it", examples=["model_def:DigitsTrial"]
     )
-    name: Annotated[str, AfterValidator(_one_line)] = Field(
+    name: Annotated[str, AfterValidator(_printable)] = Field(
         default_factory=_name_of,
         validate_default=True,
         min_length=1,
@@ -235,6 +237,12 @@ class ExperimentConfig(Section):
     )
     checkpoint_policy: Literal["best", "all", "none"] = Field(
         default="best", description="the validations after which a checkpoint is saved", examples=["best"]
+    )
+    checkpoint_format: Literal["sharded", "full"] = Field(
+        default="sharded",
+        description="of a model that is sharded over the slots: each slot saves its part (sharded), or the whole is "
+        "gathered into state-dict.pth (full)",
+        examples=["full"],
     )
     checkpoint_storage: Storage = Field(
         default_factory=CheckpointStorage,

@@ -19,7 +19,7 @@ from searchers.grid import Grid
 from searchers.method import Method
 from searchers.promotion import PromotionASHA
 from searchers.random_search import RandomSearch
-from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
+from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler, named_sampler
 from searchers.search import Record, Search
 from searchers.single import Single
 from searchers.space import Space
@@ -162,7 +162,9 @@ def sampling_faults(
     def make_sampler() -> object:
         if method == "grid":
             return GridSampler(space)
-        return None if is_class(choice.name) else _named_sampler(choice, space, seed=0, rungs=())
+        if is_class(choice.name):
+            return None
+        return named_sampler(choice.name, space, seed=0, rungs=(), options=choice.options)
 
     for make in (make_sampler, lambda: FirstPoints(space, points, RandomSampler(space, seed=0))):
         try:
@@ -179,17 +181,6 @@ def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequ
     elif isinstance(searcher, GridSearcher):
         chosen = GridSampler(space)
     else:
-        chosen = _named_sampler(choice, space, seed=seed, rungs=rungs)
+        chosen = named_sampler(choice.name, space, seed=seed, rungs=rungs, options=choice.options)
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen
-
-
-def _named_sampler(choice: SamplerChoice, space: Space, *, seed: int, rungs: Sequence[float]) -> Sampler:
-    if choice.name != "random":
-        # Here, not above: Optuna takes most of a second to import.
-        from searchers.optuna_sampler import OptunaSampler
-
-        return OptunaSampler(space, seed=seed, rungs=rungs, name=choice.name, options=choice.options)
-    if choice.options:
-        raise FieldError([("searcher.sampler.options", f"random has no options, got {choice.options}; remove them")])
-    return RandomSampler(space, seed)

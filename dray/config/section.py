@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from dray.config.determined_fields import IGNORED_FIELDS, says_something
+from dray.text import one_line
 from searchers.errors import FieldError
 
 
@@ -86,7 +87,7 @@ class Section(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """The section's JSON Schema: with its ignored fields, and null for each field that is not required."""
         schema = handler.resolve_ref_schema(found := handler(core_schema))
-        schema["description"] = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+        schema["description"] = one_line((cls.__doc__ or "").partition("\n\n")[0])
         schema.pop("title", None)
         fields = schema["properties"]
         for name, form in fields.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dray.config.environment import Environment
 from dray.config.loggers import Loggers, MLflow, WandB
-from dray.config.resources import Resources, SlotRange
+from dray.config.resources import MeshSizes, Resources, SlotRange
 from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig, Optimizations, Reproducibility
 from dray.config.searcher import BY_METHOD, AnySearcher
@@ -19,6 +19,7 @@ SECTIONS: dict[str, type[Section]] = {
         AnySearcher,
         SamplerChoice,
         Resources,
+        MeshSizes,
         SlotRange,
         Optimizations,
         Environment,

@@ -12,6 +12,7 @@ import yaml
 
 from dray.config.limits import MAX_BYTES, MAX_VALUES, TOO_DEEP, TOO_MANY
 from dray.errors import ConfigError, Fault
+from dray.text import one_line
 
 
 class _Loader(yaml.SafeLoader):
@@ -138,4 +139,4 @@ def _parsed(text: str) -> tuple[Any, Fault | None]:
     except RecursionError:
         return None, Fault("config", TOO_DEEP)
     except yaml.YAMLError as error:
-        return None, Fault("config", f"not valid YAML: {' '.join(str(error).split())}")
+        return None, Fault("config", f"not valid YAML: {one_line(error)}")

@@ -21,6 +21,7 @@ from dray.desk.failure import LOW_MEMORY, Failure
 from dray.desk.messages import Departure, LeaseOutcome
 
 if TYPE_CHECKING:
+    from dray.desk.client import Client
     from searchers.events import Decision
 
 
@@ -38,6 +39,7 @@ class State(Enum):
 @dataclass(eq=False, slots=True, kw_only=True)
 class Lease:
     number: int
+    client: Client
     trial: int
     group: Group
     state: State = State.GRANTED
@@ -69,7 +71,10 @@ class Lease:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Group:
+    owner: Client
     name: str
+    shape: str
+    """Equal groups have equal shapes: a trial can run on any of them."""
     start: int
     """Number of the start that its processes belong to."""
     size: int

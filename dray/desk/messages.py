@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from dray.desk.failure import Failure
+from dray.desk.shares import Claim
 from dray.masking import hidden_text
 
 Row = dict[str, Any]
@@ -71,6 +72,17 @@ class Departure:
 class _Event:
     time: float = field(default_factory=time.time)
     """When it happened, in seconds since the epoch."""
+
+
+# ---------------------------------------------------------------------------------------------------------- clients
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientAdded(_Event):
+    """An experiment wants to borrow groups from the server."""
+
+    client: str
+    shape: str
+    workers: bytes
+    """A pickle of what such groups are made of."""
 
 
 # ---------------------------------------------------------------------------------------------------- worker groups
@@ -190,8 +202,28 @@ class HandleStarted(_Event):
     process: int
 
 
+# ------------------------------------------------------------------------------------------------------ for the server
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a client of the desk has and asks for.
+
+    Attributes:
+        shape: of its groups.
+        kind: "gpu" or "cpu".
+        unit: GPUs of a slot, or CPUs.
+        has: how many groups train its trials.
+    """
+
+    claim: Claim
+    shape: str
+    kind: str
+    unit: float
+    has: int
+
+
 Message = (
-    WorkerArrived
+    ClientAdded
+    | WorkerArrived
     | WorkerUnfit
     | GroupReady
     | GroupRetired

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from dray.records.outcomes import FAILED, ranked, varying_hparams
+from dray.records.outcomes import ranked, sound, varying_hparams
 
 if TYPE_CHECKING:
     from dray.records.result import Result
@@ -19,7 +19,7 @@ def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[s
     """The best trials, best first, as lines of a table, with as many hyperparameters and other metrics as fit. Trials
     that failed are left out. No lines if no other has validated."""
     there = ranked(result.trials, sign)  # trials that have not started have no hyperparameters yet
-    validated = there[there["state"] != FAILED]
+    validated = sound(there)
     if validated.empty:
         return []
     others = _other_metrics(result, metric)

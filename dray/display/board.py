@@ -15,14 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from dray.display.forecast import Forecast
-from dray.display.text import duration, number, rough_time, sparkline, speed
-from dray.records.outcomes import NEVER_BEST
+from dray.display.text import number, rough_time, sparkline, speed
+from dray.text import counted, duration
 from dray.training.metrics.divergence import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
-from searchers.preview import is_simulated, preview
+from searchers.previews import is_simulated, preview
 from searchers.search import Search
-from searchers.views import TrialView
+from searchers.views import NEVER_BEST, TrialView
 
 if TYPE_CHECKING:
     from dray.display.counts import Counts
@@ -208,16 +208,16 @@ class Board:
         """The number of trials in each state, and of groups."""
         states = Counter(view.state for view in views)
         ended = sum(view.ended for view in views)
-        of, total = ("", ended) if self._forecast is None else (f" of {self._forecast.trials}", self._forecast.trials)
+        of, total = ("", ended) if self._forecast is None else (f"{ended} of ", self._forecast.trials)
         restarts = sum(counts.restarts.values())
         parts = [
-            f"{ended}{of} trial{'s' * (total != 1)} ended",
+            f"{of}{counted(total, 'trial')} ended",
             f"{states['RUNNING']} running{self.share and f' on {self.share} each'}" if groups else "",
             f"{states['PAUSED']} paused" if states["PAUSED"] else "",
             f"{states['ERRORED']} failed" if states["ERRORED"] else "",
             f"{diverged} diverged (NaN)" if (diverged := sum(map(bool, self._diverged.values()))) else "",
             self.waits or _starting(groups, groups_wanted),
-            f"{restarts} restart{'s' * (restarts > 1)}" if restarts else "",
+            counted(restarts, "restart") if restarts else "",
         ]
         return [part for part in parts if part]
 

@@ -16,10 +16,10 @@ from dray.display.best_trials import best_trials
 from dray.display.board import Board
 from dray.display.screens import Screen, screen_of
 from dray.display.terminal import stderr
-from dray.display.text import duration
 from dray.records.directory import results_root
 from dray.records.logs import short_error
 from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason, ranked
+from dray.text import counted, duration
 from searchers.search import Search
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Display:
             (no_best_reason(ranked(trials, self._sign), self._metric), ""),
         ):
             shown.append(f"{line}\n" if line else "", style)
-        summary = f"{len(trials)} trial{'s' * (len(trials) != 1)} ({states}) in {took}. Results: {self._path}"
+        summary = f"{counted(len(trials), 'trial')} ({states}) in {took}. Results: {self._path}"
         shown.append("\n".join([*best, summary, *hints]))
         self._console.print(shown, soft_wrap=True)
 
@@ -225,4 +225,4 @@ def _so_far(search: Search) -> str:
     views = search.trials.values()
     begun = sum(not view.ended and view.hparams is not None for view in views)
     ended = sum(view.ended for view in views)
-    return f"{ended} trial{'s' * (ended != 1)} ended, {begun} to continue from the latest checkpoint"
+    return f"{counted(ended, 'trial')} ended, {begun} to continue from the latest checkpoint"

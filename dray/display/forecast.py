@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from searchers.preview import Preview
+from searchers.previews import Preview
 from searchers.views import TrialView
 
 FIRST_S = 5.0
@@ -29,10 +29,10 @@ class Forecast:
     """A search's progress, in its own unit of length; in trials if it sets no lengths.
 
     What is left to the next rung of each trial is known, and how many trials are to be created. The share of trials
-    that continue after a rung is taken from `searchers.preview`.
+    that continue after a rung is taken from `searchers.previews`.
 
     Args:
-        expected: what the whole search will do, from `searchers.preview.preview`.
+        expected: what the whole search will do, from `searchers.previews.preview`.
     """
 
     def __init__(self, expected: Preview) -> None:

@@ -33,13 +33,6 @@ def speed(batches: float | None) -> str:
     return "" if batches is None else f"{batches:,.0f}" if batches >= 100 else f"{batches:.3g}"
 
 
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03, or 2:03."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def rough_time(seconds: float) -> str:
     """A rough time: 40 s, 12 min, 3 h 20 min, 2 days 4 h."""
     if seconds < 60:

@@ -24,7 +24,7 @@ from dray.experiment.interrupts import Interrupts
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.observers import loggers
 from dray.observers.observer import Make, Observer, Observers
-from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path
+from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path, results_root
 from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
 from dray.records.mirror import Mirror, fetch_experiment
@@ -39,6 +39,7 @@ from searchers.space import Constraint
 
 if TYPE_CHECKING:
     from dray.desk.messages import Message
+    from dray.groups.lent import GroupServer
     from dray.pytorch import PyTorchTrial
 
 
@@ -68,6 +69,9 @@ class Experiment:
         sampler: your own sampler, not used before. Or the config names its class: ``sampler: my_module:MySampler``.
         address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names,
             or a new one on this machine.
+        server: URL of a server (``dray serve``) to run it, or ``"auto"``: the one that is up in the results directory;
+            by default that of ``DRAY_SERVER``, if it is set. The server chooses the directory and the cluster. It can't
+            have what only this process has: a class of a script, a constraint, a method or a sampler.
 
     Raises:
         ConfigError: with every fault of the config, each with the path of its field.
@@ -77,6 +81,9 @@ class Experiment:
         result = dray.Experiment("asha.yaml", model_dir=".").run()
         print(result.best_trial.hparams)
     """
+
+    lender: GroupServer | None = None
+    """The server that lends it worker groups; None: it has its own."""
 
     def __init__(
         self,
@@ -90,6 +97,7 @@ class Experiment:
         method: Method | None = None,
         sampler: Sampler | None = None,
         address: str | None = None,
+        server: str | None = None,
     ) -> None:
         checked = with_source(with_storage(load_config(config), storage_path))
         loggers.check_loggers(checked)
@@ -110,6 +118,7 @@ class Experiment:
         self._custom.check(checked.searcher)
         build_sampler(checked, self._custom)
         self._trial = trial if checked.entrypoint is None else None
+        self._server = server or os.environ.get("DRAY_SERVER")
         self._config = checked
         self._code = code
         self._address = address
@@ -153,6 +162,7 @@ class Experiment:
         self._config = with_secrets(directory.config(), directory.secrets_file)
         loggers.check_loggers(self._config)
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
+        self._server = None
         code = directory.code if directory.code.is_dir() else None
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         wanted = {"max_trials": max_trials, "max_length": max_length}
@@ -164,6 +174,11 @@ class Experiment:
             what = "the experiment's class is from a script or a notebook; pass it again: resume(path, trial=MyTrial)"
             raise EntrypointError([("trial", what)])
         return self
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """As it was checked."""
+        return self._config
 
     def run(self, *, on_message: Callable[[Message], None] | None = None) -> Result:
         """Run the search to its end, showing progress. Returns when it has ended.
@@ -183,10 +198,13 @@ class Experiment:
             ExperimentError: the search failed: every trial did, or it could not continue. Or it has completed, but
                 could not be copied to its object store; then its ``Result`` is in its directory here.
             ConnectionError: no Ray cluster answers at the address.
-            KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM".
+            KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM". On a server it
+                continues: ``dray experiment stop`` stops it.
         """
+        if self._server:
+            return self._run_on(self._server)
         with Interrupts() as interrupts:
-            directory = self._opened_directory()
+            directory = self.prepare()
             try:
                 return self._run_in(directory, interrupts, on_message)
             except Exception:
@@ -194,7 +212,29 @@ class Experiment:
                     raise DirectoryGone(directory.path) from None
                 raise
 
-    def _opened_directory(self) -> ExperimentDirectory:
+    def _run_on(self, url: str) -> Result:
+        # The only place where what is below a server uses it.
+        from dray.serve.client import Server
+        from dray.serve.submission import reject_objects, run_on_server
+
+        given = {"trial": self._trial, "path": None if self._links else self.path, "address": self._address}
+        reject_objects(**given, **self._custom.names())
+        assert self._code is not None
+
+        def begun(name: str) -> None:
+            self.path = results_root() / name
+
+        server = Server.find(url=url)
+        if server is None:
+            raise ExperimentError(f"no server is up in {results_root()}; start one with: dray serve")
+        return run_on_server(server, self._config, self._code, say=print, begun=begun)
+
+    def prepare(self) -> ExperimentDirectory:
+        """Create the experiment's directory, or open it; `run` does that too.
+
+        Raises:
+            ConfigError: it can't be created, or its object store can't be used.
+        """
         if self._resumes or ExperimentDirectory(self.path).config_file.exists():
             directory = ExperimentDirectory.open(self.path)
             check_storage(directory.storage)
@@ -241,7 +281,8 @@ class Experiment:
                     records = Journal.read(directory.journal)
                     reported = any(record["event"] == "reported" for record in records[len(opened.records) :])
                     losses = 1 if reported else losses + 1
-                    if losses == MAX_DESK_LOSSES:
+                    # A server's desk is the server's matter, and the experiment ends with the server.
+                    if losses == MAX_DESK_LOSSES and self.lender is None:
                         raise
                     display.say(f"{str(lost).partition(';')[0]}; restarting from the journal")
                     opened = opened_from(records)
@@ -281,7 +322,10 @@ class Experiment:
                 with ThreadPoolExecutor(1) as pool:
                     # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                     modules = pool.submit(importlib.import_module, "dray.experiment.run")
-                    cluster = connect(self._address)
+                    if self.lender is None:
+                        cluster = connect(self._address)
+                    else:
+                        cluster = self.lender.cluster()
                     stack.callback(cluster.close)
                     run = modules.result()
                 display.say(f"on {cluster.description}")
@@ -298,6 +342,7 @@ class Experiment:
                     cluster=cluster,
                     display=display,
                     interrupts=interrupts,
+                    lender=self.lender,
                     on_message=on_message,
                 )
                 self.last_run.run()

@@ -16,7 +16,7 @@ from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SamplingSea
 from dray.display.text import rough_time
 from dray.errors import ConfigError
 from searchers.method import Method
-from searchers.preview import Preview, expected, is_certain, is_simulated
+from searchers.previews import Preview, expected, is_certain, is_simulated
 
 
 def show_preview(

@@ -13,6 +13,7 @@ from dray.desk.messages import TrialLeft
 from dray.display.display import Display
 from dray.experiment.log_policies import forbidden, printed
 from dray.records.directory import ExperimentDirectory
+from dray.text import counted
 from dray.worker.log.tail import with_log_tail
 from searchers.events import Reason
 from searchers.journal import Journal
@@ -105,7 +106,7 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
     """
     last, before = failures[-1], failures[-2] if len(failures) > 1 else None
     if len(failures) > max_restarts:
-        return f"{len(failures)} failure{'s' * (len(failures) != 1)}, max_restarts is {max_restarts}"
+        return f"{counted(len(failures), 'failure')}, max_restarts is {max_restarts}"
     if last.kind == "oom" and sum(failure.kind == "oom" for failure in failures) > 1:
         # The second try was in new processes, so memory that the first ones had kept is not the cause.
         return "out of memory twice"

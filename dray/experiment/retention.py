@@ -14,8 +14,9 @@ import math
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dray.config.storage import CheckpointStorage
@@ -39,12 +40,14 @@ class Saved:
         trial, batches: its trial, and after how many batches it was saved.
         checkpoint: its id.
         value: the searcher's metric at that batch; None if the trial was not validated at that batch.
+        is_on_disk: whether it is known to survive a power failure.
     """
 
     trial: int
     batches: int
     checkpoint: str
     value: float | None = None
+    is_on_disk: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +119,10 @@ class Retention:
         say: Callable[[str], None],
     ) -> None:
         self._policy, self._store_of, self._needs, self._note, self._say = policy, store_of, needs, note, say
-        self._saved: dict[int, dict[int, Saved]] = {}  # by trial and batches
-        self._best: set[Saved] = set()
-        self._on_disk: set[Saved] = set()
-        self._changed: set[int] = set()  # trials whose checkpoints may have become too many
-        self._damaged: set[str] = set()  # ids of checkpoints
+        self._saved: defaultdict[int, dict[int, Saved]] = defaultdict(dict)  # all that exist, by trial and batches
+        self._damaged: set[str] = set()  # ids of those that exist and do not count; none of them is in `_saved`
+        self._best: set[Saved] = set()  # the experiment's best, when they were last removed
+        self._changed: set[int] = set()  # trials that may have too many; in other trials, all are kept
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outage = Outage(
             log,
@@ -163,24 +165,24 @@ class Retention:
             while not self._work.empty():
                 new.append(self._work.get())
             is_open = None not in new
-            todo = [step for step in [*todo, *new] if step is not None]
-            errors: list[Exception] = []
-            todo = [step for step in todo if not _works(step, errors)]
-            if _works(self._remove_others, errors) and not todo:
+            todo += [step for step in new if step is not None]
+            errors = {step: error for step in [*todo, self._remove_others] if (error := _error_of(step)) is not None}
+            todo = [step for step in todo if step in errors]
+            if not errors:
                 self._outage.ended()
             elif is_open:
-                self._outage.began(errors[0])
+                self._outage.began(next(iter(errors.values())))
             else:
-                log.warning("can't delete all old checkpoints: %s; %s", errors[0], _LATER)
+                log.warning("can't delete all old checkpoints: %s; %s", next(iter(errors.values())), _LATER)
 
     def _recover(self, records: Sequence[Mapping[str, Any]]) -> None:
         for each in saved_in(records):
-            self._saved.setdefault(each.trial, {})[each.batches] = each
+            self._saved[each.trial][each.batches] = each
         self._changed.update(self._saved)
         self._damaged.update(str(record["checkpoint"]) for record in records if record.get("event") == "damaged")
         for trial in sorted({record["trial"] for record in records if record.get("event") == "started"}):
             store = self._store_of(trial)
-            found, mine = dict(store.listed()), self._saved.setdefault(trial, {})
+            found, mine = dict(store.listed()), self._saved[trial]
             for batches in mine.keys() - found.keys():
                 del mine[batches]
             for batches, checkpoint in found.items():
@@ -194,18 +196,14 @@ class Retention:
     def _add(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
         value = value if value is not None and math.isfinite(value) else None
         saved = Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value)
-        self._damaged.discard(saved.checkpoint)  # it was written again
-        self._on_disk.discard(saved)
-        self._changed.add(saved.trial)
-        mine = self._saved.setdefault(saved.trial, {})
-        if mine.get(saved.batches) != saved:
-            mine[saved.batches] = saved
-            self._record("saved", saved, value=saved.value)
+        self._damaged.discard(checkpoint)  # it was written again
+        self._changed.add(trial)
+        if self._saved[trial].get(batches) != saved:
+            self._record("saved", saved, value=value)
+        self._saved[trial][batches] = saved
 
     def _forget(self, trial: int, checkpoint: str, why: str) -> None:
-        mine = self._saved.get(trial, {})
-        for batches in [batches for batches, each in mine.items() if each.checkpoint == checkpoint]:
-            del mine[batches]
+        self._saved[trial] = {at: each for at, each in self._saved[trial].items() if each.checkpoint != checkpoint}
         if checkpoint not in self._damaged:
             self._damaged.add(checkpoint)
             self._note(
@@ -217,11 +215,9 @@ class Retention:
         while not self._are_on_disk(kept := self._kept()):
             pass  # one of them is gone, so another one is kept instead
         for trial in sorted(self._changed):
-            mine = self._saved.get(trial, {})
-            for each in [each for each in mine.values() if each not in kept]:
+            for each in [each for each in self._saved[trial].values() if each not in kept]:
                 self._store_of(trial).delete(each.batches)
-                del mine[each.batches]
-                self._on_disk.discard(each)
+                del self._saved[trial][each.batches]
                 self._record("deleted", each)
             self._changed.discard(trial)
 
@@ -230,8 +226,9 @@ class Retention:
         best = self._policy.best(each for mine in self._saved.values() for each in mine.values())
         self._changed |= {each.trial for each in self._best - best}
         self._best = best
-        mine = {trial: self._saved.get(trial, {}).values() for trial in self._changed}
-        return best.union(*(self._policy.keeps_of(saved, self._needs(trial)) for trial, saved in mine.items()))
+        return best.union(
+            *(self._policy.keeps_of(self._saved[trial].values(), self._needs(trial)) for trial in self._changed)
+        )
 
     def _are_on_disk(self, kept: set[Saved]) -> bool:
         """Wait until they are on the disk, so that a power failure can't take both them and those that they replace.
@@ -239,10 +236,10 @@ class Retention:
         False if one of them is gone.
         """
         all_exist = True
-        for each in kept - self._on_disk:
+        for each in [each for each in kept if not each.is_on_disk]:
             try:
                 self._store_of(each.trial).force_to_disk(each.batches)
-                self._on_disk.add(each)
+                self._saved[each.trial][each.batches] = replace(each, is_on_disk=True)
             except FileNotFoundError:
                 del self._saved[each.trial][each.batches]
                 all_exist = False
@@ -267,14 +264,13 @@ def _metric_at(store: CheckpointStore, batches: int) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _works(step: Callable[[], None], errors: list[Exception]) -> bool:
-    """Run a step; an unreachable store must not end the search."""
+def _error_of(step: Callable[[], None]) -> Exception | None:
+    """Run a step, and return its error: an unreachable store must not end the search."""
     try:
         step()
     except Exception as error:
-        errors.append(error)
-        return False
-    return True
+        return error
+    return None
 
 
 def saved_in(records: Iterable[Mapping[str, Any]]) -> list[Saved]:

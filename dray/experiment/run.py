@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import ray
+from ray import cloudpickle
 from typing_extensions import assert_never
 
 from dray.cluster.connection import Cluster
@@ -32,6 +33,7 @@ from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from dray.experiment.trial_queue import TrialQueue
 from dray.experiment.workers import prepare_workers
 from dray.groups.group import start_desk
+from dray.groups.lent import DESK, GroupServer, LentGroups
 from dray.groups.pool import IN_TURN_S, Groups
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
@@ -63,6 +65,7 @@ class Run:
         load_trial: loads the trial's class, or the program, on workers on this machine.
         cluster: where to run.
         interrupts: signals that ask the run to stop.
+        lender: the server that lends it groups; None: the run has its own.
         on_message: called with each of the desk's messages; for benchmarks and tests.
 
     Attributes:
@@ -82,6 +85,7 @@ class Run:
         cluster: Cluster,
         display: Display,
         interrupts: Interrupts,
+        lender: GroupServer | None = None,
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         config, search = opened.config, opened.search
@@ -104,7 +108,7 @@ class Run:
             journal=journal,
             display=display,
             # If machines share no disk, a log here may be that of an earlier process of the rank.
-            has_logs=cluster.own or directory.storage.is_local,
+            has_logs=cluster.local or directory.storage.is_local,
         )
         self.counts = Counts(restarts=self._restarts.counted)
         self._retention = Retention(
@@ -114,23 +118,40 @@ class Run:
             note=lambda record: journal.append(record, wait=False),
             say=display.say,
         )
-        self._workers = prepare_workers(config, directory, cluster, load_trial, search.method.rungs, display.say)
+        self._workers = prepare_workers(
+            config, directory, cluster, load_trial, search.method.rungs, display.say, borrows=lender is not None
+        )
         display.shares(self._workers.slots.share)
-        desk_name = f"dray-desk-{self._workers.run}"
-        self.desk = start_desk(desk_name, self._workers.slots.runtime_env)
-        self._queue = TrialQueue(search, desk=self.desk, directory=directory, changed=self._retention.changed)
-        self.groups = Groups(
-            functools.partial(self._workers.start, self.desk),
-            desk=self.desk,
-            slots=self._workers.slots,
-            capacity=self._workers.capacity,
-            elastic=self._workers.elastic,
-            own_cluster=cluster.own,
-            runnable=self._queue.count_runnable,
-            counts=self.counts,
-            timeline=self._timeline,
-            display=display,
-            experiment=directory.path,
+        self._name = self._workers.experiment.run
+        self._is_lent = lender is not None
+        desk_name = f"dray-desk-{self._name}" if lender is None else DESK
+        if lender is not None:
+            self.desk = lender.desk()
+            workers, experiment = cloudpickle.dumps(self._workers), cloudpickle.dumps(self._workers.experiment)
+            ray.get(self.desk.add.remote(self._name, experiment, workers, **self._workers.claim))
+        else:
+            env, shape = self._workers.slots.runtime_env, self._workers.shape
+            self.desk = start_desk(desk_name, self._name, shape=shape, runtime_env=env)
+        self._queue = TrialQueue(
+            search, desk=self.desk, name=self._name, directory=directory, changed=self._retention.changed
+        )
+        self.groups: Groups | LentGroups = (
+            LentGroups()
+            if self._is_lent
+            else Groups(
+                functools.partial(self._workers.start, self.desk, owner=self._name),
+                desk=self.desk,
+                owner=self._name,
+                slots=self._workers.slots,
+                capacity=self._workers.capacity,
+                elastic=self._workers.elastic,
+                own_cluster=cluster.own,
+                runnable=self._queue.count_runnable,
+                counts=self.counts,
+                timeline=self._timeline,
+                display=display,
+                experiment=directory.path,
+            )
         )
         self._tune = TuneDriver(
             search,
@@ -138,9 +159,10 @@ class Run:
             together=journal.together,
             act=self._queue.act,
             source=desk_name,
+            name=self._name,
             namespace=ray.get_runtime_context().namespace,
             directory=directory.ray / f"tune-{time.time_ns()}",
-            path=None if cluster.own else lambda: str(ray.get(self.desk.import_path.remote())),
+            path=None if cluster.local else lambda: str(ray.get(self.desk.import_path.remote())),
         )
 
     def run(self) -> None:
@@ -160,7 +182,7 @@ class Run:
                 silent=self._head_is_silent,
             )
             try:
-                self._queue.begin(self._workers.settings.score)
+                self._queue.begin(self._workers.experiment.settings.score)
                 self._retention.start(self._records)
                 self._serve(tune)
             except ray.exceptions.RayError as e:
@@ -206,7 +228,7 @@ class Run:
             self.display.update(self.counts, self.groups.ready_count, self.groups.count)
 
     def _ask_for_mail(self) -> None:
-        self._mail = self.desk.messages.remote(dict(self._recorded))
+        self._mail = self.desk.messages.remote(self._name, dict(self._recorded))
         self._recorded.clear()
 
     def _read_mail(self) -> None:
@@ -220,30 +242,32 @@ class Run:
     def _read(self, message: Message) -> None:
         if self._on_message is not None:
             self._on_message(message)
+        self.groups.on(message)
         match message:
             case messages.WorkerArrived():
                 self._tune_may_start = True
-                self.groups.worker_arrived()
             case messages.WorkerUnfit():
                 self._error = error_of_unfit_worker(message.cause, self._directory.path)
                 if self._trains and isinstance(self._error, ConfigError):
                     self._error = FoundInTraining(self._error.faults, self._error.source)
             case messages.GroupReady():
                 self._timeline.ready(message.group, message.time)
-                self.groups.ready(message.group)
             case messages.GroupRetired():
                 if self.config.resources.reuse_workers:
                     self.display.retired(message.group, message.trial, message.reason)
-            case messages.GroupEnded():
-                self.groups.ended(message.group, message.start, is_lost=message.is_lost, error=message.error)
+            case messages.GroupEnded() | messages.ClientAdded():
+                pass
             case messages.LeaseGranted():
+                if self._is_lent:  # it is this experiment's for the time of the lease
+                    self._timeline.starts(message.group, self._workers.slots.taken, message.time)
                 self._timeline.granted(message.group, message.trial, message.time)
                 self._bind(message)
             case messages.ReportReceived():
                 self._record(message)
             case messages.TrialLeft():
                 self._timeline.left(message.group, message.trial, message.time)
-                self.groups.trial_left(message.group)
+                if self._is_lent:
+                    self._timeline.ends(message.group, message.time)
                 self._left(message)
             case messages.CheckpointSaved():
                 self._retention.saved(message.trial, message.batches, message.checkpoint, message.value)
@@ -267,7 +291,6 @@ class Run:
     def _record(self, received: ReportReceived) -> None:
         trial, rows = received.trial, received.rows
         self._trains = True
-        self.groups.trains()
         if received.warning:
             self.display.say(f"warning: trial {trial}: {received.warning}")
         self._metrics.append(trial, rows)
@@ -285,7 +308,7 @@ class Run:
             self._error = FoundInTraining([(field_path, fault)])
             return
         if (reason := self._restarts.end_of(left)) is not None:
-            self.desk.end_trial.remote(left.trial, reason)
+            self.desk.end_trial.remote(self._name, left.trial, reason)
         else:
             self._queue.retry(left.trial)
 
@@ -301,7 +324,7 @@ class Run:
         finally:  # also if it is interrupted again
             self._tune.stop()
             # Tune checks whether to stop only when a handle returns.
-            self.desk.end_search.remote()
+            self.desk.end_search.remote(self._name)
             deadline = time.monotonic() + TUNE_END_S
             while tune.is_alive() and time.monotonic() < deadline and watch.answers():
                 tune.join(POLL_S)
@@ -311,21 +334,23 @@ class Run:
             self._end_groups()
 
     def _let_trials_save(self, watch: Watch) -> None:
-        self.desk.close.remote()
+        self.desk.close.remote(self._name)
         deadline = time.monotonic() + STOP_GRACE_S
-        quiet = self.desk.is_quiet.remote()
+        quiet = self.desk.is_quiet.remote(self._name)
         while time.monotonic() < deadline and watch.answers():
             if ray.wait([quiet], timeout=POLL_S)[0]:
                 if ray.get(quiet):
                     break
-                quiet = self.desk.is_quiet.remote()
+                quiet = self.desk.is_quiet.remote(self._name)
             self._read_mail()
 
     def _end_groups(self) -> None:
         """End the groups and the desk."""
         # On a shared cluster workers first release what they hold. Without a desk they would try that forever.
         self.groups.end(at_once=self.cluster.own or isinstance(self._error, DeskLost))
-        if not self.cluster.own:
+        if self._is_lent:
+            self.desk.remove.remote(self._name)
+        elif not self.cluster.own:
             ray.kill(self.desk)
 
     def _wait_for_head(self, watch: Watch) -> None:

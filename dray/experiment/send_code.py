@@ -8,6 +8,7 @@ from typing import Any
 
 from ray import cloudpickle
 
+from dray.code.archive import Archived
 from dray.code.factory import ByValue, FromDirectory, Sent, home_of
 from dray.code.ignore import code_of, copied
 from dray.code.packages import Package, package, runtime_env
@@ -16,7 +17,12 @@ from dray.records.directory import ExperimentDirectory
 
 
 def send_code(
-    load: FromDirectory | ByValue, directory: ExperimentDirectory, config: ExperimentConfig, say: Callable[[str], None]
+    load: FromDirectory | ByValue,
+    directory: ExperimentDirectory,
+    config: ExperimentConfig,
+    say: Callable[[str], None],
+    *,
+    borrows: bool = False,
 ) -> tuple[FromDirectory | Sent, dict[str, Any]]:
     """Put the experiment's copy of its code, and dray itself, into the cluster's store.
 
@@ -26,6 +32,7 @@ def send_code(
         load: loads the code on workers on this machine.
         directory, config: of the experiment.
         say: prints a line for the user.
+        borrows: the workers are a server's, and run already: they get the code with the first trial.
 
     Returns:
         What loads the code on other machines, and the workers' runtime environment.
@@ -33,6 +40,8 @@ def send_code(
     Raises:
         ConfigError: the script's directory is too large to be code.
     """
+    if borrows and isinstance(load, FromDirectory):
+        return FromDirectory(entrypoint=load.entrypoint, directory=Archived.of(directory.code)), runtime_env()
     if isinstance(load, ByValue) and not directory.has_code:
         _copy_home(load, directory, config)
     sends: list[Package] = []

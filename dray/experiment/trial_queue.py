@@ -12,12 +12,11 @@ from typing import Any
 
 from dray.desk.messages import LeaseGranted
 from dray.records.directory import ExperimentDirectory
-from dray.records.outcomes import NEVER_BEST
 from dray.worker.lease import TrialLease
+from searchers.answers import Answer
 from searchers.events import Started
-from searchers.ray_tune import Answer
 from searchers.search import Search
-from searchers.views import TrialView
+from searchers.views import NEVER_BEST, TrialView
 
 
 class TrialQueue:
@@ -26,6 +25,7 @@ class TrialQueue:
     Args:
         search: has been started.
         desk: the desk's actor handle.
+        name: of this run, at the desk.
         directory: of the experiment.
         changed: called with the trials that the search has stopped or paused.
 
@@ -34,9 +34,15 @@ class TrialQueue:
     """
 
     def __init__(
-        self, search: Search, *, desk: Any, directory: ExperimentDirectory, changed: Callable[[Iterable[int]], None]
+        self,
+        search: Search,
+        *,
+        desk: Any,
+        name: str,
+        directory: ExperimentDirectory,
+        changed: Callable[[Iterable[int]], None],
     ) -> None:
-        self._search, self._desk, self._directory, self._changed = search, desk, directory, changed
+        self._search, self._desk, self._name, self._directory, self._changed = search, desk, name, directory, changed
         self.lock = threading.RLock()
 
     def begin(self, score: Callable[[float], float]) -> None:
@@ -47,8 +53,8 @@ class TrialQueue:
         """
         trials = self._search.trials.values()
         best = [trial.best for trial in trials if trial.best is not None and trial.state not in NEVER_BEST]
-        self._desk.set_best.remote(min(map(score, best), default=None))
-        self._desk.enqueue.remote([trial.id for trial in trials if _is_runnable(trial)])
+        self._desk.set_best.remote(self._name, min(map(score, best), default=None))
+        self._desk.enqueue.remote(self._name, [trial.id for trial in trials if _is_runnable(trial)])
 
     def count_runnable(self) -> int:
         """How many trials could run now, including those that do."""
@@ -57,18 +63,18 @@ class TrialQueue:
 
     def act(self, answer: Answer) -> None:
         """Carry out a decision that is already in the journal. Called in Tune's thread."""
-        self._desk.answer.remote(answer.trial, answer.number, answer.decision)
+        self._desk.answer.remote(self._name, answer.trial, answer.number, answer.decision)
         if answer.stops:
-            self._desk.withdraw.remote(list(answer.stops))
+            self._desk.withdraw.remote(self._name, list(answer.stops))
         if answer.resumes:
             # Before new trials: the search has chosen them as the best to train next.
-            self._desk.enqueue.remote(list(answer.resumes), first=True)
+            self._desk.enqueue.remote(self._name, list(answer.resumes), first=True)
         if answer.creates:
-            self._desk.enqueue.remote(list(answer.creates))
+            self._desk.enqueue.remote(self._name, list(answer.creates))
         if answer.decision != "continue" or answer.stops:
             self._changed([answer.trial, *answer.stops])
         if answer.done:
-            self._desk.end_search.remote()
+            self._desk.end_search.remote(self._name)
 
     def bind(self, granted: LeaseGranted, *, revived: bool, send_every_s: float) -> None:
         """Draw the trial's hyperparameters, and give them to its group.
@@ -87,6 +93,7 @@ class TrialQueue:
             self._search.on(Started(trial=granted.trial))
             lease = TrialLease(
                 number=granted.lease,
+                client=self._name,
                 trial_id=granted.trial,
                 trial_seed=self._search.seed_of(granted.trial),
                 hparams=self._search.params(granted.trial),
@@ -104,7 +111,7 @@ class TrialQueue:
             # If it was paused meanwhile, or paused and queued again, it continues when its turn comes.
             if self._search.trials[trial].state == "RUNNING":
                 # Within the lock: a decision in Tune's thread may withdraw it, and must not reach the desk before this.
-                self._desk.enqueue.remote([trial], first=True)
+                self._desk.enqueue.remote(self._name, [trial], first=True)
 
 
 def _is_runnable(trial: TrialView) -> bool:

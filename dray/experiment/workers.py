@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dray
-from dray.cluster.checks.node import Needs
 from dray.cluster.connection import Cluster
 from dray.code.factory import ByValue, FromDirectory, Sent
+from dray.config.resources import Resources
 from dray.config.schema import ExperimentConfig
 from dray.environment import Device, device
 from dray.experiment.preflight import check_nodes
@@ -22,7 +23,7 @@ from dray.groups.group import Slots, WorkerGroup
 from dray.records.directory import ExperimentDirectory
 from dray.training.units import Batch, TrainUnit
 from dray.worker.lease import SharedSettings
-from dray.worker.spec import WorkerSpec
+from dray.worker.spec import ExperimentSpec, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,37 +31,60 @@ class Workers:
     """The workers of a run, before any group is started.
 
     Attributes:
-        run: unique name of this run; one that resumes the experiment has another.
+        experiment: what all trials run with; its name of this run is unique: one that resumes the experiment has
+            another.
         slots: of a group; of the smallest, if its size may change.
         capacity: how many groups fit.
         elastic: the size of the only group, if it may change.
-        settings: of all trials.
-        load_trial: loads the trial's class, or the program.
-        needs: what nodes must have; None if the cluster was started on this machine.
+        share: what slots its trials may have: priority, weight, max_slots, as `dray.desk.client.Client` has it.
         directory: where Ray Train would keep its state.
     """
 
-    run: str
+    experiment: ExperimentSpec
     slots: Slots
     capacity: Capacity
     elastic: Elastic | None
-    settings: SharedSettings
-    load_trial: FromDirectory | ByValue | Sent
-    needs: Needs | None
+    share: Mapping[str, Any]
     directory: Path
 
-    def start(self, desk: Any, group: str, start: int, slots: Slots) -> WorkerGroup:
-        """Start a group, as the start with this number."""
+    @property
+    def shape(self) -> str:
+        """Groups of equal shapes can run each other's trials: their slots and processes are equal.
+
+        With ``reuse_workers: false`` they are new for each trial, also if earlier ones were of other experiments.
+        """
+        settings = self.experiment.settings
+        parts = (
+            self.slots,
+            sorted(settings.environment.items()),
+            settings.deterministic,
+            settings.reuse_workers,
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    @property
+    def claim(self) -> dict[str, Any]:
+        """What its trials ask for and may have of a server, as `dray.desk.client.Client` has it."""
+        size, unit = self.slots.taken * self.slots.unit, self.slots.unit
+        return {"shape": self.shape, "kind": self.slots.kind, "size": size, "unit": unit, **self.share}
+
+    def start(self, desk: Any, group: str, start: int, slots: Slots, *, owner: str, lent: bool = False) -> WorkerGroup:
+        """Start a group, as the owner's start with this number.
+
+        Args:
+            lent: it may get trials of any experiment with groups of this shape.
+        """
+        settings = self.experiment.settings
         spec = WorkerSpec(
-            run=self.run,
+            desk=desk,
+            owner=owner,
             group=group,
             start=start,
-            desk=desk,
-            settings=self.settings,
-            load_trial=self.load_trial,
-            log_format=dray.LOG_FORMAT,
+            shape=self.shape,
+            environment=settings.environment,
+            deterministic=settings.deterministic,
+            experiment=None if lent else self.experiment,
             shared_by=slots.shared_by,
-            needs=self.needs,
         )
         return WorkerGroup(spec, slots=slots, directory=self.directory)
 
@@ -72,6 +96,8 @@ def prepare_workers(
     load_trial: FromDirectory | ByValue,
     rungs: Sequence[float],
     say: Callable[[str], None],
+    *,
+    borrows: bool = False,
 ) -> Workers:
     """Find the slots, send the code to a cluster of others, and check its nodes.
 
@@ -79,6 +105,7 @@ def prepare_workers(
         load_trial: loads the trial's class on workers on this machine.
         rungs: absolute lengths at which the search decides, as its method counts them.
         say: prints a line for the user.
+        borrows: the worker groups are a server's.
 
     Raises:
         ConfigError: the cluster can't have room for a group, a node lacks something, or the code is too large.
@@ -87,8 +114,8 @@ def prepare_workers(
     kind, limits = find_slots(cluster, resources, sizes[0])
     loads: FromDirectory | ByValue | Sent = load_trial
     runtime_env: dict[str, Any] = {}
-    if not cluster.own:
-        loads, runtime_env = send_code(load_trial, directory, config, say)
+    if not cluster.local:
+        loads, runtime_env = send_code(load_trial, directory, config, say, borrows=borrows)
     slots = Slots(
         per_trial=sizes[0],
         gpu=kind == "gpu",
@@ -99,16 +126,24 @@ def prepare_workers(
     )
     run = f"{directory.path.name}-{secrets.token_hex(4)}"
     is_elastic = len(sizes) > 1
+    needs = None if cluster.local else check_nodes(directory, run, gpu=slots.gpu)
+    settings = trial_settings(config, rungs, device(gpu=slots.gpu))
     return Workers(
-        run=run,
+        experiment=ExperimentSpec(
+            run=run, settings=settings, load_trial=loads, log_format=dray.LOG_FORMAT, needs=needs
+        ),
         slots=slots,
         capacity=Capacity(slots, limits, sizes[0] if is_elastic else resources.max_slots),
         elastic=Elastic(slots, sizes, name=run) if is_elastic else None,
-        settings=trial_settings(config, rungs, device(gpu=slots.gpu)),
-        load_trial=loads,
-        needs=None if cluster.own else check_nodes(directory, run, gpu=slots.gpu),
+        share=share_of(resources, slots),
         directory=directory.ray,
     )
+
+
+def share_of(resources: Resources, slots: Slots) -> dict[str, Any]:
+    """What slots an experiment may have, in the units of `dray.desk.client.Client`: GPUs, or CPUs."""
+    most = None if resources.max_slots is None else resources.max_slots * slots.unit
+    return {"priority": resources.priority, "weight": resources.weight, "max_slots": most}
 
 
 def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Device) -> SharedSettings:

@@ -24,6 +24,7 @@ from dray.desk.desk import Desk
 from dray.desk.failure import LOW_MEMORY
 from dray.groups.deaths import oom_kills, oom_kills_of, why_it_died
 from dray.groups.train_workers import start_workers
+from dray.text import one_line
 from dray.worker.entry import ended, serve_leases
 from dray.worker.spec import WorkerSpec
 from searchers.ray_tune import HEAD_NODE
@@ -40,11 +41,12 @@ TITLE = "RayTrainWorker"
 """The name of a group's processes in `ps`."""
 
 
-def start_desk(name: str, runtime_env: Mapping[str, Any]) -> Any:
-    """The desk as an actor on the head node, found by its name in this job's namespace. It dies with the driver."""
+def start_desk(name: str, client: str, *, shape: str = "", runtime_env: Mapping[str, Any]) -> Any:
+    """The desk as an actor on the head node, found by its name in this job's namespace. It dies with the driver, its
+    first client."""
     # The long polls of all ranks and handles are open at the same time.
     actor = ray.remote(num_cpus=0, resources=HEAD_NODE, max_concurrency=100_000)(Desk)
-    return actor.options(name=name, runtime_env=dict(runtime_env) or None).remote()
+    return actor.options(name=name, runtime_env=dict(runtime_env) or None).remote(client, shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,11 @@ class Slots:
     def taken(self) -> float:
         """How many slots a group takes: a whole number, or 1/n."""
         return self.per_trial if self.shared_by == 1 else 1 / self.shared_by
+
+    @property
+    def unit(self) -> float:
+        """GPUs of a slot, or CPUs if it has no GPU."""
+        return 1.0 if self.gpu else self.cpus_per_slot
 
     @property
     def share(self) -> str:
@@ -117,7 +124,7 @@ class WorkerGroup:
         self._placement = placement_group(
             [slots.resources] * slots.per_trial,
             strategy=slots.placement_strategy,
-            name=f"{spec.run}/{self.name}/{self.start}",
+            name=f"{spec.owner}/{self.name}/{self.start}",
         )
         # By rank, once the processes run: their nodes, their `ended` calls, and the earlier OOM kills on their nodes.
         self._nodes: list[str] = []
@@ -158,14 +165,15 @@ class WorkerGroup:
             workers = start_workers(
                 functools.partial(serve_leases, self._spec),
                 self._placement,
-                name=f"{self._spec.run}-{self.name}",
+                name=f"{self._spec.owner}-{self.name}",
                 resources=self._slots.resources,
                 runtime_env=self._slots.runtime_env,
                 directory=self._directory,
+                is_ending=lambda: self._is_ending,
             )
         except Exception as error:  # for the driver; unless the group was ended, which may raise anything here
             if self._claim_end():
-                self._report_end({}, " ".join(str(error).split()) or repr(error))
+                self._report_end({}, one_line(error) or repr(error))
             return
         self._nodes = [worker.node for worker in workers]
         self._oom_kills_before = [worker.actor.execute.remote(oom_kills) for worker in workers]
@@ -223,7 +231,7 @@ class WorkerGroup:
         return first
 
     def _report_end(self, dead: Mapping[int, str], error: str) -> None:
-        self._spec.desk.group_ended.remote(self.name, self.start, dead, error)
+        self._spec.desk.group_ended.remote(self._spec.owner, self.name, self.start, dead, error)
         self._ended.set()
 
 

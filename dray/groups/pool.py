@@ -11,15 +11,16 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
+from dray.desk import messages
+from dray.desk.messages import Message
 from dray.display.counts import Counts
-from dray.display.display import Display
 from dray.errors import ExperimentError
 from dray.groups.capacity import Capacity
 from dray.groups.elastic import Elastic
@@ -34,8 +35,8 @@ START_SLOWLY_EVERY_S = 5.0
 LOOK_S = 1.0
 """How often, on a cluster, groups are checked: which wait for nodes, and which are needed."""
 IDLE_S = 15.0
-"""How long there must have been more groups than trials before some are ended: about as long as a start takes, so that
-a wrong guess costs at most twice as much as the right one (ski rental; Karlin et al. 1988)."""
+"""How long there must have been more groups than trials before some are ended, by default: about as long as a start
+takes, so that a wrong guess costs at most twice as much as the right one (ski rental; Karlin et al. 1988)."""
 MAX_FAILED_STARTS = 5
 """A group that starts this many times without finishing a lease ends the experiment."""
 IN_TURN_S = 30.0
@@ -43,6 +44,16 @@ IN_TURN_S = 30.0
 the next starts anyway."""
 END_S = 30.0
 """How long all groups together may take to shut down on a cluster that stays up."""
+
+
+class Announcer(Protocol):
+    """Where a run's groups are announced, such as its display."""
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+
+    def waits(self, status: str) -> None:
+        """Show what groups wait for; "" if none waits."""
 
 
 @dataclass(slots=True)
@@ -62,6 +73,7 @@ class Groups:
     Args:
         make: starts a group with this name, as the start with this number, on these slots.
         desk: the desk's actor handle.
+        owner: name of the groups' owner, at the desk.
         slots: what a group is made of.
         capacity: how many groups fit.
         elastic: the size of the only group, if it is elastic.
@@ -69,6 +81,9 @@ class Groups:
         runnable: how many trials could run now, including those that do.
         counts, timeline, display: of the run; groups are counted, recorded and announced there.
         experiment: the experiment's directory, for errors that say how to resume it.
+        numbers: for names and starts of groups, if others have groups at the same desk.
+        idle_s: how long there must have been more groups than trials before some are ended.
+        least: how many stay even then.
 
     Attributes:
         error: why the experiment can't continue; None as long as it can.
@@ -79,6 +94,7 @@ class Groups:
         make: Callable[[str, int, Slots], WorkerGroup],
         *,
         desk: Any,
+        owner: str,
         slots: Slots,
         capacity: Capacity,
         elastic: Elastic | None,
@@ -86,16 +102,20 @@ class Groups:
         runnable: Callable[[], int],
         counts: Counts,
         timeline: Timeline,
-        display: Display,
+        display: Announcer,
         experiment: Path,
+        numbers: Iterator[int] | None = None,
+        idle_s: float = IDLE_S,
+        least: int = 1,
     ) -> None:
         self.error: ExperimentError | None = None
-        self._make, self._desk, self._slots, self._runnable = make, desk, slots, runnable
+        self._make, self._desk, self._owner, self._slots, self._runnable = make, desk, owner, slots, runnable
         self._capacity, self._elastic, self._own_cluster = capacity, elastic, own_cluster
         self._counts, self._timeline, self._display, self._experiment = counts, timeline, display, experiment
         self._node_wait = NodeWait(slots, has_autoscaler=capacity.may_grow)
-        self._names = (f"group-{number}" for number in itertools.count())
-        self._starts = itertools.count(1)
+        self._names = (f"group-{number}" for number in numbers or itertools.count())
+        self._starts = numbers or itertools.count(1)
+        self._idle_s, self._least = idle_s, least
         self._groups: dict[str, _Member] = {}
         self._ended: list[str] = []
         self._failed_starts: Counter[str] = Counter()
@@ -117,6 +137,20 @@ class Groups:
         return sum(member.is_ready for member in self._groups.values())
 
     # ------------------------------------------------------------------ events
+    def on(self, message: Message) -> None:
+        """The desk has sent this message."""
+        match message:
+            case messages.WorkerArrived():
+                self.worker_arrived()
+            case messages.GroupReady():
+                self.ready(message.group)
+            case messages.GroupEnded():
+                self.ended(message.group, message.start, is_lost=message.is_lost, error=message.error)
+            case messages.ReportReceived():
+                self.trains()
+            case messages.TrialLeft():
+                self.trial_left(message.group)
+
     def worker_arrived(self) -> None:
         """A process of a group runs."""
         self._has_news = True
@@ -250,23 +284,42 @@ class Groups:
             ends = sorted(self._waiting())[:surplus]
             for name in ends:
                 self._end_group(name)
-            self._desk.retire_idle.remote(surplus - len(ends))
+            self._desk.retire_idle.remote(self._owner, surplus - len(ends))
         if news := self._node_wait.look(len(self._waiting()), len(self._groups)):
             self._display.say(news)
         self._display.waits(self._node_wait.status)
         return True
 
+    def make_room(self, *, at_once: bool) -> None:
+        """End groups beyond what trials need, for groups of others.
+
+        Args:
+            at_once: trials in them save and move; else they train to their end first.
+        """
+        surplus = len(self._groups) - self._runnable()
+        for name in self._waiting()[: max(0, surplus)]:
+            self._end_group(name)
+            surplus -= 1
+        starting = sum(not member.is_ready for member in self._groups.values())
+        if surplus > 0:
+            self._desk.shrink.remote(self._owner, max(0, len(self._groups) - starting - surplus), at_once)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a group has no slots yet."""
+        return any(not member.is_ready and not member.group.is_placed for member in self._groups.values())
+
     def _waiting(self) -> list[str]:
         return [name for name, member in self._groups.items() if member.is_waiting]
 
     def _surplus(self) -> int:
-        """How many groups have had no trial for `IDLE_S`. One stays, even if no trial can run."""
-        surplus, now = len(self._groups) - max(1, self._runnable()), time.monotonic()
+        """How many groups have had no trial for so long that they are to end."""
+        surplus, now = len(self._groups) - max(self._least, self._runnable()), time.monotonic()
         if surplus <= 0:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        elif now - self._idle_since > IDLE_S:
+        elif now - self._idle_since > self._idle_s:
             self._idle_since = None
             return surplus
         return 0

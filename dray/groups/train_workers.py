@@ -19,15 +19,25 @@ import ray
 from ray.train import LoggingConfig, RunConfig, ScalingConfig
 from ray.train.v2._internal.callbacks.accelerators import _share_cuda_visible_devices
 from ray.train.v2._internal.execution.context import TrainRunContext
-from ray.train.v2._internal.execution.worker_group import WorkerGroup
+from ray.train.v2._internal.execution.worker_group import RayTrainWorker, WorkerGroup
+from ray.train.v2._internal.execution.worker_group import Worker as TrainWorker
 from ray.train.v2._internal.util import ObjectRefWrapper
 from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dray.environment import set_variables
 from dray.worker.entry import NoCollectives
 
 # Else print() in a worker also writes each line to Ray's own log.
 _NO_PRINT_PATCH = {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
+
+
+WAIT_S = 1.0
+"""How often a start that waits for Ray checks whether its group has been ended."""
+
+
+class StartAbandoned(Exception):
+    """The group was ended while it started."""
 
 
 class Worker(NamedTuple):
@@ -50,6 +60,7 @@ def start_workers(
     resources: Mapping[str, float],
     runtime_env: Mapping[str, Any],
     directory: Path,
+    is_ending: Callable[[], bool],
 ) -> list[Worker]:
     """Start a worker in each bundle of a placement group, and run a function on each, in a thread.
 
@@ -60,11 +71,13 @@ def start_workers(
         resources: of each worker.
         runtime_env: of each worker.
         directory: where Ray Train would keep its state.
+        is_ending: whether the group has been ended, and its placement group removed.
 
     Returns:
         The workers by rank. They end with the placement group, and with this process.
 
     Raises:
+        StartAbandoned: the group was ended meanwhile.
         ray.exceptions.RayError, RuntimeError: a worker could not start, or has died.
     """
     run = TrainRunContext(
@@ -81,16 +94,29 @@ def start_workers(
         backend_config=None,
         dataset_config=None,
     )
-    # Its processes and their ranks only: `start()` makes a synchroniser, and has to run in an actor.
-    group = WorkerGroup(run, worker_group_context=None)
-    workers = group._create_workers(placement.bundle_count, placement, dict(resources))
-    if "GPU" in resources:
-        # A worker sees the GPUs of all its group's workers on its node, as NCCL wants, and uses that of its local rank.
-        _share_cuda_visible_devices(workers)
-    program = ObjectRefWrapper(function)
-    # Each worker takes its calls in order: nobody waits for the first before the second is sent.
-    ray.get(
-        [
+    # Not by the `start()` of Train's worker group: it makes a synchroniser, and has to run in an actor.
+    start = ray.remote(num_cpus=resources["CPU"], num_gpus=resources.get("GPU", 0), runtime_env=dict(runtime_env))(
+        RayTrainWorker
+    )
+    actors = [
+        start.options(scheduling_strategy=PlacementGroupSchedulingStrategy(placement, bundle)).remote()
+        for bundle in range(placement.bundle_count)
+    ]
+    try:
+        found = _get([actor.get_metadata.remote() for actor in actors], is_ending)
+        workers = WorkerGroup._assign_worker_ranks(
+            [
+                TrainWorker(actor, metadata, dict(resources), placement_group_bundle_index=bundle)
+                for bundle, (actor, metadata) in enumerate(zip(actors, found, strict=True))
+            ]
+        )
+        if "GPU" in resources:
+            # A worker sees the GPUs of all its group's workers on its node, as NCCL wants, and uses that of its local
+            # rank.
+            _share_cuda_visible_devices(workers)
+        program = ObjectRefWrapper(function)
+        # Each worker takes its calls in order: nobody waits for the first before the second is sent.
+        calls = [
             each
             for worker in workers
             for each in (
@@ -106,5 +132,24 @@ def start_workers(
                 worker.actor.run_train_fn.remote(program),
             )
         ]
-    )
+        _get(calls, is_ending)
+    except Exception:
+        for actor in actors:
+            ray.kill(actor)
+        raise
     return [Worker(worker.actor, worker.metadata.node_id) for worker in workers]
+
+
+def _get(calls: list[Any], is_ending: Callable[[], bool]) -> list[Any]:
+    """The results of calls of workers.
+
+    Ray may never fail the first call of an actor whose placement group is removed while its process starts.
+    """
+    while True:
+        try:
+            results: list[Any] = ray.get(calls, timeout=WAIT_S)
+        except ray.exceptions.GetTimeoutError:
+            if is_ending():
+                raise StartAbandoned from None
+        else:
+            return results

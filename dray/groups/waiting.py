@@ -9,6 +9,7 @@ import ray
 from dray.cluster import autoscaler
 from dray.cluster.nodes import nodes
 from dray.groups.group import Slots
+from dray.text import counted
 
 SAY_AFTER_S = 10.0
 """How long a group must have waited before that is reported: with free nodes it takes less than a second, and an
@@ -66,5 +67,4 @@ def _resources() -> str:
     """What the cluster has, and how much of it is free."""
     has, free = ray.cluster_resources(), ray.available_resources()
     kinds = [f"{has[kind]:g} {kind}s ({free.get(kind, 0):g} free)" for kind in ("GPU", "CPU") if has.get(kind)]
-    count = len(nodes())
-    return f"{' and '.join(kinds) or 'no CPUs'} on {count} node{'s' * (count != 1)}"
+    return f"{' and '.join(kinds) or 'no CPUs'} on {counted(len(nodes()), 'node')}"

@@ -11,7 +11,7 @@ import random
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -211,16 +211,18 @@ class LocalHost:
                 return
         raise ValueError(f"there is no checkpoint {checkpoint!r} of this run; a run can delete only its own")
 
-    def open_checkpoint(self, checkpoint: str) -> Path:
+    def open_checkpoint(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
         """A checkpoint below `home()` by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
+        if checkpoint == self.latest_checkpoint:
+            return self._store.open(checkpoint, only=only)
         if not Location.of(checkpoint).is_local:
             if self.is_remote:
-                return self._store.open(checkpoint)  # with the store's own credentials
+                return self._store.open(checkpoint, only=only)  # with the store's own credentials
             return self._until_exit.enter_context(opened(checkpoint))
         candidates = (Path(checkpoint), home() / "local" / checkpoint, self.directory.parent / checkpoint)
         for path in candidates:
             if path.is_dir():
-                return verify(path, without_manifest=path is candidates[0])
+                return verify(path, without_manifest=path is candidates[0], only=only)
         raise FileNotFoundError(
             f"there is no checkpoint {checkpoint!r}: it is neither an id that on_checkpoint_upload_end() was given, "
             f"nor a directory; looked for {', '.join(str(path) for path in candidates)}"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from dray.hosts.bottom_line import NotebookLine, TerminalLine
+from dray.text import counted, duration
 from dray.training.host import Report
 from dray.training.plan import Plan
 from dray.training.units import ENDLESS
@@ -144,7 +145,7 @@ class ProgressDisplay:
         if not self._epoch_length:
             return ""
         epochs = batches / self._epoch_length
-        return f" ({epochs:.4g} epoch{'s' * (epochs != 1)})"
+        return f" ({counted(epochs, 'epoch', '.4g')})"
 
     # --------------------------------------------------------------------------------------------------------- bar
     def _watch(self) -> None:
@@ -177,7 +178,7 @@ class ProgressDisplay:
         trained, validated = self._seen
         parts = []
         if self._validating:
-            parts.append(f"validating, {validated:,} batch{'es' * (validated != 1)}")
+            parts.append(f"validating, {counted(validated, 'batch', ',')}")
         elif len(self._samples) > 1:
             parts.append(self._speed(trained))
         if self._length is not None and self._began is not None and trained > self._began[1]:
@@ -218,9 +219,4 @@ def _numbers(metrics: Mapping[str, object] | None) -> dict[str, float]:
 
 
 def _clock(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03, or 2:03."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return duration(round(seconds)) if math.isfinite(seconds) else "?"

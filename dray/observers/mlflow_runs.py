@@ -115,12 +115,13 @@ class MLflowRuns:
             self._client.log_batch(run, metrics=some_metrics)
         if self._states.get(trial) != state:
             self._states[trial] = state
-            self._client.set_tag(run, STATE, state)
             status = _STATUS.get(state, "FAILED")
             if one.ended is not None:
                 self._client.set_terminated(run, status, int(1000 * one.ended))
             else:
                 self._client.update_run(run, status)
+            # Last: a resumed experiment goes by it, and repeats what a killed driver had not finished.
+            self._client.set_tag(run, STATE, state)
 
     def _note_best(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from dray.records.directory import ExperimentDirectory
 from dray.storage import CheckpointError, Location, RemoteDirectory, opened
 from dray.storage.manifest import MANIFEST
+
+Form: TypeAlias = Literal["state-dict", "safetensors"]
 
 _FILE = re.compile(r"trial_(\d+)/checkpoint_(\d+)/(.+)")
 
@@ -37,8 +39,12 @@ class StoredCheckpoint:
     is_complete: bool
 
 
-def list_checkpoints(directory: ExperimentDirectory) -> list[StoredCheckpoint]:
-    """All checkpoints of an experiment, sorted by trial and batches, not verified.
+def list_checkpoints(directory: ExperimentDirectory, only: int | None = None) -> list[StoredCheckpoint]:
+    """The checkpoints of an experiment, sorted by trial and batches, not verified.
+
+    Args:
+        directory: the experiment's.
+        only: those of this trial; by default all.
 
     Raises:
         StorageError: the object store can't be used.
@@ -46,7 +52,7 @@ def list_checkpoints(directory: ExperimentDirectory) -> list[StoredCheckpoint]:
     storage = directory.storage
     sizes: dict[tuple[int, int], int] = {}
     complete = set()
-    for name, size in _files(storage):
+    for name, size in _files(storage, only):
         if match := _FILE.fullmatch(name):
             key = int(match.group(1)), int(match.group(2))
             sizes[key] = sizes.get(key, 0) + size
@@ -88,27 +94,29 @@ def download(checkpoint: Location, target: Path) -> None:
         shutil.copytree(found, partial, dirs_exist_ok=True)
 
 
-def export(checkpoint: Location, target: Path) -> list[Path]:
+def export(checkpoint: Location, target: Path, form: Form = "state-dict") -> list[Path]:
     """Write weights and hyperparameters for use without dray into a new directory, and return the files.
 
-    ``model.pt`` is the model's ``state_dict``, for ``torch.load(weights_only=True)``; with several models there are
-    ``model_0.pt``, ``model_1.pt``, in the order of wrapping. ``hparams.json`` has the hyperparameters,
-    ``checkpoint.json`` the origin.
+    ``model.pt`` is the model's ``state_dict``, for ``torch.load(weights_only=True)``; with ``form="safetensors"`` it is
+    ``model.safetensors``. With several models there are ``model_0.pt``, ``model_1.pt``, in the order of wrapping.
+    ``hparams.json`` has the hyperparameters, ``checkpoint.json`` the origin. A model is never in memory as a
+    whole.
 
     Raises:
         FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
-        ValueError: it holds something that can't be loaded as data.
+        ValueError: it holds something that can't be loaded as data, or that safetensors can't hold.
     """
-    import torch
-
     from dray.training.checkpoint import files as contents
+    from dray.training.checkpoint.export import Source, write_safetensors, write_state_dict
 
     with opened(checkpoint, without_manifest=True) as found, new_directory(target) as partial:
-        models = contents.read_state(found, [])["models_state_dict"]
+        source = Source(found)
         about = contents.describe(found)
-        names = ["model.pt"] if len(models) == 1 else [f"model_{number}.pt" for number in range(len(models))]
-        for name, model in zip(names, models, strict=True):
-            torch.save(model, partial / name)
+        suffix, write = ("pt", write_state_dict) if form == "state-dict" else ("safetensors", write_safetensors)
+        count = len(source.models)
+        names = [f"model.{suffix}"] if count == 1 else [f"model_{number}.{suffix}" for number in range(count)]
+        for number, name in enumerate(names):
+            write(source, number, partial / name)
         _write_json(partial / "hparams.json", about["hparams"] or {})
         origin = {
             "checkpoint": str(checkpoint),
@@ -137,11 +145,13 @@ def new_directory(target: Path) -> Iterator[Path]:
         raise
 
 
-def _files(storage: Location) -> Iterator[tuple[str, int]]:
+def _files(storage: Location, only: int | None) -> Iterator[tuple[str, int]]:
     if not storage.is_local:
-        yield from RemoteDirectory(storage).sizes().items()
+        prefix = "" if only is None else f"trial_{only}/"
+        place = storage if only is None else storage.child(f"trial_{only}")
+        yield from ((prefix + name, size) for name, size in RemoteDirectory(place).sizes().items())
         return
-    for trial in storage.path.glob("trial_*"):
+    for trial in storage.path.glob("trial_*" if only is None else f"trial_{only}"):
         for path in trial.glob("checkpoint_*/**/*"):
             try:
                 if path.is_file():

@@ -18,6 +18,7 @@ from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError, NoExperiment
 from dray.records.local_runs import reject_local_run
+from dray.records.root import results_root as results_root
 from dray.records.secrets import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
@@ -160,11 +161,6 @@ def new_path(config: ExperimentConfig) -> Path:
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
     name = name.encode()[:_LONGEST_NAME].decode(errors="ignore")
     return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
-
-
-def results_root() -> Path:
-    """The default storage: ``DRAY_HOME``, else ``~/dray_results``."""
-    return Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()
 
 
 def link_into_results(path: Path) -> None:

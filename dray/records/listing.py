@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
@@ -20,58 +20,12 @@ from dray.records.local_runs import LocalRun, is_local_run
 from dray.records.lookup import Name, experiment_directories, locate, parse_location
 from dray.records.mirror import PATIENCE_S, fetch_without_trials
 from dray.records.numbering import number_of, numbers_by_path
+from dray.records.overview import Glance, Overview
 from dray.storage import Location, RemoteDirectory
+from dray.text import one_line
 from searchers.journal import Journal
 
-State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
-
 AT_ONCE = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
-    """An overview of an experiment, from its config and its journal alone.
-
-    Attributes:
-        name: name of its directory.
-        number: its number in the results directory; None if it has none, see `numbering`.
-        path: its directory, or its URI in an object store.
-        title: the config's ``name``.
-        state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed. STOPPED:
-            it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
-            store, where a driver elsewhere can't be seen; or it is a local run whose end was not recorded. DAMAGED:
-            its files can't be read; ``why`` says why.
-        trials, ended: how many trials there are so far, and how many of them have ended.
-        max_trials: how many there will be; None if that is not known in advance.
-        metric: the searcher's metric.
-        failed: how many trials have failed.
-        best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint) of a trial that did not
-            fail, and its trial; None if there is none.
-        began, last: times of its creation and of its last event; Unix time in s. None before it began.
-        ran_s: for how many seconds drivers have run it.
-    """
-
-    name: str
-    path: str
-    number: int | None = None
-    title: str = ""
-    state: State = "DAMAGED"
-    trials: int = 0
-    ended: int = 0
-    failed: int = 0
-    max_trials: int | None = None
-    metric: str = ""
-    best: float | None = None
-    best_trial: int | None = None
-    began: float | None = None
-    last: float | None = None
-    ran_s: float = 0.0
-    why: str = ""
-
-    @property
-    def label(self) -> str:
-        """Its number, if it has one, and its name."""
-        return self.name if self.number is None else f"{self.number}: {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +43,11 @@ class StoredExperiment:
     where: str
     is_copy: bool
     number: int | None = None
+
+    @classmethod
+    def here(cls, directory: ExperimentDirectory, number: int | None = None) -> StoredExperiment:
+        """One in a directory of this machine."""
+        return cls(directory=directory, where=str(directory.path), is_copy=False, number=number)
 
     @property
     def name(self) -> str:
@@ -149,7 +108,7 @@ def list_experiments(root: str | None = None) -> list[Overview]:
 
 
 def _overview_of_local(path: Path, number: int | None) -> Overview:
-    where = StoredExperiment(directory=ExperimentDirectory(path), where=str(path), is_copy=False, number=number)
+    where = StoredExperiment.here(ExperimentDirectory(path), number)
     try:
         return local_overview(LocalRun(path)) if is_local_run(path) else where.overview()
     except (OSError, ValueError) as error:
@@ -190,69 +149,10 @@ def _overview_of_remote(location: Location) -> Overview | None:
 
 
 def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], is_running: bool | None) -> Overview:
-    # Not `load_config`, which imports what the config names, such as Optuna, to check it.
-    import yaml
-
-    try:
-        raw = yaml.load(config, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        searcher = raw["searcher"]
-        title, metric, max_trials = str(raw["name"]), str(searcher["metric"]), searcher.get("max_trials")
-        sign = 1 if searcher.get("smaller_is_better", True) else -1
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"its experiment.yaml can't be read: {' '.join(str(error).split())}") from None
-    ended: dict[int, str] = {}
-    best: dict[int, float] = {}
-    done, trials = "", 0
-    ran_s, begin, time = 0.0, 0.0, 0.0
+    glance = Glance(where, config)
     for record in records:
-        if record.get("event") == "opened":
-            ran_s, begin = ran_s + time - begin, record.get("time", time)
-        time = record.get("time", time)
-        event, trial = record.get("event"), cast("int", record.get("trial"))
-        if event in ("reported", "saved"):
-            value = record.get("value")
-            if isinstance(value, int | float) and sign * value < sign * best.get(trial, sign * float("inf")):
-                best[trial] = value
-        elif event == "exited":
-            ended[trial] = record.get("reason", "")
-        elif event == "extended":
-            done, max_trials = "", record.get("max_trials") or max_trials
-        for action in record.get("actions", ()):
-            match action["action"]:
-                case "create":
-                    trials += 1
-                case "resume":
-                    ended.pop(action["trial"], None)
-                case "done":
-                    done = action["reason"]
-    failed = {trial for trial, reason in ended.items() if reason == "errored"}
-    sound = [trial for trial in best if trial not in failed and ended.get(trial) != "invalid_hp"]
-    leader = min(sound, key=lambda trial: sign * best[trial], default=None)
-    times = [record["time"] for record in records if "time" in record]
-    return Overview(
-        name=Location.of(where).name,
-        path=where,
-        title=title,
-        state=_state(done, is_running),
-        trials=trials,
-        ended=len(ended),
-        failed=len(failed),
-        max_trials=max_trials,
-        metric=metric,
-        best=None if leader is None else best[leader],
-        best_trial=leader,
-        began=min(times, default=None),
-        last=max(times, default=None),
-        ran_s=ran_s + time - begin,
-    )
-
-
-def _state(done: str, is_running: bool | None) -> State:
-    if is_running:
-        return "RUNNING"
-    if done:
-        return "COMPLETED" if done == "completed" else "ERROR"
-    return "UNKNOWN" if is_running is None else "STOPPED"
+        glance.add(record)
+    return glance.overview(is_running)
 
 
 def _children(location: Location) -> list[Location]:
@@ -262,5 +162,5 @@ def _children(location: Location) -> list[Location]:
     try:
         infos = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
     except OSError as error:
-        raise NoExperiment(f"can't list {location}: {' '.join(str(error).split())}") from None
+        raise NoExperiment(f"can't list {location}: {one_line(error)}") from None
     return [location.child(info.base_name) for info in infos if info.type == FileType.Directory]

@@ -39,6 +39,10 @@ SYSTEM = "system"
 TAIL = "_tail.jsonl"
 """Tools that read the directory as one table skip names with this prefix. It sorts before the parts, so that
 `dray.records.mirror` copies a row that moves meanwhile twice rather than never."""
+PACKED = ".packed.jsonl"
+"""The tail whose rows were moved to a part last, for readers that have not read its end, see `growing_metrics`."""
+NEXT = ".next.jsonl"
+"""The next tail, while it is made."""
 ROWS_PER_PART = 50_000
 PACK_EVERY_S = 5.0
 PACK_SHARE = 0.01
@@ -119,7 +123,14 @@ class MetricsLog:
             if packed.num_rows >= ROWS_PER_PART:
                 self._count_full(packed)
                 self._open = SCHEMA.empty_table()
-        self._file.truncate(0)
+            # Not truncated: a reader that follows it may not have read its end. The next one is opened first, as that
+            # may fail on a full disk.
+            fresh = self._tail.with_name(NEXT)
+            file = fresh.open("ab")
+            self._tail.rename(self._tail.with_name(PACKED))
+            fresh.rename(self._tail)
+            self._file.close()
+            self._file = file
         self._rows = []
         now = self._clock()
         self._due = now + max(PACK_EVERY_S, (now - began) / PACK_SHARE)
@@ -164,6 +175,23 @@ def read_metrics(directory: Path) -> pd.DataFrame:
 def read_system(directory: Path) -> pd.DataFrame:
     """The rows of kind "system", which `read_metrics` leaves out."""
     return _read(directory, lambda kind: pc.equal(kind, SYSTEM))
+
+
+def read_trial(directory: Path, trial: int) -> pd.DataFrame:
+    """The rows of one trial, as from `read_metrics`, without those of kind "system"."""
+    tail = _table([row for row in _tail_rows(directory / TAIL) if row.get("trial_id") == trial])
+    parts = [
+        pq.read_table(path, columns=SCHEMA.names, filters=[("trial_id", "==", trial)]) for path in _parts(directory)
+    ]
+    table = pa.concat_tables([*(part.cast(SCHEMA) for part in parts), tail])
+    order = _latest(table)
+    found: pd.DataFrame = table.take(order[pc.not_equal(table["kind"], SYSTEM).to_numpy()[order]]).to_pandas()
+    return found
+
+
+def read_parts(directory: Path) -> pa.Table:
+    """The rows that are in Parquet, in the order in which they were written."""
+    return pa.concat_tables([SCHEMA.empty_table(), *(_read_part(path) for path in _parts(directory))])
 
 
 def _read(directory: Path, wanted: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from dray.records.directory import results_root
+from dray.records.root import results_root
 
 LINKS = ".numbers"
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dray.text import counted
 from dray.training.metrics.divergence import is_loss
+from searchers.views import NEVER_BEST
 
 FAILED = "ERRORED"
-NEVER_BEST = (FAILED, "INVALID_HP")
-"""States of trials that are never an experiment's best."""
 _SHOWN = 8
 
 
@@ -29,6 +29,11 @@ def ranked(trials: pd.DataFrame, sign: int) -> pd.DataFrame:
     return validated.iloc[order]
 
 
+def sound(trials: pd.DataFrame) -> pd.DataFrame:
+    """Those that can be the best: without those that failed, and those with invalid hyperparameters."""
+    return trials[~trials["state"].isin(NEVER_BEST)]
+
+
 def varying_hparams(trials: pd.DataFrame) -> list[str]:
     """The columns of hyperparameters that differ between these trials."""
     drawn = [str(column) for column in trials.columns if str(column).startswith("hparams.")]
@@ -40,7 +45,7 @@ def failure_summary(states: Iterable[object]) -> str:
     """ "2 of 3 trials failed"; "" if none did."""
     every = list(states)
     failed = sum(state == FAILED for state in every)
-    return f"{failed} of {len(every)} trial{'s' * (len(every) != 1)} failed" if failed else ""
+    return f"{failed} of {counted(len(every), 'trial')} failed" if failed else ""
 
 
 def no_best_reason(ranked: pd.DataFrame, metric: str) -> str:
@@ -50,7 +55,7 @@ def no_best_reason(ranked: pd.DataFrame, metric: str) -> str:
         ranked: the trials, as from `ranked`.
         metric: the searcher's.
     """
-    if ranked.empty or ranked.iloc[0]["state"] != FAILED:
+    if ranked.empty or not sound(ranked).empty:
         return ""
     first = ranked.iloc[0]
     return (
@@ -92,7 +97,7 @@ def divergence_summary(trials: pd.DataFrame) -> str:
     since = nan_since_by_trial(trials)
     some = ", ".join(f"{batches} (trial {trial})" for trial, batches in list(since.items())[:_SHOWN])
     more = f" and {len(since) - _SHOWN} more" if len(since) > _SHOWN else ""
-    return f"{len(since)} trial{'s' * (len(since) != 1)} diverged: NaN since batch {some}{more}" if since else ""
+    return f"{counted(len(since), 'trial')} diverged: NaN since batch {some}{more}" if since else ""
 
 
 def nan_since_text(since: Any) -> str:

@@ -18,10 +18,11 @@ from dray.config.schema import ExperimentConfig
 from dray.config.search import recorded_search
 from dray.errors import ExperimentError
 from dray.records.hparams import flatten
-from dray.records.listing import Overview, open_experiment
+from dray.records.listing import open_experiment
 from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
 from dray.records.outcomes import nan_since, no_best_reason, ranked
+from dray.records.overview import Overview
 from dray.records.timeline import read_timeline
 from dray.script import Script
 from dray.storage import CheckpointStore

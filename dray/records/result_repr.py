@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from dray.records.outcomes import FAILED, ranked, varying_hparams
+from dray.records.outcomes import ranked, sound, varying_hparams
+from dray.text import counted
 
 if TYPE_CHECKING:
     from dray.records.result import Result
@@ -45,7 +46,7 @@ def _line(result: Result) -> str:
     parts = [
         overview.label,
         overview.state,
-        f"{running}{overview.trials} trial{'s' * (overview.trials != 1)}{' ended' if running else ''}",
+        f"{running}{counted(overview.trials, 'trial')}{' ended' if running else ''}",
     ]
     if not best.empty:
         row = best.iloc[0]
@@ -55,5 +56,4 @@ def _line(result: Result) -> str:
 
 def _ranked(result: Result) -> pd.DataFrame:
     """The trials that have validated and did not fail, best first."""
-    there = ranked(result.trials, result.config.searcher.sign)
-    return there[there["state"] != FAILED]
+    return sound(ranked(result.trials, result.config.searcher.sign))

@@ -70,6 +70,18 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     return restored
 
 
+def unmasked(config: ExperimentConfig) -> dict[str, Any]:
+    """The config as ``to_dict`` gives it, but with its secrets: to send it on, not to write it down."""
+    plain = config.to_dict()
+    for section, field in PLACES:
+        if secret := _secrets(config)[f"{section}.{field}"]:
+            plain[section] = {**plain[section], field: secret}
+    where = config.checkpoint_storage.location
+    if where is not None:
+        plain["checkpoint_storage"] = {**plain["checkpoint_storage"], **dict(where.secrets)}
+    return plain
+
+
 def _secrets(config: ExperimentConfig) -> dict[str, Any]:
     """The secrets, by their place in the config."""
     return {_DATA: config.data.get("secrets"), _VARIABLES: config.environment.environment_variables}

@@ -6,6 +6,7 @@ their trial spent in each phase (`dray.training.usage`). Together they give a se
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -35,13 +36,13 @@ class Timeline:
         self._file = path.open("ab")
         self._note("opened")
 
-    def starts(self, group: str, slots: float) -> None:
-        """A group's processes are started, on this many slots, or on this share of one."""
-        self._note("starts", group=group, slots=slots)
+    def starts(self, group: str, slots: float, at: float | None = None) -> None:
+        """A group of this many slots, or of this share of one, is started, or lent by a server; by default now."""
+        self._note("starts", **_at(at), group=group, slots=slots)
 
-    def ends(self, group: str) -> None:
-        """A group has ended."""
-        self._note("ends", group=group)
+    def ends(self, group: str, at: float | None = None) -> None:
+        """A group has ended, or is given back; by default now."""
+        self._note("ends", **_at(at), group=group)
 
     def ready(self, group: str, at: float) -> None:
         """All processes of a group were up at this time, in seconds since the epoch."""
@@ -59,11 +60,17 @@ class Timeline:
         """The run has ended. Idempotent."""
         if not self._file.closed:
             self._note("closed")
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
 
     def _note(self, event: str, **fields: Any) -> None:
-        self._file.write(json.dumps({"event": event, "time": time.time(), **fields}).encode() + b"\n")
-        self._file.flush()
+        with contextlib.suppress(OSError):  # a full disk; what is buffered is written with a later event
+            self._file.write(json.dumps({"event": event, "time": time.time(), **fields}).encode() + b"\n")
+            self._file.flush()
+
+
+def _at(time_: float | None) -> dict[str, float]:
+    return {} if time_ is None else {"time": time_}
 
 
 def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +16,9 @@ from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_method
 from dray.config.searcher import ClassSearcher, CustomSearcher
 from dray.records.directory import ExperimentDirectory
-from dray.records.listing import Overview, StoredExperiment
-from dray.records.outcomes import FAILED, ranked, varying_hparams
+from dray.records.listing import StoredExperiment
+from dray.records.outcomes import ranked, sound, varying_hparams
+from dray.records.overview import Overview
 from dray.records.result import Result
 from dray.report.importance import Importance, importance
 from dray.training.units import amount
@@ -64,7 +65,7 @@ class ReportData:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.directory = ExperimentDirectory.open(path)
-        self.overview: Overview = StoredExperiment(directory=self.directory, where=str(path), is_copy=False).overview()
+        self.overview: Overview = StoredExperiment.here(self.directory).overview()
         self.records: list[dict[str, Any]] = Journal.read(self.directory.journal)
         self.result = Result(path)
         self.config: ExperimentConfig = as_extended(self.directory.config(), self.records)
@@ -74,13 +75,17 @@ class ReportData:
     # ------------------------------------------------------------------ trials
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """`Result.trials`, by trial_id, with "score" (smaller is better) and "rung" (how many the trial reached)."""
-        table = self.result.trials.set_index("trial_id", drop=False)
+        """`table`, by trial_id, with "score" (smaller is better) and "rung" (how many the trial reached)."""
+        table = self.table.set_index("trial_id", drop=False)
         views = self.views
         table["score"] = self.sign * table["best_metric"]
-        steps = [views[trial].last_step for trial in table.index]
-        table["rung"] = [sum((step or 0) >= rung for rung in self.rungs) for step in steps]
+        table["rung"] = [rungs_reached(self.rungs, views[trial].last_step) for trial in table.index]
         return table
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """`Result.trials`."""
+        return self.result.trials
 
     @property
     def views(self) -> Mapping[int, TrialView]:
@@ -96,8 +101,7 @@ class ReportData:
     @property
     def best(self) -> int | None:
         """The best trial, of those that have validated and did not fail."""
-        first = self.ranked.head(1)
-        return None if first.empty or first["state"].iloc[0] == FAILED else int(first.index[0])
+        return next((int(trial) for trial in sound(self.ranked).index), None)
 
     @cached_property
     def shown(self) -> pd.DataFrame:
@@ -113,8 +117,7 @@ class ReportData:
     @cached_property
     def rungs(self) -> tuple[float, ...]:
         """The rungs of the search, in its unit; () if its method is the user's own."""
-        is_custom = isinstance(self.config.searcher, CustomSearcher | ClassSearcher)
-        return () if is_custom else tuple(build_method(self.config).rungs)
+        return rungs_of(self.config)
 
     @property
     def sampler(self) -> str:
@@ -134,9 +137,7 @@ class ReportData:
 
     def rung_name(self, rung: int) -> str:
         """How far a trial got that has reached this many rungs."""
-        if not self.rungs:
-            return "all trials"
-        return f"reached {self.length(self.rungs[rung - 1])}" if rung else f"below {self.length(self.rungs[0])}"
+        return rung_name(self.rungs, rung, self.unit)
 
     def length(self, length: float, unit: str | None = None) -> str:
         """With its unit, by default the search's: "1 epoch"."""
@@ -214,13 +215,35 @@ class ReportData:
         return importance(hparams.rename(columns=lambda name: name.removeprefix("hparams.")), scores)
 
 
-def _some(ranked: pd.DataFrame, most: int) -> pd.DataFrame:
-    """All trials; or `most`: half of them the best, the other half evenly by rank."""
-    if len(ranked) <= most:
-        return ranked
+def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
+    """The rungs of a search, in its unit; () if its method is the user's own."""
+    is_custom = isinstance(config.searcher, CustomSearcher | ClassSearcher)
+    return () if is_custom else tuple(build_method(config).rungs)
+
+
+def rungs_reached(rungs: Sequence[float], step: float | None) -> int:
+    """How many rungs a trial has reached that was trained this far."""
+    return sum((step or 0) >= rung for rung in rungs)
+
+
+def rung_name(rungs: Sequence[float], rung: int, unit: str) -> str:
+    """How far a trial got that has reached this many rungs."""
+    if not rungs:
+        return "all trials"
+    length = amount(f"{rungs[max(rung - 1, 0)]:g}", unit)
+    return f"reached {length}" if rung else f"below {length}"
+
+
+def some_ranks(number: int, most: int) -> list[int]:
+    """Of so many ranked trials, all ranks from 0 on; or `most`: half of them the best, the other half evenly."""
+    if number <= most:
+        return list(range(number))
     best = most // 2
-    others = np.linspace(best, len(ranked) - 1, most - best).astype(int)
-    return ranked.iloc[np.concatenate([np.arange(best), others])]
+    return [*range(best), *np.linspace(best, number - 1, most - best).astype(int).tolist()]
+
+
+def _some(ranked: pd.DataFrame, most: int) -> pd.DataFrame:
+    return ranked.iloc[some_ranks(len(ranked), most)]
 
 
 def _walk(domain: Domain, name: str, found: dict[str, Domain]) -> None:

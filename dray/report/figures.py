@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dray.records.outcomes import FAILED
+from dray.records.outcomes import sound
 from dray.report.data import MAX_POINTS, Metric, ReportData
 from dray.report.scale import logarithms, scaled, ticks_of
 
@@ -38,7 +38,13 @@ def curves(report: ReportData, metric: Metric | None = None) -> Figure:
         parts = [_thin(by_trial[trial]) for trial in trials if trial in by_trial and trial != best]
         data.append(
             _lines(
-                report, parts, x, report.rung_name(int(rung)), rung_colour(report, int(rung)), opacity=0.75, width=1.3
+                report,
+                parts,
+                x,
+                report.rung_name(int(rung)),
+                rung_colour(report.rungs, int(rung)),
+                opacity=0.75,
+                width=1.3,
             )
         )
     if best is not None and best in by_trial:
@@ -91,13 +97,13 @@ def history(report: ReportData) -> Figure:
     began = report.overview.began or 0.0
     rows = report.validations
     finite = rows[rows["value"].abs() < math.inf].sort_values("time", kind="stable")
-    sound = finite[finite["trial_id"].isin(report.ranked.index[report.ranked["state"] != FAILED])]
-    so_far = (report.sign * sound["value"]).cummin()
-    steps = sound[so_far.diff().fillna(-1) < 0]
+    can_lead = finite[finite["trial_id"].isin(sound(report.ranked).index)]
+    so_far = (report.sign * can_lead["value"]).cummin()
+    steps = can_lead[so_far.diff().fillna(-1) < 0]
     last = finite.groupby("trial_id")["time"].max()
     shown = report.shown[report.shown.index.isin(last.index)]
     unit_s, unit = time_unit(float(finite["time"].max() - began) if len(finite) else 0.0)
-    end = [] if sound.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
+    end = [] if can_lead.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
     figure = {
         "data": [
             {
@@ -128,6 +134,7 @@ def history(report: ReportData) -> Figure:
 def parallel(report: ReportData) -> Figure:
     """Parallel coordinates: an axis for each hyperparameter that varies, then one for the metric; coloured by rank."""
     shown = report.shown.iloc[::-1]  # the best are drawn last, on top
+    ranks = shown["score"].rank() - 1
     dimensions = [_dimension(report, name, shown[f"hparams.{name}"]) for name in report.varying]
     values = shown["best_metric"]
     log = scaled({"layout": {}}, report.metric, values, report.sign)["layout"]["yaxis"].get("type") == "log"
@@ -137,7 +144,7 @@ def parallel(report: ReportData) -> Figure:
             {
                 "type": "parcoords",
                 "line": {
-                    "color": shown["score"].rank(pct=True).tolist(),
+                    "color": (ranks / max(ranks.max(), 1)).tolist(),
                     "colorscale": RANK_SCALE,
                 },
                 "dimensions": dimensions,
@@ -194,7 +201,7 @@ def slices(report: ReportData) -> dict[str, Figure]:
                     "y": trials["best_metric"].tolist(),
                     "customdata": trials.index.tolist(),
                     "hovertemplate": f"trial %{{customdata}}<br>{name} %{{x}}: %{{y:.5g}}<extra></extra>",
-                    "marker": {"size": 6, "color": rung_colour(report, int(rung)), "opacity": 0.75},
+                    "marker": {"size": 6, "color": rung_colour(report.rungs, int(rung)), "opacity": 0.75},
                 }
             )
         x: dict[str, Any] = {"type": "linear" if report.is_number(name) else "category"}
@@ -246,12 +253,12 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return (1.0, "seconds") if seconds < 300 else (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
-def rung_colour(report: ReportData, rung: int) -> str:
-    """The colour of trials that reached this many rungs."""
-    if len(report.rungs) <= 1:
+def rung_colour(rungs: Sequence[float], rung: int) -> str:
+    """The colour of trials that reached this many of these rungs."""
+    if len(rungs) <= 1:
         return RUNG_COLOURS[1]
-    place = rung / len(report.rungs) * (len(RUNG_COLOURS) - 1)
-    return RUNG_COLOURS[round(place)] if len(report.rungs) > len(RUNG_COLOURS) - 1 else RUNG_COLOURS[rung]
+    place = rung / len(rungs) * (len(RUNG_COLOURS) - 1)
+    return RUNG_COLOURS[round(place)] if len(rungs) > len(RUNG_COLOURS) - 1 else RUNG_COLOURS[rung]
 
 
 def _short(name: str) -> str:

@@ -17,12 +17,14 @@ from dray.records.hparams import flatten
 from dray.records.listing import open_experiment
 from dray.records.logs import failure_records, grouped_failures, last_line, where
 from dray.records.lookup import Name
-from dray.records.outcomes import FAILED, divergence_summary, failure_summary, nan_since_text, no_best_reason
+from dray.records.outcomes import divergence_summary, failure_summary, nan_since_text, no_best_reason, sound
 from dray.report import figures, html, slot_time
 from dray.report.data import MAX_CURVES, MAX_TRIALS, ReportData
 from dray.report.figures import RANK_SCALE, Figure
+from dray.text import counted
 
 ASSETS = Path(__file__).parent
+PLOTS = ASSETS / "plots.js"
 BEST_SHOWN = 10
 FAILURES_SHOWN = 30
 
@@ -63,6 +65,7 @@ def _write(report: ReportData, file: Path) -> Path:
         .replace("{{title}}", escape(f"{report.config.name}: {report.metric}"))
         .replace("{{body}}", page.body())
         .replace("{{figures}}", html.script(page.figures))
+        .replace("{{plots}}", PLOTS.read_text().replace("export ", ""))
         .replace("{{plotly}}", get_plotlyjs().replace("</script", "<\\/script"))
     )
     unnamed = file.with_name(f".{file.name}.tmp")
@@ -158,7 +161,7 @@ class _Page:
         )
         python = f"import dray\n\nresult = dray.Result({str(report.path)!r})\ntrial = result.load_best_trial()"
         columns = [f"hparams.{name}" for name in report.varying]
-        top = report.ranked[report.ranked["state"] != FAILED].head(BEST_SHOWN)
+        top = sound(report.ranked).head(BEST_SHOWN)
         at_best = report.result.best_batches()
         since = top["nan_since"].notna().any()
         rows = [
@@ -216,7 +219,7 @@ class _Page:
         parts.append(f'<h3>One by one</h3>{html.controls(" ".join(slices), slices["slice-0"])}<div class="grid">')
         parts += [self._place(name, figure) for name, figure in slices.items()]
         legend = "".join(
-            f'<span><i style="background:{figures.rung_colour(report, int(rung))}"></i>'
+            f'<span><i style="background:{figures.rung_colour(report.rungs, int(rung))}"></i>'
             f"{escape(report.rung_name(int(rung)))}</span>"
             for rung in sorted(report.shown["rung"].unique())
         )
@@ -241,15 +244,14 @@ reached: how much worse a random forest predicts a trial's rank when one hyperpa
         report = self.report
         failed = failure_records(report.records)
         invalid = int((report.trials["state"] == "INVALID_HP").sum())
-        note = f"<p>{invalid:,} trial{'s' * (invalid != 1)} had invalid hyperparameters.</p>" if invalid else ""
+        note = f"<p>{counted(invalid, 'trial', ',')} had invalid hyperparameters.</p>" if invalid else ""
         if not failed:
             return f"<section><h2>Failures</h2>{note or '<p>None.</p>'}</section>"
         kinds = grouped_failures(failed)
         parts = [f"<section><h2>Failures</h2>{note}"]
         ended = sum(record["event"] == "gave_up" for record in failed)
         parts.append(
-            f"<p>{len(failed):,} failure{'s' * (len(failed) != 1)}; "
-            f"after {ended:,} of them a trial was not restarted.</p>"
+            f"<p>{counted(len(failed), 'failure', ',')}; after {ended:,} of them a trial was not restarted.</p>"
         )
         for mine in kinds[:FAILURES_SHOWN]:
             line, place = last_line(mine[-1].get("error")), where(mine[-1])

@@ -21,7 +21,7 @@ class _Phase(NamedTuple):
     meaning: str = ""
 
 
-_PHASES = {
+PHASES_SHOWN = {
     "booting": _Phase("processes starting", "#6f7d8f", "a worker group's processes start, and import torch"),
     "starting": _Phase("starting", "#e3a400", "from a trial's hyperparameters to its first batch"),
     "training": _Phase("training", "#12a07a", "training batches, without waiting for data"),
@@ -53,10 +53,10 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     total = float(spent.sum())
     rows = [
         (
-            f'<i style="background:{_PHASES[phase].colour}"></i>{_PHASES[phase].name}',
+            f'<i style="background:{PHASES_SHOWN[phase].colour}"></i>{PHASES_SHOWN[phase].name}',
             f"{spent[phase] / total:.1%}",
             html.duration(float(spent[phase])),
-            escape(_PHASES[phase].meaning),
+            escape(PHASES_SHOWN[phase].meaning),
         )
         for phase in PHASES
         if phase in spent.index
@@ -92,13 +92,13 @@ def stretches(report: ReportData) -> Figure | None:
                 {
                     "type": "bar",
                     "orientation": "h",
-                    "name": _PHASES[phase].name,
+                    "name": PHASES_SHOWN[phase].name,
                     "y": rows["group"].tolist(),
                     "base": ((rows["start"] - began) / unit_s).tolist(),
                     "x": ((rows["end"] - rows["start"]) / unit_s).tolist(),
                     "customdata": [f"trial {trial}, " if trial >= 0 else "" for trial in rows["trial_id"]],
-                    "hovertemplate": f"%{{customdata}}{_PHASES[phase].name}: %{{x:.3g}} {unit}<extra></extra>",
-                    "marker": {"color": _PHASES[phase].colour, "line": {"width": 0}},
+                    "hovertemplate": f"%{{customdata}}{PHASES_SHOWN[phase].name}: %{{x:.3g}} {unit}<extra></extra>",
+                    "marker": {"color": PHASES_SHOWN[phase].colour, "line": {"width": 0}},
                 }
             )
     groups = table["group"].nunique()
@@ -134,12 +134,12 @@ def shares(report: ReportData) -> Figure:
                     "type": "scatter",
                     "mode": "lines",
                     "stackgroup": "slots",
-                    "name": _PHASES[phase].name,
+                    "name": PHASES_SHOWN[phase].name,
                     "x": ((edges[:-1] + np.diff(edges) / 2 - began) / unit_s).tolist(),
                     "y": (np.diff(spent) / np.diff(edges)).tolist(),
                     "hovertemplate": "%{y:.2f}",
-                    "line": {"width": 0, "color": _PHASES[phase].colour, "shape": "hvh"},
-                    "fillcolor": _PHASES[phase].colour,
+                    "line": {"width": 0, "color": PHASES_SHOWN[phase].colour, "shape": "hvh"},
+                    "fillcolor": PHASES_SHOWN[phase].colour,
                 }
             )
     return {

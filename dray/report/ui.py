@@ -41,7 +41,7 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
     directory = ExperimentDirectory.open(path)
     with contextlib.suppress(KeyboardInterrupt):
         tensorboard = free_port(port)
-        say(f"TensorBoard       {_tensorboard(directory.path, tensorboard)}")
+        say(f"TensorBoard       {start_tensorboard(directory.path, tensorboard)}")
         if importlib.util.find_spec("optuna_dashboard") is None:
             say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
         else:
@@ -65,7 +65,8 @@ def free_port(first: int) -> int:
     raise ExperimentError(f"no port is free from {first} to {first + PORTS - 1}; give another with --port")
 
 
-def _tensorboard(logs: Path, port: int) -> str:
+def start_tensorboard(logs: Path, port: int) -> str:
+    """Serve TensorBoard on a directory, in threads that end with this process; returns its address."""
     from tensorboard import default, program
 
     # "auto" prints on standard error which of the two it takes.
@@ -75,25 +76,45 @@ def _tensorboard(logs: Path, port: int) -> str:
     return str(board.launch())
 
 
+def start_dashboard(directory: ExperimentDirectory, port: int) -> str | None:
+    """Serve an experiment's study, in threads that end with this process.
+
+    Returns:
+        Its address; None if a run has yet to create the study.
+    """
+    study = _study(directory)
+    if not has_study(study):
+        return None
+    serve_study(study, port)
+    return f"http://{HOST}:{port}/dashboard/studies/1"
+
+
 def _dashboard(directory: ExperimentDirectory, port: int, say: Callable[[str], None]) -> None:
     """Serve the study; if a run has yet to create it, as soon as it exists."""
+
+    def start() -> bool:
+        address = start_dashboard(directory, port)
+        if address is not None:
+            say(f"optuna-dashboard  {address}")
+        return address is not None
+
+    def wait() -> None:
+        while not start():
+            time.sleep(POLL_S)
+
+    if not start():
+        say("optuna-dashboard  starts when the first trial has reported")
+        threading.Thread(target=wait, name="dray-dashboard", daemon=True).start()
+
+
+def _study(directory: ExperimentDirectory) -> Path:
+    """The file of the study; if no run writes it now, it is brought up to date."""
     study = directory.study
     if Journal.writer(directory.journal) is None:
         if not os.access(directory.path, os.W_OK):  # another user's
             study = Path(tempfile.mkdtemp(prefix="dray-ui-")) / study.name
         _write(directory, study)
-
-    def start() -> None:
-        while not has_study(study):
-            time.sleep(POLL_S)
-        serve_study(study, port)
-        say(f"optuna-dashboard  http://{HOST}:{port}/dashboard/studies/1")
-
-    if has_study(study):
-        start()
-    else:
-        say("optuna-dashboard  starts when the first trial has reported")
-        threading.Thread(target=start, name="dray-dashboard", daemon=True).start()
+    return study
 
 
 def _write(directory: ExperimentDirectory, study: Path) -> None:

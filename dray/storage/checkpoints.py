@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class CheckpointStore:
         #: True while a transfer with a remote store is running, or being retried.
         self.transfers = Transfers()
         self._patience_s = PATIENCE_S
+        self._opened: tuple[str, Path] | None = None  # by open_latest(), and not verified again when it is opened next
 
     @property
     def outputs(self) -> Location:
@@ -75,6 +76,7 @@ class CheckpointStore:
         """A new, empty local directory for the files of the next checkpoint."""
         staging = self.trial_dir / f"{_STAGING}{batches}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         staging.mkdir(parents=True)
+        self._opened = None  # it may be replaced
         return staging
 
     def commit(
@@ -174,26 +176,37 @@ class CheckpointStore:
         """
         for _, checkpoint in self.listed():
             try:
-                return checkpoint, self.open(checkpoint)
+                self._opened = checkpoint, self.open(checkpoint)
             except (CheckpointError, FileNotFoundError) as error:
                 on_damage(checkpoint, str(error))
+            else:
+                return self._opened
         return None
 
-    def open(self, checkpoint: str) -> Path:
+    def open(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
         """The verified local directory of a checkpoint of this trial by its id, or of any other by path or URI.
 
         A remote checkpoint is downloaded by one of the machine's processes, and the copy is kept until `close`.
+
+        Args:
+            checkpoint: its id, path or URI.
+            only: as in `verify`.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
             CheckpointError: it is damaged.
             StorageError: the store can't be reached.
         """
+        opened = self._opened
+        if not only:
+            self._opened = None
+        if opened is not None and opened[0] == checkpoint:
+            return opened[1]
         location = self._location(checkpoint)
         if location.is_local:
             # A checkpoint of this trial may be half written or half deleted; any other path was given by the user.
-            return verify(location.path, without_manifest=location.path.parent != self.trial_dir)
-        return downloaded(self._remote(location), self.trial_dir)
+            return verify(location.path, without_manifest=location.path.parent != self.trial_dir, only=only)
+        return downloaded(self._remote(location), self.trial_dir, only=only)
 
     def filesystem_of(self, checkpoint: str) -> tuple[Any, str]:
         """The checkpoint's `pyarrow.fs.FileSystem`, and its path there."""
@@ -201,6 +214,7 @@ class CheckpointStore:
 
     def close(self) -> None:
         """Remove the copies that `open` downloaded."""
+        self._opened = None
         _remove(self.trial_dir, DOWNLOADED)
 
     def delete(self, batches: int) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,8 +39,8 @@ def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: b
         yield downloaded(RemoteDirectory(place), Path(scratch))
 
 
-def downloaded(remote: RemoteDirectory, scratch: Path) -> Path:
-    """A verified copy of a remote checkpoint in `scratch`."""
+def downloaded(remote: RemoteDirectory, scratch: Path, *, only: Collection[str] = ()) -> Path:
+    """A verified copy of a remote checkpoint in `scratch`; `only` as in `verify`."""
     name = remote.location
     sizes = remote.sizes()
     if not sizes:
@@ -63,7 +63,7 @@ def downloaded(remote: RemoteDirectory, scratch: Path) -> Path:
             remote.download(partial, sizes)
             partial.rename(target)
     try:
-        return verify(target, name)
+        return verify(target, name, only=only)
     except CheckpointError:
         shutil.rmtree(target, ignore_errors=True)
         raise

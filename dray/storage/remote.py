@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from dray.storage.disk import files_in
 from dray.storage.errors import CheckpointError, StorageError, is_full
 from dray.storage.location import Location
+from dray.text import one_line
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +214,7 @@ class RemoteDirectory:
                 except Exception as error:  # each filesystem of fsspec raises its own
                     if is_full(error):
                         raise
-                    why, what = " ".join(str(error).split()), f"can't {doing} {self.location}"
+                    why, what = one_line(error), f"can't {doing} {self.location}"
                     if _REFUSED.search(why) or time.monotonic() + wait > deadline:
                         raise StorageError(f"{what}: {why}") from error
                     if wait == FIRST_WAIT_S:

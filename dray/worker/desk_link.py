@@ -97,7 +97,7 @@ class DeskLink:
 
     def best(self) -> float | None:
         """The best score of any trial; None if there is none."""
-        return cast("float | None", ray.get(self._desk.best.remote()))
+        return cast("float | None", ray.get(self._desk.best.remote(self._lease.client)))
 
     # ------------------------------------------------------------------ checkpoints
     def confirm_commit(self) -> None:
@@ -113,11 +113,11 @@ class DeskLink:
 
     def saved(self, checkpoint: str, batches: int, value: float | None) -> None:
         """A checkpoint is committed; `value`: the search's metric at its batch, if known."""
-        self._desk.saved.remote(self._lease.trial_id, checkpoint, batches, value)
+        self._desk.saved.remote(self._lease.client, self._lease.trial_id, checkpoint, batches, value)
 
     def damaged(self, checkpoint: str, why: str) -> None:
         """A checkpoint can no longer be used."""
-        self._desk.damaged.remote(self._lease.trial_id, checkpoint, why)
+        self._desk.damaged.remote(self._lease.client, self._lease.trial_id, checkpoint, why)
 
     def lost(self) -> LeaseLost:
         """The error to raise when the desk has fenced off this lease."""

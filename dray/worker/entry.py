@@ -10,6 +10,7 @@ import ray
 
 from dray.cluster.checks.node import UnfitNode, name_of_this_node
 from dray.environment import set_variables
+from dray.text import one_line
 from dray.worker.spec import WorkerSpec
 
 _served = threading.Event()
@@ -22,7 +23,7 @@ def serve_leases(worker: WorkerSpec) -> None:
     try:
         _serve_leases(worker)
     except BaseException as error:
-        _error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        _error = f"{type(error).__name__}: {one_line(error)}"
         traceback.print_exc()  # into Ray's log of this process
         raise
     finally:
@@ -43,11 +44,11 @@ def _serve_leases(worker: WorkerSpec) -> None:
         # On a CPU slot Ray leaves all of the node's GPUs visible.
         set_variables({"CUDA_VISIBLE_DEVICES": ""})
     # Before torch is imported, which reads some of them.
-    set_variables(worker.settings.environment)
-    worker.desk.arrived.remote(worker.group, ray.get_runtime_context().get_node_id())
-    if worker.needs is not None:
+    set_variables(worker.environment)
+    worker.desk.arrived.remote(worker.owner, worker.group, ray.get_runtime_context().get_node_id())
+    if worker.experiment is not None:
         try:
-            worker.needs.check_this_node(worker.run)
+            worker.experiment.check_node()
         except UnfitNode as unfit:
             return worker.give_up(unfit)
     try:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,6 @@ class RayHost:
         self.metric = self.reports.checks.compared
         self._progress: Callable[[], tuple[int, int]] | None = None
         self._commits = 0
-        self._opened: tuple[str, Path] | None = None  # by resume(), for the trial's code that opens it next
 
     # ------------------------------------------------------------------ the lease
     def resume(self) -> LeaseOutcome | None:
@@ -74,7 +73,7 @@ class RayHost:
         found = self._store.open_latest(self._link.damaged)
         if found is None:
             return None
-        self.latest_checkpoint, directory = self._opened = found
+        self.latest_checkpoint, directory = found
         path = directory / REPORT_FILE
         if not path.exists():  # a checkpoint that another tool wrote
             return None
@@ -162,18 +161,18 @@ class RayHost:
         }
         (staging / REPORT_FILE).write_text(json.dumps(carried))
         self._link.confirm_commit()
-        self._opened = None
         checkpoint = self._store.commit(staging, report.batches, digests, others)
         self.reports.unsaved.saved = report.batches
         self._link.saved(checkpoint, report.batches, metric)
         self._commits += 1
         return checkpoint
 
-    def open_checkpoint(self, checkpoint: str) -> Path:
-        opened, self._opened = self._opened, None
-        if opened is not None and opened[0] == checkpoint:
-            return opened[1]
-        return self._store.open(checkpoint)
+    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
+        self._link.confirm_commit()
+        return self._store.add(staging, batches)
+
+    def open_checkpoint(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
+        return self._store.open(checkpoint, only=only)
 
 
 class RayProgramHost(RayHost):
@@ -214,10 +213,6 @@ class RayProgramHost(RayHost):
 
     def checkpoint_id(self, batches: int) -> str:
         return self._store.id_of(batches)
-
-    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
-        self._link.confirm_commit()
-        return self._store.add(staging, batches)
 
     def delete_checkpoint(self, checkpoint: str) -> None:
         batches = next((batches for batches, found in self._store.listed() if found == checkpoint), None)

@@ -89,6 +89,7 @@ class TrialLease:
 
     Args:
         number: of the lease; a later lease of the same trial ends it.
+        client: the experiment's name at the desk.
         trial_id, trial_seed, hparams: which trial.
         trial_dir: the trial's directory, for everything but checkpoints.
         store: its checkpoints; the trial resumes from the latest valid one.
@@ -99,6 +100,7 @@ class TrialLease:
     """
 
     number: int
+    client: str
     trial_id: int
     trial_seed: int
     hparams: Mapping[str, Any]

@@ -21,6 +21,7 @@ from dray.hosts import use_host
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.remote import PATIENCE_S
+from dray.text import one_line
 from dray.training import rng
 from dray.training.cluster_info import use_cluster_info
 from dray.training.errors import SearcherMetricError, TrialEnded
@@ -31,7 +32,7 @@ from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.isolation.handlers import redirect_handlers
 from dray.worker.lease import LeaseLost, TrialLease
 from dray.worker.log.trial_log import TrialLog, log_to_stderr, redirect_output, reset_logging
-from dray.worker.spec import WorkerSpec
+from dray.worker.spec import ExperimentSpec
 
 Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
@@ -45,7 +46,8 @@ def run_trial(
     program: Program,
     code: Path | None,
     lease: TrialLease,
-    worker: WorkerSpec,
+    desk: Any,
+    experiment: ExperimentSpec,
     distributed: core.DistributedContext,
 ) -> Departure:
     """Run one lease; whatever the trial raises is part of the answer.
@@ -54,16 +56,17 @@ def run_trial(
         program: the trial's class, or the program to run.
         code: the directory of the user's code, if there is one.
         lease: the trial.
-        worker: what this process was started with.
+        desk: the desk's actor handle.
+        experiment: the trial's.
         distributed: the group's ranks.
     """
     kind = RayProgramHost if isinstance(program, Script) else RayHost
-    host = kind(desk=worker.desk, lease=lease, settings=worker.settings, code_dir=code)
-    with redirect_output(log_path(lease, distributed.rank), worker.settings.secrets) as log:
+    host = kind(desk=desk, lease=lease, settings=experiment.settings, code_dir=code)
+    with redirect_output(log_path(lease, distributed.rank), experiment.settings.secrets) as log:
         try:
-            watched = _exit_if_hung(host, worker.desk, distributed.rank, log)
+            watched = _exit_if_hung(host, desk, distributed.rank, log)
             with watched, use_host(host, distributed), redirect_handlers():
-                return _run(program, code, host, worker.log_format, distributed)
+                return _run(program, code, host, experiment.log_format, distributed)
         except BaseException as error:  # also SystemExit: a class may call sys.exit(), which would end the process
             return _departure(error, host, code, log)
         finally:
@@ -123,7 +126,7 @@ def _run_program(
     if not (host.has_trained or host.has_reported):  # the others may train, and wait for this rank
         return Departure(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
     if error := exits.wait():
-        failure = Failure(kind="error", where=" ".join(error.split()), batches=host.batches)
+        failure = Failure(kind="error", where=one_line(error), batches=host.batches)
         return Departure(outcome="errored", error=error, failure=failure)
     return None
 

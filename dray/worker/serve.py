@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from dataclasses import replace
+import pickle
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
@@ -28,7 +29,21 @@ from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import joined
 from dray.worker.run_trial import Program, log_path, run_trial
-from dray.worker.spec import WorkerSpec
+from dray.worker.spec import ExperimentSpec, WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An experiment whose code is loaded.
+
+    Attributes:
+        program: what its trials run.
+        code: its directory, if it has one.
+    """
+
+    spec: ExperimentSpec
+    program: Program
+    code: Path | None
 
 
 def serve(worker: WorkerSpec) -> None:
@@ -38,10 +53,9 @@ def serve(worker: WorkerSpec) -> None:
     directory = Path(context.get_storage().local_working_directory)
     directory.mkdir(parents=True, exist_ok=True)
     os.chdir(directory)
+    experiment = worker.experiment
     try:
-        code = worker.load_trial.place()
-        if code is not None:
-            run_startup_hook_once(code, worker.run)
+        code = None if experiment is None else _place(experiment)
     except Exception as error:
         return worker.give_up(error)
 
@@ -49,45 +63,67 @@ def serve(worker: WorkerSpec) -> None:
         return tuple(ray.get(worker.desk.address.remote(worker.start, mine)))
 
     try:
-        with deterministic(worker.settings.deterministic), joined(context, meet):
+        with deterministic(worker.deterministic), joined(context, meet):
             # Before the user's code is loaded, which may change the environment.
             distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
             try:
-                program = worker.load_trial()
+                loaded = None if experiment is None else Loaded(experiment, experiment.load_trial(), code)
             except Exception as error:
                 return worker.give_up(error)
-            serve_joined(worker, program, code, distributed)
+            serve_joined(worker, loaded, distributed)
     except GpuConflict as error:
         worker.give_up(error)
 
 
-def serve_joined(worker: WorkerSpec, program: Program, code: Path | None, distributed: core.DistributedContext) -> None:
+def _place(experiment: ExperimentSpec) -> Path | None:
+    """Have the experiment's code on this node, and run its startup hook, once per node."""
+    code = experiment.load_trial.place()
+    if code is not None:
+        run_startup_hook_once(code, experiment.run)
+    return code
+
+
+def serve_joined(worker: WorkerSpec, loaded: Loaded | None, distributed: core.DistributedContext) -> None:
     """Serve leases until the desk has no more, on a rank that has joined its process group.
 
     Args:
-        program: what trials run.
-        code: its directory, if it has one.
+        loaded: the experiment that the group was started for; None if it was started for any.
         distributed: the group's ranks.
     """
     distributed.side_store()  # now, on all ranks together: later each asks for it at another time
-    desk, settings, rank = worker.desk, worker.settings, distributed.rank
+    desk, rank = worker.desk, distributed.rank
     snapshot = ProcessSnapshot()
     number = 0
     with contextlib.closing(LogUploader()) as uploader:
         while True:
-            granted = desk.next_lease.remote(worker.group, worker.start, rank, distributed.size, number)
+            granted = desk.next_lease.remote(
+                worker.owner, worker.group, worker.start, rank, distributed.size, number, worker.shape
+            )
             lease: TrialLease | None = ray.get(granted)
             if lease is None:
                 return
             number = lease.number
             if rank == 0:
+                # Before the code is loaded: if that ends the process, it counts as the trial's failure.
                 desk.begun.remote(number)
+            if loaded is None or loaded.spec.run != lease.client:
+                try:
+                    spec = pickle.loads(ray.get(desk.spec.remote(lease.client)))
+                    spec.check_node()
+                    loaded, code = None, _place(spec)
+                    loaded = Loaded(spec, spec.load_trial(), code)
+                except Exception as error:
+                    worker.give_up(error, lease.client)
+                    ray.get(desk.leave.remote(number, rank, Departure(outcome="interrupted")))
+                    continue
+            spec, settings = loaded.spec, loaded.spec.settings
             log = log_path(lease, rank)
             if isinstance(lease.store, RemoteStore) and not _is_shared_with_driver(lease):
                 uploader.begin(log, lease.store.root)
             if worker.shared_by > 1 and ray.get_gpu_ids():
                 limit_gpu_memory(worker.shared_by)
-            departure, leaks = snapshot.run(functools.partial(run_trial, program, code, lease, worker, distributed))
+            run = functools.partial(run_trial, loaded.program, loaded.code, lease, desk, spec, distributed)
+            departure, leaks = snapshot.run(run)
             uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from dray.desk.client import Client
 from dray.desk.failure import Failure, FailureKind
 from dray.desk.lease import Group, Lease, State
 from dray.desk.leases import CAUSE_GRACE, PEERS_GRACE_S, Leases
@@ -23,6 +24,8 @@ from dray.desk.messages import (
     ReportReceived,
     TrialLeft,
 )
+from dray.desk.results import PendingResults
+from dray.desk.shares import QUANTUM
 
 COLLECTIVE = Failure(kind="collective", where="RuntimeError at model.py:3 in train_batch", batches=6)
 M = TypeVar("M")
@@ -34,10 +37,17 @@ class Scene:
     def __init__(self) -> None:
         self.woken: set[object] = set()
         self.leases = Leases(self.woken.add)
+        self.clients: list[Client] = []
+        self.client = self.add("run")
+
+    def add(self, name: str, **share: Any) -> Client:
+        self.clients.append(Client(name=name, results=PendingResults(lambda: None), **share))
+        self.leases.add(self.clients[-1])
+        return self.clients[-1]
 
     def news(self) -> list[Message]:
         """Messages since the last call."""
-        news, self.leases.messages = self.leases.messages, []
+        news, self.client.messages = self.client.messages, []
         return news
 
     def news_of(self, kind: type[M]) -> list[M]:
@@ -45,12 +55,12 @@ class Scene:
 
     def ask(self, group: str = "g", *, start: int = 1, size: int = 1, after: int = 0) -> Group | None:
         """All ranks of a group ask for a lease."""
-        [*_, found] = [self.leases.ask(group, start, rank, size, first=not after) for rank in range(size)]
+        [*_, found] = [self.leases.ask(self.client, group, start, rank, size, first=not after) for rank in range(size)]
         return found
 
     def lend(self, trial: int, group: str = "g", *, start: int = 1, size: int = 1, after: int = 0) -> Lease:
         """Queue a trial, which the ranks of a group get and take up."""
-        self.leases.enqueue([trial], first=False)
+        self.leases.enqueue(self.client, [trial], first=False)
         state = self.ask(group, start=start, size=size, after=after)
         [granted] = self.news_of(LeaseGranted)
         assert (granted.trial, granted.group) == (trial, group)
@@ -92,64 +102,64 @@ def granted(news: Sequence[Message]) -> list[int]:
 
 # ----------------------------------------------------------------------------------------------------------- the queue
 def test_trials_are_granted_in_queue_order_and_a_restarted_one_goes_first(scene: Scene) -> None:
-    scene.leases.enqueue([0, 1], first=False)
-    scene.leases.enqueue([7, 8], first=True)
+    scene.leases.enqueue(scene.client, [0, 1], first=False)
+    scene.leases.enqueue(scene.client, [7, 8], first=True)
     for group in "abcd":
         scene.ask(group)
     assert granted(scene.news()) == [7, 8, 0, 1]
 
 
 def test_no_lease_is_granted_before_every_rank_asks(scene: Scene) -> None:
-    scene.leases.enqueue([0], first=False)
-    scene.leases.ask("g", 1, 0, 2, first=True)
+    scene.leases.enqueue(scene.client, [0], first=False)
+    scene.leases.ask(scene.client, "g", 1, 0, 2, first=True)
     assert scene.news() == []
-    scene.leases.ask("g", 1, 1, 2, first=True)
+    scene.leases.ask(scene.client, "g", 1, 1, 2, first=True)
     ready, lease = scene.news()
     assert isinstance(ready, GroupReady)
     assert isinstance(lease, LeaseGranted)
 
 
 def test_a_withdrawn_trial_is_not_granted(scene: Scene) -> None:
-    scene.leases.enqueue([3, 4, 5], first=False)
-    scene.leases.withdraw([3, 5, 9])
+    scene.leases.enqueue(scene.client, [3, 4, 5], first=False)
+    scene.client.withdraw([3, 5, 9])
     scene.ask("a")
     scene.ask("b")
     assert granted(scene.news()) == [4]
-    assert scene.leases.queue == ()
+    assert not scene.client.queue
 
 
 def test_a_trial_stopped_while_queued_again_is_not_granted(scene: Scene) -> None:
     lease = scene.lend(3)
     scene.report(lease, 1)
     scene.leave(lease, 0, "errored", "boom")
-    scene.leases.enqueue([3], first=True)
-    scene.leases.decide(3, 1, "stop")
+    scene.leases.enqueue(scene.client, [3], first=True)
+    scene.leases.decide(scene.client, 3, 1, "stop")
     scene.news()
     scene.ask(after=lease.number)
     assert scene.news() == []
 
 
 def test_closing_ends_leases_that_nobody_took_up_and_grants_no_more(scene: Scene) -> None:
-    scene.leases.enqueue([3], first=False)
+    scene.leases.enqueue(scene.client, [3], first=False)
     group = scene.ask()
     assert group is not None
     assert group.lease is not None
     waiting = group.lease
     scene.news()
     running = scene.lend(4, "h")
-    scene.leases.close()
+    scene.leases.close(scene.client)
     assert (waiting.state, running.state) == (State.OVER, State.RUNNING)
     assert {waiting, running, group, running.group} <= scene.woken
-    scene.leases.enqueue([5], first=False)
+    scene.leases.enqueue(scene.client, [5], first=False)
     assert granted(scene.news()) == []
-    assert scene.leases.are_out
+    assert scene.client.leases
     scene.leave(running, 0, "interrupted")
-    assert not scene.leases.are_out
+    assert not scene.client.leases
 
 
 # ------------------------------------------------------------------------------------------------------- states, fences
 def test_a_lease_goes_from_granted_to_over(scene: Scene) -> None:
-    scene.leases.enqueue([3], first=False)
+    scene.leases.enqueue(scene.client, [3], first=False)
     group = scene.ask(size=2)
     assert group is not None
     lease = group.lease
@@ -193,7 +203,7 @@ def test_errors_after_the_final_report_do_not_count(scene: Scene) -> None:
     lease = scene.lend(3)
     scene.leases.report(lease, DeskReport(final=True), is_final=True)
     states = [lease.state]
-    scene.leases.end_group("g", 1, {0: ""}, "")
+    scene.leases.end_group(scene.client, "g", 1, {0: ""}, "")
     assert scene.news_of(TrialLeft) == []
     assert [*states, lease.state] == [State.CONCLUDED, State.OVER]
 
@@ -212,14 +222,14 @@ def test_the_reply_to_a_report_is_the_decision_or_the_end(scene: Scene) -> None:
     lease = scene.lend(3)
     scene.report(lease, 1)
     assert scene.leases.reply(lease, 1) is None
-    scene.leases.decide(3, 1, "continue")
+    scene.leases.decide(scene.client, 3, 1, "continue")
     assert scene.leases.reply(lease, 1) == "continue"
     scene.report(lease, 2)
-    scene.leases.close()
+    scene.leases.close(scene.client)
     assert scene.leases.reply(lease, 2) == "interrupt"
-    scene.leases.decide(3, 2, "pause")
+    scene.leases.decide(scene.client, 3, 2, "pause")
     assert lease.state is State.RUNNING, "it saves"
-    scene.leases.end_group("g", 1, {0: ""}, "")
+    scene.leases.end_group(scene.client, "g", 1, {0: ""}, "")
     scene.report(lease, 3)
     assert scene.leases.reply(lease, 3) == "fenced"
 
@@ -227,8 +237,8 @@ def test_the_reply_to_a_report_is_the_decision_or_the_end(scene: Scene) -> None:
 def test_a_trial_resumed_while_it_still_saves_waits_until_it_has_left(scene: Scene) -> None:
     lease = scene.lend(3)
     scene.report(lease, 1)
-    scene.leases.decide(3, 1, "pause")
-    scene.leases.enqueue([3, 4], first=True)
+    scene.leases.decide(scene.client, 3, 1, "pause")
+    scene.leases.enqueue(scene.client, [3, 4], first=True)
     scene.ask("free")
     assert granted(scene.news()) == [4]
     assert scene.leases.live(lease.number) is lease, "it continues from what it saves now"
@@ -244,9 +254,9 @@ def test_a_trial_resumed_while_it_still_saves_waits_until_it_has_left(scene: Sce
 def test_a_trial_that_dies_while_it_saves_is_not_waited_for(scene: Scene) -> None:
     lease = scene.lend(3)
     scene.report(lease, 1)
-    scene.leases.decide(3, 1, "pause")
-    scene.leases.enqueue([3], first=True)
-    scene.leases.end_group("g", 1, {0: ""}, "")
+    scene.leases.decide(scene.client, 3, 1, "pause")
+    scene.leases.enqueue(scene.client, [3], first=True)
+    scene.leases.end_group(scene.client, "g", 1, {0: ""}, "")
     scene.ask(start=2)
     news = scene.news()
     assert [message.outcome for message in news if isinstance(message, TrialLeft)] == ["errored"]
@@ -258,17 +268,17 @@ def test_a_restart_that_crosses_its_trials_pause_is_taken_back(scene: Scene) -> 
     scene.report(lease, 1)
     scene.leave(lease, 0, "errored", "boom")
     again = scene.lend(3, after=lease.number)
-    scene.leases.decide(3, 1, "pause")
+    scene.leases.decide(scene.client, 3, 1, "pause")
     assert again.state is State.OVER
     scene.ask(after=again.number)
-    scene.leases.enqueue([4], first=False)
+    scene.leases.enqueue(scene.client, [4], first=False)
     assert granted(scene.news()) == [4]
 
 
 # -----------------------------------------------------------------------------------------------groups that drain, end
 def test_the_trial_of_a_drained_group_continues_first_in_another(scene: Scene) -> None:
     lease = scene.lend(3)
-    scene.leases.enqueue([4], first=False)
+    scene.leases.enqueue(scene.client, [4], first=False)
     scene.leases.drain("g")
     assert lease.state is State.MOVING
     assert lease in scene.woken
@@ -285,7 +295,7 @@ def test_the_trial_of_a_drained_group_continues_first_in_another(scene: Scene) -
 def test_a_node_that_goes_before_its_drained_trial_has_left_costs_no_restart(scene: Scene) -> None:
     lease = scene.lend(3)
     scene.leases.drain("g")
-    scene.leases.end_group("g", 1, {0: "Ray has lost the node"}, "")
+    scene.leases.end_group(scene.client, "g", 1, {0: "Ray has lost the node"}, "")
     scene.ask(start=2)
     news = scene.news()
     assert granted(news) == [3]
@@ -302,7 +312,7 @@ def test_a_drained_trial_that_has_saved_continues_however_its_other_ranks_end(sc
     assert granted(scene.news()) == [], "the other rank has not left"
     match end:
         case "its death":
-            scene.leases.end_group("g", 1, {1: ""}, "")
+            scene.leases.end_group(scene.client, "g", 1, {1: ""}, "")
         case "the grace":
             scene.leases.expire(lease.number)
         case _:
@@ -317,15 +327,15 @@ def test_a_drained_trial_that_fails_while_it_saves_has_failed(scene: Scene) -> N
     scene.leases.drain("g")
     scene.leave(lease, 0, "errored", "disk full")
     assert [message.outcome for message in scene.news_of(TrialLeft)] == ["errored"]
-    assert scene.leases.queue == (), "whether it restarts is for the driver"
+    assert not scene.client.queue, "whether it restarts is for the driver"
 
 
 def test_a_drained_group_whose_lease_nobody_took_up_gives_the_trial_back(scene: Scene) -> None:
-    scene.leases.enqueue([3], first=False)
+    scene.leases.enqueue(scene.client, [3], first=False)
     group = scene.ask()
     scene.leases.drain("g")
     assert group is not None
-    assert (group.lease, group.retiring, scene.leases.queue) == (None, True, (3,))
+    assert (group.lease, group.retiring, tuple(scene.client.queue)) == (None, True, (3,))
 
 
 def test_a_group_without_a_trial_drains_at_once(scene: Scene) -> None:
@@ -336,28 +346,28 @@ def test_a_group_without_a_trial_drains_at_once(scene: Scene) -> None:
     assert group.retiring
     assert group in scene.woken
     scene.news()
-    scene.leases.enqueue([3], first=False)
+    scene.leases.enqueue(scene.client, [3], first=False)
     assert scene.news() == []
 
 
 def test_idle_groups_are_retired_unless_a_trial_waits_for_one(scene: Scene) -> None:
     scene.lend(3)
     idle = [scene.ask(name) for name in ("b", "c", "d")]
-    scene.leases.ask("starting", 1, 0, 2, first=True)
-    scene.leases.retire_idle(2)
+    scene.leases.ask(scene.client, "starting", 1, 0, 2, first=True)
+    scene.leases.retire_idle(scene.client, 2)
     assert [group.retiring for group in idle if group] == [False, True, True]
-    scene.leases.enqueue([4, 5], first=False)
+    scene.leases.enqueue(scene.client, [4, 5], first=False)
     assert [message.group for message in scene.news_of(LeaseGranted)] == ["b"]
     scene.ask("e")
     scene.ask("f")
-    scene.leases.enqueue([6], first=False)
-    scene.leases.retire_idle(2)
+    scene.leases.enqueue(scene.client, [6], first=False)
+    scene.leases.retire_idle(scene.client, 2)
     assert granted(scene.news()) == [5, 6]
 
 
 def test_the_end_of_a_groups_processes_ends_and_fences_its_lease(scene: Scene) -> None:
     lease = scene.lend(3)
-    scene.leases.end_group("g", 1, {0: ""}, "")
+    scene.leases.end_group(scene.client, "g", 1, {0: ""}, "")
     left, ended = scene.news()
     assert isinstance(left, TrialLeft)
     assert (left.trial, left.outcome) == (3, "errored")
@@ -368,10 +378,10 @@ def test_the_end_of_a_groups_processes_ends_and_fences_its_lease(scene: Scene) -
 
 
 def test_a_group_that_died_before_it_took_up_a_trial_gives_it_back(scene: Scene) -> None:
-    scene.leases.enqueue([3], first=False)
+    scene.leases.enqueue(scene.client, [3], first=False)
     scene.ask("dead")
     scene.leases.bind(1, {"number": 1})
-    scene.leases.end_group("dead", 1, {0: ""}, "")
+    scene.leases.end_group(scene.client, "dead", 1, {0: ""}, "")
     scene.ask("alive", start=2)
     news = scene.news()
     assert not [message for message in news if isinstance(message, TrialLeft)]
@@ -380,19 +390,19 @@ def test_a_group_that_died_before_it_took_up_a_trial_gives_it_back(scene: Scene)
 
 def test_processes_that_outlive_their_start_are_sent_away_and_displace_nobody(scene: Scene) -> None:
     lease = scene.lend(3)
-    scene.leases.end_group("g", 1, {0: "Ray has lost the node"}, "")
+    scene.leases.end_group(scene.client, "g", 1, {0: "Ray has lost the node"}, "")
     successor = scene.ask(start=2)
     scene.news()
     assert scene.ask(after=lease.number) is None
     assert scene.news() == []
-    scene.leases.enqueue([4], first=False)
+    scene.leases.enqueue(scene.client, [4], first=False)
     assert successor is not None
     assert successor.lease is not None
 
 
 def test_the_end_of_earlier_processes_is_not_that_of_their_successors(scene: Scene) -> None:
     lease = scene.lend(3, start=2)
-    scene.leases.end_group("g", 1, {0: "its node was running low on memory"}, "could not start")
+    scene.leases.end_group(scene.client, "g", 1, {0: "its node was running low on memory"}, "could not start")
     assert [type(message) for message in scene.news()] == [GroupEnded]
     assert lease.state is State.RUNNING
 
@@ -434,9 +444,9 @@ def test_a_stale_process_has_its_group_replaced_without_a_loss(scene: Scene) -> 
     assert isinstance(left, TrialLeft)
     assert isinstance(retired, GroupRetired)
     assert (retired.group, retired.trial, retired.reason) == ("g", 3, "a thread is still running")
-    scene.leases.enqueue([4], first=False)
+    scene.leases.enqueue(scene.client, [4], first=False)
     assert lease.group.lease is None, "the next trial is for the processes that replace them"
-    scene.leases.end_group("g", 1, {}, "")
+    scene.leases.end_group(scene.client, "g", 1, {}, "")
     [ended] = scene.news_of(GroupEnded)
     assert not ended.is_lost
     scene.ask(start=2, size=2)
@@ -476,7 +486,7 @@ def test_a_death_is_the_cause_of_another_ranks_error_in_a_collective(scene: Scen
     for event in order:
         match event:
             case "its death":
-                scene.leases.end_group("g", 1, {1: ""}, "")
+                scene.leases.end_group(scene.client, "g", 1, {1: ""}, "")
             case "what the other says":
                 grace = scene.leave(lease, 0, "errored", "Connection closed by peer", failure=COLLECTIVE)
             case "the grace" if grace is not None:
@@ -495,7 +505,7 @@ def test_a_failed_trial_is_reported_once_and_with_its_own_error_even_if_a_proces
     failure = Failure(kind="hung", where="KeyError at model.py:3 in train_batch", batches=7)
     lease = scene.lend(3, size=2)
     scene.leave(lease, 0, "errored", "KeyError: 'x'", failure=failure)
-    scene.leases.end_group("g", 1, {1: ""}, "")
+    scene.leases.end_group(scene.client, "g", 1, {1: ""}, "")
     [left] = scene.news_of(TrialLeft)
     assert (left.error, left.failure, left.dead) == ("KeyError: 'x'", failure, ())
 
@@ -507,7 +517,7 @@ def test_a_process_that_ray_killed_for_its_memory_was_out_of_memory(
     scene: Scene, cause: str, kind: FailureKind
 ) -> None:
     scene.lend(3)
-    scene.leases.end_group("g", 1, {0: cause}, "")
+    scene.leases.end_group(scene.client, "g", 1, {0: cause}, "")
     [left] = scene.news_of(TrialLeft)
     assert (left.failure, left.dead) == (Failure(kind=kind), (0,))
     assert left.error == f"a process of worker group g died{f': {cause}' if cause else ''}"
@@ -523,7 +533,7 @@ def test_a_process_that_ray_killed_for_its_memory_was_out_of_memory(
 def test_the_error_names_the_ranks_that_died(scene: Scene, size: int, dead: dict[int, str], error: str) -> None:
     lease = scene.lend(3, size=size)
     scene.leave(lease, 0, "errored", "Connection reset by peer", failure=COLLECTIVE)
-    scene.leases.end_group("g", 1, dead, "")
+    scene.leases.end_group(scene.client, "g", 1, dead, "")
     [left] = scene.news_of(TrialLeft)
     assert (left.error, left.failure) == (error, Failure(kind="died", batches=6))
     assert scene.lend(3, "h", start=2).number == lease.number + 1
@@ -532,20 +542,20 @@ def test_the_error_names_the_ranks_that_died(scene: Scene, size: int, dead: dict
 # ----------------------------------------------------------------------------------------------------------- the best
 def test_only_a_strictly_better_score_is_the_best_of_the_experiment(scene: Scene) -> None:
     lease = scene.lend(3)
-    scene.leases.set_best(0.5)
-    assert [scene.leases.improves(lease, score) for score in (0.5, 0.4, 0.45, 0.3)] == [False, True, False, True]
-    assert scene.leases.best() == 0.3
+    scene.client.best = 0.5
+    assert [scene.client.improves(lease, score) for score in (0.5, 0.4, 0.45, 0.3)] == [False, True, False, True]
+    assert scene.client.best == 0.3
 
 
 def test_the_best_score_counts_again_if_its_trial_was_killed_before_it_could_save(scene: Scene) -> None:
     first = scene.lend(3)
-    found = [scene.leases.improves(first, 0.4), scene.leases.improves(first, 0.4)]
+    found = [scene.client.improves(first, 0.4), scene.client.improves(first, 0.4)]
     scene.leave(first, 0, "errored", "killed")
     other = scene.lend(4, after=first.number)
-    found.append(scene.leases.improves(other, 0.4))
+    found.append(scene.client.improves(other, 0.4))
     scene.leave(other, 0, "errored", "killed")
     again = scene.lend(3, after=other.number)
-    found += [scene.leases.improves(again, 0.4), scene.leases.improves(again, 0.4)]
+    found += [scene.client.improves(again, 0.4), scene.client.improves(again, 0.4)]
     assert found == [True, False, False, True, False]
 
 
@@ -556,3 +566,198 @@ def test_parameters_reach_only_the_current_lease_of_a_trial(scene: Scene) -> Non
     late: dict[str, Any] = {"late": True}
     scene.leases.bind(old.number, late)
     assert old.parameters != late
+
+
+# -------------------------------------------------------------------------------------------------------- many clients
+def queue(scene: Scene, client: Client, *trials: int) -> None:
+    scene.leases.enqueue(client, trials, first=False)
+
+
+def have(scene: Scene, groups: int, shape: str = "") -> None:
+    """So many groups of the scene's client ask for trials, which run."""
+    for number in range(groups):
+        group = scene.leases.ask(scene.client, f"{shape}{number}", number, 0, 1, first=True, shape=shape)
+        assert group is not None
+        take(scene, group)
+
+
+def take(scene: Scene, group: Group) -> None:
+    if group.lease is not None:
+        group.idle.clear()
+        scene.leases.begin(group.lease.number)
+
+
+def save_and_leave(scene: Scene) -> list[tuple[str, int]]:
+    """Trials that are asked to save do, and their groups ask for others; returns which did."""
+    asked = [
+        lease
+        for client in scene.clients
+        for lease in list(client.leases.values())
+        if lease.state is State.MOVING and not lease.group.retiring
+    ]
+    for lease in asked:
+        scene.leave(lease, 0, "interrupted")
+        state = scene.leases.ask(scene.client, lease.group.name, lease.group.start, 0, 1, first=False)
+        assert state is not None
+        take(scene, state)
+    return [(lease.client.name, lease.trial) for lease in asked]
+
+
+def test_trials_go_to_groups_of_their_shape_alone(scene: Scene) -> None:
+    two = scene.add("of two slots", shape="2")
+    queue(scene, two, 0)
+    have(scene, 2)
+    assert not two.leases
+    have(scene, 1, shape="2")
+    assert [lease.trial for lease in two.leases.values()] == [0]
+
+
+def test_events_go_to_the_client_that_they_concern(scene: Scene) -> None:
+    other = scene.add("other")
+    queue(scene, other, 7)
+    have(scene, 1)
+    [lease] = other.leases.values()
+    scene.leave(lease, 0, "completed", stale="a thread is still running")
+    assert [type(message) for message in other.messages] == [LeaseGranted, TrialLeft]
+    assert [type(message) for message in scene.news()] == [GroupReady, GroupRetired]
+
+
+def test_groups_are_shared_by_weight(scene: Scene) -> None:
+    clients = [scene.add("a"), scene.add("b"), scene.add("c", weight=2)]
+    for client in clients:
+        queue(scene, client, *range(8))
+    have(scene, 8)
+    assert [len(client.leases) for client in clients] == [2, 2, 4]
+
+
+@pytest.mark.parametrize(("weights", "groups"), [((1, 1, 2), 2), ((1, 3), 2), ((1, 1, 1), 1)])
+def test_shares_are_by_weight_over_time_if_there_are_few_groups(
+    scene: Scene, weights: tuple[int, ...], groups: int
+) -> None:
+    clients = [scene.add(f"weight-{weight}-{number}", weight=weight) for number, weight in enumerate(weights)]
+    for client in clients:
+        queue(scene, client, *range(8000))
+    have(scene, groups)
+    seconds = dict.fromkeys((client.name for client in clients), 0)
+    for _ in range(1000):  # trials of two seconds
+        for client in clients:
+            seconds[client.name] += 2 * len(client.leases)
+            client.had = seconds[client.name] / client.weight
+        for lease in [lease for client in clients for lease in list(client.leases.values())]:
+            scene.leave(lease, 0, "completed")
+            scene.leases.ask(scene.client, lease.group.name, lease.group.start, 0, 1, first=False)
+    due = [2000 * groups * weight / sum(weights) for weight in weights]
+    assert list(seconds.values()) == pytest.approx(due, abs=2 * QUANTUM)
+
+
+def test_a_client_has_no_more_slots_than_its_limit(scene: Scene) -> None:
+    limited = scene.add("limited", max_slots=3)
+    queue(scene, limited, *range(8))
+    have(scene, 8)
+    assert len(limited.leases) == 3
+
+
+def test_a_higher_priority_takes_groups_at_once_and_the_others_continue_later(scene: Scene) -> None:
+    usual, urgent = scene.add("usual"), scene.add("urgent", priority=1)
+    queue(scene, usual, 0, 1, 2)
+    have(scene, 3)
+    queue(scene, urgent, 8, 9)
+    assert save_and_leave(scene) == [("usual", 1), ("usual", 2)], "the latest ones"
+    assert [lease.trial for lease in urgent.leases.values()] == [8, 9]
+    assert sorted(usual.queue) == [1, 2]
+    for lease in list(urgent.leases.values()):
+        scene.leave(lease, 0, "completed")
+        scene.leases.ask(scene.client, lease.group.name, lease.group.start, 0, 1, first=False)
+    assert sorted(lease.trial for lease in usual.leases.values()) == [0, 1, 2]
+
+
+def test_a_higher_priority_takes_no_more_than_its_limit(scene: Scene) -> None:
+    usual, urgent = scene.add("usual"), scene.add("urgent", priority=1, max_slots=1)
+    queue(scene, usual, 0, 1, 2)
+    have(scene, 3)
+    queue(scene, urgent, 7, 8, 9)
+    assert save_and_leave(scene) == [("usual", 2)]
+    assert save_and_leave(scene) == []
+
+
+def test_an_equal_priority_waits_for_the_end_of_a_trial(scene: Scene) -> None:
+    first, second = scene.add("first"), scene.add("second", weight=100)
+    queue(scene, first, 0, 1, 2)
+    have(scene, 2)
+    queue(scene, second, 0)
+    assert save_and_leave(scene) == []
+    lease = next(iter(first.leases.values()))
+    scene.leave(lease, 0, "completed")
+    scene.leases.ask(scene.client, lease.group.name, lease.group.start, 0, 1, first=False)
+    assert len(second.leases) == 1
+
+
+def test_a_client_that_closes_leaves_the_groups_to_the_others(scene: Scene) -> None:
+    a, b = scene.add("a"), scene.add("b")
+    queue(scene, a, 0, 1)
+    queue(scene, b, 0)
+    have(scene, 1)
+    [lease] = a.leases.values()
+    scene.leases.close(a)
+    assert scene.leases.reply(lease, 1) == "interrupt"
+    scene.leave(lease, 0, "interrupted")
+    group = scene.leases.ask(scene.client, lease.group.name, lease.group.start, 0, 1, first=False)
+    assert group is not None
+    assert group.lease is not None
+    assert group.lease.client is b
+
+
+# ---------------------------------------------------------------------------------------------- groups for others
+def test_a_shrinking_owner_ends_idle_groups_and_then_those_of_the_lowest_priority(scene: Scene) -> None:
+    low, high = scene.add("low", priority=50), scene.add("high", priority=1)
+    groups: list[Any] = []
+    for client, trial, name in ((high, 0, "a"), (low, 1, "b"), (low, 2, "c")):
+        scene.leases.enqueue(client, [trial], first=False)
+        group = scene.ask(name)
+        assert group is not None
+        assert group.lease is not None
+        group.idle.clear()
+        scene.leases.begin(group.lease.number)
+        groups.append(group)
+    groups.append(scene.ask("idle"))
+    ended: list[str] = []
+    for keep in (4, 3, 2, 1):
+        scene.leases.shrink(scene.client, keep, at_once=False)
+        ended.append(" ".join(group.name for group in groups if group.retiring))
+    assert ended == ["", "idle", "c idle", "b c idle"]
+    assert {lease.state for client in (low, high) for lease in client.leases.values()} == {State.RUNNING}
+
+
+def test_a_shrinking_owner_that_must_be_quick_has_trials_save_and_leave(scene: Scene) -> None:
+    leases = [scene.lend(trial, name) for trial, name in enumerate("ab")]
+    scene.leases.shrink(scene.client, 1, at_once=False)
+    assert [(lease.state, lease.group.retiring) for lease in leases] == [(State.RUNNING, False), (State.RUNNING, True)]
+    for _ in range(2):  # it does not matter how often
+        scene.leases.shrink(scene.client, 1, at_once=True)
+    assert [lease.state for lease in leases] == [State.RUNNING, State.MOVING]
+    scene.leave(leases[1], 0, "interrupted")
+    assert tuple(scene.client.queue) == (1,)
+
+
+def test_evicted_trials_are_fenced_and_their_groups_end(scene: Scene) -> None:
+    owner, borrower = scene.client, scene.add("borrower")
+    scene.leases.enqueue(borrower, [0], first=False)
+    group = scene.ask()
+    assert group is not None
+    assert group.lease is not None
+    lease = group.lease
+    scene.leases.begin(lease.number)
+    scene.news()
+    scene.leases.evict(borrower)
+    assert (scene.leases.live(lease.number), borrower.leases) == (None, {})
+    [ended] = [message for message in owner.messages if isinstance(message, GroupEnded)]
+    assert (ended.group, ended.is_lost) == ("g", False)
+
+
+def test_idle_groups_stay_only_for_trials_of_their_shape(scene: Scene) -> None:
+    other = scene.add("other", shape="other")
+    group = scene.ask()
+    scene.leases.enqueue(other, [0], first=False)
+    scene.leases.retire_idle(scene.client, 1)
+    assert group is not None
+    assert group.retiring

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -85,6 +86,7 @@ class World:
         return Groups(
             self._make,
             desk=self.desk,
+            owner="run",
             slots=self.slots,
             own_cluster=self.own,
             runnable=lambda: self.trials,
@@ -270,7 +272,7 @@ def test_groups_that_wait_for_nodes_end_before_those_with_nodes(worlds: Any) -> 
     for _ in range(2):
         world.later(groups, IDLE_S + LOOK_S)
     assert [group.name for group in world.made if group.was_ended] == ["group-1", "group-1"]
-    assert world.desk.told[-1] == ("retire_idle", 1), "the desk knows which of the others has nothing to do"
+    assert world.desk.told[-1] == ("retire_idle", "run", 1), "the desk knows which of the others has nothing to do"
     ends(groups, world.made[2])
     world.later(groups, LOOK_S)
     assert (groups.count, len(world.made)) == (1, 4)
@@ -285,12 +287,12 @@ def test_idle_groups_are_retired_after_a_while_except_one(worlds: Any) -> None:
     world.later(groups, IDLE_S)
     assert world.desk.told == []
     world.later(groups, LOOK_S)
-    assert world.desk.told == [("retire_idle", 2)]
+    assert world.desk.told == [("retire_idle", "run", 2)]
     world.later(groups, LOOK_S)
     assert len(world.desk.told) == 1, "once"
     world.trials = 0
     world.later(groups, IDLE_S + LOOK_S)
-    assert world.desk.told[1:] == [("retire_idle", 3)]
+    assert world.desk.told[1:] == [("retire_idle", "run", 3)]
 
 
 def test_groups_that_are_soon_needed_again_stay(worlds: Any) -> None:
@@ -443,3 +445,41 @@ def test_at_the_end_starting_groups_are_ended_and_others_end_by_themselves(world
     groups.end(at_once=False)
     assert [group.was_waited_for for group in world.made] == [True, False]
     assert [group.was_ended for group in world.made] == [True, True]
+
+
+# ------------------------------------------------------------------------------------------- a server's groups
+def test_a_server_keeps_idle_groups_for_as_long_as_it_was_told_and_then_none(worlds: Any) -> None:
+    world = worlds(4, own=False)
+    groups = world.groups(idle_s=300.0, least=0)
+    bring_up(world, groups, 2)
+    world.trials = 0
+    world.later(groups, LOOK_S)
+    world.later(groups, 299.0)
+    assert world.desk.told == []
+    world.later(groups, LOOK_S)
+    world.later(groups, LOOK_S)
+    assert world.desk.told == [("retire_idle", "run", 2)]
+
+
+def test_groups_make_room_by_those_without_slots_first(worlds: Any) -> None:
+    world = worlds(4, own=False)
+    groups = world.groups(least=0)
+    bring_up(world, groups, 3)
+    ends(groups, world.made[1], lost=True)
+    groups.reconcile()
+    world.made[3].is_placed = False
+    world.later(groups, LOOK_S)
+    world.trials = 1
+    groups.make_room(at_once=True)
+    assert world.made[3].was_ended
+    assert world.desk.told == [("shrink", "run", 1, True)]
+
+
+def test_names_and_starts_of_two_owners_differ(worlds: Any) -> None:
+    world, numbers = worlds(4, own=False), itertools.count(1)
+    for _ in range(2):
+        groups = world.groups(numbers=numbers)
+        world.trials = 2
+        groups.start()
+    assert len({group.name for group in world.made}) == len(world.made)
+    assert len({group.start for group in world.made}) == len(world.made)

@@ -20,6 +20,7 @@ from dray.cluster.checks.findings import ClusterCheck, Node
 from dray.cluster.checks.inspector import ANSWER_S, SIGN, Inspector, Rank
 from dray.cluster.checks.node import REMEDIES, STORE_S, Trouble, versions, write_sign
 from dray.storage import Location, RemoteDirectory, StorageError
+from dray.text import one_line
 
 FREE_GPUS_S = 30.0
 """How long the check waits for GPUs that others use."""
@@ -118,7 +119,7 @@ class _Check:
                 answers[number] = ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
             except Exception as error:  # whatever the actor raised
                 late = isinstance(error, ray.exceptions.GetTimeoutError)
-                why = f"no answer within {ANSWER_S:.0f} s" if late else " ".join(str(error).split())[-300:]
+                why = f"no answer within {ANSWER_S:.0f} s" if late else one_line(error)[-300:]
                 self._inspectors.pop(number, None)
                 self.checked.add_error(self.checked.nodes[number].name, f"can't {what}: {why}")
         return answers
@@ -217,7 +218,7 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
         asked = [rank.reduce.remote(at, number, len(ranks), backend) for number, rank in enumerate(ranks)]
         return min(cast("list[float]", ray.get(asked, timeout=ANSWER_S)))
     except Exception as error:
-        why = " ".join(str(error).split())[-500:]
+        why = one_line(error)[-500:]
         checked.add_error("", f"all-reduce by {backend} over {len(ranks)} processes failed: {why}")
         return None
     finally:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dray.cluster.checks import ec2_model
 from dray.cluster.checks.ec2_model import Faults
+from dray.text import one_line
 
 _CLOUDS = ("aws", "gcp")
 _TOKEN = ".ray/auth_token"
@@ -79,7 +80,7 @@ def _ray(config: Mapping[str, Any]) -> Faults:
     try:
         validate_config(prepare_config(given))
     except Exception as error:  # Ray raises anything, even KeyError
-        yield "file", f"Ray refuses it: {' '.join(str(error).split()) or type(error).__name__}"
+        yield "file", f"Ray refuses it: {one_line(error) or type(error).__name__}"
 
 
 # --------------------------------------------------------------------------------------------------- files and security

@@ -1,0 +1,126 @@
+"""``dray experiment pause``, ``activate``, ``kill`` and ``set``, which need a server, and ``wait``, which does not."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Annotated, Any
+
+import typer
+
+from dray.cli import server
+from dray.cli.arguments import ExperimentArg
+from dray.cli.errors import FAILED, SOME_FAILED, BadUse
+from dray.text import counted
+
+POLL_S = 0.3
+
+sets = typer.Typer(help="Change which slots an experiment gets of the server's, from now on.", no_args_is_help=True)
+
+
+def pause(experiment: ExperimentArg) -> None:
+    """Pause an experiment on the server, also before it begins: its running trials save a checkpoint first.
+
+    \b
+    dray experiment pause latest
+    """
+    done = server.must(experiment, lambda at, name: at.pause(name), without="stop")
+    server.tell(f"{done.name} is {done.state}; continue it with: dray experiment activate {done.name}")
+
+
+def activate(experiment: ExperimentArg) -> None:
+    """Queue an experiment on the server again that was paused or stopped; it continues where it was.
+
+    \b
+    dray experiment activate latest
+    """
+    done = server.must(experiment, lambda at, name: at.activate(name), without="resume")
+    server.tell(f"{done.name} is {done.state}; follow it with: dray experiment logs {done.name} -f")
+
+
+def kill(experiment: ExperimentArg) -> None:
+    """End an experiment on the server at once: its running trials lose what they trained since their last checkpoints.
+
+    \b
+    dray experiment kill latest
+    """
+    done = server.must(experiment, lambda at, name: at.kill(name), without="stop")
+    server.tell(f"{done.name} is {done.state}; continue it with: dray experiment activate {done.name}")
+
+
+def wait(experiment: ExperimentArg) -> None:
+    """Wait until an experiment has ended, and exit as create would: 0, 1 if it failed or was stopped, 3 if some of its
+    trials failed.
+
+    \b
+    dray experiment wait latest && dray report latest
+    """
+    found = server.find(experiment)
+    if found is not None:
+        server.wait(*found)
+        server.finish(*found, summary=False)
+        return
+    from dray.records.listing import open_experiment
+    from searchers.journal import Journal
+
+    with open_experiment(experiment) as stored:
+        if stored.is_copy:
+            raise BadUse(f"{stored.where} is in an object store; wait for it on the machine of its driver")
+        while Journal.writer(stored.directory.journal) is not None:
+            time.sleep(POLL_S)
+        seen = stored.overview()
+    if seen.state != "COMPLETED":
+        server.tell(f"dray: {seen.name} is {seen.state}")
+        raise typer.Exit(FAILED)
+    if seen.failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+@sets.command()
+def priority(
+    experiment: ExperimentArg,
+    value: Annotated[int, typer.Argument(metavar="PRIORITY", help="1 to 99; smaller numbers go first.", min=1, max=99)],
+) -> None:
+    """Set an experiment's priority: smaller numbers go first, and take the slots of others at once.
+
+    \b
+    dray experiment set priority latest 10
+    """
+    _set(experiment, priority=value)
+
+
+@sets.command()
+def weight(
+    experiment: ExperimentArg,
+    value: Annotated[float, typer.Argument(metavar="WEIGHT", help="More than 0; by default, 1.")],
+) -> None:
+    """Set an experiment's weight: its share of the slots among those of one priority.
+
+    \b
+    dray experiment set weight latest 2
+    """
+    if not 0 < value < math.inf:
+        raise BadUse(f"WEIGHT must be a number > 0, got {value:g}")
+    _set(experiment, weight=value)
+
+
+@sets.command(name="max-slots")
+def max_slots(
+    experiment: ExperimentArg,
+    value: Annotated[str, typer.Argument(metavar="SLOTS", help="The most slots that it may have, or 'none'.")],
+) -> None:
+    """Set the most slots that an experiment's trials may have together.
+
+    \b
+    dray experiment set max-slots latest 4
+    """
+    if value != "none" and not (value.isdecimal() and int(value) > 0):
+        raise BadUse(f"SLOTS must be an integer from 1, or 'none' for no limit, got {value!r}")
+    _set(experiment, max_slots=None if value == "none" else int(value))
+
+
+def _set(experiment: str, **change: Any) -> None:
+    done = server.must(experiment, lambda at, name: at.change(name, **change))
+    share = done.share
+    most = "no limit of slots" if share.max_slots is None else "at most " + counted(share.max_slots, "slot")
+    server.tell(f"{done.name}: priority {share.priority}, weight {share.weight:g}, {most}")

@@ -1,0 +1,255 @@
+"""What the commands do through the server: which experiments are its, following one, and how that ends."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeAlias
+
+import typer
+
+from dray.cli.errors import FAILED, SIGNALLED, SOME_FAILED, BadUse
+from dray.errors import ExperimentError, NoExperiment
+from dray.serve.client import WAIT_S, Server
+from dray.serve.control import ACTIVE, NotSubmitted, Submitted
+from dray.text import counted
+
+END = 1 << 59
+"""A place behind every journal's end."""
+SIGINT = 2
+
+Detach: TypeAlias = Annotated[
+    bool, typer.Option("--detach", "-d", help="With a server: return once it has the experiment, without following it.")
+]
+NoServer: TypeAlias = Annotated[
+    bool, typer.Option("--no-server", help="Run it in this process even if a server is up (see dray serve).")
+]
+
+
+def tell(line: str) -> None:
+    """Print a line for the user on standard error."""
+    typer.echo(line, err=True)
+
+
+def find(experiment: str) -> tuple[Server, str] | None:
+    """The server, and an experiment's name there; None if no server is up, or the experiment is elsewhere.
+
+    Raises:
+        NoExperiment: there is none, or several match.
+    """
+    server = Server.find()
+    if server is None or "://" in experiment:
+        return None
+    if server.is_here:
+        from dray.records.lookup import locate
+
+        return server, Path(locate(experiment)).name
+    try:
+        return server, server.named(experiment)
+    except NoExperiment:
+        from dray.records.lookup import locate
+
+        try:
+            locate(experiment)
+        except NoExperiment:
+            pass
+        else:
+            return None  # it is on this machine, not on the server's
+        raise
+
+
+def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: str = "") -> Submitted:
+    """Call a verb that only a server has.
+
+    Args:
+        experiment: as the user named it.
+        verb: of the server.
+        without: the subcommand to use without a server; "" if there is none.
+
+    Raises:
+        NoExperiment: there is no such experiment, or several match.
+        WrongState: it can't be done now.
+        BadUse: no server is up, or it was not submitted to it.
+    """
+    found = find(experiment)
+    if found is None:
+        from dray.records.lookup import locate
+
+        hint = f"; without one: dray experiment {without} {shlex.quote(experiment)}" if without else ""
+        raise BadUse(f"no server is up that runs {locate(experiment)}; start one with: dray serve{hint}")
+    try:
+        return verb(*found)
+    except NotSubmitted:
+        hint = f"; use: dray experiment {without} {shlex.quote(experiment)}" if without else ""
+        raise BadUse(f"{found[1]} was not submitted to the server{hint}") from None
+
+
+def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, detach: bool) -> None:
+    """Submit an experiment, and follow it to its end.
+
+    Raises:
+        ConfigError: with every fault of the config.
+        typer.Exit: it did not end well, or following it was interrupted.
+    """
+    from dray.serve.submission import submit_file
+
+    name = submit_file(server, config, changes, code).name
+    number = server.number(name)
+    label = name if number is None else f"experiment {number}: {name}"
+    typer.echo(label if detach else f"{label}, submitted to {server.url}")
+    if not detach:
+        follow(server, name)
+
+
+def begin(experiment: str, verb: Callable[[Server, str], Submitted]) -> tuple[Server, str, int] | None:
+    """Call a verb that has an experiment run again: the server, its name, and where its journal ended before.
+
+    Returns:
+        None if it was not submitted to a server that is up.
+
+    Raises:
+        NoExperiment: there is none, or several match.
+        WrongState: it can't be done now.
+    """
+    found = find(experiment)
+    if found is None:
+        return None
+    server, name = found
+    after = server.events(name, END)["next"]
+    try:
+        verb(server, name)
+    except NotSubmitted:
+        return None
+    return server, name, after
+
+
+def begun(server: Server, name: str, after: int, *, detach: bool) -> None:
+    """Follow an experiment that runs again, unless ``detach``; raises as `follow`."""
+    tell(f"{name} continues on the server at {server.url}")
+    if not detach:
+        follow(server, name, after)
+
+
+def follow_log(server: Server, name: str, tail: int | None) -> None:
+    """Print the log of an experiment in the server's results directory, and what is added, until it has ended."""
+    lines: list[str] = []
+    after = 0
+    while (news := server.events(name, after))["lines"]:
+        lines += news["lines"]
+        after = news["next"]
+    try:
+        for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
+            typer.echo(line)
+        for line in server.follow(name, after, say=tell):
+            typer.echo(line)
+    except KeyboardInterrupt:
+        _left(name)
+
+
+def follow(server: Server, name: str, after: int = 0) -> None:
+    """Print an experiment's log as it grows, until it neither runs nor waits to; then its result.
+
+    Raises:
+        typer.Exit: it did not end well, or this was interrupted.
+    """
+    try:
+        for line in server.follow(name, after, say=tell):
+            typer.echo(line)
+    except KeyboardInterrupt:
+        _left(name)
+    finish(server, name, summary=True)
+
+
+def wait(server: Server, name: str) -> dict[str, Any]:
+    """Wait until an experiment neither runs nor waits to; its last news, see `Server.events`."""
+    for _ in server.follow(name, END, say=tell):
+        pass
+    return server.events(name, END)
+
+
+def finish(server: Server, name: str, *, summary: bool) -> None:
+    """Report how an experiment ended, by a line and the exit code.
+
+    Raises:
+        typer.Exit: some of its trials failed, or it was stopped or paused.
+        ExperimentError: it failed.
+    """
+    from dray.serve.submission import why_failed
+
+    why, news = why_failed(server, name), server.events(name, END)
+    if summary and server.is_here and news["state"] == "COMPLETED":
+        _summary(name)
+    if news["state"] == "ERROR":
+        raise ExperimentError(why)
+    if why:
+        tell(f"dray: {why}")
+        raise typer.Exit(FAILED)
+    if news["failed"]:
+        raise typer.Exit(SOME_FAILED)
+
+
+def stop(server: Server, name: str) -> bool:
+    """Stop an experiment, and wait until its trials have saved; one that is stopping already is ended at once.
+
+    Returns:
+        Whether it was submitted to the server.
+    """
+    try:
+        if server.events(name, END)["state"] == "STOPPING":
+            tell(f"ending {name} at once")
+            server.kill(name)
+        else:
+            server.stop(name)
+            tell(f"stopping {name}: waiting until its running trials have saved a checkpoint")
+    except NotSubmitted:
+        return False
+    while (state := server.events(name, END, wait_s=WAIT_S)["state"]) in ACTIVE:
+        pass
+    ended = state in ("COMPLETED", "ERROR")
+    tell("it ended on its own in the meantime" if ended else f"stopped; resume with: dray experiment resume {name}")
+    return True
+
+
+def delete(path: str) -> bool:
+    """Delete an experiment in the results directory of a server that is up, so that it does not start it again.
+
+    Returns:
+        Whether there is such a server.
+
+    Raises:
+        WrongState: it runs, or waits to.
+    """
+    from dray.records.root import results_root
+
+    server, where = Server.find(), Path(path)
+    if server is None or not server.is_here or (results_root() / where.name).resolve() != where.resolve():
+        return False
+    server.delete(where.name)
+    return True
+
+
+def _left(name: str) -> NoReturn:
+    named = shlex.quote(name)
+    tell(
+        f"\ndray: {name} continues on the server; follow it again with: dray experiment logs {named} -f; stop it with: "
+        f"dray experiment stop {named}"
+    )
+    raise typer.Exit(SIGNALLED + SIGINT)
+
+
+def _summary(name: str) -> None:
+    from dray.cli import show
+    from dray.cli.reader import read_experiment
+    from dray.display.best_trials import best_trials
+    from dray.records.outcomes import divergence_summary, failure_summary
+
+    with read_experiment(name) as read:
+        searcher, trials = read.config.searcher, read.result.trials
+        for line in (failure_summary(trials["state"]), divergence_summary(trials)):
+            if line:
+                typer.echo(show.red(line))
+        show.lines(best_trials(read.result, searcher.metric, searcher.sign, width=show.console().width))
+        counts = trials["state"].value_counts()
+        states = ", ".join(f"{count} {str(state).lower()}" for state, count in counts.items())
+        typer.echo(f"{counted(len(trials), 'trial')} ({states}). Results: {read.stored.where}")

@@ -1,0 +1,4 @@
+"""Defaults that are also needed where no config is read."""
+
+PRIORITY = 42
+"""Of an experiment on a server; Determined's."""

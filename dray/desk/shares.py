@@ -1,0 +1,93 @@
+"""How many slots each experiment should have: strict priorities, and fair shares by weight within one.
+
+Pure: no clock. Who holds slots beyond a share gives them back when a trial ends; for a higher priority, at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dray.config import defaults
+
+QUANTUM = 60.0
+"""Slot-seconds, by weight, that one experiment may be ahead of another before they take turns: groups of other sizes
+need other processes, so each turn costs a start of some seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What an experiment asks for, and what it may have.
+
+    Attributes:
+        name: unique.
+        groups: how many worker groups it could use now.
+        size: slots of one of its groups; 1/n if n groups share a slot. A slot is a GPU, or without GPUs a CPU.
+        priority: 1 to 99; smaller numbers go first, as in Determined.
+        weight: of its share among those with the same priority, > 0.
+        max_slots: the most that it may have; None: no limit.
+    """
+
+    name: str
+    groups: int
+    size: float = 1
+    priority: int = defaults.PRIORITY
+    weight: float = 1.0
+    max_slots: float | None = None
+
+    @property
+    def most(self) -> int:
+        """How many groups it may have."""
+        limit = math.inf if self.max_slots is None else self.max_slots
+        return min(self.groups, math.floor(limit / self.size)) if limit < math.inf else self.groups
+
+
+class Shares:
+    """Divides slots, and remembers who had how many, so that those who don't fit side by side take turns.
+
+    >>> shares = Shares()
+    >>> shares.divide([Claim(name="a", groups=9), Claim(name="b", groups=9, weight=3)], slots=8)
+    {'a': 2, 'b': 6}
+    """
+
+    def __init__(self) -> None:
+        self._had: dict[str, float] = {}
+
+    @property
+    def had(self) -> Mapping[str, float]:
+        """Slot-seconds by weight, of each experiment that asks for slots."""
+        return self._had
+
+    def passed(self, seconds: float, held: Mapping[str, float], weights: Mapping[str, float]) -> None:
+        """For so long, each experiment had so many slots."""
+        for name, slots in held.items():
+            if name in self._had:
+                self._had[name] += seconds * slots / weights[name]
+
+    def divide(self, claims: Iterable[Claim], slots: float) -> dict[str, int]:
+        """The number of groups that each experiment should have.
+
+        Within a priority, the next group goes to the experiment with the fewest slots by weight; among equals, to the
+        one that has had the fewest so far. If that one's groups are too large for what is left, smaller ones fill the
+        rest: it gets its turn once it is behind by more than `QUANTUM`.
+
+        Args:
+            claims: of all experiments. One that is new begins with as much as the one that has had the fewest.
+            slots: how many there are.
+        """
+        claims = list(claims)
+        least = min((self._had[claim.name] for claim in claims if claim.name in self._had), default=0.0)
+        self._had = {claim.name: self._had.get(claim.name, least) for claim in claims}
+        given = {claim.name: 0 for claim in claims}
+        for priority in sorted({claim.priority for claim in claims}):
+            open_ = [claim for claim in claims if claim.priority == priority]
+            while open_ := [each for each in open_ if given[each.name] < each.most and each.size <= slots]:
+                # min() keeps the order of claims that are equal: who came first goes first.
+                chosen = min(open_, key=lambda each: (given[each.name] * each.size / each.weight, self._turn(each)))
+                given[chosen.name] += 1
+                slots -= chosen.size
+        return given
+
+    def _turn(self, claim: Claim) -> int:
+        return math.floor(self._had[claim.name] / QUANTUM)

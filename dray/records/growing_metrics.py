@@ -1,0 +1,94 @@
+"""Follows the metrics of an experiment while they are written: after the first call, only new rows are read.
+
+The writer moves rows from its tail to Parquet every few seconds and begins a new tail. The old one stays for a while
+under another name, and its reader has it open, so that it can read its end first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+from dray.records.metrics import PACKED, TAIL, read_parts
+
+
+class GrowingMetrics:
+    """The rows of a metrics directory.
+
+    Args:
+        directory: of `dray.records.metrics.MetricsLog`; need not exist yet.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: IO[bytes] | None = None
+        self._partial = b""
+        self._began = False
+
+    def new_rows(self) -> tuple[pa.Table | None, list[dict[str, Any]]]:
+        """The rows since the last call, in the order in which they were written; a row may come again.
+
+        Returns:
+            The rows of the parts, if all was read (again), which makes what was returned before void; and those of the
+            tail.
+        """
+        if not self._began:
+            return self._from_the_start()
+        rows = self._read()
+        try:
+            now = os.stat(self._directory / TAIL).st_ino
+        except FileNotFoundError:  # between two tails
+            return None, rows
+        if self._file is not None and os.fstat(self._file.fileno()).st_ino == now:
+            return None, rows
+        rows += self._read()  # what was written between the first read and the end of the old tail
+        if self._file is not None and not self._is_packed(self._file):
+            return self._from_the_start()
+        self._open()
+        return None, rows + self._read()
+
+    def close(self) -> None:
+        """Close the file that is open. The next call reads all again."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._partial, self._began = None, b"", False
+
+    def _from_the_start(self) -> tuple[pa.Table, list[dict[str, Any]]]:
+        # The tail first: rows that move to a part meanwhile are then read twice rather than never.
+        self.close()
+        self._began = True
+        self._open()
+        tail = self._read()
+        return read_parts(self._directory), tail
+
+    def _open(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        try:
+            self._file = (self._directory / TAIL).open("rb")
+        except FileNotFoundError:
+            self._file = None
+        self._partial = b""
+
+    def _read(self) -> list[dict[str, Any]]:
+        if self._file is None:
+            return []
+        *lines, self._partial = (self._partial + self._file.read()).split(b"\n")
+        rows = []
+        for line in lines:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:  # torn by a power failure
+                continue
+        return rows
+
+    def _is_packed(self, file: IO[bytes]) -> bool:
+        """Whether this is the tail before the present one."""
+        try:
+            return os.stat(self._directory / PACKED).st_ino == os.fstat(file.fileno()).st_ino
+        except FileNotFoundError:
+            return False

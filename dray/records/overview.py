@@ -1,0 +1,171 @@
+"""An overview of an experiment, which grows with its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from dray.storage import Location
+from dray.text import one_line
+from searchers.views import END_STATES, NEVER_BEST
+
+State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """An overview of an experiment, from its config and its journal alone.
+
+    Attributes:
+        name: name of its directory.
+        number: its number in the results directory; None if it has none, see `numbering`.
+        path: its directory, or its URI in an object store.
+        title: the config's ``name``.
+        state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed. STOPPED:
+            it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
+            store, where a driver elsewhere can't be seen; or it is a local run whose end was not recorded. DAMAGED:
+            its files can't be read; ``why`` says why.
+        trials, ended: how many trials there are so far, and how many of them have ended.
+        max_trials: how many there will be; None if that is not known in advance.
+        metric: the searcher's metric.
+        failed: how many trials have failed.
+        best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint) of a trial that did not
+            fail, and its trial; None if there is none.
+        began, last: times of its creation and of its last event; Unix time in s. None before it began.
+        ran_s: for how many seconds drivers have run it.
+    """
+
+    name: str
+    path: str
+    number: int | None = None
+    title: str = ""
+    state: State = "DAMAGED"
+    trials: int = 0
+    ended: int = 0
+    failed: int = 0
+    max_trials: int | None = None
+    metric: str = ""
+    best: float | None = None
+    best_trial: int | None = None
+    began: float | None = None
+    last: float | None = None
+    ran_s: float = 0.0
+    why: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its number, if it has one, and its name."""
+        return self.name if self.number is None else f"{self.number}: {self.name}"
+
+
+class Glance:
+    """An overview that grows with its journal.
+
+    Args:
+        where: its directory, or its URI in an object store.
+        config: the content of its experiment.yaml.
+
+    Raises:
+        ValueError: the config can't be read.
+    """
+
+    def __init__(self, where: str, config: bytes) -> None:
+        # Not `load_config`, which imports what the config names, such as Optuna, to check it.
+        import yaml
+
+        try:
+            raw = yaml.load(config, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            searcher = raw["searcher"]
+            self._title, self._metric = str(raw["name"]), str(searcher["metric"])
+            self._max_trials = searcher.get("max_trials")
+            self._sign = 1 if searcher.get("smaller_is_better", True) else -1
+        except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"its experiment.yaml can't be read: {one_line(error)}") from None
+        self._where = where
+        self._ended: dict[int, str] = {}
+        self._failed: set[int] = set()
+        self._best: dict[int, float] = {}
+        self._leader: int | None = None
+        self._done, self._trials = "", 0
+        self._ran_s, self._begin, self._time = 0.0, 0.0, 0.0
+        self._began: float | None = None
+        self._last: float | None = None
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """The next record of the journal."""
+        if "time" in record:
+            time = record["time"]
+            if self._began is None:
+                self._begin = self._time = time
+            self._began = time if self._began is None else min(time, self._began)
+            self._last = time if self._last is None else max(time, self._last)
+        if record.get("event") == "opened":
+            self._ran_s, self._begin = self._ran_s + self._time - self._begin, record.get("time", self._time)
+        self._time = record.get("time", self._time)
+        event, trial = record.get("event"), cast("int", record.get("trial"))
+        if event in ("reported", "saved"):
+            value, worst = record.get("value"), self._sign * float("inf")
+            if isinstance(value, int | float) and self._sign * value < self._sign * self._best.get(trial, worst):
+                self._best[trial] = value
+                is_sound = self._ended.get(trial) not in NEVER_BEST
+                if is_sound and (self._leader is None or self._is_better(trial)):
+                    self._leader = trial
+        elif event == "exited":
+            self._ended[trial] = END_STATES.get(record.get("reason", ""), "")
+            if self._ended[trial] == "ERRORED":
+                self._failed.add(trial)
+            if self._ended[trial] in NEVER_BEST and trial == self._leader:
+                self._lead()
+        elif event == "extended":
+            self._done, self._max_trials = "", record.get("max_trials") or self._max_trials
+        for action in record.get("actions", ()):
+            match action["action"]:
+                case "create":
+                    self._trials += 1
+                case "resume":
+                    if self._ended.pop(action["trial"], None) in NEVER_BEST:
+                        self._failed.discard(action["trial"])
+                        self._lead()
+                case "done":
+                    self._done = action["reason"]
+
+    def overview(self, is_running: bool | None) -> Overview:
+        """The overview so far, without a number.
+
+        Args:
+            is_running: whether a driver has the journal open; None if that can't be known.
+        """
+        leader = self._leader
+        return Overview(
+            name=Location.of(self._where).name,
+            path=self._where,
+            title=self._title,
+            state=_state(self._done, is_running),
+            trials=self._trials,
+            ended=len(self._ended),
+            failed=len(self._failed),
+            max_trials=self._max_trials,
+            metric=self._metric,
+            best=None if leader is None else self._best[leader],
+            best_trial=leader,
+            began=self._began,
+            last=self._last,
+            ran_s=self._ran_s + self._time - self._begin,
+        )
+
+    def _is_better(self, trial: int) -> bool:
+        assert self._leader is not None
+        return self._sign * self._best[trial] < self._sign * self._best[self._leader]
+
+    def _lead(self) -> None:
+        sound = [each for each in self._best if self._ended.get(each) not in NEVER_BEST]
+        self._leader = min(sound, key=lambda trial: self._sign * self._best[trial], default=None)
+
+
+def _state(done: str, is_running: bool | None) -> State:
+    if is_running:
+        return "RUNNING"
+    if done:
+        return "COMPLETED" if done == "completed" else "ERROR"
+    return "UNKNOWN" if is_running is None else "STOPPED"

@@ -1,0 +1,1 @@
+"""A server that lends worker groups to experiments, as experiments lend them to trials."""

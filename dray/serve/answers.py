@@ -1,0 +1,69 @@
+"""Answers of the API: JSON, also for what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from dray.errors import ConfigError, NoExperiment
+from dray.serve.control import NotSubmitted, WrongState
+from dray.storage import StorageError, StorageFull
+from dray.storage.errors import is_full
+from dray.text import one_line
+from searchers.errors import JournalError
+
+log = logging.getLogger(__name__)
+
+
+class BadInput(ValueError):
+    """A request that can't be understood; the message is one line."""
+
+
+def answer(value: Any, *, status: int = 200) -> web.Response:
+    """A JSON answer; numbers must be finite."""
+    return web.json_response(value, status=status, dumps=_dumps)
+
+
+def refuse(status: int, why: str, faults: Sequence[tuple[str, str]] = ()) -> web.Response:
+    """An error, with the faults of a config if it has some: pairs of a field and what is wrong with it."""
+    return answer({"error": why, **({"faults": [list(fault) for fault in faults]} if faults else {})}, status=status)
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn errors into answers: 400 for bad input, 404 for what does not exist, 409 for what can't be done now."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:  # a redirection
+            raise
+        return refuse(error.status, error.text or error.reason)
+    except ConfigError as error:
+        return refuse(400, str(error).partition("\n")[0].rstrip(":"), error.faults)
+    except BadInput as error:
+        return refuse(400, str(error))
+    except (NotSubmitted, NoExperiment) as error:
+        return refuse(404, str(error))
+    except (WrongState, JournalError) as error:
+        return refuse(409, str(error))
+    except StorageError as error:
+        return refuse(502, str(error))
+    except OSError as error:
+        if (full := is_full(error)) is None:
+            return refuse(507, f"the server can't read or write a file: {one_line(error)}")
+        if isinstance(full, StorageFull):
+            return refuse(507, one_line(full.strerror))
+        where = f" {full.filename}" if full.filename else ""
+        return refuse(507, f"can't write{where} on the server: {full.strerror}; free some space, and try again")
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return refuse(500, "the server failed at this request; its log says why")
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)

@@ -1,0 +1,199 @@
+"""The part of the API that changes something, and what a follower reads: the server's state, an experiment's events."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import BodyPartReader, web
+
+from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
+from dray.config.limits import MAX_BYTES
+from dray.errors import ConfigError
+from dray.serve import events, fork, patch
+from dray.serve.answers import BadInput, answer
+from dray.serve.control import ACTIVE, Control, Submitted
+from dray.serve.messages import API, to_json
+from dray.serve.names import experiment_path
+
+T = TypeVar("T")
+
+POLL_S = 0.3
+"""How often an experiment's events are looked for while somebody waits for them."""
+LONGEST_WAIT_S = 25.0
+"""How long a request for events waits at most: proxies cut off what takes a minute."""
+
+
+class Api:
+    """Args:
+    control: does what is asked for.
+    results: the results directory.
+    """
+
+    def __init__(self, control: Control, results: Path) -> None:
+        self._control, self._results = control, results
+        self._patching = asyncio.Lock()
+        self._ending = asyncio.Event()
+
+    def routes(self) -> list[web.RouteDef]:
+        """The routes, for an application."""
+        one = f"{API}/experiments/{{name}}"
+        verbs = {
+            "stop": self._control.stop,
+            "pause": self._control.pause,
+            "activate": self._control.activate,
+            "kill": self._control.kill,
+        }
+        return [
+            web.get(f"{API}/status", self._status),
+            web.post(f"{API}/experiments", self._submit),
+            web.patch(one, self._patch),
+            web.delete(one, self._delete),
+            *(web.post(f"{one}/{name}", _verb(verb)) for name, verb in verbs.items()),
+            web.post(f"{one}/extend", self._extend),
+            web.post(f"{one}/fork", self._fork),
+            web.get(f"{one}/events", self._events),
+        ]
+
+    async def end_polls(self, app: web.Application) -> None:
+        """Answer all who wait for events, because the server ends; a signal of aiohttp's."""
+        self._ending.set()
+
+    async def _status(self, request: web.Request) -> web.StreamResponse:
+        return answer(to_json(await asyncio.to_thread(self._control.status)))
+
+    async def _submit(self, request: web.Request) -> web.StreamResponse:
+        if not request.content_type.startswith("multipart/"):
+            raise BadInput("must be multipart/form-data, with config (a YAML file's text) and code (a .tar.gz)")
+        with tempfile.TemporaryDirectory(prefix="dray-submit-") as scratch:
+            packed, code = Path(scratch) / "code.tar.gz", Path(scratch) / "code"
+            config = await _read_parts(request, packed)
+            code.mkdir()
+            submitted = await asyncio.to_thread(self._submitted, config, packed, code)
+        return answer(to_json(submitted), status=201)
+
+    def _submitted(self, config: str, packed: Path, code: Path) -> Submitted:
+        try:
+            with packed.open("rb") as file:
+                unpack(file, code)
+        except BadArchive as error:
+            raise BadInput(str(error)) from None
+        try:
+            return self._control.submit(config, code)
+        except ConfigError as error:
+            # The user does not know where the code is here.
+            raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
+
+    async def _patch(self, request: web.Request) -> web.StreamResponse:
+        name, change = request.match_info["name"], patch.parsed(await _body(request))
+
+        def apply() -> Submitted:
+            now = self._control.experiment(name)
+            if change.share:
+                now = self._control.set_share(name, replace(now.share, **change.share))
+            if change.notes is not None or change.tags is not None:
+                tags = now.tags if change.tags is None else change.tags
+                notes = now.notes if change.notes is None else change.notes
+                now = self._control.annotate(name, tags=tags, notes=notes)
+            return now
+
+        async with self._patching:  # what is not given stays as it is at that moment
+            return answer(to_json(await asyncio.to_thread(apply)))
+
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        from dray.serve.delete import delete
+
+        await asyncio.to_thread(delete, self._control, experiment_path(self._results, request.match_info["name"]))
+        return web.Response(status=204)
+
+    async def _extend(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request)
+        wanted = {name: patch.whole(body, name) for name in ("max_trials", "max_length")}
+        if set(body) - set(wanted) or not any(wanted.values()):
+            raise BadInput("give max_trials, max_length or both, as integers from 1, and nothing else")
+
+        def extend() -> Submitted:
+            return self._control.extend(request.match_info["name"], **wanted)
+
+        return answer(to_json(await asyncio.to_thread(extend)))
+
+    async def _fork(self, request: web.Request) -> web.StreamResponse:
+        path, body = experiment_path(self._results, request.match_info["name"]), await _body(request)
+        if set(body) - {"config"} or not isinstance(config := body.get("config", {}), dict | str):
+            raise BadInput("give config: fields to change with their values, or a whole YAML file as text")
+        return answer(to_json(await asyncio.to_thread(fork.fork, self._control, path, config)), status=201)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        name, after = request.match_info["name"], _number(request, "after")
+        wait_s = min(float(_number(request, "wait_s")), LONGEST_WAIT_S)
+        path, clock = experiment_path(self._results, name), asyncio.get_running_loop().time
+        until = clock() + wait_s
+        while True:
+            news = await asyncio.to_thread(events.after, self._control, path, after)
+            if news.lines or news.state not in ACTIVE or clock() >= until or self._ending.is_set():
+                return answer(asdict(news))
+            after = news.next  # records without a line
+            await asyncio.sleep(POLL_S)
+
+
+def _without(what: str, code: Path) -> str:
+    """A fault with paths of files relative to the model directory."""
+    for place in {str(code), str(code.resolve())}:
+        what = what.replace(f"{place}/", "").replace(place, "the model directory")
+    return what
+
+
+def _verb(verb: Callable[[str], Submitted]) -> Callable[[web.Request], Any]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return answer(to_json(await asyncio.to_thread(verb, request.match_info["name"])))
+
+    return handle
+
+
+async def _read_parts(request: web.Request, packed: Path) -> str:
+    """The config's text; the code is written to a file."""
+    config: str | None = None
+    async for part in await request.multipart():
+        if not isinstance(part, BodyPartReader) or part.name not in ("config", "code"):
+            raise BadInput("only config and code are expected")
+        limit, size = (MAX_BYTES, 0) if part.name == "config" else (MAX_ARCHIVE_BYTES, 0)
+        chunks: list[bytes] = []
+        with packed.open("wb") as file:
+            while chunk := await part.read_chunk(1 << 18):
+                size += len(chunk)
+                if size > limit:
+                    raise web.HTTPRequestEntityTooLarge(limit, size, text=f"{part.name} has more than {limit:,} bytes")
+                if part.name == "config":
+                    chunks.append(chunk)
+                else:
+                    file.write(chunk)
+        if part.name == "config":
+            try:
+                config = b"".join(chunks).decode()
+            except UnicodeDecodeError as error:
+                raise BadInput(f"config is not UTF-8 text: {error}") from None
+    if config is None or not packed.exists():
+        raise BadInput(f"{'config' if config is None else 'code'} is missing")
+    return config
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a request."""
+    try:
+        body = await request.json() if request.can_read_body else {}
+    except ValueError as error:
+        raise BadInput(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadInput("the body must be a JSON object")
+    return body
+
+
+def _number(request: web.Request, name: str) -> int:
+    text = request.query.get(name, "0")
+    if not text.isdecimal() or len(text) > 18:
+        raise BadInput(f"{name} must be a whole number from 0, got {text[:40]!r}")
+    return int(text)

@@ -1,0 +1,59 @@
+"""What the page and the API do where no server is up: they show experiments, and change nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import dray
+from dray.serve.control import NotSubmitted, Share, Status, Submitted, WrongState
+
+
+class Browsing:
+    """A `Control` without a server, for ``dray ui``.
+
+    Args:
+        results: the results directory.
+    """
+
+    def __init__(self, results: Path) -> None:
+        self._results, self._since = results, time.time()
+
+    def submit(self, config: str, code: Path) -> Submitted:
+        self._refuse()
+
+    def experiments(self) -> list[Submitted]:
+        return []
+
+    def experiment(self, name: str) -> Submitted:
+        raise NotSubmitted(f"experiment {name} was not submitted to a server")
+
+    def stop(self, name: str) -> Submitted:
+        self._refuse()
+
+    pause = activate = kill = stop
+
+    def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
+        self._refuse()
+
+    def set_share(self, name: str, share: Share) -> Submitted:
+        self._refuse()
+
+    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
+        self._refuse()
+
+    def status(self) -> Status:
+        return Status(
+            version=dray.__version__,
+            cluster="no server is up",
+            results=str(self._results),
+            since=self._since,
+            slots=0,
+            busy=0,
+            groups=0,
+            experiments={},
+        )
+
+    def _refuse(self) -> NoReturn:
+        raise WrongState("no server is up; to change or run experiments here, end dray ui and start: dray serve")

@@ -1,0 +1,312 @@
+"""A connection to the server, for commands and for Python programs.
+
+Only the standard library's HTTP: a command is ready in a third of a second.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from dray.errors import ConfigError, NoExperiment
+from dray.serve import address as addresses
+from dray.serve.address import TOKEN, URL
+from dray.serve.control import ACTIVE, NotSubmitted, Share, Status, Submitted, WrongState
+from dray.serve.messages import API, Refused, status_from, submitted_from
+from dray.text import one_line
+
+TIMEOUT_S = 30.0
+"""How long an answer may take."""
+SUBMIT_TIMEOUT_S = 300.0
+"""The same of a submission, whose code may be large."""
+WAIT_S = 20
+"""How long a request for events waits for some."""
+PATIENCE_S = 600.0
+"""How long a follower waits for a server that does not answer: it may be restarting."""
+RETRY_S = 1.0
+
+
+class Unreachable(ConnectionError):
+    """No server answers; the message is one line."""
+
+
+class Server:
+    """A server, with the verbs of `dray.serve.control.Control`, which raise the same errors.
+
+    Args:
+        url: such as ``http://127.0.0.1:8600``.
+        token: the server's.
+        is_here: whether its results directory is that of this process, too.
+
+    All methods raise:
+        Unreachable: it does not answer.
+        Refused: it refuses the token, or the request.
+    """
+
+    def __init__(self, url: str, token: str, *, is_here: bool = False) -> None:
+        self.url, self._token, self.is_here = url.rstrip("/"), token, is_here
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                [(URL, f"must be a URL such as http://127.0.0.1:8600, got {url!r:.100}")], "The environment"
+            )
+        self._parts = parts
+
+    @classmethod
+    def find(cls, results: Path | None = None, *, url: str | None = None) -> Server | None:
+        """The server to use, see `dray.serve.address`; None if there is none.
+
+        The one that ``DRAY_SERVER`` names is not asked whether it is up; that of the results directory is.
+
+        Args:
+            results: the results directory; by default that of ``DRAY_HOME``.
+            url: instead of what ``DRAY_SERVER`` names.
+        """
+        if results is None:
+            from dray.records.root import results_root
+
+            results = results_root()
+        found = addresses.find(results, url)
+        if found is None:
+            return None
+        written = addresses.read(results)
+        # Only its own results directory has the server's token, also where machines share a file system.
+        is_here = written is not None and bool(found.token) and written.token == found.token
+        server = cls(found.url, found.token, is_here=is_here)
+        if found.pid:
+            try:
+                server.status()
+            except Unreachable:
+                return None
+        return server
+
+    @property
+    def page(self) -> str:
+        """The address of its page, which logs a browser in."""
+        return f"{self.url}/login?{urlencode({'token': self._token})}"
+
+    # ------------------------------------------------------------------------------------------------------ the verbs
+    def submit(self, config: str, code: bytes) -> Submitted:
+        """Queue a new experiment.
+
+        Args:
+            config: the text of a YAML file.
+            code: the model's code, from `dray.code.archive.pack`.
+
+        Raises:
+            ConfigError: with every fault of the config.
+        """
+        boundary = secrets.token_hex(16)
+        head = '--{}\r\nContent-Disposition: form-data; name="{}"; filename="{}"\r\n\r\n'
+        parts = (("config", "experiment.yaml", config.encode()), ("code", "code.tar.gz", code))
+        body = b"".join(head.format(boundary, *names).encode() + data + b"\r\n" for *names, data in parts)
+        kind = f"multipart/form-data; boundary={boundary}"
+        sent = body + f"--{boundary}--\r\n".encode()
+        return submitted_from(self._request("POST", "/experiments", sent, kind=kind, timeout_s=SUBMIT_TIMEOUT_S))
+
+    def experiments(self) -> list[dict[str, Any]]:
+        """All experiments in the server's results directory, as JSON: see ``/api/v1/openapi.json``."""
+        found: list[dict[str, Any]] = self._request("GET", "/experiments")["experiments"]
+        return found
+
+    def named(self, experiment: str) -> str:
+        """The name of the experiment that a user means: by its number, name, a unique part of it, or ``latest``.
+
+        Raises:
+            NoExperiment: there is none, or several match.
+        """
+        found = self.experiments()
+        names = [each["name"] for each in found]
+        numbered = [each["name"] for each in found if str(each["number"]) == experiment]
+        if experiment == "latest":
+            matches = names[-1:]
+        else:
+            begin = [name for name in names if name.startswith(experiment)]
+            exact = [experiment] if experiment in names else numbered
+            matches = exact or begin or [name for name in names if experiment in name]
+        if len(matches) != 1:
+            several = f"matches {', '.join(matches[:5])}; give a number, or more of the name"
+            raise NoExperiment(f"{experiment!r} {several if matches else 'is no experiment'} on the server {self.url}")
+        return str(matches[0])
+
+    def number(self, name: str) -> int | None:
+        """The number of an experiment; None if it has none yet."""
+        if self.is_here:
+            from dray.records.numbering import number_of
+            from dray.records.root import results_root
+
+            return number_of(results_root() / name)
+        found: int | None = self._request("GET", _path(name))["number"]
+        return found
+
+    def experiment(self, name: str) -> Submitted:
+        """One that was submitted."""
+        found = self._request("GET", _path(name)).get("submitted")
+        if found is None:
+            raise NotSubmitted(f"{name} was not submitted to the server")
+        return submitted_from(found)
+
+    def stop(self, name: str) -> Submitted:
+        """See `Control.stop`."""
+        return self._verb(name, "stop")
+
+    def pause(self, name: str) -> Submitted:
+        """See `Control.pause`."""
+        return self._verb(name, "pause")
+
+    def activate(self, name: str) -> Submitted:
+        """See `Control.activate`."""
+        return self._verb(name, "activate")
+
+    def kill(self, name: str) -> Submitted:
+        """See `Control.kill`."""
+        return self._verb(name, "kill")
+
+    def extend(self, name: str, *, max_trials: int | None = None, max_length: int | None = None) -> Submitted:
+        """See `Control.extend`."""
+        wanted = {"max_trials": max_trials, "max_length": max_length}
+        return self._verb(name, "extend", {field: value for field, value in wanted.items() if value is not None})
+
+    def fork(self, name: str, config: Mapping[str, Any] | str) -> Submitted:
+        """Submit the code of an experiment again, with some fields of its config changed, or another config.
+
+        Args:
+            name: the experiment.
+            config: fields such as ``{"searcher.max_trials": 8}``, or the text of a YAML file.
+        """
+        body = {"config": config if isinstance(config, str) else dict(config)}
+        return submitted_from(self._request("POST", _path(name, "fork"), body))
+
+    def set_share(self, name: str, share: Share) -> Submitted:
+        """See `Control.set_share`."""
+        return self.change(name, priority=share.priority, weight=share.weight, max_slots=share.max_slots)
+
+    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
+        """See `Control.annotate`."""
+        return self.change(name, tags=list(tags), notes=notes)
+
+    def change(self, name: str, **fields: Any) -> Submitted:
+        """Change some of ``priority``, ``weight``, ``max_slots``, ``tags`` and ``notes``; the others stay."""
+        return submitted_from(self._request("PATCH", _path(name), fields, missing=NotSubmitted))
+
+    def delete(self, name: str) -> None:
+        """Delete an experiment and its checkpoints."""
+        self._request("DELETE", _path(name))
+
+    def status(self) -> Status:
+        """See `Control.status`."""
+        return status_from(self._request("GET", "/status"))
+
+    # ------------------------------------------------------------------------------------------------------ following
+    def events(self, name: str, after: int = 0, *, wait_s: int = 0) -> dict[str, Any]:
+        """An experiment's events after a place in its journal: ``lines``, ``next`` (place), ``state``, ``failed``."""
+        query = urlencode({"after": after, "wait_s": wait_s})
+        path = _path(name, "events")
+        found: dict[str, Any] = self._request("GET", f"{path}?{query}", timeout_s=TIMEOUT_S + wait_s)
+        return found
+
+    def follow(self, name: str, after: int = 0, *, say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
+        """An experiment's event lines as they come, until it neither runs nor waits to.
+
+        A server that does not answer is waited for, as it may be restarting.
+
+        Args:
+            name: the experiment.
+            after: a place in the journal, from `events`; 0: from the beginning.
+            say: called with a line when the server stops answering, and when it answers again.
+
+        Raises:
+            Unreachable: it has not answered for ten minutes.
+        """
+        lost_at: float | None = None
+        while True:
+            try:
+                news = self.events(name, after, wait_s=WAIT_S)
+            except Unreachable as error:
+                now = time.monotonic()
+                if lost_at is None:
+                    lost_at = now
+                    say("the server does not answer; waiting for it, as the experiment continues when it is back")
+                elif now - lost_at > PATIENCE_S:
+                    raise error
+                time.sleep(RETRY_S)
+                self._find_again()
+                continue
+            if lost_at is not None:
+                lost_at = None
+                say("the server is back")
+            yield from news["lines"]
+            after = news["next"]
+            if not news["lines"] and news["state"] not in ACTIVE:
+                return
+
+    def _find_again(self) -> None:
+        """A server that was restarted may be at another port, with another token."""
+        from dray.records.root import results_root
+
+        found = addresses.find(results_root())
+        if found is not None and found.pid:
+            self.url, self._token, self._parts = found.url, found.token, urlsplit(found.url)
+
+    # ------------------------------------------------------------------------------------------------------- requests
+    def _verb(self, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Submitted:
+        return submitted_from(self._request("POST", _path(name, verb), body or {}, missing=NotSubmitted))
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Mapping[str, Any] | None = None,
+        *,
+        kind: str = "application/json",
+        timeout_s: float = TIMEOUT_S,
+        missing: type[LookupError] = NoExperiment,
+    ) -> Any:
+        data = json.dumps(body).encode() if isinstance(body, Mapping) else body
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        if data is not None:
+            headers["Content-Type"] = kind
+        # No redirection is followed, and no proxy is asked: each could be given the token.
+        make = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        connection = make(self._parts.hostname or "", self._parts.port, timeout=timeout_s)
+        try:
+            connection.request(method, f"{self._parts.path}{API}{path}", data, headers)
+            response = connection.getresponse()
+            status, text = response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            what = one_line(error) or type(error).__name__
+            raise Unreachable(f"no dray server answers at {self.url} ({what}); start it with: dray serve") from None
+        finally:
+            connection.close()
+        return self._answer(status, text, missing)
+
+    def _answer(self, status: int, text: bytes, missing: type[LookupError]) -> Any:
+        try:
+            value = json.loads(text) if text else None
+        except ValueError:
+            raise Refused(f"what answers at {self.url} is no dray server: {text[:60]!r}") from None
+        if status < 300:
+            return value
+        why = str(value.get("error", status)) if isinstance(value, dict) else str(status)
+        if isinstance(value, dict) and value.get("faults"):
+            found = [(str(field), str(what)) for field, what in value["faults"]]
+            raise ConfigError(found, re.sub(r" has [\d,]+ errors?$", "", why))
+        match status:
+            case 401:
+                raise Refused(f"the server at {self.url} refuses this process: {why}; export {TOKEN}")
+            case 404:
+                raise missing(why)
+            case 409:
+                raise WrongState(why)
+        raise Refused(f"the server at {self.url} can't do that: {why}")
+
+
+def _path(name: str, what: str = "") -> str:
+    return f"/experiments/{quote(name, safe='')}{what and '/'}{what}"

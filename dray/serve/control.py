@@ -1,0 +1,146 @@
+"""What a server does with its experiments: the verbs and states behind its HTTP API, the command and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from dray.config import defaults
+
+State = Literal["QUEUED", "RUNNING", "STOPPING", "PAUSED", "STOPPED", "COMPLETED", "ERROR"]
+"""QUEUED: it waits for slots. STOPPING: its trials save before it pauses or stops. PAUSED, STOPPED: until it is
+activated, also when the server restarts. COMPLETED, ERROR: its search has ended, as in `dray.records.listing`."""
+
+
+ACTIVE: tuple[State, ...] = ("QUEUED", "RUNNING", "STOPPING")
+"""States in which more events may come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What slots an experiment gets; in its config, ``resources``.
+
+    Attributes:
+        priority: 1 to 99; smaller numbers go first, as in Determined.
+        weight: of its share among those of the same priority; > 0.
+        max_slots: the most that it may have; None: no limit.
+    """
+
+    priority: int = defaults.PRIORITY
+    weight: float = 1.0
+    max_slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """An experiment that was submitted to the server.
+
+    Attributes:
+        name: of its directory in the results directory; unique.
+        state: see `State`.
+        submitted: Unix time in s.
+        share: what slots it gets.
+        slots: that its trials have now; of shared slots, fractions.
+        waiting: trials that could run if there were slots.
+        restarts: how often its process has died and was started again.
+        error: why it is in ERROR, its process last died, or it can't continue now, as on a full disk; one line.
+        tags, notes: by the user.
+    """
+
+    name: str
+    state: State
+    submitted: float
+    share: Share
+    slots: float = 0
+    waiting: int = 0
+    restarts: int = 0
+    error: str = ""
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The server and its cluster.
+
+    Attributes:
+        version: of dray.
+        cluster: which one it is, as text.
+        results: the results directory.
+        since: Unix time in s of the server's start.
+        slots: of the cluster.
+        busy: slots that trials have.
+        groups: worker groups that are up, or start.
+        experiments: how many are in each state.
+    """
+
+    version: str
+    cluster: str
+    results: str
+    since: float
+    slots: float
+    busy: float
+    groups: int
+    experiments: Mapping[State, int]
+
+
+class NotSubmitted(LookupError):
+    """No experiment of this name was submitted to the server; the message is one line."""
+
+
+class WrongState(ValueError):
+    """The experiment can't do that in its state; the message is one line, and says what can be done."""
+
+
+class Control(Protocol):
+    """A server's verbs. Thread-safe; each returns at once, and has been written to the disk when it returns.
+
+    All that take a name raise `NotSubmitted` if there is no such experiment, and `WrongState` if it can't do that.
+    """
+
+    def submit(self, config: str, code: Path) -> Submitted:
+        """Queue a new experiment.
+
+        Args:
+            config: the text of a YAML file.
+            code: a directory with the model's code, which is copied.
+
+        Raises:
+            ConfigError: with every fault of the config.
+        """
+
+    def experiments(self) -> list[Submitted]:
+        """All that were submitted and not deleted, in the order of submission."""
+
+    def experiment(self, name: str) -> Submitted:
+        """One of them."""
+
+    def stop(self, name: str) -> Submitted:
+        """Have its running trials save a checkpoint, and end its process."""
+
+    def pause(self, name: str) -> Submitted:
+        """As `stop`, or before it has begun; until it is activated."""
+
+    def activate(self, name: str) -> Submitted:
+        """Queue one again that was paused or stopped, or whose process died; it continues from its journal."""
+
+    def kill(self, name: str) -> Submitted:
+        """End its process at once; its trials continue from their last checkpoints if it is activated."""
+
+    def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
+        """Queue one again, finished or not, with more trials or longer ones.
+
+        Raises:
+            ConfigError: it can't be extended like that.
+        """
+
+    def set_share(self, name: str, share: Share) -> Submitted:
+        """Change what slots it gets, from now on."""
+
+    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
+        """Replace its tags and notes."""
+
+    def status(self) -> Status:
+        """The server's state."""

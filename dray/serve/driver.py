@@ -1,0 +1,169 @@
+"""What an experiment's process runs: it creates or opens the experiment, and drives its search to the end.
+
+The template imports this module, and so all that drivers need; a process begins in `drive`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import dray
+import dray.experiment.run  # what `Experiment.run` imports later
+import dray.observers.optuna_study
+import dray.report.data  # pandas and pyarrow
+from dray.cluster.connection import join
+from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
+from dray.experiment.experiment import Experiment
+from dray.groups.lent import GroupServer
+from dray.serve.control import Share
+from dray.storage.errors import is_full
+
+OUTPUT = "driver.log"
+"""In an experiment's directory: what its process prints."""
+STOPPED = 75
+"""The exit code of a process that was stopped by a signal, and whose trials have saved."""
+FULL = 74
+"""The exit code of a process that could not write to a full disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    """Create an experiment, and wait for `Run`.
+
+    Attributes:
+        config: the path of a YAML file.
+        code: a directory with the model's code.
+    """
+
+    config: Path
+    code: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Open an experiment that exists, and wait for `Run`.
+
+    Attributes:
+        path: its directory.
+        max_trials, max_length: to extend it to.
+    """
+
+    path: Path
+    max_trials: int | None = None
+    max_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run the experiment to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The experiment is created, or opened, in this directory; what slots its config asks for."""
+
+    path: Path
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It can't be created or opened, or its search has failed: another process would fail too.
+
+    Attributes:
+        message: for the user.
+        faults: of the config, by field.
+    """
+
+    message: str
+    faults: tuple[Fault, ...] = ()
+
+
+def drive(connection: Connection, server: GroupServer, home: str) -> None:
+    """Serve one experiment.
+
+    Args:
+        connection: to the server. When it closes, the server has ended, and this process ends at once.
+        server: that lends groups.
+        home: the results directory.
+    """
+    os.setsid()  # Ctrl-C in the server's terminal is for the server, which lets trials save
+    os.environ["DRAY_HOME"] = home
+    os.environ.pop("DRAY_SERVER", None)  # this is the server
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, commands), name="dray-server", daemon=True).start()
+    code = 1
+    try:
+        join(server.address, namespace=server.namespace)
+        code = _serve(connection, commands, server)
+    except KeyboardInterrupt as interrupt:
+        print(f"stopped by {interrupt}")
+        code = STOPPED
+    except Exception:
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # a full disk
+                stream.flush()
+        os._exit(code)  # all is on the disk; Ray's own exit can take seconds, or hang
+
+
+def _receive(connection: Connection, commands: queue.SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            commands.put(connection.recv())
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _serve(connection: Connection, commands: queue.SimpleQueue[Any], server: GroupServer) -> int:
+    try:
+        experiment = _opened(commands.get())
+        experiment.lender = server
+        path = experiment.prepare().path
+        asked = experiment.config.resources
+        share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)
+        connection.send(Opened(path, share))
+        assert isinstance(commands.get(), Run)
+        _print_to(path / OUTPUT)
+        experiment.run()
+    except Exception as error:
+        if (full := is_full(error)) is not None:
+            where = f" to {full.filename}" if full.filename else ""
+            connection.send(Failed(f"can't write{where}: {full.strerror}; free some space"))
+            return FULL
+        if not isinstance(error, ConfigError | NoExperiment | ExperimentError):
+            raise
+        connection.send(Failed(str(error), error.faults if isinstance(error, ConfigError) else ()))
+        print(error)
+        return 1
+    return 0
+
+
+def _opened(command: Create | Open) -> Experiment:
+    match command:
+        case Create():
+            return Experiment(command.config, model_dir=command.code)
+        case Open():
+            return Experiment.resume(command.path, max_trials=command.max_trials, max_length=command.max_length)
+
+
+def _print_to(file: Path) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    logging.basicConfig(level=logging.INFO, format=dray.LOG_FORMAT, force=True)

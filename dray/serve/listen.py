@@ -1,0 +1,78 @@
+"""Listens for HTTP, beside whatever else the process does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from aiohttp import web
+
+from dray.errors import ExperimentError
+from dray.serve.app import make_app
+from dray.serve.auth import host_names
+from dray.serve.control import Control
+
+PORT = 8600
+"""The first port that is tried, by default."""
+PORTS = 20
+"""How many ports are tried, from the given one on."""
+
+
+@contextlib.contextmanager
+def listening(control: Control, results: Path, host: str, port: int, token: str) -> Iterator[str]:
+    """Answer HTTP, in a thread, within the block; yields the URL.
+
+    Args:
+        control: does what is asked for.
+        results: the results directory, whose experiments are shown.
+        host: to listen at.
+        port: the first to try.
+        token: that users need.
+
+    Raises:
+        ExperimentError: no port is free, or this machine has no such host.
+    """
+    loop = asyncio.new_event_loop()
+    runner = web.AppRunner(
+        make_app(control, results, token=token, hosts=host_names(host)),
+        handle_signals=False,
+        access_log=None,
+        shutdown_timeout=1.0,
+    )
+    try:
+        chosen = loop.run_until_complete(_listen(runner, host, port))
+        thread = threading.Thread(target=loop.run_forever, name="dray-http", daemon=True)
+        thread.start()
+        try:
+            yield f"http://{_shown(host)}:{chosen}"
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+    finally:
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+
+def _shown(host: str) -> str:
+    """The host of the server's URL."""
+    if host in ("0.0.0.0", "::", ""):  # all of this machine's
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
+    await runner.setup()
+    for tried in range(port, min(port + PORTS, 2**16)):
+        try:
+            await web.TCPSite(runner, host, tried).start()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ExperimentError(f"can't listen at {host}: {error}; give another --host") from None
+        else:
+            return tried
+    raise ExperimentError(f"no port is free from {port} to {port + PORTS - 1}; give another with --port")

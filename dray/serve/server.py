@@ -1,0 +1,65 @@
+"""``dray serve``: runs the experiments submitted to it, lends them its worker groups, and answers HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from dray.cluster.connection import connect
+from dray.errors import ExperimentError
+from dray.experiment.interrupts import restore_handlers, set_handlers
+from dray.records.directory import results_root
+from dray.serve import address as addresses
+from dray.serve.listen import listening
+from dray.serve.manager import NAMESPACE, Manager, why_full
+
+IDLE_S = 600.0
+"""By default, after this time, worker groups end that no experiment needs."""
+
+
+def serve(host: str, port: int, address: str | None, idle_s: float, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP: then running trials save, and the queue is kept for the next server.
+
+    Args:
+        host: that the HTTP server listens at.
+        port: of the HTTP server; ports in use are skipped.
+        address: of a Ray cluster; None: that of ``RAY_ADDRESS``, or a new one on this machine.
+        idle_s: after this time, worker groups end that no experiment needs.
+        say: prints a line.
+
+    Raises:
+        ConfigError: other machines can reach the host, and there is no token.
+        JournalError: another server uses the results directory.
+        ConnectionError: there is no cluster at the address.
+        ExperimentError: no port is free, or the disk is full.
+    """
+    results = results_root().resolve()
+    results.mkdir(parents=True, exist_ok=True)
+    if full := why_full(results):
+        raise ExperimentError(full)
+    token = addresses.token_for(host, results)
+    over = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        restore_handlers(before)  # a second signal ends the process at once
+        over.set()
+
+    before = set_handlers(stop)
+    try:
+        with contextlib.closing(connect(address, NAMESPACE)) as cluster:
+            manager = Manager(cluster, idle_s=idle_s, say=say)
+            with listening(manager, results, host, port, token) as url:
+                addresses.write(results, url, token)
+                say(f"serving {results} on {cluster.description}")
+                say(f"open {url}/login?token={token}")
+                try:
+                    manager.run(over.is_set)
+                    say("running trials save a checkpoint; press Ctrl-C again to end at once")
+                    manager.close()
+                finally:
+                    with contextlib.suppress(OSError):  # a full disk: the file's process is gone anyway
+                        addresses.remove(results)
+    finally:
+        restore_handlers(before)

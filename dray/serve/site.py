@@ -1,0 +1,64 @@
+"""The page: static files without data, which anybody may have; their scripts ask the API."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from aiohttp import web
+
+from dray.report.page import PLOTS
+
+PAGE = Path(__file__).parent / "page"
+FILES = {path.name: path for path in (PLOTS, *PAGE.iterdir())}
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+PLOTLY = "/static/plotly.js"
+_ONE_DAY = "max-age=86400"
+
+
+def routes() -> list[web.RouteDef]:
+    """The page and its files, for an application."""
+    return [web.get("/", _index), web.get(PLOTLY, _plotly), web.get("/static/{file:[\\w-]+\\.(?:js|css|svg)}", _file)]
+
+
+async def _index(request: web.Request) -> web.StreamResponse:
+    return _send(request, "index.html")
+
+
+async def _file(request: web.Request) -> web.StreamResponse:
+    return _send(request, request.match_info["file"])
+
+
+def _send(request: web.Request, name: str) -> web.StreamResponse:
+    path = FILES.get(name)
+    if path is None:
+        raise web.HTTPNotFound(text=f"the page has no file {name}")
+    content = path.read_bytes()
+    tag = f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}  # ask each time: a new dray may have other files
+    if request.headers.get("If-None-Match") == tag:
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=content, content_type=KINDS[path.suffix], charset="utf-8", headers=headers)
+
+
+async def _plotly(request: web.Request) -> web.StreamResponse:
+    """plotly's own JavaScript, out of its Python package."""
+    try:
+        tag = f'"plotly-{version("plotly")}"'
+        headers = {"ETag": tag, "Cache-Control": _ONE_DAY, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        if request.headers.get("If-None-Match") == tag:
+            return web.Response(status=304, headers=headers)
+        body = _packed_plotly()
+    except ModuleNotFoundError:
+        raise web.HTTPNotFound(text="figures need plotly: pip install 'dray[report]'") from None
+    return web.Response(body=body, content_type="text/javascript", charset="utf-8", headers=headers)
+
+
+@cache
+def _packed_plotly() -> bytes:
+    from plotly.offline import get_plotlyjs
+
+    return gzip.compress(get_plotlyjs().encode(), 6)

@@ -1,0 +1,166 @@
+"""An experiment on its way to the server: sent, followed, and its result read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dray.code.archive import pack
+from dray.config.determined_fields import IGNORED_FIELDS
+from dray.config.yaml_file import read_mapping, with_changes
+from dray.errors import ConfigError, ExperimentError
+from dray.serve.client import Server
+from dray.serve.control import Submitted
+
+if TYPE_CHECKING:
+    from dray.config.schema import ExperimentConfig
+    from dray.records.result import Result
+
+_PLACES = ("checkpoint_storage", "searcher.source_trial_id", "searcher.source_checkpoint_uuid")
+"""Fields that may be relative to the working directory."""
+
+
+def submit_file(server: Server, config: Path, changes: Sequence[str], code: Path) -> Submitted:
+    """Submit the experiment of a config file.
+
+    The server checks it as a command does without one, with the modules that it has imported already. So this takes a
+    quarter of a second less than checking it here, too; a config is only loaded here if something in it depends on this
+    process, or has to be warned of.
+
+    Args:
+        server: where to.
+        config: a YAML file.
+        changes: to its fields, as for `load_config`.
+        code: the directory with the model's code.
+
+    Raises:
+        ConfigError: with every fault.
+    """
+    content = with_changes(read_mapping(config), changes)
+    if not code.is_dir():
+        what = f"no such directory: {code}; give the directory with the model's code"
+        raise ConfigError([("model_dir", what)], str(config))
+    if os.environ.get("DRAY_STORAGE") or any(_has(content, field) for field in (*_PLACES, *IGNORED_FIELDS)):
+        from dray.config.load import load_config
+
+        text, packed = prepared(load_config(config, changes), code)
+    else:
+        if content.get("name") is None:
+            content["name"] = config.stem
+        text, packed = yaml.safe_dump(content, sort_keys=False), pack(code)
+    try:
+        return server.submit(text, packed)
+    except ConfigError as error:
+        raise ConfigError(error.faults, str(config)) from None
+
+
+def _has(content: Mapping[Any, Any], field: str) -> bool:
+    place: Any = content
+    for name in field.split("."):
+        if not isinstance(place, Mapping) or place.get(name) is None:
+            return False
+        place = place[name]
+    return True
+
+
+def prepared(config: ExperimentConfig, code: Path) -> tuple[str, bytes]:
+    """What is sent of an experiment: its config as YAML, with its secrets, and its code, packed.
+
+    Places that are relative to the working directory, or come from this process's environment, are made absolute. The
+    model is not imported: that takes seconds, and the server has it done by the experiment's own process.
+
+    Args:
+        config: a checked config.
+        code: the directory with the model's code.
+
+    Raises:
+        ConfigError: a fault that needs the disk to see: no such module or script, no such source checkpoint, too much
+            code.
+    """
+    from dray.code.load import check_entrypoint_file
+    from dray.experiment.checkpoint_source import with_source, with_storage
+    from dray.records.secrets import check_secrets, unmasked
+
+    check_entrypoint_file(config.entrypoint, code)
+    check_secrets(config)
+    checked = with_source(with_storage(config, None))
+    where = checked.checkpoint_storage.location
+    if where is not None and where.is_local:
+        checked = with_storage(checked, where.path.absolute())
+    return yaml.safe_dump(unmasked(checked), sort_keys=False), pack(code)
+
+
+def run_on_server(
+    server: Server,
+    config: ExperimentConfig,
+    code: Path,
+    *,
+    say: Callable[[str], None],
+    begun: Callable[[str], None] = lambda name: None,
+) -> Result:
+    """Submit an experiment, follow it to its end, and read its result: `dray.Experiment.run` with a server.
+
+    If this is interrupted, the experiment continues.
+
+    Args:
+        server: where to.
+        config, code: as for `prepared`.
+        say: called with each line of its log.
+        begun: called with the experiment's name once it is submitted.
+
+    Raises:
+        ConfigError: with every fault of the config.
+        ExperimentError: it failed, or was stopped or paused; or its results are on the server's machine alone.
+        ConnectionError: the server does not answer.
+    """
+    name = server.submit(*prepared(config, code)).name
+    begun(name)
+    for line in server.follow(name, say=say):
+        say(line)
+    return result_of(server, name)
+
+
+def result_of(server: Server, name: str) -> Result:
+    """The result of an experiment that has ended.
+
+    Raises:
+        ExperimentError: as for `run_on_server`.
+    """
+    if why := why_failed(server, name):
+        raise ExperimentError(why)
+    if not server.is_here:
+        raise ExperimentError(f"{name} has completed; its results are with the server, in {server.status().results}")
+    from dray.records.result import Result
+
+    return Result(name)
+
+
+def why_failed(server: Server, name: str) -> str:
+    """Why an experiment that has left the queue has no complete result; "" if it has one."""
+    found = server.events(name, _END)
+    match found["state"]:
+        case "COMPLETED":
+            return ""
+        case "ERROR":
+            return f"{name} failed: {found['error'] or 'every trial did'}; see: dray experiment logs {name}"
+        case state:
+            return f"{name} is {state}; continue it with: dray experiment activate {name}"
+
+
+_END = 1 << 59
+"""A place behind every journal's end: no lines are asked for."""
+
+
+def reject_objects(**given: object) -> None:
+    """Refuse what only this process has, such as ``trial``, ``method`` or ``sampler``: those that are not None.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    what = "can't be sent to a server: put it into a module of model_dir, and name it in the config"
+    if faults := [(name, what) for name, value in given.items() if value is not None]:
+        raise ConfigError(faults, "The experiment")

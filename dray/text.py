@@ -1,0 +1,29 @@
+"""Words and numbers of messages."""
+
+from __future__ import annotations
+
+
+def one_line(text: object) -> str:
+    r"""A text, or an error's message, on one line.
+
+    >>> one_line(ValueError("must be positive,\n    got 0"))
+    'must be positive, got 0'
+    """
+    return " ".join(str(text).split())
+
+
+def counted(number: float, noun: str, form: str = "") -> str:
+    """A number and its noun, in the plural unless the number is 1.
+
+    >>> counted(1, "trial"), counted(1200, "batch", ",")
+    ('1 trial', '1,200 batches')
+    """
+    ending = "" if number == 1 else "es" if noun.endswith("tch") else "s"
+    return f"{number:{form}} {noun}{ending}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and whole seconds: 1:02:03, or 2:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,119 @@
+"""A server's HTTP side in front of `tests.serve.fake.FakeControl`, listening in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from aiohttp import web
+
+from dray.serve import api
+from dray.serve.app import make_app
+from dray.serve.auth import LOOPBACK
+from tests.serve.fake import FakeControl
+
+TOKEN = "secret-token"
+Body: TypeAlias = bytes | dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A response."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Served:
+    """The server: where it is, and what is behind it."""
+
+    port: int
+    control: FakeControl
+    results: Path
+    headers: dict[str, str] = field(default_factory=lambda: {"Authorization": f"Bearer {TOKEN}"})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | dict[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Send one request, by default with the token."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            given = dict(self.headers if headers is None else headers)
+            if isinstance(body, dict):
+                body = json.dumps(body).encode()
+                given.setdefault("Content-Type", "application/json")
+            connection.request(method, path, body, given)
+            response = connection.getresponse()
+            return Reply(response.status, dict(response.getheaders()), response.read())
+        finally:
+            connection.close()
+
+    def api(self, method: str, path: str, body: Body = None) -> Reply:
+        """A request below ``/api/v1``."""
+        return self.send(method, f"/api/v1{path}", body)
+
+
+def listening(app: web.Application, ports: Callable[[int], None], stopped: threading.Event) -> None:
+    """Serve an application on a free port until the event."""
+
+    async def serve() -> None:
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        ports(runner.addresses[0][1])
+        await asyncio.to_thread(stopped.wait)
+        await runner.cleanup()
+
+    asyncio.run(serve())
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty results directory."""
+    root = tmp_path / "results"
+    root.mkdir()
+    monkeypatch.setenv("DRAY_HOME", str(root))
+    return root
+
+
+@pytest.fixture
+def served(results: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """The server. It looks more often for news."""
+    monkeypatch.setattr(api, "POLL_S", 0.02)
+    control, ports, up, stopped = FakeControl(results), [0], threading.Event(), threading.Event()
+
+    def note(port: int) -> None:
+        ports[0] = port
+        up.set()
+
+    app = make_app(control, results, token=TOKEN, hosts=LOOPBACK)
+    thread = threading.Thread(target=listening, args=(app, note, stopped))
+    thread.start()
+    try:
+        assert up.wait(30)
+        yield Served(ports[0], control, results)
+    finally:
+        stopped.set()
+        thread.join(30)

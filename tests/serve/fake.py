@@ -1,0 +1,104 @@
+"""A server's verbs in memory, for tests of what is in front of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from dray.code.load import check_entrypoint_file
+from dray.config.load import load_config
+from dray.records.directory import ExperimentDirectory
+from dray.serve.control import NotSubmitted, Share, State, Status, Submitted, WrongState
+
+ACTIVE = ("QUEUED", "RUNNING", "STOPPING")
+
+
+class FakeControl:
+    """As `dray.serve.control.Control`; nothing trains, and an experiment stays QUEUED until a test says otherwise.
+
+    Args:
+        results: the results directory, in which `submit` makes experiments' directories.
+
+    Attributes:
+        calls: the verbs that were called, with their names.
+    """
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self.calls: list[tuple[str, str]] = []
+        self._all: dict[str, Submitted] = {}
+        self._lock = threading.Lock()
+
+    def put(self, name: str, state: State = "QUEUED", **fields: object) -> Submitted:
+        """Have an experiment of this name, or change it."""
+        before = self._all.get(name, Submitted(name=name, state=state, submitted=1_700_000_000.0, share=Share()))
+        self._all[name] = replace(before, state=state, **fields)  # type: ignore[arg-type]
+        return self._all[name]
+
+    def submit(self, config: str, code: Path) -> Submitted:
+        file = code.parent / f"{code.name}.yaml"
+        file.write_text(config)
+        checked = load_config(yaml.safe_load(config))
+        check_entrypoint_file(checked.entrypoint, code)
+        with self._lock:
+            name = f"{checked.name}-{len(self._all) + 1}"
+            ExperimentDirectory.create(self.results / name, checked, code)
+            asked = checked.resources
+            share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)
+            return self.put(name, share=share)
+
+    def experiments(self) -> list[Submitted]:
+        return [each for each in self._all.values() if self._is_there(each.name)]
+
+    def experiment(self, name: str) -> Submitted:
+        if name not in self._all or not self._is_there(name):
+            raise NotSubmitted(f"{name} was not submitted to this server")
+        return self._all[name]
+
+    def stop(self, name: str) -> Submitted:
+        return self._to("stop", name, ACTIVE, "STOPPED")
+
+    def pause(self, name: str) -> Submitted:
+        return self._to("pause", name, ACTIVE, "PAUSED")
+
+    def activate(self, name: str) -> Submitted:
+        return self._to("activate", name, ("PAUSED", "STOPPED", "ERROR"), "QUEUED")
+
+    def kill(self, name: str) -> Submitted:
+        return self._to("kill", name, ACTIVE, "STOPPED")
+
+    def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
+        return self._to("extend", name, ("COMPLETED", "STOPPED", "PAUSED", "ERROR"), "QUEUED")
+
+    def set_share(self, name: str, share: Share) -> Submitted:
+        return self.put(name, self.experiment(name).state, share=share)
+
+    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
+        return self.put(name, self.experiment(name).state, tags=tags, notes=notes)
+
+    def status(self) -> Status:
+        return Status(
+            version="0.1.0",
+            cluster="this machine",
+            results=str(self.results),
+            since=1_700_000_000.0,
+            slots=2.0,
+            busy=1.0,
+            groups=1,
+            experiments=dict(Counter(each.state for each in self.experiments())),
+        )
+
+    def _to(self, verb: str, name: str, allowed: Collection[str], state: State) -> Submitted:
+        now = self.experiment(name)
+        if now.state not in allowed:
+            raise WrongState(f"{name} is {now.state}; {verb} needs one that is {' or '.join(allowed)}")
+        self.calls.append((verb, name))
+        return self.put(name, state)
+
+    def _is_there(self, name: str) -> bool:
+        return (self.results / name / "experiment.yaml").exists()

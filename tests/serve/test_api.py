@@ -1,0 +1,261 @@
+"""The part of the API that changes something."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from dray.code.archive import pack
+from dray.serve.control import Submitted
+from tests.report.simulated import simulated
+from tests.serve.conftest import TOKEN, Reply, Served
+
+CONFIG = """
+name: digits
+entrypoint: model_def:DigitsTrial
+hyperparameters: {global_batch_size: 64}
+searcher: {name: single, metric: loss, max_length: {batches: 4}}
+resources: {priority: 10, weight: 2.0}
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model directory."""
+    root = tmp_path / "model"
+    (root / "parts").mkdir(parents=True)
+    (root / "model_def.py").write_text("class DigitsTrial: ...\n")
+    (root / "parts" / "layer.py").write_text("WIDTH = 16\n")
+    return root
+
+
+def submit(served: Served, config: str, code: bytes) -> Reply:
+    part = '--b\r\nContent-Disposition: form-data; name="{}"\r\n\r\n'
+    body = part.format("config").encode() + config.encode() + b"\r\n" + part.format("code").encode() + code
+    headers = {**served.headers, "Content-Type": "multipart/form-data; boundary=b"}
+    return served.send("POST", "/api/v1/experiments", body + b"\r\n--b--\r\n", headers=headers)
+
+
+def test_an_experiment_is_submitted_with_its_code(served: Served, model: Path) -> None:
+    reply = submit(served, CONFIG, pack(model))
+    assert reply.status == 201, reply.body
+    assert reply.json["name"] == "digits-1"
+    assert reply.json["share"] == {"priority": 10, "weight": 2.0, "max_slots": None}
+    code = served.results / "digits-1" / "code"
+    assert (code / "parts" / "layer.py").read_text() == "WIDTH = 16\n"
+    assert sorted(path.name for path in code.rglob("*")) == ["layer.py", "model_def.py", "parts"]
+
+
+def test_all_faults_of_a_config_come_back(served: Served, model: Path) -> None:
+    reply = submit(served, CONFIG.replace("single", "asha").replace("batches: 4", "batches: -4"), pack(model))
+    assert reply.status == 400
+    assert {"searcher.max_length", "searcher.max_trials"} <= {field for field, _ in reply.json["faults"]}
+    assert "errors" in reply.json["error"]
+    assert "\n" not in reply.json["error"]
+
+
+def test_bad_submissions_are_refused_in_words(served: Served, model: Path) -> None:
+    bomb = io.BytesIO()
+    with tarfile.open(fileobj=bomb, mode="w:gz") as archive:
+        big = tarfile.TarInfo("zeros")
+        big.size = 97 << 20
+        archive.addfile(big, io.BytesIO(bytes(big.size)))
+    for code, why in ((b"no archive", "must be a .tar.gz"), (bomb.getvalue(), "more than 96 MiB")):
+        reply = submit(served, CONFIG, code)
+        assert (reply.status, why in reply.json["error"]) == (400, True), reply.body
+    assert served.api("POST", "/experiments", {"config": CONFIG}).status == 400
+    assert not any(served.results.iterdir())
+
+
+def test_a_full_disk_is_reported(served: Served, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(config: str, code: Path) -> Submitted:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/results/digits-1")
+
+    monkeypatch.setattr(served.control, "submit", full)
+    reply = submit(served, CONFIG, pack(model))
+    assert reply.status == 507
+    why = "can't write /results/digits-1 on the server: No space left on device; free some space, and try again"
+    assert reply.json["error"] == why
+    monkeypatch.undo()
+    assert submit(served, CONFIG, pack(model)).status == 201
+
+
+def test_a_client_that_goes_away_in_the_middle_leaves_nothing(served: Served) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("dray-submit-*"))
+    head = "POST /api/v1/experiments HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n"
+    head += f"Authorization: Bearer {TOKEN}\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n"
+    part = '--b\r\nContent-Disposition: form-data; name="config"\r\n\r\nname: di'
+    with socket.create_connection(("127.0.0.1", served.port)) as connection:
+        connection.sendall((head + part).encode())
+        time.sleep(0.3)
+    until = time.monotonic() + 20
+    while set(Path(tempfile.gettempdir()).glob("dray-submit-*")) - before:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert served.control.experiments() == []
+    assert served.api("GET", "/status").status == 200
+
+
+def test_verbs_reach_the_server(served: Served) -> None:
+    (served.results / "digits-1").mkdir()
+    (served.results / "digits-1" / "experiment.yaml").write_text(CONFIG)
+    served.control.put("digits-1", "RUNNING")
+    for verb, state in (("pause", "PAUSED"), ("activate", "QUEUED"), ("stop", "STOPPED"), ("activate", "QUEUED")):
+        reply = served.api("POST", f"/experiments/digits-1/{verb}")
+        assert (reply.status, reply.json["state"]) == (200, state)
+    assert served.api("POST", "/experiments/digits-1/kill").json["state"] == "STOPPED"
+    assert served.api("POST", "/experiments/digits-1/extend", {"max_trials": 9}).json["state"] == "QUEUED"
+    assert served.control.calls[-1] == ("extend", "digits-1")
+
+
+def test_what_can_not_be_done_says_why(served: Served) -> None:
+    (served.results / "digits-1").mkdir()
+    (served.results / "digits-1" / "experiment.yaml").write_text(CONFIG)
+    served.control.put("digits-1", "PAUSED")
+    wrong = served.api("POST", "/experiments/digits-1/pause")
+    assert (wrong.status, wrong.json["error"][:18]) == (409, "digits-1 is PAUSED")
+    assert served.api("POST", "/experiments/digits-2/pause").status == 404
+    for body in ({}, {"max_trials": 0}, {"max_trials": True}, {"max_trials": 3, "max_time": 3}):
+        assert served.api("POST", "/experiments/digits-1/extend", body).status == 400, body
+    assert served.api("POST", "/experiments/digits-1/extend", b"[1]").status == 400
+    assert served.api("POST", "/experiments/digits-1/extend", b"{").status == 400
+    assert served.api("GET", "/nothing").status == 404
+    assert served.api("PUT", "/status").status == 405
+
+
+def test_a_patch_changes_only_what_is_given(served: Served) -> None:
+    (served.results / "digits-1").mkdir()
+    (served.results / "digits-1" / "experiment.yaml").write_text(CONFIG)
+    served.control.put("digits-1", "RUNNING")
+    served.api("PATCH", "/experiments/digits-1", {"priority": 7, "max_slots": 3, "notes": "baseline"})
+    served.api("PATCH", "/experiments/digits-1", {"weight": 2, "tags": ["a", "b", "a"]})
+    found = served.api("PATCH", "/experiments/digits-1", {"max_slots": None}).json
+    assert found["share"] == {"priority": 7, "weight": 2.0, "max_slots": None}
+    assert (found["tags"], found["notes"]) == (["a", "b"], "baseline")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"priority": 0},
+        {"priority": 100},
+        {"priority": True},
+        {"priority": None},
+        {"weight": 0},
+        {"weight": "1"},
+        {"max_slots": 1.5},
+        {"tags": "one"},
+        {"tags": [""]},
+        {"notes": 3},
+        {"state": "COMPLETED"},
+    ],
+)
+def test_a_bad_patch_changes_nothing(served: Served, change: dict[str, object]) -> None:
+    (served.results / "digits-1").mkdir()
+    (served.results / "digits-1" / "experiment.yaml").write_text(CONFIG)
+    before = served.control.put("digits-1", "RUNNING")
+    reply = served.api("PATCH", "/experiments/digits-1", {"notes": "n", **change} if "notes" not in change else change)
+    assert reply.status == 400
+    assert next(iter(change)) in reply.json["error"]
+    assert served.control.experiment("digits-1") == before
+
+
+def test_weights_that_are_no_numbers_are_refused(served: Served) -> None:
+    served.control.put("digits-1", "RUNNING")
+    for weight in (b"NaN", b"Infinity", b"1e999"):
+        assert served.api("PATCH", "/experiments/digits-1", b'{"weight": %s}' % weight).status == 400
+
+
+def test_a_fork_has_the_same_code_and_a_changed_config(served: Served, model: Path) -> None:
+    secret = CONFIG + "data: {secrets: {password: correct-horse}}\n"
+    submit(served, secret, pack(model))
+    reply = served.api("POST", "/experiments/digits-1/fork", {"config": {"searcher.max_length": {"batches": 8}}})
+    assert reply.status == 201, reply.body
+    new = served.results / reply.json["name"]
+    assert "batches: 8" in (new / "experiment.yaml").read_text()
+    assert "password: correct-horse" in (new / "secrets.yaml").read_text()
+    assert (new / "code" / "parts" / "layer.py").exists()
+    whole = served.api("POST", "/experiments/digits-1/fork", {"config": CONFIG.replace("name: digits", "name: other")})
+    assert whole.json["name"].startswith("other")
+    wrong = served.api("POST", "/experiments/digits-1/fork", {"config": {"searcher.max_trails": 3}})
+    assert (wrong.status, wrong.json["faults"][0][0]) == (400, "searcher.max_trails")
+
+
+def test_a_running_experiment_is_not_deleted(served: Served) -> None:
+    directory = simulated(served.results / "digits-1", 4)
+    served.control.put("digits-1", "RUNNING")
+    assert served.api("DELETE", "/experiments/digits-1").status == 409
+    served.control.put("digits-1", "STOPPED")
+    assert served.api("DELETE", "/experiments/digits-1").status == 204
+    assert not directory.path.exists()
+    assert served.control.experiments() == []
+    assert served.api("DELETE", "/experiments/digits-1").status == 404
+
+
+def test_names_do_not_leave_the_results_directory(served: Served, tmp_path: Path) -> None:
+    simulated(tmp_path / "outside", 1)
+    (served.results / "link").symlink_to(tmp_path / "outside")
+    (served.results / ".hidden").symlink_to(tmp_path / "outside")
+    for name in ("..%2Foutside", "%2E%2E%2Foutside", "..", ".hidden", "link", "a%00b", "%2Fetc"):
+        reply = served.send("DELETE", f"/api/v1/experiments/{name}")
+        assert reply.status in (400, 404, 405), (name, reply)
+        assert served.api("POST", f"/experiments/{name}/fork", {}).status in (400, 404)
+    assert (tmp_path / "outside" / "experiment.yaml").exists()
+
+
+def test_an_experiment_elsewhere_is_found_by_its_own_link(served: Served, tmp_path: Path) -> None:
+    simulated(tmp_path / "elsewhere-1", 1)
+    (served.results / "elsewhere-1").symlink_to(tmp_path / "elsewhere-1")
+    assert served.api("GET", "/experiments/elsewhere-1/events").status == 200
+
+
+# ------------------------------------------------------------------------------------------------------------- events
+def test_events_are_followed_from_a_place(served: Served) -> None:
+    directory = simulated(served.results / "digits-1", 4)
+    served.control.put("digits-1", "COMPLETED")
+    all_of_them = served.api("GET", "/experiments/digits-1/events").json
+    assert len(all_of_them["lines"]) > 4
+    assert "started" in all_of_them["lines"][0]
+    assert all_of_them["next"] == directory.journal.stat().st_size
+    then = served.api("GET", f"/experiments/digits-1/events?after={all_of_them['next']}&wait_s=20").json
+    assert then == {"lines": [], "next": all_of_them["next"], "state": "COMPLETED", "failed": 0, "error": ""}
+
+
+def test_a_request_waits_for_events_and_passes_over_a_torn_line(served: Served) -> None:
+    directory = simulated(served.results / "digits-1", 4)
+    lines = directory.journal.read_text().splitlines(keepends=True)
+    directory.journal.write_text("".join(lines[:5]) + lines[5][:7])
+    served.control.put("digits-1", "RUNNING")
+    seen = served.api("GET", "/experiments/digits-1/events").json
+    assert seen["next"] == len("".join(lines[:5]))
+    assert seen["failed"] is None
+    import threading
+
+    later = threading.Timer(0.4, lambda: directory.journal.write_text("".join(lines)))
+    later.start()
+    news = served.api("GET", f"/experiments/digits-1/events?after={seen['next']}&wait_s=20").json
+    later.join()
+    assert news["lines"]
+    assert news["state"] == "RUNNING"
+
+
+def test_an_experiment_that_was_not_submitted_has_events(served: Served) -> None:
+    simulated(served.results / "digits-1", 4)
+    found = served.api("GET", "/experiments/digits-1/events").json
+    assert found["state"] == "COMPLETED"
+    for query in ("after=-1", "after=x", "after=1e3", "wait_s=1.5"):
+        assert served.api("GET", f"/experiments/digits-1/events?{query}").status == 400
+
+
+def test_status_is_that_of_the_server(served: Served) -> None:
+    served.control.put("digits-1", "RUNNING")
+    found = served.api("GET", "/status").json
+    assert (found["slots"], found["results"]) == (2.0, str(served.results))

@@ -1,0 +1,325 @@
+"""The commands with a server, and what they say when none is up."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dray.records.numbering import take_number
+from dray.serve import address
+from dray.serve.control import Share
+from tests.cli.conftest import dray
+from tests.cli.said import Said
+from tests.report.simulated import simulated
+from tests.serve.conftest import TOKEN, Served
+from tests.serve.test_api import CONFIG, model
+
+__all__ = ["dray", "model"]
+
+Dray = Callable[..., Said]
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (address.URL, address.TOKEN, "DRAY_STORAGE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def up(served: Served) -> Iterator[Served]:
+    """A server that commands find."""
+    address.write(served.results, served.url, TOKEN)
+    yield served
+    address.remove(served.results)
+
+
+@pytest.fixture
+def digits(up: Served) -> Served:
+    """One with an experiment, number 1, ``digits-1``, which has all its events."""
+    take_number(simulated(up.results / "digits-1", 4).path)
+    up.control.put("digits-1", "RUNNING")
+    return up
+
+
+@pytest.fixture
+def config(model: Path) -> Path:
+    file = model / "digits.yaml"
+    file.write_text(CONFIG)
+    return file
+
+
+def soon(act: Callable[[], object]) -> None:
+    threading.Timer(0.5, act).start()
+
+
+# ------------------------------------------------------------------------------------------------------------- create
+def test_detached_prints_only_the_name(up: Served, config: Path, dray: Dray) -> None:
+    said = dray("e", "create", config, "--detach", "--config", "resources.priority=3")
+    assert (said.code, said.out, said.err) == (0, "digits-1\n", "")
+    assert up.control.experiment("digits-1").share == Share(priority=3, weight=2.0)
+    take_number(up.results / "digits-1")
+    assert (up.results / "digits-1" / "code" / "parts" / "layer.py").exists()
+
+
+def test_an_experiment_is_followed_to_its_end(up: Served, config: Path, dray: Dray) -> None:
+    def train() -> None:
+        simulated(up.results / "digits-1", 2)
+        time.sleep(0.5)
+        up.control.put("digits-1", "COMPLETED")
+
+    soon(train)
+    said = dray("e", "create", config, "-f")
+    assert said.code == 0, said.err
+    assert said.out.startswith(f"digits-1, submitted to {up.url}\n")
+    assert "trial 0 started: " in said.out
+    assert "Results: " in said.out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("state", "code"), [("ERROR", 1), ("STOPPED", 1), ("PAUSED", 1)])
+def test_an_end_that_is_none_has_its_exit_code(
+    up: Served,
+    config: Path,
+    dray: Dray,
+    state: str,
+    code: int,
+) -> None:
+    soon(lambda: up.control.put("digits-1", state, error="every trial failed" if state == "ERROR" else ""))  # type: ignore[arg-type]
+    said = dray("e", "create", config)
+    assert said.code == code
+    assert ("every trial failed" if state == "ERROR" else f"is {state}; continue it with: dray exper") in said.err
+
+
+def test_faults_are_reported_as_without_a_server(up: Served, config: Path, dray: Dray) -> None:
+    for old, new in (("batches: 4", "batchs: 4"), ("priority: 10", "priority: 0"), ("name: digits", "name: 'dig")):
+        config.write_text(CONFIG.replace(old, new))
+        said = dray("e", "create", config)
+        assert (said.code, said.out) == (2, "")
+        assert said == dray("e", "create", config, "--no-server")
+    config.write_text(CONFIG.replace("model_def:", "model_deff:"))
+    assert dray("e", "create", config).err == (
+        f"dray: {config} has 1 error:\n"
+        "  entrypoint: no module model_deff in the model directory; did you mean model_def?\n"
+    )
+    assert "no such directory: nowhere" in dray("e", "create", config, "nowhere").err
+    assert "no such file" in dray("e", "create", "none.yaml", ".").err
+    assert up.control.experiments() == []
+
+
+def test_what_depends_on_this_process_is_made_absolute(
+    up: Served, config: Path, dray: Dray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config.write_text(CONFIG + "checkpoint_storage: here\nprofiling: {enabled: true}\n")
+    assert dray("e", "create", config, "--detach").code == 0
+    made = (up.results / "digits-1" / "experiment.yaml").read_text()
+    assert f"container_path: {tmp_path / 'here'}" in made
+
+
+@pytest.mark.parametrize("way", [["--no-server"], ["--path", "here"], ["--storage-path", "here"]])
+def test_ways_around_the_server(
+    up: Served,
+    config: Path,
+    dray: Dray,
+    way: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import dray as package
+
+    made: list[object] = []
+
+    def experiment(*_: object, **given: object) -> object:
+        made.append(given)
+        assert "DRAY_SERVER" not in os.environ  # `Experiment` would submit it
+        raise KeyboardInterrupt("SIGINT")
+
+    monkeypatch.setitem(vars(package), "Experiment", experiment)
+    monkeypatch.setenv("DRAY_SERVER", up.url)
+    assert dray("e", "create", config, *way).code == 130
+    assert len(made) == 1
+    assert up.control.experiments() == []
+
+
+def test_detach_needs_a_server(results: Path, config: Path, dray: Dray) -> None:
+    said = dray("e", "create", config, "--detach").is_one_line()
+    assert said == "dray: --detach needs a server, and none is up; start one with: dray serve\n"
+    assert "only one of --detach and --follow" in dray("e", "create", config, "-d", "-f").is_one_line()
+
+
+def test_ctrl_c_leaves_the_experiment_running(digits: Served) -> None:
+    command = [sys.executable, "-m", "dray.cli", "experiment", "logs", "1", "-f"]
+    follower = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    with follower:
+        assert follower.stdout is not None
+        assert "started" in follower.stdout.readline()
+        follower.send_signal(signal.SIGINT)
+        err = follower.communicate(timeout=60)[1]
+    assert follower.returncode == 130
+    assert "digits-1 continues on the server; follow it again with: dray experiment logs digits-1 -f" in err
+    assert "stop it with: dray experiment stop digits-1" in err
+    assert digits.control.calls == []
+
+
+# -------------------------------------------------------------------------------------------------------------- verbs
+def test_a_submitted_experiment_is_stopped_through_the_server(digits: Served, dray: Dray) -> None:
+    said = dray("e", "stop", "1")
+    assert said.code == 0
+    assert "waiting until its running trials have saved a checkpoint" in said.err
+    assert said.err.endswith("stopped; resume with: dray experiment resume digits-1\n")
+    digits.control.put("digits-1", "STOPPING")
+    soon(lambda: digits.control.put("digits-1", "STOPPED"))
+    assert "at once" in dray("e", "stop", "1").err
+    assert digits.control.calls == [("stop", "digits-1"), ("kill", "digits-1")]
+
+
+def test_it_is_paused_activated_and_killed(digits: Served, dray: Dray) -> None:
+    assert dray("e", "pause", "digits").err == (
+        "digits-1 is PAUSED; continue it with: dray experiment activate digits-1\n"
+    )
+    assert "is PAUSED" in dray("e", "pause", "digits").is_one_line()
+    assert dray("e", "activate", "latest").code == 0
+    assert dray("e", "kill", "1").code == 0
+    assert [verb for verb, _ in digits.control.calls] == ["pause", "activate", "kill"]
+
+
+def test_its_share_is_set(digits: Served, dray: Dray) -> None:
+    assert dray("e", "set", "priority", "1", "7").err == "digits-1: priority 7, weight 1, no limit of slots\n"
+    assert dray("e", "set", "weight", "1", "0.5").code == 0
+    assert dray("e", "set", "max-slots", "1", "3").err == "digits-1: priority 7, weight 0.5, at most 3 slots\n"
+    assert dray("e", "set", "max-slots", "1", "none").err.endswith("no limit of slots\n")
+    for arguments in (("priority", "1", "0"), ("weight", "1", "nan"), ("weight", "1", "0"), ("max-slots", "1", "0")):
+        assert dray("e", "set", *arguments).code == 2
+    assert digits.control.experiment("digits-1").share == Share(priority=7, weight=0.5)
+
+
+def test_it_is_resumed_and_extended_and_only_news_are_printed(digits: Served, dray: Dray) -> None:
+    for verb, arguments in (("resume", ()), ("extend", ("--max-trials", "8"))):
+        digits.control.put("digits-1", "STOPPED")
+        assert dray("e", verb, "1", *arguments, "--detach").code == 0
+        soon(lambda: digits.control.put("digits-1", "COMPLETED"))
+        digits.control.put("digits-1", "STOPPED")
+        said = dray("e", verb, "1", *arguments)
+        assert said.code == 0, said.err
+        assert "started" not in said.out
+    assert [verb for verb, _ in digits.control.calls] == ["activate", "activate", "extend", "extend"]
+
+
+def test_one_that_waits_for_slots_is_not_deleted(digits: Served, dray: Dray) -> None:
+    digits.control.put("digits-1", "QUEUED")
+    assert "digits-1 is QUEUED; stop it first" in dray("e", "delete", "1", "--yes").is_one_line()
+    digits.control.put("digits-1", "STOPPED")
+    assert dray("e", "delete", "1", "--yes").code == 0
+    assert not (digits.results / "digits-1").exists()
+
+
+def test_waiting_exits_as_create_would(digits: Served, dray: Dray) -> None:
+    soon(lambda: digits.control.put("digits-1", "COMPLETED"))
+    assert dray("e", "wait", "1") == Said(code=0, out="", err="")
+    digits.control.put("digits-1", "ERROR", error="the disk is full")
+    said = dray("e", "wait", "1")
+    assert (said.code, said.out) == (1, "")
+    assert "digits-1 failed: the disk is full" in said.err
+    digits.control.put("digits-1", "COMPLETED")
+    journal = digits.results / "digits-1" / "journal.jsonl"
+    journal.write_text(
+        re.sub('"reason": "(stopped|completed)", ', '"reason": "errored", ', journal.read_text(), count=1)
+    )
+    assert dray("e", "wait", "1").code == 3
+
+
+# --------------------------------------------------------------------------------------------------------- who is up
+def test_an_experiment_that_was_not_submitted_is_left_to_its_driver(digits: Served, dray: Dray) -> None:
+    simulated(digits.results / "mine-1", 4)
+    assert "is not running" in dray("e", "stop", "mine").is_one_line()
+    said = dray("e", "pause", "mine").is_one_line()
+    assert said == "dray: mine-1 was not submitted to the server; use: dray experiment stop mine\n"
+    assert dray("e", "wait", "mine").code == 0
+    assert "no experiment 'yours'" in dray("e", "pause", "yours").is_one_line()
+
+
+@pytest.mark.parametrize("command", [("pause", "1"), ("activate", "1"), ("kill", "1"), ("set", "priority", "1", "3")])
+def test_without_a_server_they_say_how_to_start_one(
+    digits: Served,
+    dray: Dray,
+    command: tuple[str, ...],
+) -> None:
+    address.remove(digits.results)
+    said = dray("e", *command).is_one_line()
+    without = {"pause": "stop", "kill": "stop", "activate": "resume"}.get(command[0])
+    hint = f"; without one: dray experiment {without} 1" if without else ""
+    assert said == f"dray: no server is up that runs {digits.results / 'digits-1'}; start one with: dray serve{hint}\n"
+
+
+def test_the_list_has_the_servers_states_and_slots(digits: Served, dray: Dray) -> None:
+    simulated(digits.results / "mine-1", 4)
+    digits.control.put("digits-1", "QUEUED", slots=1.5)
+    head, *rows = dray("ls").out.splitlines()
+    assert head.split() == ["#", "name", "state", "slots", "trials", "best", "metric", "started"]
+    by_name = {row.split()[1]: row.split() for row in rows}
+    assert by_name["digits-1"][2:4] == ["QUEUED", "1.5"]
+    assert by_name["mine-1"][2:4] == ["COMPLETED", "-"]
+    listed = {each["name"]: each for each in dray("ls", "--json").value}
+    assert listed["digits-1"]["submitted"]["share"]["priority"] == 42
+    assert (listed["digits-1"]["state"], listed["mine-1"]["submitted"]) == ("QUEUED", None)
+
+
+def test_a_server_elsewhere_is_named_in_the_environment(
+    digits: Served,
+    dray: Dray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("DRAY_SERVER", digits.url)
+    monkeypatch.setenv("DRAY_SERVER_TOKEN", TOKEN)
+    assert "digits-1" in dray("ls").out
+    assert dray("e", "pause", "1").code == 0
+    assert dray("e", "activate", "digits").code == 0
+    assert "is no experiment on the server" in dray("e", "pause", "nothing").is_one_line()
+    soon(lambda: digits.control.put("digits-1", "COMPLETED"))
+    assert dray("e", "wait", "latest").code == 0
+    monkeypatch.setenv("DRAY_SERVER", "http://127.0.0.1:9")
+    said = dray("e", "pause", "1")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "no dray server answers at http://127.0.0.1:9" in said.err
+
+
+# -------------------------------------------------------------------------------------------------------- dray serve
+def test_the_status_is_printed(digits: Served, dray: Dray) -> None:
+    out = dray("serve", "--status").out
+    assert f"{digits.url}/login?token={TOKEN}" in out
+    assert "1 of 2 busy" in out
+    assert "digits-1  RUNNING" in out
+    value = dray("serve", "--status", "--json").value
+    assert [each["name"] for each in value["queue"]] == ["digits-1"]
+    assert value["slots"] == 2
+    address.remove(digits.results)
+    assert dray("serve", "--status").is_one_line() == "dray: no server is up; start one with: dray serve\n"
+
+
+def test_a_server_for_other_machines_needs_a_token(results: Path, dray: Dray) -> None:
+    said = dray("serve", "--host", "0.0.0.0")
+    assert said.code == 2
+    assert said.err.startswith(
+        "dray: The environment has 1 error:\n  DRAY_SERVER_TOKEN: missing: at 0.0.0.0, other mac"
+    )
+    assert list(results.iterdir()) == []
+
+
+def test_a_second_server_does_not_start(digits: Served, dray: Dray) -> None:
+    assert f"a server is up already, at {digits.url}" in dray("serve").is_one_line()
+
+
+def test_a_bad_use_of_serve_is_one_line(results: Path, dray: Dray) -> None:
+    assert "give it with --status" in dray("serve", "--json").is_one_line()
+    assert dray("serve", "--port", "0").code == 2
+    assert dray("serve", "-h").code == 0

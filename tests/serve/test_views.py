@@ -1,0 +1,239 @@
+"""The part of the API that reads: what it says is what the experiment's files say, also while they grow."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.records.metrics import MetricsLog
+from dray.records.result import Result
+from dray.report import figures
+from dray.report.data import ReportData
+from dray.serve import live as live_module
+from dray.serve import log_pieces
+from dray.serve.live import Live
+from dray.serve.live_report import LiveReport
+from dray.serve.table import Query, find
+from searchers.events import Exited, Started
+from tests.records.test_result import config, told
+from tests.report.simulated import simulated
+from tests.serve.conftest import Served
+
+TRIALS = 48
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulated(tmp_path_factory.mktemp("views") / "digits-1", TRIALS).path
+
+
+@pytest.fixture
+def digits(once: Path, served: Served) -> Path:
+    """An experiment that was not submitted, in the server's results."""
+    shutil.copytree(once, served.results / "digits-1")
+    return served.results / "digits-1"
+
+
+def same_as_result(live: Live) -> None:
+    """That a live experiment has what `Result` reads from the same files."""
+    live.refresh()
+    table = Result(live.path).trials
+    assert [it.view.id for it in live.trials.values()] == table["trial_id"].tolist()
+    for row in table.to_dict("records"):
+        it = live.trials[row["trial_id"]].fields()
+        assert it["state"] == row["state"]
+        assert it["batches"] == row["batches"]
+        assert it["restarts"] == row["restarts"]
+        for name in ("metric", "best_metric"):
+            mine, theirs = it[name], row[name]
+            assert (mine in (None, "nan") and math.isnan(theirs)) or float(mine) == theirs, name
+        since = str(row["nan_since"])
+        assert str(it["nan_since"]) == ("None" if since in ("<NA>", "nan") else since)
+
+
+def test_a_live_experiment_has_what_its_result_has(once: Path) -> None:
+    same_as_result(Live(once))
+
+
+def test_what_is_added_is_read_and_what_was_packed_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "FRESH_S", 0.0)
+    story = told(tmp_path, config())
+    live = Live(story.directory.path)
+    same_as_result(live)
+    loads: list[object] = []
+    real = live._load  # noqa: SLF001
+    monkeypatch.setattr(live, "_load", lambda parts: (loads.append(parts), real(parts)))
+    clock = [0.0]
+    story.metrics.close()
+    story.metrics = MetricsLog(story.directory.metrics, clock=lambda: clock[0])
+    same_as_result(live)
+    loads.clear()
+    for step in range(6):
+        story.validate(3, 20 + step, 0.3 - step / 100, save=False)
+        if step % 2:
+            clock[0] += 60
+            story.metrics.pack()
+            story.validate(3, 40 + step, math.nan, save=False)
+        same_as_result(live)
+    story.validate(3, 15, 0.01, save=False)  # resumed from a checkpoint, and measured again
+    story.happen(Exited(trial=3, reason="completed"), Started(trial=4))
+    same_as_result(live)
+    assert loads == [], "only new rows were read"
+    for _ in range(2):  # nobody has looked for two moves
+        story.validate(4, 10 + len(loads), 0.2, save=False)
+        clock[0] += 60
+        story.metrics.pack()
+    same_as_result(live)
+    assert len(loads) == 1
+
+
+def test_figures_are_those_of_the_report(once: Path) -> None:
+    live = Live(once)
+    live.refresh()
+    ours, report = LiveReport(live), ReportData(once)
+    for figure in (figures.history, figures.parallel, figures.curves):
+        assert json.dumps(figure(ours)) == json.dumps(figure(report))
+
+
+def test_experiments_are_listed_whether_or_not_they_were_submitted(served: Served, digits: Path) -> None:
+    served.control.put("digits-1", "PAUSED", slots=1.5, tags=("old",))
+    shutil.copytree(digits, served.results / "digits-2")
+    found = {row["name"]: row for row in served.api("GET", "/experiments").json["experiments"]}
+    assert list(found) == ["digits-1", "digits-2"]
+    one, two = found["digits-1"], found["digits-2"]
+    assert (one["state"], one["submitted"]["slots"], one["submitted"]["tags"]) == ("PAUSED", 1.5, ["old"])
+    assert (two["state"], two["submitted"]) == ("COMPLETED", None)
+    overview = Result(digits).overview
+    assert (two["trials"], two["ended"], two["best_metric"]) == (overview.trials, overview.ended, overview.best)
+
+
+def test_nothing_outside_of_the_results_directory_is_read(served: Served, digits: Path, tmp_path: Path) -> None:
+    shutil.copytree(digits, tmp_path / "secret")
+    (served.results / "link").symlink_to(tmp_path / "secret")
+    (served.results / "secret").symlink_to(tmp_path / "secret")  # as `link_into_results` makes it
+    for name in ("..", "%2e%2e", "..%2fsecret", "link", ".hidden", "nothing", "%2Fetc"):
+        for rest in ("", "/trials", "/config", "/curves", "/trials/0/logs"):
+            reply = served.api("GET", f"/experiments/{name}{rest}")
+            assert reply.status == 404, (name, rest, reply.body)
+            assert "/" + str(tmp_path).strip("/") not in reply.body.decode()
+    assert served.api("GET", "/experiments/secret").status == 200
+
+
+def test_a_page_that_has_not_changed_is_not_sent_again(served: Served, digits: Path) -> None:
+    path = "/api/v1/experiments/digits-1/curves"
+    first = served.send("GET", path)
+    again = served.send("GET", path, headers={**served.headers, "If-None-Match": first.headers["ETag"]})
+    assert (first.status, again.status, again.body) == (200, 304, b"")
+
+
+def test_trials_are_sorted_searched_and_paged(served: Served, digits: Path) -> None:
+    def trials(**query: Any) -> Any:
+        return served.api("GET", "/experiments/digits-1/trials?" + "&".join(f"{k}={v}" for k, v in query.items())).json
+
+    table = Result(digits).trials
+    ranked = table.sort_values("best_metric", kind="stable")["trial_id"].tolist()
+    found = trials(sort="best_metric", limit=10, offset=5)
+    assert [row["trial"] for row in found["trials"]] == ranked[5:15]
+    assert (found["found"], found["of"]) == (TRIALS, TRIALS)
+    found = trials(search="optimizer%3Dadam%20lr%3C0.005", limit=500)
+    wanted = table[(table["hparams.optimizer"] == "adam") & (table["hparams.lr"] < 0.005)]["trial_id"].tolist()
+    assert [row["trial"] for row in found["trials"]] == wanted
+    assert 0 < len(wanted) < TRIALS
+    assert served.api("GET", "/experiments/digits-1/trials?sort=nonsense").status == 400
+    assert served.api("GET", "/experiments/digits-1/trials?limit=501").status == 400
+
+
+def test_curves_say_how_many_of_how_many(served: Served, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = served.api("GET", "/experiments/digits-1/curves").json
+    assert (found["shown"], found["of"], found["how"]) == (TRIALS, TRIALS, "all")
+    rows = Result(digits).metrics.query("kind == 'validation' and name == 'validation_loss'")
+    for curve in found["curves"]:
+        mine = rows[rows["trial_id"] == curve["trial"]]
+        assert (curve["x"], curve["y"]) == (mine["epochs"].tolist(), mine["value"].tolist())
+    monkeypatch.setattr("dray.serve.curves.MAX_CURVES", 20)
+    found = served.api("GET", "/experiments/digits-1/curves").json
+    assert (found["shown"], found["of"], len(found["curves"])) == (20, TRIALS, 20)
+    assert found["how"] == "the best 10 and 10 evenly by rank"
+    ranked = Result(digits).trials.sort_values("best_metric", kind="stable")["trial_id"].tolist()
+    assert [curve["trial"] for curve in found["curves"]][:10] == ranked[:10]
+    other = served.api("GET", "/experiments/digits-1/curves?metric=training%20loss").json
+    assert [curve["trial"] for curve in other["curves"]][:10] == ranked[:10]
+    assert other["metric"] == "training loss"
+
+
+def test_a_trial_has_its_metrics_checkpoints_and_failures(served: Served) -> None:
+    story = told(served.results, config())
+    trial = served.api("GET", "/experiments/experiment/trials/0").json
+    assert [each["batches"] for each in trial["checkpoints"]] == [10, 20]
+    assert trial["rank"] == 1
+    assert trial["drawn"]["net"]["depth"] == trial["hparams"]["net.depth"]
+    failed = served.api("GET", "/experiments/experiment/trials/1").json["failures"]
+    assert [(each["again"], each["error"]) for each in failed] == [(True, "no"), (False, "no")]
+    series = served.api("GET", "/experiments/experiment/trials/0/metrics").json["series"]
+    rows = Result(story.directory.path).metrics.query("trial_id == 0")
+    assert {(each["kind"], each["name"]): each["values"] for each in series} == {
+        key: mine["value"].tolist() for key, mine in rows.groupby(["kind", "name"])
+    }
+    assert served.api("GET", "/experiments/experiment/trials/99").status == 404
+
+
+def test_logs_come_piece_by_piece(served: Served, digits: Path) -> None:
+    logs = digits / "trial_0" / "logs"
+    logs.mkdir(parents=True)
+    stamp = "2026-11-23T10:00:0{}.000Z "
+    (logs / "rank_0.log").write_text(stamp.format(1) + "one\n" + stamp.format(3) + "<script>\nhalf")
+    first = served.api("GET", "/experiments/digits-1/trials/0/logs").json
+    assert first["lines"] == [stamp.format(1) + "one", stamp.format(3) + "<script>"]
+    with (logs / "rank_0.log").open("a") as file:
+        file.write(" a line\n")
+    second = served.api("GET", f"/experiments/digits-1/trials/0/logs?after={first['next']}").json
+    assert second["lines"] == ["half a line"]
+    assert served.api("GET", f"/experiments/digits-1/trials/0/logs?after={second['next']}").json["lines"] == []
+    assert served.api("GET", "/experiments/digits-1/trials/0/logs?after=../x:1").status == 400
+    whole = served.send("GET", "/api/v1/experiments/digits-1/trials/0/logs?whole=1")
+    assert whole.headers["Content-Type"].startswith("text/plain")
+    assert whole.body.decode() == stamp.format(1) + "one\n" + stamp.format(3) + "<script>\nhalf a line\n"
+
+
+def test_the_end_of_a_long_log_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "rank_0.log").write_text("".join(f"line {i}\n" for i in range(20_000)))
+    found = log_pieces.piece([tmp_path], "")
+    assert found["lines"][-1] == "line 19999"
+    assert found["skipped"] + sum(len(line) + 1 for line in found["lines"]) == (tmp_path / "rank_0.log").stat().st_size
+
+
+def test_figures_of_all_kinds_are_served(served: Served, digits: Path) -> None:
+    for kind in ("history", "parallel", "slices", "slots"):
+        found = served.api("GET", f"/experiments/digits-1/figures/{kind}").json
+        assert found["figures"], kind
+    assert served.api("GET", "/experiments/digits-1/figures/nonsense").status == 400
+
+
+def test_a_damaged_journal_is_an_answer(served: Served, digits: Path) -> None:
+    (digits / "journal.jsonl").write_text("{}}\n{}\n")
+    assert served.api("GET", "/experiments/digits-1").status == 409
+    [row] = served.api("GET", "/experiments").json["experiments"]
+    assert row["state"] == "DAMAGED"
+
+
+@pytest.mark.slow
+def test_a_table_of_10_000_trials_answers_within_100_ms(tmp_path: Path) -> None:
+    live = Live(simulated(tmp_path / "many", 10_000, workers=32).path)
+    live.refresh()
+    trials = list(live.trials.values())
+    find(trials, Query(search="warm"))
+    for query in (
+        Query(sort="best_metric"),
+        Query(sort="hparams.lr", descending=True),
+        Query(search="adam lr<0.01 hidden>=100", sort="best_metric"),
+        Query(search="0.00"),
+    ):
+        began = time.thread_time()
+        find(trials, query)
+        assert time.thread_time() - began < 0.1, query
