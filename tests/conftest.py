@@ -26,9 +26,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SLOW_TEST_LIMIT_S = 600.0  # two processes that train, or starting Ray, take minutes on a loaded two-core machine
 
 
+def pytest_collection() -> None:
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     # Torch, Ray and pandas are a million objects, which each collection of garbage would visit: each trial makes some.
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,6 +50,20 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[str]:
+    """The address of a Ray cluster with two CPUs, for all tests that need no particular one."""
+    from ray.cluster_utils import Cluster
+
+    from tests.forks.process import forked_workers
+
+    only_what_is_needed = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    node = {"num_cpus": 2, **only_what_is_needed, **forked_workers()}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    yield str(cluster.address)
+    cluster.shutdown()
 
 
 @pytest.fixture

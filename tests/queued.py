@@ -159,12 +159,22 @@ class QueuedGroup(dist.ProcessGroup):
     @_untraced
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         into = [tensor for row in outputs for tensor in row]
-        return self._collective(into, lambda: self._gloo.allgather(outputs, inputs, *([] if opts is None else [opts])))
+        return self._collective(into, lambda: self._gloo.allgather(outputs, inputs, *_given(opts)))
+
+    @_untraced
+    def all_gather_single(self, output: torch.Tensor, own: torch.Tensor, opts: Any = None) -> Any:
+        return self._collective([output], lambda: self._gloo._allgather_base(output, own, *_given(opts)))
+
+    @_untraced
+    def reduce_scatter_single(self, output: torch.Tensor, own: torch.Tensor, opts: Any = None) -> Any:
+        return self._collective([output], lambda: self._gloo._reduce_scatter_base(output, own, *_given(opts)))
+
+    _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
 
     @_untraced
     def barrier(self, opts: Any = None) -> Any:
         # On a GPU this is an all-reduce followed by a synchronisation.
-        work = self._collective([], lambda: self._gloo.barrier(*([] if opts is None else [opts])))
+        work = self._collective([], lambda: self._gloo.barrier(*_given(opts)))
         DEVICE.synchronize()
         return work
 
@@ -184,6 +194,10 @@ class QueuedGroup(dist.ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> Any:
         return self._gloo
+
+
+def _given(opts: Any) -> list[Any]:
+    return [] if opts is None else [opts]
 
 
 def _over(result: list[torch.Tensor]) -> Any:

@@ -168,7 +168,7 @@ def test_preview_shows_rungs_and_totals_of_asha_yaml() -> None:
     assert result.exit_code == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
     assert [row[:3] for row in rows] == [["1", "1", "1"], ["", "2", "4"], ["", "3", "16"]]
-    # By Determined's rule: of 64, 16 go on; of these, 4; 160 epochs. A few more do, see `searchers.preview.expected`.
+    # By Determined's rule: of 64, 16 go on; of these, 4; 160 epochs. A few more do, see `searchers.previews.expected`.
     trials = [float(row[3]) for row in rows]
     assert trials == [64, pytest.approx(17, abs=2), pytest.approx(6, abs=2)]
     said = re.search(r"64 trials, expected total (\d+) epochs \((\d+) to (\d+) in 9 of 10 simu", result.stdout)

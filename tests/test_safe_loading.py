@@ -34,7 +34,7 @@ BY_ITSELF = {"eval", "exec", "Unpickler"}
 ALLOWED = {
     # Read as data; what is no number, text, list or mapping is refused.
     ("dray/config/yaml_file.py", "yaml.load"): "a subclass of SafeLoader, tested below",
-    ("dray/records/listing.py", "yaml.load"): "CSafeLoader, tested below",
+    ("dray/records/overview.py", "yaml.load"): "CSafeLoader, tested below",
     (
         "dray/training/checkpoint/plain_state.py",
         "torch.load",
@@ -46,6 +46,8 @@ ALLOWED = {
     # Never in a file.
     ("dray/training/checkpoint/snapshot.py", "pickle.Unpickler"): "copies a state in memory",
     ("dray/code/factory.py", "pickle.loads"): "the class of a driver's script, from the driver, by way of Ray",
+    ("dray/worker/serve.py", "pickle.loads"): "what trials run with, from their driver, by way of the desk",
+    ("dray/serve/lender.py", "pickle.loads"): "what an experiment's groups are made of, likewise",
     ("dray/training/parallel/transport.py", "pickle.loads"): "what the ranks of a trial tell one another",
     # The user's own code.
     ("dray/script.py", "exec"): "runs the program that is the config's entrypoint",

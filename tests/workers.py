@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dray.worker.spec import WorkerSpec
+from dray.worker.spec import ExperimentSpec, WorkerSpec
 
 
-def worker_spec(desk: Any, settings: Any, **fields: Any) -> WorkerSpec:
-    """On this machine, with a slot of its own."""
-    defaults = {"run": "run", "group": "group-0", "start": 1, "load_trial": None, "shared_by": 1, "needs": None}
-    defaults |= {"log_format": "%(message)s"}
-    return WorkerSpec(desk=desk, settings=settings, **{**defaults, **fields})
+def experiment_spec(settings: Any, *, run: str = "run", load_trial: Any = None, needs: Any = None) -> ExperimentSpec:
+    return ExperimentSpec(run=run, settings=settings, load_trial=load_trial, log_format="%(message)s", needs=needs)
+
+
+def worker_spec(desk: Any, settings: Any, *, owner: str = "run", load_trial: Any = None, **fields: Any) -> WorkerSpec:
+    """On this machine, with a slot of its own, for an experiment whose driver owns the group."""
+    defaults = {"group": "group-0", "start": 1, "shared_by": 1}
+    experiment = experiment_spec(settings, run=owner, load_trial=load_trial)
+    environment = getattr(settings, "environment", {})
+    return WorkerSpec(desk=desk, owner=owner, environment=environment, experiment=experiment, **{**defaults, **fields})

@@ -404,6 +404,7 @@ def test_init_takes_keywords_and_gives_a_context(host: FakeHost) -> None:
         "aggregation_frequency",
         "enable_tensorboard_logging",
         "max_length",  # dray's own
+        "mesh",  # dray's own
     }
     assert defaults(pytorch.init) == {
         "hparams": None,
@@ -412,6 +413,7 @@ def test_init_takes_keywords_and_gives_a_context(host: FakeHost) -> None:
         "aggregation_frequency": 1,
         "enable_tensorboard_logging": True,
         "max_length": None,
+        "mesh": None,
     }
     with use_host(host), pytorch.init(hparams={"lr": 1}, exp_conf={"name": "x"}) as context:
         assert isinstance(context, pytorch.PyTorchTrialContext)

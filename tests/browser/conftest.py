@@ -22,10 +22,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs chromium and chromedriver"))
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Of the size of a desktop's; WebGL is drawn by its CPU."""
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """WebGL is drawn by its CPU."""
     from selenium import webdriver
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    class Chromium(webdriver.Chrome):
+        def get(self, url: str) -> None:
+            """Go there and wait for the page; chromedriver alone returns too early now and then on a busy machine."""
+            super().get(url)
+            WebDriverWait(self, 60).until(lambda _: self.execute_script("return document.readyState") == "complete")
 
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
@@ -35,14 +42,23 @@ def browser() -> Iterator[Any]:
         "--disable-dev-shm-usage",
         "--use-angle=swiftshader",
         "--enable-unsafe-swiftshader",
-        "--window-size=1200,900",
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(shutil.which("chromedriver"))))
+    driver = Chromium(options=options, service=webdriver.ChromeService(str(shutil.which("chromedriver"))))
     driver.set_script_timeout(60)
     yield driver
     driver.quit()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: Any) -> Any:
+    """Of the size of a desktop's, with nothing of the module before."""
+    chromium.get("about:blank")
+    chromium.delete_all_cookies()
+    chromium.get_log("browser")  # which empties it
+    chromium.set_window_size(1200, 900)
+    return chromium
 
 
 def simulated_search(directory: Path) -> Path:
@@ -55,7 +71,7 @@ def digits_search(directory: Path) -> Path:
 
 @pytest.fixture(
     scope="session",
-    params=[simulated_search, pytest.param(digits_search, marks=pytest.mark.ray)],
+    params=[simulated_search, pytest.param(digits_search, marks=[pytest.mark.ray, pytest.mark.long])],
     ids=["simulated", "digits"],
 )
 def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dray.Result:

@@ -48,13 +48,20 @@ DOING = {
     "experiment extend": ("--max-trials", "99"),
     "experiment download": ("-o", "copy"),
     "experiment delete": ("--yes",),
+    "experiment pause": (),
+    "experiment activate": (),
+    "experiment kill": (),
+    "experiment wait": (),
+    "experiment set priority": ("10",),
+    "experiment set weight": ("2",),
+    "experiment set max-slots": ("4",),
     "checkpoint download": ("-o", "copy"),
     "checkpoint export": ("-o", "copy"),
     "ui": (),
 }
-#: What needs none; tested below, in test_migrate.py, tests/test_cli.py, tests/test_cluster_yaml.py and
-#: tests/cluster/test_check.py.
-OTHERS = {"experiment create", "experiment list", "preview", "config schema", "migrate"}
+#: What needs none; tested below, in test_migrate.py, tests/test_cli.py, tests/test_cluster_yaml.py,
+#: tests/cluster/test_check.py and tests/serve/test_commands.py.
+OTHERS = {"experiment create", "experiment list", "preview", "config schema", "migrate", "serve"}
 OTHERS |= {f"cluster {name}" for name in ("status", "check", "validate")}
 
 ON_ONE = {**{name: arguments for name, (arguments, _) in READING.items()}, **DOING}
@@ -186,10 +193,10 @@ def test_a_trial_that_is_missing_is_one_line(command: str, home: Path, dray: Dra
     ("arguments", "says"),
     [
         (["experiment", "lits"], "did you mean"),
-        (["e", "kill", "7"], "no such command; instead of det experiment kill, use dray experiment stop, twice"),
+        (["e", "cancel", "7"], "no such command; instead of det experiment cancel, use dray experiment stop"),
         (["experiment", "lt"], "no such command; instead of det experiment list-trials, use dray trial list"),
         (["tensorboard", "start", "7"], "no such command; instead of det tensorboard, use dray ui"),
-        (["experiment", "archive", "7"], "no such command 'archive'; see dray experiment --help"),
+        (["experiment", "label", "7"], "no such command 'label'; see dray experiment --help"),
         (["experiment", "describe"], "EXPERIMENT"),
         (
             ["trial", "metrics", "digits", "0", "--kind", "trainig"],

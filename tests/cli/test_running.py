@@ -33,24 +33,25 @@ class Talks(Recorded):
     def train_batch(self, batch, epoch_idx, batch_idx):
         print(f"batch {batch_idx}")
         if not Path(self.context.get_hparam("fast")).exists():
-            time.sleep(0.2)
+            time.sleep(0.2 if batch_idx < 60 else 1)
         return super().train_batch(batch, epoch_idx, batch_idx)
 """
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    """One of ``results/talks-...``: three trials of 600 batches, which print each batch.
+def driver(shared_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """One of ``results/talks-...``: three trials of 200 batches, which print each batch.
 
     They take two minutes or more; seconds once the file ``fast`` exists.
     """
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    monkeypatch.setenv("RAY_ADDRESS", shared_cluster)
     (tmp_path / "model").mkdir()
     shutil.copy(TRIALS / "recorded.py", tmp_path / "model")
     (tmp_path / "model" / "talks.py").write_text(TALKS)
     period = {"batches": 20}
     config = recorded(
-        tmp_path / "record", trials=3, batches=600, min_validation_period=period, entrypoint="talks:Talks", name="talks"
+        tmp_path / "record", trials=3, batches=200, min_validation_period=period, entrypoint="talks:Talks", name="talks"
     )
     config["hyperparameters"]["fast"] = str(tmp_path / "fast")
     driver = Driver("create", write_config(tmp_path, config), tmp_path / "model", log=tmp_path / "log")

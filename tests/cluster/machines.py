@@ -60,8 +60,11 @@ $python3 -m venv --without-pip ~/dray-venv
 cp {constraints} ~/dray-venv/
 printf '%s\\n' {path} ~/dray > $(echo ~/dray-venv/lib/python3*/site-packages)/installed.pth
 for tool in ray:ray.scripts.scripts dray:dray.cli; do
-    printf '#!%s\\nfrom %s import main\\nmain()\\n' ~/dray-venv/bin/python ${{tool#*:}} > ~/dray-venv/bin/${{tool%%:*}}
-    chmod +x ~/dray-venv/bin/${{tool%%:*}}
+    script=~/dray-venv/bin/${{tool%%:*}}
+    # As pip writes it: the server's processes import it.
+    printf '#!%s\\nfrom %s import main\\n' ~/dray-venv/bin/python ${{tool#*:}} > $script
+    printf 'if __name__ == "__main__":\\n    main()\\n' >> $script
+    chmod +x $script
 done
 ip link set lo up
 read connected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ class Spread(DigitsTrial):
         super().__init__(context)
         here = Path(__file__).parent
         print("machine", socket.gethostname())
+        print("process", os.getpid())
         print("code", here)
         print("data", (here / "words.txt").read_text())
 

@@ -1,4 +1,5 @@
-"""Trains the trial of spread.py on two workers, each of which needs a machine: `spread_driver.py <name> <pause_s>`.
+"""Trains the trial of spread.py on two workers, each of which needs a machine:
+`spread_driver.py <name> <pause_s> [<server>]`.
 
 `ray submit` brings this file alone.
 """
@@ -7,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from spread import Spread
 
 import dray
 
 
-def main(name: str, pause_s: str) -> None:
+def main(name: str, pause_s: str, server: str = "") -> None:
     config = {
         "name": name,
         "hyperparameters": {"global_batch_size": 64, "lr": 0.01, "hidden": 32, "pause_s": float(pause_s)},
@@ -24,7 +26,11 @@ def main(name: str, pause_s: str) -> None:
         "min_checkpoint_period": {"batches": 5},
         "reproducibility": {"experiment_seed": 7},
     }
-    dray.Experiment(config, trial=Spread).run()
+    if server:  # it has the trial's class from the code
+        code = Path.home() / "code"
+        dray.Experiment({**config, "entrypoint": "spread:Spread"}, model_dir=code, server=server).run()
+    else:
+        dray.Experiment(config, trial=Spread).run()
 
 
 if __name__ == "__main__":

@@ -48,6 +48,18 @@ def test_a_scripts_own_directory_and_dray_reach_a_node_that_has_nothing(tmp_path
 
 
 @pytest.mark.long
+def test_a_server_on_the_head_lends_a_node_with_nothing_to_one_experiment_after_another(tmp_path: Path) -> None:
+    driver = seen(tmp_path, "served")["served"]
+    first, second = driver["found"]
+    assert (first["edition"], second["edition"]) == ("first", "second")
+    assert first["pid"] == second["pid"], "the second experiment trains in the process of the first"
+    for found in (first, second):
+        assert "/runtime_resources/py_modules_files/" in found["files"]["dray"]
+        assert found["left_out"] == []
+        assert found["link"] == str(tmp_path / "shared")
+
+
+@pytest.mark.long
 def test_so_does_a_notebooks_and_an_experiment_that_is_resumed_has_the_code_that_it_began_with(tmp_path: Path) -> None:
     drivers = seen(tmp_path, "notebook", "resumed")
     check(tmp_path, drivers["notebook"])

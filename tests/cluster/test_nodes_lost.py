@@ -1,7 +1,10 @@
-"""A trial on two of four nodes, one of which is lost in the middle: it goes on with another, and learns the same."""
+"""A trial on two of several nodes, one of which is lost in the middle: it goes on with another, and learns the same."""
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,13 +18,16 @@ from ray.cluster_utils import Cluster
 
 import dray
 from dray.desk.messages import Message, WorkerArrived
-from tests.ray.harness import TRIALS, Meanwhile, journal, lines, recorded, wait_for
-from tests.ray.test_elastic import HEALTH, kill
+from tests.forks.process import forked_workers
+from tests.ray.harness import TRIALS, Meanwhile, descendants, journal, lines, recorded, wait_for, weights
+from tests.ray.test_elastic import HEALTH
 from tests.ray.test_preemption import drain
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BATCHES, SAVED_EVERY, MIDDLE = 120, 20, 50
+WHOLE, SHARDED = "recorded:Recorded", "sharded:Sharded"
+"""Trials that have all of a model on each rank, and that share it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,26 +57,31 @@ class Ran:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """At its end."""
-        file = self.path / "trial_0" / f"checkpoint_{BATCHES}" / "state-dict.pth"
-        return dict(torch.load(file, weights_only=True)["models_state_dict"][0])
+        return weights(self.path / "trial_0" / f"checkpoint_{BATCHES}")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     assert not ray.is_initialized(), "another test left its connection to Ray"
-    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": HEALTH}
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": HEALTH, **forked_workers()}
     there = Cluster(initialize_head=True, head_node_args=head)
     try:
-        for _ in range(4):
-            there.add_node(num_cpus=1)
+        for _ in range(3):
+            there.add_node(num_cpus=1, **forked_workers())
         yield there
     finally:
         ray.shutdown()
         there.shutdown()
 
 
-def run(cluster: Cluster, directory: Path, lose: Callable[[Any], object] | None) -> Ran:
-    """Train the trial; in the middle, lose the second node that it has."""
+def run(
+    cluster: Cluster,
+    directory: Path,
+    lose: Callable[[Any, list[dict[str, Any]]], object] | None,
+    *,
+    entrypoint: str = WHOLE,
+) -> Ran:
+    """Train the trial; in the middle, lose the second node that it has: `lose` is given it, and what was noted."""
     record = directory / "record"
     config = recorded(
         record,
@@ -80,7 +91,9 @@ def run(cluster: Cluster, directory: Path, lose: Callable[[Any], object] | None)
         resources={"slots_per_trial": 2, "slot": "cpu"},
         min_validation_period=None,
         min_checkpoint_period={"batches": SAVED_EVERY},
+        entrypoint=entrypoint,
     )
+    config["hyperparameters"] |= {"held_at": -1, "until": ""}
     nodes: list[set[str]] = []
     arrived: list[str] = []
     lost: list[tuple[str, float]] = []
@@ -95,7 +108,7 @@ def run(cluster: Cluster, directory: Path, lose: Callable[[Any], object] | None)
             wait_for(lambda: any(line.get("batch", 0) > MIDDLE for line in lines(record)), "the middle", 180)
             node = max(nodes[-1])
             lost.append((node, time.time()))
-            lose(next(each for each in cluster.worker_nodes if each.node_id == node))
+            lose(next(each for each in cluster.worker_nodes if each.node_id == node), lines(record))
 
     experiment = dray.Experiment(config, model_dir=TRIALS, path=directory / "experiment", address=cluster.address)
     with Meanwhile(fault):
@@ -112,12 +125,27 @@ def _first_two(ran: Ran) -> list[int]:
     return list(dict.fromkeys(line["pid"] for line in ran.noted))[:2]
 
 
+def kill(node: Any, noted: list[dict[str, Any]]) -> None:
+    """With all that runs on it: also the trial's process, which was forked by us and not by the node."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    forked = {line["pid"] for line in noted if line.get("raylet") == str(raylet)}
+    assert forked, "a process of the trial runs on it"
+    for pid in (raylet, *descendants(raylet), *forked):
+        os.kill(pid, signal.SIGKILL)
+
+
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    ran = run(cluster, tmp_path_factory.mktemp("undisturbed"), None)
-    assert ran.batches == [list(range(BATCHES))] * 2
-    assert len(ran.nodes[0]) == 2, "a worker on each of two nodes"
-    return ran
+def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
+    """The run of a trial to which nothing happens."""
+
+    @functools.cache
+    def of(entrypoint: str) -> Ran:
+        ran = run(cluster, tmp_path_factory.mktemp("undisturbed"), None, entrypoint=entrypoint)
+        assert ran.batches == [list(range(BATCHES))] * 2
+        assert len(ran.nodes[0]) == 2, "a worker on each of two nodes"
+        return ran
+
+    return of
 
 
 def check(ran: Ran, undisturbed: Ran) -> None:
@@ -134,11 +162,15 @@ def check(ran: Ran, undisturbed: Ran) -> None:
     assert mine.reset_index(drop=True).equals(expected.reset_index(drop=True))
 
 
+@pytest.mark.parametrize("entrypoint", [WHOLE, pytest.param(SHARDED, marks=pytest.mark.long)])
 def test_a_node_that_dies_costs_what_came_after_the_checkpoint(
-    cluster: Cluster, undisturbed: Ran, tmp_path: Path
+    cluster: Cluster, undisturbed: Callable[[str], Ran], tmp_path: Path, entrypoint: str
 ) -> None:
-    ran = run(cluster, tmp_path, kill)
-    check(ran, undisturbed)
+    if entrypoint != WHOLE:
+        cluster.add_node(num_cpus=1)  # for one that died
+    expected = undisturbed(entrypoint)
+    ran = run(cluster, tmp_path, kill, entrypoint=entrypoint)
+    check(ran, expected)
     assert [record["event"] for record in journal(ran.path) if "error" in record] == ["restarted"]
     before, after = ran.batches[:2], ran.batches[2:]
     assert len(after) == 2, "both workers are new"
@@ -151,9 +183,14 @@ def test_a_node_that_dies_costs_what_came_after_the_checkpoint(
 
 
 @pytest.mark.long
-def test_a_node_that_is_taken_away_costs_nothing(cluster: Cluster, undisturbed: Ran, tmp_path: Path) -> None:
-    ran = run(cluster, tmp_path, lambda node: drain(cluster.address, node.node_id))
-    check(ran, undisturbed)
+@pytest.mark.parametrize("entrypoint", [WHOLE, SHARDED])
+def test_a_node_that_is_taken_away_costs_nothing(
+    cluster: Cluster, undisturbed: Callable[[str], Ran], tmp_path: Path, entrypoint: str
+) -> None:
+    cluster.add_node(num_cpus=1)  # for one that died
+    expected = undisturbed(entrypoint)
+    ran = run(cluster, tmp_path, lambda node, _: drain(cluster.address, node.node_id), entrypoint=entrypoint)
+    check(ran, expected)
     assert [record for record in journal(ran.path) if record["event"] == "restarted"] == []
     first, second, *rest = ran.batches
     assert first == second

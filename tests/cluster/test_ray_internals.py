@@ -134,6 +134,38 @@ USES = [
         },
     ),
     Use(
+        "searchers/tune.py",
+        "be called by Tune's controller as a searcher and a scheduler, and see the trials that it has",
+        {
+            "ray.tune.search:Searcher.CKPT_FILE_TMPL": None,
+            "ray.tune.search:Searcher.FINISHED": None,
+            "ray.tune.search:Searcher.set_search_properties": {"metric", "mode", "config", "spec"},
+            "ray.tune.search:Searcher.set_max_concurrency": {"max_concurrent"},
+            "ray.tune.search:Searcher.suggest": {"trial_id"},
+            "ray.tune.search:Searcher.on_trial_result": {"trial_id", "result"},
+            "ray.tune.search:Searcher.on_trial_complete": {"trial_id", "result", "error"},
+            "ray.tune.search:Searcher.save": {"checkpoint_path"},
+            "ray.tune.search:Searcher.restore": {"checkpoint_path"},
+            "ray.tune.schedulers:TrialScheduler.metric": None,
+            "ray.tune.schedulers:TrialScheduler.supports_buffered_results": None,
+            "ray.tune.schedulers:TrialScheduler.set_search_properties": {"metric", "mode", "spec"},
+            "ray.tune.schedulers:TrialScheduler.on_trial_add": {"tune_controller", "trial"},
+            "ray.tune.schedulers:TrialScheduler.on_trial_error": {"tune_controller", "trial"},
+            "ray.tune.schedulers:TrialScheduler.on_trial_result": {"tune_controller", "trial", "result"},
+            "ray.tune.schedulers:TrialScheduler.on_trial_complete": {"tune_controller", "trial", "result"},
+            "ray.tune.schedulers:TrialScheduler.on_trial_remove": {"tune_controller", "trial"},
+            "ray.tune.schedulers:TrialScheduler.choose_trial_to_run": {"tune_controller"},
+            "ray.tune.schedulers:TrialScheduler.debug_string": set(),
+            "ray.tune.execution.tune_controller:TuneController.stop_trial": {"trial"},
+            "ray.tune.search.variant_generator:parse_spec_vars": {"spec"},
+            "ray.tune.impl.placeholder:_RefResolver.TOKEN": None,
+            "ray.tune.experiment:Trial.checkpoint": None,
+            "ray.tune.experiment:Trial.last_result": None,
+            "ray.tune.experiment:Trial.set_status": {"status"},
+            "ray.tune.integration.ray_train:CHECKPOINT_PATH_KEY": None,
+        },
+    ),
+    Use(
         "dray/groups/train_workers.py",
         "start the workers of a Ray Train worker group, with their ranks and context, without a run around them",
         {
@@ -145,12 +177,14 @@ USES = [
                 "dataset_config",
             },
             "ray.train.v2.api.config:RunConfig": {"worker_runtime_env", "logging_config"},
-            "ray.train.v2._internal.execution.worker_group:WorkerGroup": {"train_run_context", "worker_group_context"},
-            "ray.train.v2._internal.execution.worker_group:WorkerGroup._create_workers": {
-                "num_workers",
-                "placement_group",
-                "resources_per_worker",
+            "ray.train.v2._internal.execution.worker_group:Worker": {
+                "actor",
+                "metadata",
+                "resources",
+                "placement_group_bundle_index",
             },
+            "ray.train.v2._internal.execution.worker_group:WorkerGroup._assign_worker_ranks": {"workers"},
+            f"{WORKER}.get_metadata": set(),
             f"{WORKER}.init_train_context": INIT_TRAIN_CONTEXT,
             f"{WORKER}.run_train_fn": {"train_fn_ref"},
             f"{WORKER}.execute": {"fn"},
@@ -291,6 +325,25 @@ def test_trains_workers_need_nothing_that_dray_does_not_give() -> None:
     parameters = inspect.signature(RayTrainWorker.init_train_context).parameters.values()
     needed = {each.name for each in parameters if each.default is inspect.Parameter.empty} - {"self"}
     assert needed == INIT_TRAIN_CONTEXT, "see dray/groups/train_workers.py"
+
+
+def test_tune_still_means_the_same_by_what_its_searchers_and_trials_say() -> None:
+    from ray.tune.execution.tune_controller import TuneController
+    from ray.tune.experiment import Trial
+    from ray.tune.impl.placeholder import _RefResolver
+    from ray.tune.integration.ray_train import CHECKPOINT_PATH_KEY
+    from ray.tune.schedulers import TrialScheduler
+
+    from searchers import tune, tune_trials
+
+    for status in ("PENDING", "PAUSED", "TERMINATED", "ERROR"):
+        assert getattr(Trial, status) == getattr(tune_trials, status), "see searchers/tune_trials.py"
+    assert CHECKPOINT_PATH_KEY == "checkpoint_path", "see searchers/tune_trials.py:_has_checkpoint"
+    assert _RefResolver.TOKEN == tune._OBJECT, "see searchers/tune.py:_domains"
+    assert TrialScheduler._supports_buffered_results, "searchers/tune.py:Scheduler sets it to False"
+    # A trial's status is set in on_trial_add, after Tune.restore: before Tune sorts it by its status.
+    source = inspect.getsource(TuneController.add_trial)
+    assert source.index(".on_trial_add(") < source.index("status_str_map[trial.status]"), "see searchers/tune_trials.py"
 
 
 def test_processes_of_a_cluster_that_dray_starts_get_no_signal_of_its_group_and_die_with_it() -> None:

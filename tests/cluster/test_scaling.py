@@ -38,7 +38,7 @@ def values(found: dict[str, Any], name: str) -> list[int]:
     return [value for _, each, value in found["timeline"] if each == name]
 
 
-@pytest.mark.parametrize("nodes", [4, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("nodes", [3, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("version", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_a_sweep_has_all_nodes_that_are_of_use_and_leaves_none(tmp_path: Path, nodes: int, version: int) -> None:
     found = seen("sweep", tmp_path, nodes=nodes, version=version)

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from searchers.answers import Answer
 from searchers.events import Action, Create, Done, Event, Exited, Pause, Reported, Resume, Started, Stop
 from searchers.promotion import PromotionASHA
-from searchers.ray_tune import Answer, TuneDriver
+from searchers.ray_tune import TuneDriver
 from searchers.search import Search
 from searchers.space import parse
 
@@ -51,6 +52,7 @@ class Tune:
             together=self._on_disk,
             act=self._carry_out,
             source="desk",
+            name="run",
             namespace="",
             directory=Path(),
         )

@@ -7,6 +7,7 @@ project, and no dray. Neither node has dray installed. What each driver said, an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from ray.cluster_utils import Cluster
 
 from tests.cluster.bad_nodes import node
 from tests.cluster.namespaces import ROOT
-from tests.ray.harness import lines
+from tests.ray.harness import lines, wait_for
 
 PROJECT = ROOT / "tests" / "cluster" / "travelling"
 LONGEST_S = 240
@@ -78,7 +80,7 @@ class Drivers:
                 stdin=file,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": str(self.dray), "RAY_ADDRESS": self.address},
+                env=self._environment(),
             )
         self.seen[case] = {
             "rc": ran.returncode,
@@ -99,6 +101,34 @@ class Drivers:
         path.write_text(yaml.safe_dump(config))
         return path, self.directory / f"{case}-experiment"
 
+    def _environment(self) -> dict[str, str]:
+        home = str(self.directory / "results")
+        return {**os.environ, "PYTHONPATH": str(self.dray), "RAY_ADDRESS": self.address, "DRAY_HOME": home}
+
+    def served(self) -> None:
+        """Two experiments, one after the other, on a server beside the head; the second with other code."""
+        config, _ = self._config("served")
+        with (self.directory / "server.txt").open("w") as said:
+            serve = [sys.executable, "-m", "dray.cli", "serve"]
+            server = subprocess.Popen(serve, cwd="/", env=self._environment(), stdout=said, stderr=said)
+        try:
+            wait_for((self.directory / "results" / ".server.json").exists, "the server")
+            command = (sys.executable, "-m", "dray.cli", "experiment", "create", config, self.project)
+            self.run("served", *command)
+            with self._second_edition():
+                self.run("served", *command)
+        finally:
+            server.terminate()
+            server.wait()
+
+    @contextlib.contextmanager
+    def _second_edition(self) -> Iterator[None]:
+        beside = self.project / "beside.py"
+        before = beside.read_text()
+        beside.write_text(before.replace('EDITION = "first"', 'EDITION = "second"'))
+        yield
+        beside.write_text(before)
+
     def script(self) -> None:
         self.run("script", sys.executable, self.project / "driver.py", *self._config("script"))
 
@@ -111,11 +141,8 @@ class Drivers:
         """With code beside the script that is another by now."""
         command = (sys.executable, self.project / "driver.py", *self._config("resumed"))
         self.run("created", *command)
-        beside = self.project / "beside.py"
-        before = beside.read_text()
-        beside.write_text(before.replace('EDITION = "first"', 'EDITION = "second"'))
-        self.run("resumed", *command, "2")
-        beside.write_text(before)
+        with self._second_edition():
+            self.run("resumed", *command, "2")
 
 
 def main(directory: Path, *cases: str) -> None:

@@ -111,7 +111,6 @@ DEFAULTS: dict[str, object] = {
     "resources.native_parallel": False,
     "resources.resource_manager": "",
     "resources.resource_pool": "",
-    "resources.weight": 1,
     "slurm": {"gpu_type": None, "sbatch_args": [], "slots_per_node": None},
     "workspace": "",
 }
@@ -183,8 +182,13 @@ def test_a_list_is_a_constant_and_a_warning_names_the_spaces_in_it(
 
 
 def test_null_and_empty_fields_are_not_warned_of() -> None:
-    raw = {"workspace": None, "resources": {"priority": None, "weight": 2}, "environment": {"ports": {}}, "pbs": {}}
-    assert list(parse_config({**LEAST, **raw, "bind_mounts": []}).ignored) == ["resources.weight"]
+    raw = {
+        "workspace": None,
+        "resources": {"priority": None, "shm_size": 2},
+        "environment": {"ports": {}},
+        "pbs": {},
+    }
+    assert list(parse_config({**LEAST, **raw, "bind_mounts": []}).ignored) == ["resources.shm_size"]
 
 
 @pytest.mark.parametrize("pattern", [r"gone[[:space:]]*", r"^[^[:alpha:]_]+$"])
@@ -371,6 +375,8 @@ USED: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "optimizations.gradient_compression": (True, {}, True),
     "optimizations.mixed_precision": ("O2", {}, "O2"),
     "resources.max_slots": (8, {}, 8),
+    "resources.priority": (10, {}, 10),
+    "resources.weight": (2, {}, 2),
     "resources.slots_per_trial": (2, {}, 2),
     "searcher.metric": ("accuracy", {}, "accuracy"),
     "searcher.smaller_is_better": (False, {}, False),

@@ -307,7 +307,7 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ),
         ({"searcher__budget": {"epochs": 9}}, "searcher.budget", "use max_trials of adaptive_asha or asha"),
         ({"searcher__name": "pbt"}, "searcher.name", "pbt was removed from Determined; use adaptive_asha"),
-        ({"zzz": 1}, "zzz", "unknown field; known fields are checkpoint_policy"),
+        ({"zzz": 1}, "zzz", "unknown field; known fields are checkpoint_format"),
         ({"searcher": ...}, "searcher", "missing required field"),
         ({"searcher": 5}, "searcher", "must be a mapping, got 5"),
         ({"searcher__metric": ...}, "searcher.metric", "missing required field"),
@@ -338,6 +338,27 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"searcher__max_length": "16"}, "searcher.max_length", "must be a whole number"),
         ({"min_validation_period": {"batches": -1}}, "min_validation_period", "must be at least 0"),
         ({"resources__slots_per_trial": -1}, "resources.slots_per_trial", "must be >= 1, got -1"),
+        (
+            {"resources": {"slots_per_trial": {"min": 0.25, "max": 1}}},
+            "resources.slots_per_trial.min",
+            "must be an integer, got 0.25",
+        ),
+        (
+            {"resources": {"slots_per_trial": 4, "mesh": {"tp": 3}}},
+            "resources.mesh",
+            "tp 3 must divide resources.slots_per_trial, which is 4; set that to a multiple of 3",
+        ),
+        (
+            {"resources": {"slots_per_trial": 4, "mesh": {"tp": 2, "dp_replicate": 4}}},
+            "resources.mesh",
+            "dp_replicate 4 * tp 2 must divide resources.slots_per_trial, which is 4; set that to a multiple of 8",
+        ),
+        (
+            {"resources": {"slots_per_trial": 0.5, "mesh": {"tp": 2}}},
+            "resources.mesh",
+            "can't be given with a range of slots, or with trials that share a slot",
+        ),
+        ({"resources": {"mesh": {"pp": 2}}}, "resources.mesh.pp", "unknown"),
         (
             {"resources": {"slots_per_trial": 0, "slot": "gpu"}},
             "resources.slots_per_trial",

@@ -12,7 +12,7 @@ from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.events import Action, Event, Exited, Reported, Started
 from searchers.method import Method
-from searchers.preview import preview
+from searchers.previews import preview
 from searchers.promotion import PromotionASHA
 from searchers.random_search import RandomSearch
 from searchers.search import Search

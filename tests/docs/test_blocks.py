@@ -31,6 +31,7 @@ PYTHON = {
     "checkpoints.md": "tests/docs/test_checkpoints_page.py",
     "early-stopping.md": "tests/docs/test_how_to.py",
     "hugging-face.md": "tests/docs/test_how_to.py",
+    "large-models.md": "tests/docs/test_how_to.py",
     "images.md": "tests/docs/test_how_to.py",
     "torchmetrics.md": "tests/docs/test_how_to.py",
     "tracking.md": "tests/docs/test_how_to.py",
@@ -41,6 +42,8 @@ PYTHON = {
     "migration.md": "tests/docs/test_migration_page.py",
     "porting.md": "tests/docs/test_porting.py",
     "results.md": "tests/docs/test_results_page.py",
+    "serve.md": "tests/serve/test_docs.py",
+    "tune.md": "tests/ray/test_tune_page.py",
     "warm.md": "tests/docs/test_how_to.py",
 }
 """What runs the Python of each page."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +12,7 @@ import torch
 
 from dray.config.sections import KINDS
 from tests.docs.pages import PAGES, blocks, files
+from tests.forks.process import run_script
 
 TRAIN = """
 from model_def import DigitsTrial
@@ -28,8 +26,7 @@ with pytorch.init(hparams={"global_batch_size": 64, "lr": 0.01, "hidden": 16}) a
 def test_the_code_loads_a_trial(tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(files("index.md")["model_def.py"])
     (tmp_path / "train.py").write_text(TRAIN)
-    environment = {**os.environ, "DRAY_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment, check=True, timeout=250)
+    run_script(tmp_path / "train.py", directory=tmp_path, DRAY_HOME=str(tmp_path / "home"))
     [written] = (tmp_path / "home" / "local").glob("*/checkpoint_1")
     checkpoint = tmp_path / "digits-1" / "trial_7" / "checkpoint_352"
     shutil.copytree(written, checkpoint)

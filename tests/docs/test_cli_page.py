@@ -25,7 +25,7 @@ ROWS = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", PAGE, flags=re.MULTILINE))
 
 def test_every_command_is_on_the_page() -> None:
     documented = {
-        " ".join(re.findall(r"^dray ((?:[a-z]+ ?)+)", row)).strip() for row in ROWS if row.startswith("dray ")
+        " ".join(re.findall(r"^dray ((?:[a-z-]+ ?)+)", row)).strip() for row in ROWS if row.startswith("dray ")
     }
     assert documented == HAS
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import yaml
 from dray.config.load import load_config
 from dray.experiment.local import run_local
 from tests.docs.pages import files
+from tests.forks.process import run_script
 
 FILES = files("core-api.md")
 
@@ -35,7 +33,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "validations"), [("train.py", 16), ("operations.py", 1)])
 def test_programs_run_standalone(program: str, validations: int, model: Path) -> None:
-    subprocess.run([sys.executable, program], cwd=model, check=True, timeout=250, env={**os.environ})
+    run_script(model / program, directory=model)
     [run] = (model.parent / "results" / "local").iterdir()
     assert sum("validation" in row for row in rows(run)) == validations
     assert len(list(run.glob("checkpoint_*"))) == (16 if program == "train.py" else 0)

@@ -1,17 +1,14 @@
 """The pages under "How to": their trials and programs train here, and do what the page says.
 
-early-stopping.md, hugging-face.md, images.md, torchmetrics.md, tracking.md, warm.md; tests/ray/test_how_to.py runs the
-searches of one.
+large-models.md, early-stopping.md, hugging-face.md, images.md, torchmetrics.md, tracking.md, warm.md;
+tests/ray/test_how_to.py runs the searches of one.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -26,6 +23,7 @@ from dray.config.load import load_config
 from dray.experiment.local import run_local
 from dray.observers.observer import replay_to
 from tests.docs.pages import DOCS, PAGES, blocks, files
+from tests.forks.process import run_script
 from tests.loggers import WandB
 from tests.model_code import imports_undone
 from tests.report.simulated import simulated
@@ -116,7 +114,7 @@ def test_hugging_face_model_learns_in_a_trial(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_hugging_face_trainer_learns_standalone(tmp_path: Path) -> None:
     code = project("hugging-face.md", tmp_path / "code")
-    subprocess.run([sys.executable, "train.py"], cwd=code, check=True, timeout=300, env={**os.environ})
+    run_script(code / "train.py", directory=code)
     [run] = (tmp_path / "results" / "local").iterdir()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [row["validation"]["eval_loss"] for row in rows if "validation" in row]
@@ -195,7 +193,7 @@ def test_mlflow_runs_are_the_searchs_trials(
 def test_wandb_callback_logs_reports(tmp_path: Path) -> None:
     code = project("tracking.md", tmp_path / "code")
     (code / "model_def.py").write_text(files("index.md")["model_def.py"])
-    subprocess.run([sys.executable, "train.py"], cwd=code, check=True, timeout=300, env={**os.environ})
+    run_script(code / "train.py", directory=code)
     [history] = WandB(code).history.values()
     assert sum("validation/validation_loss" in row for row in history) == 3
     assert sum("training/loss" in row for row in history) >= 6
@@ -220,6 +218,54 @@ def test_every_page_of_the_section_is_tested_here() -> None:
         item["How to"] for item in yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text())["nav"] if "How to" in item
     ]
     assert all(page in str(__doc__) for item in section for page in item.values())
+
+
+# ---------------------------------------------------------------------------------------- large-models.md
+@pytest.mark.slow
+def test_large_model_learns(tmp_path: Path) -> None:
+    first, *_, last = validations("large-models.md", tmp_path)
+    assert last["validation_loss"] < first["validation_loss"] < 1.0
+
+
+def bytes_per_parameter(*, adapter: bool = False, dtype: torch.dtype = torch.float32) -> float:
+    """Of the weights, gradients and Adam's state of a model of 40,000 parameters, or of one with 200 to train more."""
+    base = torch.nn.Linear(200, 200, bias=False, dtype=dtype).requires_grad_(not adapter)
+    trained = torch.nn.Linear(200, 1, bias=False) if adapter else base
+    optimizer = torch.optim.Adam(trained.parameters())
+    trained(torch.ones(200)).sum().backward()
+    optimizer.step()
+    weights = {*base.parameters(), *trained.parameters()}
+    gradients = [each.grad for each in weights if each.grad is not None]
+    adams = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    return sum(each.nbytes for each in (*weights, *gradients, *adams)) / base.weight.numel()
+
+
+def test_bytes_per_parameter_are_those_of_the_table() -> None:
+    plain = bytes_per_parameter()
+    lora = bytes_per_parameter(adapter=True)
+    half = bytes_per_parameter(adapter=True, dtype=torch.bfloat16)
+    of = {"DDP": plain, "FullyShard": plain, "LoRA that trains 0.5%": lora, "LoRA that trains 0.5%, FullyShard": lora}
+    of["the same on weights in bfloat16"] = half
+    text = (DOCS / "large-models.md").read_text()
+    rows = re.findall(r"^\| (.*) \| (any|\d+) \| ([\d.]+) \| ([\d.]+) GB \|$", text, re.MULTILINE)
+    assert {name for name, *_ in rows} == set(of)
+    for name, slots, each, total in rows:
+        expected = of[name] / (1 if slots == "any" else int(slots))
+        assert float(each) == pytest.approx(expected, abs=0.005)
+        assert float(total) == pytest.approx(7 * expected, abs=0.05)
+
+
+def test_tests_in_the_table_of_large_models_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "large-models.md").read_text()))
+    tests = "".join(
+        (DOCS.parent / f"tests/{name}.py").read_text()
+        for name in (
+            *(f"pytorch/test_{each}" for each in ("fsdp", "sharded_ranks", "elastic_ranks")),
+            *(f"ray/test_{each}" for each in ("sharded", "fault_matrix")),
+        )
+    )
+    assert len(named) > 10
+    assert named <= set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
 
 
 # ---------------------------------------------------------------------------------------- warm.md

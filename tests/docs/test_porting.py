@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +14,7 @@ from dray import pytorch
 from dray.config.load import load_config
 from dray.hosts import use_host
 from tests.docs.pages import PAGES, blocks, files
+from tests.forks.process import run_script, torchrun
 from tests.pytorch.fakes import FakeHost
 
 HPARAMS = {"global_batch_size": 64, "hidden": 128, "lr": 1e-2}
@@ -36,15 +34,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (directory / "const.yaml").write_text(blocks("yaml", page="porting.md")[0].text)
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "home"))
     return directory
-
-
-def run_script(project: Path, *command: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=project, env=environment, capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
 
 
 def checkpoints(project: Path) -> list[int]:
@@ -114,18 +103,18 @@ def test_names_on_the_page_exist() -> None:
 
 @pytest.mark.slow
 def test_trial_learns_like_the_original_loop(project: Path) -> None:
-    by_hand = last_accuracy(run_script(project, "by_hand.py"))
+    by_hand = last_accuracy(run_script(project / "by_hand.py", directory=project))
     assert by_hand > 0.93
-    assert last_accuracy(run_script(project, "train.py")) == pytest.approx(by_hand, abs=0.04)
+    assert last_accuracy(run_script(project / "train.py", directory=project)) == pytest.approx(by_hand, abs=0.04)
 
 
 @pytest.mark.slow
 def test_script_for_anywhere_runs_locally(project: Path) -> None:
-    run_script(project, "train_anywhere.py")
+    run_script(project / "train_anywhere.py", directory=project)
     assert checkpoints(project) == [8 * 23]  # 1,437 records, 64 a batch
 
 
 @pytest.mark.slow
 def test_script_for_torchrun_runs_under_torchrun(project: Path) -> None:
-    run_script(project, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train_distributed.py")
+    torchrun(project / "train_distributed.py", directory=project)
     assert checkpoints(project) == [8 * 23]  # 45 batches of 32 in all, 23 on the chief

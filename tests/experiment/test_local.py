@@ -17,9 +17,10 @@ from dray.code.startup_hook import StartupHookFailed
 from dray.config.load import load_config
 from dray.errors import ConfigError
 from dray.experiment.local import run_local
+from dray.hosts import local
 from dray.pytorch import load_trial_from_checkpoint_path
 from dray.script import ScriptFailed
-from dray.storage import Location, RemoteDirectory
+from dray.storage import Location, RemoteDirectory, checkpoints
 from dray.training.errors import SearcherMetricError
 from tests.model_code import imports_undone
 
@@ -337,6 +338,19 @@ def test_single_program_without_the_metric_is_warned_and_trains_to_its_end(
     directory = run_local(load_config({**program, "entrypoint": "python3 reports.py"}), model_dir, path=model_dir / "r")
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == 6
     assert sum("searcher.metric is 'error'" in text for text in caplog.messages) == 1
+
+
+def test_the_checkpoint_that_a_run_resumes_from_is_verified_once(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_local(load_config(CONFIG), model_dir, path=model_dir / "run")
+    verified: list[str] = []
+    for module in (checkpoints, local):
+        monkeypatch.setattr(module, "verify", lambda path, **_: verified.append(path.name) or path)
+    longer = {**CONFIG, "searcher": {**CONFIG["searcher"], "max_length": {"batches": 12}}}
+    run_local(load_config(longer), model_dir, path=model_dir / "run")
+    assert list_checkpoints(model_dir / "run") >= {8, 12}
+    assert verified == ["checkpoint_8"]
 
 
 @pytest.mark.parametrize("searcher", ["single", "random"])

@@ -1,4 +1,7 @@
-"""Experiments by the command, one after another on one Ray: ``python -m tests.migration.drive ROOT NAME:SLOTS ...``."""
+"""Experiments by the command, one after another, on the Ray cluster that RAY_ADDRESS names.
+
+``python -m tests.migration.drive ROOT NAME:SLOTS ...``
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def experiment_file(root: Path, name: str, slots: int) -> Path:
 
 def main(root: Path, wanted: list[tuple[str, int]]) -> None:
     """Run each; what goes wrong with one of them is said, and the others are run."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(log_to_driver=False)
     for name, slots in wanted:
         print(f"== {name} on {slots} slots", flush=True)
         file = experiment_file(root, name, slots)

@@ -83,7 +83,7 @@ Drive = Callable[[list[tuple[str, int]]], Path]
 
 
 @pytest.fixture(scope="module")
-def drive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drive]:
+def drive(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drive]:
     """Run experiments with `drive.py`; where they are stored."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -92,7 +92,10 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drive]:
         root = tmp_path_factory.mktemp("experiments")
         with (root / "output.txt").open("wb") as output:
             program = [sys.executable, "-m", "tests.migration.drive", root, *(f"{name}:{n}" for name, n in wanted)]
-            started.append(subprocess.Popen(program, stdout=output, stderr=subprocess.STDOUT, cwd=HERE.parents[1]))
+            environment = {**os.environ, "RAY_ADDRESS": shared_cluster}
+            started.append(
+                subprocess.Popen(program, stdout=output, stderr=subprocess.STDOUT, cwd=HERE.parents[1], env=environment)
+            )
             started[-1].wait(TAKES_AT_MOST_S)
         return root
 

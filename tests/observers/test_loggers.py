@@ -171,6 +171,42 @@ def test_mlflow_gets_the_parameters_of_runs_that_a_killed_driver_had_only_create
 
 
 @pytest.mark.slow
+def test_mlflow_ends_the_runs_of_trials_whose_end_a_killed_driver_had_half_written(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    class Killed(BaseException):
+        """The driver has ended here."""
+
+    story = told(tmp_path, with_loggers([{"mlflow": {"tracking_uri": server, "experiment_name": "half"}}]))
+    write(story)
+    story.clock += 1
+    story.happen(Exited(trial=3, reason="completed"))
+    requests = 0
+
+    def counted(name: str) -> None:
+        send = getattr(MlflowClient, name)
+
+        def die_at_the_second(self: Any, run: str, *arguments: Any, **more: Any) -> Any:
+            nonlocal requests
+            if run == ending and (requests := requests + 1) > 1:
+                raise Killed
+            return send(self, run, *arguments, **more)
+
+        monkeypatch.setattr(MlflowClient, name, die_at_the_second)
+
+    ending = MLflow(server, "half").trials[3].info.run_id
+    for name in ("set_tag", "set_terminated"):  # in whichever order they come
+        counted(name)
+    with pytest.raises(Killed):
+        write(story)
+    monkeypatch.undo()
+    write(story)
+    assert MLflow(server, "half").states()[3] == ("FINISHED", "COMPLETED")
+
+
+@pytest.mark.slow
 def test_mlflow_has_the_config_and_the_best_trial_of_a_search_that_is_over(server: str, tmp_path: Path) -> None:
     story = told(tmp_path, with_loggers({"mlflow": {"tracking_uri": server, "experiment_name": "over"}}))
     for view in list(story.search.trials.values()):

@@ -1,7 +1,8 @@
 """Fixtures for tests on a real Ray: a cluster that they share, drivers that end with the test, and a process as before.
 
 Starting a cluster takes five seconds of CPU, and a driver's process five more. So an experiment runs in pytest's own
-process, on the shared cluster, unless the test is about its process or its cluster.
+process, on the shared cluster, unless the test is about its process or its cluster. The shared cluster's workers are
+forked, see `tests.forks.server`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 import ray
 from ray import cloudpickle
-from ray.cluster_utils import Cluster
 
-from dray import imports
+from tests.model_code import imports_undone
 from tests.ray.harness import DIGITS, TRIALS, Driver, wait_for
 from tests.ray.watched import Watched
 from tests.ray.watched import watched as run_watched
@@ -29,11 +28,8 @@ from tests.ray.watched import watched as run_watched
 @pytest.fixture(scope="module", autouse=True)
 def imports_kept() -> Iterator[None]:
     """Experiments in this process import model code; other tests should not find it."""
-    path = list(sys.path)
-    yield
-    imports.forget_model_dir()
-    imports._current, imports._older = None, frozenset()
-    sys.path[:] = path
+    with imports_undone():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -58,16 +54,6 @@ def _settings() -> set[str]:
 
 
 SETTINGS = _settings()
-SHARED_CPUS = 2
-
-
-@pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[str]:
-    """The address of a Ray cluster with two CPUs, for all tests that need no particular one."""
-    only_what_is_needed = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": SHARED_CPUS, **only_what_is_needed})
-    yield str(cluster.address)
-    cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +69,7 @@ def ray_is_up(shared_cluster: str) -> Iterator[None]:
         patch.setenv("RAY_ADDRESS", shared_cluster)
         ray.init(shared_cluster, log_to_driver=False, logging_level="ERROR")
         try:
-            wait_for(lambda: ray.available_resources().get("CPU") == SHARED_CPUS, "free CPUs")
+            wait_for(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], "free CPUs")
             yield
         finally:
             ray.shutdown()
@@ -113,11 +99,11 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Dr
 
 
 @pytest.fixture(scope="session")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """See `tests.ray.watched`."""
     pytest.importorskip("wandb")
     home = tmp_path_factory.mktemp("watched")
-    with drivers(home.with_name("watched.txt")) as drive, run_watched(home, drive) as found:
+    with drivers(home.with_name("watched.txt")) as drive, run_watched(home, drive, shared_cluster) as found:
         yield found
 
 

@@ -1,8 +1,9 @@
 """The fault matrix: what can die while a search runs, killed with -9, and what must come of it.
 
-One experiment, of trials with two workers each, shuffled data and dropout, one trial at a time; in the middle of each
-trial something dies. At the end every trial must have ended once, and its weights must be, bit for bit, those of the
-same experiment without a fault. `test_fault_matrix.py` plays each case once, `bench/soak.py --matrix` many times.
+One experiment, of trials with two workers each, shuffled data and dropout, one trial at a time; some have models that
+are sharded over the workers. In the middle of each trial something dies. At the end every trial must have ended once,
+and its weights must be, bit for bit, those of the same experiment without a fault. `test_fault_matrix.py` plays each
+case once, `bench/soak.py --matrix` many times.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ray.cluster_utils import Cluster
 import dray
 from tests.ray.harness import (
     DIGITS,
+    OWN_CLUSTER,
     TRIALS,
     Driver,
     descendants,
@@ -31,11 +33,14 @@ from tests.ray.harness import (
     latest_checkpoint,
     lines,
     wait_for,
+    weights,
     write_config,
 )
 
 ON_THIS_MACHINE = ("rank-0 worker", "another worker", "whole group", "Tune handle", "desk", "driver")
 """What dies of an experiment that has a cluster of its own."""
+OF_RANKS = ("rank-0 worker", "another worker", "rank that raises", "rank 0 saving", "another saving")
+"""What one rank of a sharded trial does to it; the last two are killed while they write their shards."""
 ON_A_CLUSTER = ("raylet alone", "node", "head")
 """What dies of a cluster that was there before: all its machines are this one."""
 BATCHES = 60
@@ -47,7 +52,8 @@ class Death:
     """What was killed, and what came of it.
 
     Attributes:
-        at: batch of the trial.
+        at: the last batch that the trial trained before it.
+        resumed_at: the first after it; None if there was none left.
         recovered_s: from the death to the next batch that the trial trained, also if it trained that before; None if it
             had none left.
         survivors: batches that processes of the trial trained after the death beside their successors.
@@ -56,12 +62,17 @@ class Death:
     case: str
     trial: int
     at: int
+    resumed_at: int | None
     recovered_s: float | None
     survivors: int
 
 
-def config(record: Path, trials: int, *, batches: int = BATCHES, pause_s: float = 0.02) -> dict[str, Any]:
-    """Random search over the learning rate; every 10th batch is validated and saved."""
+def config(record: Path, trials: int, *, sharded: Collection[int] = (), pause_s: float = 0.02) -> dict[str, Any]:
+    """Random search over the learning rate; every 10th batch is validated and saved.
+
+    Args:
+        sharded: the trials whose models are.
+    """
     return {
         "name": "faults",
         "entrypoint": "recorded_digits:WithDropout",
@@ -71,16 +82,18 @@ def config(record: Path, trials: int, *, batches: int = BATCHES, pause_s: float 
             "lr": {"type": "log", "base": 10, "minval": -3, "maxval": -2},
             "record": str(record),
             "pause_s": pause_s,
+            "sharded": sorted(sharded),
         },
         "searcher": {
             "name": "random",
             "metric": "validation_loss",
-            "max_length": {"batches": batches},
+            "max_length": {"batches": BATCHES},
             "max_trials": trials,
             "max_concurrent_trials": 1,
         },
         "resources": {"slots_per_trial": 2, "slot": "cpu"},
         "min_validation_period": {"batches": SAVED_EVERY},
+        "min_checkpoint_period": {"batches": SAVED_EVERY},  # or only those better than all before, of any trial
         "reproducibility": {"experiment_seed": 11},
     }
 
@@ -91,20 +104,32 @@ class Play:
     Args:
         directory: new, for everything.
         trials: so many.
-        on_a_cluster: on nodes of a cluster that is there before, instead of one that the driver starts.
+        sharded: those whose models are.
+        on_a_cluster: on nodes of a cluster that is there before.
+        address: otherwise, of another one; by default the driver starts its own.
     """
 
-    def __init__(self, directory: Path, *, trials: int, on_a_cluster: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        trials: int,
+        sharded: Collection[int] = (),
+        on_a_cluster: bool = False,
+        address: str = OWN_CLUSTER["RAY_ADDRESS"],
+    ) -> None:
         self.path, self.record, self.log = directory / "experiment", directory / "record", directory / "output.txt"
         self._model = directory / "model"
         self._model.mkdir(parents=True)
         for file in (DIGITS / "model_def.py", TRIALS / "recorded.py", TRIALS / "recorded_digits.py"):
             shutil.copy(file, self._model)
         # Processes of a node that lost its raylet live on for about ten seconds: their trial should not end in these.
-        self._config = write_config(directory, config(self.record, trials, pause_s=0.3 if on_a_cluster else 0.02))
+        pause_s = 0.3 if on_a_cluster else 0.02
+        self._config = write_config(directory, config(self.record, trials, sharded=sharded, pause_s=pause_s))
         self.trials = trials
         self.deaths: list[Death] = []
         self.left: list[str] = []
+        self._address = address
         self._cluster = _Nodes() if on_a_cluster else None
         self._driver: Driver | None = None
 
@@ -120,7 +145,10 @@ class Play:
     def run(self, cases: Sequence[str] = (), rng: random.Random | None = None) -> dray.Result:
         """Play to the end; the first trials meet these cases, one each, at random batches."""
         rng = rng or random.Random(0)
-        at = [rng.randrange(1, BATCHES // 4 if case == "raylet alone" else BATCHES - 5) for case in cases]
+        # A raylet's workers live on for a while; before a save that fails there is to be another.
+        least = [SAVED_EVERY if "saving" in case else 1 for case in cases]
+        most = [BATCHES // 4 if case == "raylet alone" else BATCHES - 5 for case in cases]
+        at = [rng.randrange(*bounds) for bounds in zip(least, most, strict=True)]
         for trial in range(len(cases)):
             self._hold(trial, at[trial]).touch()
         self._start()
@@ -134,12 +162,16 @@ class Play:
     def _start(self) -> None:
         made = self.path.exists()
         command = ("resume", self.path) if made else ("create", self._config, self._model, "--path", self.path)
-        address = "local" if self._cluster is None else self._cluster.address
+        address = self._address if self._cluster is None else self._cluster.address
         self._driver = Driver(*command, log=self.log, RAY_ADDRESS=address)
+
+    def _file(self, what: str, trial: int, number: int) -> Path:
+        """That a trial looks for, see `recorded_digits.py`."""
+        return Path(f"{self.record}.{what}.{trial}.{number}")
 
     def _hold(self, trial: int, at: int) -> Path:
         """While this file is there the trial waits, a few batches on: what is to die may not outlive it."""
-        return Path(f"{self.record}.hold.{trial}.{at + 4}")
+        return self._file("hold", trial, at + 4)
 
     def _kill(self, case: str, trial: int, at: int) -> None:
         assert self._driver is not None
@@ -158,6 +190,11 @@ class Play:
                 os.kill(self._process("ray::ResourceTr"), signal.SIGKILL)
             case "desk":
                 os.kill(self._process("ray::Desk"), signal.SIGKILL)
+            case "rank that raises":
+                self._file("raise", trial, 1).touch()
+            case "rank 0 saving" | "another saving":
+                asked = self._file("save", trial, int(case == "another saving"))
+                asked.touch()
             case "raylet alone" | "node":
                 assert self._cluster is not None
                 self._cluster.lose_node(workers=case == "node")
@@ -169,6 +206,9 @@ class Play:
             self.left += self._driver.kill()
             self._start()
         self._hold(trial, at).unlink()
+        if case in ("rank 0 saving", "another saving"):
+            self._driver.wait_for(lambda: not asked.exists(), f"a checkpoint of trial {trial}")
+            died, before = time.time(), self._lines(trial)
         if case == "head":
             assert self._cluster is not None
             # Ray would end it, after a minute.
@@ -176,17 +216,24 @@ class Play:
             self._driver.kill()
             self._cluster = _Nodes()
             self._start()
-        older = set(pids.values()) if case != "Tune handle" else set()
+        older = set(pids.values()) if case not in ("Tune handle", "rank that raises") else set()
+        since = died
+        if case == "rank that raises":  # its processes may go on with it
+            made = self._driver.wait_for(
+                lambda: [line for line in self._lines(trial) if "made" in line and line["time"] > died], "its restart"
+            )
+            since = made[0]["time"]
         self._driver.wait_for(
-            lambda: self._after(trial, died, older) or trial in ends(self.path), f"{case}: trial {trial}"
+            lambda: self._after(trial, since, older) or trial in ends(self.path), f"{case}: trial {trial}"
         )
-        after = self._after(trial, died, older)
+        after = self._after(trial, since, older)
         survivors = {line["batch"] for line in self._after(trial, died, set()) if line["pid"] in older}
         self.deaths.append(
             Death(
                 case=case,
                 trial=trial,
                 at=max(line["batch"] for line in before if "batch" in line),
+                resumed_at=after[0]["batch"] if after else None,
                 recovered_s=after[0]["time"] - died if after else None,
                 survivors=len(survivors),
             )
@@ -251,15 +298,14 @@ class _Nodes:
         self._cluster.shutdown()
 
 
-def weights(result: dray.Result) -> dict[int, dict[str, torch.Tensor]]:
+def weights_of(result: dray.Result) -> dict[int, dict[str, torch.Tensor]]:
     """The model that each trial ended with."""
     found = {}
     for trial in result.trials["trial_id"]:
         checkpoint = latest_checkpoint(result.path / f"trial_{trial}")
         assert checkpoint is not None
         assert checkpoint.name == f"checkpoint_{BATCHES}"
-        state = torch.load(checkpoint / "state-dict.pth", weights_only=True)
-        found[int(trial)] = dict(state["models_state_dict"][0])
+        found[int(trial)] = weights(checkpoint)
     return found
 
 
@@ -271,7 +317,7 @@ def faults_of(result: dray.Result, expected: dict[int, dict[str, torch.Tensor]])
         wrong.append(f"states of {trials} trials: {states}")
     if ends(result.path) != dict.fromkeys(range(trials), 1):
         wrong.append(f"ends by the journal: {dict(ends(result.path))}")
-    for trial, mine in weights(result).items():
+    for trial, mine in weights_of(result).items():
         other = [name for name, value in mine.items() if not torch.equal(value, expected[trial][name])]
         if other:
             wrong.append(f"trial {trial}: {', '.join(other)} differ from those of the run without a fault")

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
@@ -25,6 +25,9 @@ from dray.storage import CheckpointStore
 from dray.worker.log.writer import STAMP_LENGTH
 from searchers.journal import Journal
 from tests.cli.said import Said
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -81,10 +84,14 @@ def lines(record: Path) -> list[dict[str, Any]]:
 
 
 def attempts(record: Path) -> dict[int, list[Attempt]]:
-    """Each trial's attempts, in order."""
+    """Each trial's attempts, in order; those of its first rank."""
     found: dict[int, list[Attempt]] = {}
+    ranks: dict[int, int] = {}
     for line in lines(record):
         mine = found.setdefault(line["trial"], [])
+        rank = ranks[line["pid"]] = line.get("made", ranks.get(line["pid"], 0))
+        if rank != 0:
+            continue
         if "made" in line:
             mine.append(Attempt(trial=line["trial"], pid=line["pid"], batches=()))
         else:
@@ -104,6 +111,21 @@ def latest_checkpoint(trial_dir: Path) -> Path | None:
     """A trial's latest whole checkpoint."""
     latest = CheckpointStore(trial_dir).latest()
     return None if latest is None else Path(latest)
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The first model of a checkpoint, whole."""
+    import torch  # here: fast tests import this file too
+
+    from dray.training.checkpoint import sharded
+
+    model = torch.load(checkpoint / "state-dict.pth", weights_only=True)["models_state_dict"][0]
+    stored = sharded.Stored(checkpoint)
+    for name, like in model.items():
+        if like.device.type == "meta":
+            model[name] = torch.empty(like.shape, dtype=like.dtype)
+            stored.load(f"models_state_dict.0.{name}", like, model[name])
+    return dict(model)
 
 
 def saved_batches(path: Path, trial: int) -> int:
@@ -232,13 +254,13 @@ class Meanwhile:
         assert kind is not None or not self._thread.is_alive(), "the body has ended before what was to happen meanwhile"
 
 
-def run_here(*arguments: object) -> Said:
-    """Run ``dray experiment ...`` in this process."""
+def run_here(*arguments: object, group: str = "experiment") -> Said:
+    """Run ``dray experiment ...`` in this process, or a command of another group."""
     from dray.cli import main  # here: fast tests import this file too
 
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
-            main(["experiment", *map(str, arguments)])
+            main([group, *map(str, arguments)])
         except SystemExit as ended:
             return Said(code=int(ended.code or 0), out=out.getvalue(), err=err.getvalue())
     raise AssertionError("the command returned")

@@ -13,6 +13,7 @@ from ray.cluster_utils import Cluster
 
 import dray
 from dray.errors import ConfigError
+from tests.forks.process import forked_workers
 from tests.ray.harness import DIGITS, TRIALS, attempts, ends, journal, lines, recorded, run_here, wait_for, write_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -21,9 +22,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     assert not ray.is_initialized(), "another test left its connection to Ray"
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    node = {"num_cpus": 1, "include_dashboard": False, **forked_workers()}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
-        cluster.add_node(num_cpus=1)
+        cluster.add_node(**node)
         yield cluster.address
     finally:
         ray.shutdown()

@@ -52,7 +52,8 @@ def test_every_trial_of_a_search_begins_with_it(tmp_path: Path) -> None:
     assert result.trials["batches"].tolist() == [6] * 2
     losses = result.metrics.query("name == 'validation_loss' and kind == 'validation'")
     first = losses.query("batches == 0")["value"].tolist()
-    loaded: Any = pytorch.load_trial_from_checkpoint_path(checkpoint)
+    shutil.copytree(MODELS, tmp_path / "storage" / UUID / "code")  # the golden checkpoints share it
+    loaded: Any = pytorch.load_trial_from_checkpoint_path(tmp_path / "storage" / UUID)
     loaded.model.eval()
     with torch.no_grad():
         batches = [loaded.evaluate_batch(batch) for batch in loaded.build_validation_data_loader()]

@@ -1,51 +1,58 @@
-"""Each case of the fault matrix, once: what can die on one machine in `make test`, and of a cluster in `make test-all`.
+"""The fault matrix: in `make test` the deaths that a shared cluster survives, in `make test-all` each case once.
 
-`make soak` plays each ten times.
+`watched.py` kills a driver in `make test`, too. `make soak` plays each case ten times.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 import dray
-from tests.ray.faults import ON_A_CLUSTER, ON_THIS_MACHINE, Play, config, faults_of, weights
+from tests.ray.faults import OF_RANKS, ON_A_CLUSTER, ON_THIS_MACHINE, SAVED_EVERY, Play, config, faults_of, weights_of
 from tests.ray.harness import journal
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up"), pytest.mark.timeout(600)]
 
-
-@pytest.fixture(scope="module")
-def expected(digits_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, torch.Tensor]]:
-    """The weights that each trial ends with where nothing happens."""
-    directory = tmp_path_factory.mktemp("undisturbed")
-    undisturbed = config(directory / "record", trials=len(ON_THIS_MACHINE), pause_s=0.0)
-    return weights(dray.Experiment(undisturbed, model_dir=digits_dir, path=directory / "experiment").run())
+RANKS = {"rank-0 worker": 0, "another worker": 1, "rank 0 saving": 0, "another saving": 1}
+"""The rank that is killed, by the case."""
 
 
 @pytest.mark.parametrize(
-    ("cases", "on_a_cluster"),
+    ("cases", "sharded", "where"),
     [
-        pytest.param(ON_THIS_MACHINE, False, id="own"),
-        pytest.param(ON_A_CLUSTER, True, id="of others", marks=pytest.mark.long),
+        # A sharded trial is killed in the middle of a save: so both are seen at once.
+        pytest.param(("another worker", "Tune handle", "desk", "another saving"), {3}, "shared", id="shared"),
+        pytest.param(ON_THIS_MACHINE, {}, "own", id="own", marks=pytest.mark.long),
+        pytest.param(ON_A_CLUSTER, {}, "nodes", id="of others", marks=pytest.mark.long),
+        pytest.param(OF_RANKS, range(len(OF_RANKS)), "shared", id="shared, sharded", marks=pytest.mark.long),
+        pytest.param(ON_A_CLUSTER, range(len(ON_A_CLUSTER)), "nodes", id="of others, sharded", marks=pytest.mark.long),
     ],
 )
 def test_whatever_dies_every_trial_ends_once_with_the_weights_of_an_undisturbed_run(
-    cases: Sequence[str], on_a_cluster: bool, expected: dict[int, dict[str, torch.Tensor]], tmp_path: Path
+    cases: Sequence[str],
+    sharded: Collection[int],
+    where: str,
+    digits_dir: Path,
+    shared_cluster: str,
+    tmp_path: Path,
 ) -> None:
-    with Play(tmp_path / "play", trials=len(cases), on_a_cluster=on_a_cluster) as play:
+    trials = len(cases)
+    undisturbed = config(tmp_path / "undisturbed", trials, sharded=sharded, pause_s=0.0)
+    expected = weights_of(dray.Experiment(undisturbed, model_dir=digits_dir, path=tmp_path / "experiment").run())
+    address = {"address": shared_cluster} if where == "shared" else {}
+    with Play(tmp_path / "play", trials=trials, sharded=sharded, on_a_cluster=where == "nodes", **address) as play:
         result = play.run(cases, random.Random())
         print(*play.deaths, sep="\n")
     assert faults_of(result, expected) == []
     assert [death.case for death in play.deaths] == list(cases)
     assert play.left == []
     told = {record["trial"]: record["error"] for record in journal(result.path) if record["event"] == "restarted"}
-    for case, rank in {"rank-0 worker": 0, "another worker": 1}.items():
-        if case in cases:
-            assert told[cases.index(case)].startswith(f"the process of rank {rank} of worker group "), (
-                "not what the other said"
-            )
+    for trial, death in enumerate(play.deaths):
+        if (rank := RANKS.get(death.case)) is not None:
+            assert told[trial].startswith(f"the process of rank {rank} of worker group "), "not what the other said"
+        if "saving" in death.case:
+            assert death.resumed_at == (death.at + 1) // SAVED_EVERY * SAVED_EVERY - SAVED_EVERY, "the one before"

@@ -29,6 +29,7 @@ def test_a_handle_that_never_starts_ends_the_search(tmp_path: Path, monkeypatch:
         together=contextlib.nullcontext,
         act=lambda answer: None,
         source="nobody",
+        name="search",
         namespace=ray.get_runtime_context().namespace,
         directory=tmp_path / "tune",
     )

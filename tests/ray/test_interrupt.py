@@ -105,13 +105,15 @@ def test_going_on_ends_every_trial_once(story: Story) -> None:
     assert not [record for record in journal(story.result.path) if record["event"] == "restarted"]
 
 
+@pytest.mark.parametrize("cluster", ["shared", pytest.param("own", marks=pytest.mark.long)])
 def test_trials_save_when_the_terminal_is_closed_long_before_their_next_report(
-    drive: Callable[..., Driver], tmp_path: Path
+    cluster: str, shared_cluster: str, drive: Callable[..., Driver], tmp_path: Path
 ) -> None:
     record, path = tmp_path / "record", tmp_path / "experiment"
     config = recorded(record, trials=1, batches=1000, pause_s=0.2, min_validation_period=None)
     terminal, inner = os.openpty()
-    driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path, terminal=inner, **OWN_CLUSTER)
+    address = {"RAY_ADDRESS": shared_cluster} if cluster == "shared" else OWN_CLUSTER
+    driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path, terminal=inner, **address)
     os.close(inner)
     os.set_blocking(terminal, False)
 

@@ -17,6 +17,7 @@ from dray.errors import ConfigError
 from dray.experiment.retention import Policy, saved_in
 from dray.records.directory import ExperimentDirectory
 from tests.ray.harness import (
+    OWN_CLUSTER,
     TRIALS,
     Attempt,
     Driver,
@@ -191,17 +192,15 @@ def test_a_store_that_cant_be_used_is_told_before_anything_starts(
     assert not (tmp_path / "experiment").exists()
 
 
-@pytest.mark.usefixtures("ray_is_up")
 def test_another_machine_goes_on_with_what_is_in_the_bucket(
-    story: Story, s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    story: Story, s3: LocalS3, tmp_path: Path, drive: Callable[..., Driver]
 ) -> None:
-    """By one more trial, with the environment's credentials."""
-    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    experiment = dray.Experiment.resume(s3.uri("results", story.path.name), max_trials=TRIAL_COUNT + 1)
-    result = experiment.run()
-    assert result.path == tmp_path / story.path.name
+    """By one more trial, with the credentials of the environment, which the workers of its cluster have too."""
+    environment = {"DRAY_HOME": str(tmp_path), "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    uri = s3.uri("results", story.path.name)
+    driver = drive("extend", uri, "--max-trials", TRIAL_COUNT + 1, **OWN_CLUSTER, **environment)
+    assert driver.wait() == 0, driver.log.read_text()
+    result = dray.Result(tmp_path / story.path.name)
     assert result.trials["state"].tolist() == ["COMPLETED"] * (TRIAL_COUNT + 1)
     assert ends(result.path) == dict.fromkeys(range(TRIAL_COUNT + 1), 1)
     assert set(result.metrics["trial_id"]) == set(range(TRIAL_COUNT + 1))

@@ -32,6 +32,10 @@ def curve(result: dray.Result, trial: int, kind: str, name: str) -> dict[int, fl
     return dict(zip(rows["batches"], rows["value"], strict=True))
 
 
+def test_a_killed_driver_leaves_no_process_behind(watched: Watched) -> None:
+    assert watched.left == []
+
+
 def test_the_study_is_live(watched: Watched) -> None:
     assert any(trial.state == TrialState.RUNNING for trial in watched.live)
     for trial in watched.live:

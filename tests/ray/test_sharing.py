@@ -14,6 +14,7 @@ from ray.cluster_utils import Cluster
 
 import dray
 from tests.cluster.scaling import FALSE_GPUS
+from tests.forks.process import forked_workers
 from tests.ray.harness import TRIALS, attempts, journal, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -31,7 +32,7 @@ def ray_is_up() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", FALSE_GPUS)
         # Not by ray.init(): after that, Ray can't use the shared cluster from this process any more.
-        cluster = Cluster(initialize_head=True, head_node_args={**has, **few})
+        cluster = Cluster(initialize_head=True, head_node_args={**has, **few, **forked_workers()})
     try:
         ray.init(cluster.address, log_to_driver=False)
         yield

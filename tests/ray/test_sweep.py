@@ -24,9 +24,9 @@ EPOCH = 23
 
 
 @pytest.fixture(scope="module")
-def result(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
+def result(shared_cluster: str, drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
     path = tmp_path_factory.mktemp("sweep") / "asha"
-    driver = drive("create", DIGITS / "asha.yaml", DIGITS, "--path", path)
+    driver = drive("create", DIGITS / "asha.yaml", DIGITS, "--path", path, RAY_ADDRESS=shared_cluster)
     assert driver.wait() == 0, driver.log.read_text()
     return dray.Result(path)
 

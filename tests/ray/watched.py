@@ -40,6 +40,8 @@ class Watched:
     """Below it is all that a person has: the model, the experiment, HOME, Ray's own directory, the loggers'."""
     path: Path
     result: dray.Result
+    left: list[str]
+    """Processes that the killed driver left behind."""
     live: list[FrozenTrial]
     """The study while the search went on."""
     mlflow: MLflow
@@ -51,8 +53,9 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watched(home: Path, drive: Callable[..., Driver]) -> Iterator[Watched]:
-    """Run it, below this directory. The bucket and MLflow's server are there until the end of the block."""
+def watched(home: Path, drive: Callable[..., Driver], cluster: str) -> Iterator[Watched]:
+    """Run it, below this directory; the first driver starts Ray, the other one joins this cluster. The bucket and
+    MLflow's server are there until the end of the block."""
     code, path, until = home / "model", home / "results" / "secretive", home / "until"
     shutil.copytree(TRIALS, code, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("mlflow", "home"):
@@ -95,10 +98,10 @@ def watched(home: Path, drive: Callable[..., Driver]) -> Iterator[Watched]:
                 lambda: any(trial.state == TrialState.COMPLETE for trial in study(path)), "a trial's end in the study"
             )
             live = study(path)
-            driver.kill()
+            left = driver.kill()
             until.touch()
             assert len(ends(path)) < TRIAL_COUNT, "the driver was to die in the middle"
-            assert drive("resume", path, **environment).wait() == 3, driver.log.read_text()
+            assert drive("resume", path, **environment | {"RAY_ADDRESS": cluster}).wait() == 3, driver.log.read_text()
             _copy(rays, home / "ray")
             remote = RemoteDirectory(s3.place())
             stored = {name: _read(remote, name) for name in s3.files()}
@@ -106,6 +109,7 @@ def watched(home: Path, drive: Callable[..., Driver]) -> Iterator[Watched]:
                 home=home,
                 path=path,
                 result=dray.Result(path),
+                left=left,
                 live=live,
                 mlflow=MLflow(server, "recorded"),
                 output=driver.log.read_text(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,36 @@ def test_a_killed_run_ends_at_its_last_known_event(tmp_path: Path) -> None:
         ("g", 1, -1, "booting", 100, 101),
         ("g", 1, -1, "idle", 101, 102),
     ]
+
+
+def test_a_lent_group_is_recorded_for_the_time_of_its_leases(tmp_path: Path) -> None:
+    notes = Timeline(tmp_path)
+    began = time.time()
+    for trial in range(2):
+        notes.starts("g", 2, began + 10 * trial)
+        notes.granted("g", trial, began + 10 * trial)
+        notes.left("g", trial, began + 10 * trial + 4)
+        notes.ends("g", began + 10 * trial + 4)
+    table = read_timeline(tmp_path, system())
+    assert table["trial_id"].tolist() == [0, 1]
+    assert table["slots"].tolist() == [2, 2]
+    assert (table["start"] - began).round(3).tolist() == [0, 10]
+    assert (table["end"] - began).round(3).tolist() == [4, 14]
+
+
+def test_a_full_disk_delays_events_but_loses_none(tmp_path: Path) -> None:
+    notes = Timeline(tmp_path)
+    limit = (tmp_path / FILE).stat().st_size + 10
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        notes.starts("g", 2, 1.0)
+        notes.ready("g", 2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    notes.ends("g")
+    events = [json.loads(line)["event"] for line in (tmp_path / FILE).read_text().splitlines()]
+    assert events == ["opened", "starts", "joined", "ends"]
 
 
 def test_the_timeline_is_read_while_the_driver_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

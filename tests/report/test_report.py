@@ -124,6 +124,7 @@ def test_parallel_coordinates_have_all_trials_the_best_on_top(looked: ReportData
     assert by_label["lr"]["values"] == pytest.approx(np.log10(ranked["hparams.lr"]).tolist())
     names = by_label["optimizer"]
     assert [names["ticktext"][code] for code in names["values"]] == ranked["hparams.optimizer"].tolist()
+    assert trace["line"]["color"] == pytest.approx(np.linspace(1, 0, TRIALS))  # from the worst to the best
     assert 10.0 ** np.array(by_label["lr"]["tickvals"]) == pytest.approx([float(t) for t in by_label["lr"]["ticktext"]])
 
 

@@ -61,6 +61,17 @@ def test_damage_is_named_in_the_error(tmp_path: Path, damage, says: str) -> None
         verify(damaged)
 
 
+def test_a_checkpoint_that_has_just_been_found_is_opened_without_another_verification(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = save(store, 5)
+    latest = store.latest()
+    assert latest is not None
+    (path / "state-dict.pth").write_text("stale")
+    assert store.open(latest) == path, "not read again"
+    with pytest.raises(CheckpointError, match="not what was written"):
+        store.open(latest)
+
+
 def test_the_error_about_a_newer_format_asks_to_upgrade(tmp_path: Path) -> None:
     path = save(CheckpointStore(tmp_path), 5)
     (path / "manifest.json").write_text('{"format_version": 99, "files": {}}')

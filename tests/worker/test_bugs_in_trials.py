@@ -25,7 +25,7 @@ from dray.worker.run_trial import run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.model_code import imports_undone
 from tests.ray.harness import recorded
-from tests.workers import worker_spec
+from tests.workers import experiment_spec
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
 ALONE |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -96,10 +96,10 @@ def left(
     )
     hparams = {"global_batch_size": 8, "lr": 0.1, "record": str(directory / "record"), "pause_s": 0, "bug": bug}
     where: dict[str, Any] = {"trial_dir": directory, "store": CheckpointStore(directory)}
-    lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
+    lease = TrialLease(number=1, client="run", trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
     desk = Desk(verdict, stops=stops)
     program = load_entrypoint(parse_entrypoint(entrypoint), model)
-    return run_trial(program, model, lease, worker_spec(desk, settings), DistributedContext()), desk
+    return run_trial(program, model, lease, desk, experiment_spec(settings), DistributedContext()), desk
 
 
 @pytest.mark.parametrize("bug", OF_A_CLASS)

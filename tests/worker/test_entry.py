@@ -23,7 +23,7 @@ class Desk:
     def __getattr__(self, method: str) -> Any:
         class Method:
             @staticmethod
-            def remote(group: str, *arguments: Any) -> None:
+            def remote(owner: str, group: str, *arguments: Any) -> None:
                 if method == "broken":
                     self.causes.append(arguments[0])
 

@@ -64,7 +64,9 @@ class Desk:
     """Grants two leases to one rank, then no more."""
 
     def __init__(self, directory: Path) -> None:
-        leases = iter([SimpleNamespace(number=number, store=None, trial_dir=directory) for number in (1, 2)])
+        leases = iter(
+            [SimpleNamespace(number=number, client="run", store=None, trial_dir=directory) for number in (1, 2)]
+        )
         self.next_lease = SimpleNamespace(remote=lambda *_: next(leases, None))
         self.begun = self.leave = SimpleNamespace(remote=lambda *_, **__: None)
 
@@ -85,7 +87,7 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, li
         monkeypatch.setattr(worker, "ray", ray)
         settings = SimpleNamespace(reuse_workers=True, secrets=[])
         spec = worker_spec(Desk(tmp_path), settings, shared_by=shared_by)
-        worker.serve_joined(spec, type("Trial", (), {}), None, DistributedContext())
+        worker.serve_joined(spec, worker.Loaded(spec.experiment, type("Trial", (), {}), None), DistributedContext())
         return found
 
     monkeypatch.setattr(worker, "run_trial", trial)

@@ -30,7 +30,7 @@ SETTINGS = SharedSettings(
 
 def lease_in(directory: Path, **fields: Any) -> TrialLease:
     where = {"trial_dir": directory, "store": CheckpointStore(directory)}
-    return TrialLease(number=1, trial_id=1, trial_seed=0, hparams={}, last_step=None, **where, **fields)
+    return TrialLease(number=1, client="run", trial_id=1, trial_seed=0, hparams={}, last_step=None, **where, **fields)
 
 
 class Desk:
@@ -142,6 +142,7 @@ def test_the_checkpoint_that_a_trial_resumes_from_is_verified_once(
     monkeypatch.setattr(checkpoints, "verify", lambda path, **_: verified.append(path) or path)
     assert host.resume() is None
     assert host.latest_checkpoint == checkpoint
+    assert host.open_checkpoint(checkpoint, only=["metadata.json"]) == Path(checkpoint)
     assert host.open_checkpoint(checkpoint) == Path(checkpoint)
     assert len(verified) == 1
     # Later there may be another of this name, or a damaged one.

@@ -2,13 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
+import torch
 import torch.distributed as dist
 
-from dray.worker.process_group import outliving_programs
+from dray.worker import process_group
+from dray.worker.process_group import joined, outliving_programs
+from tests.core.test_distributed import HANGS_S, nodes
+from tests.worker.test_unequal_nodes import Placed
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_ranks_with_gpus_connect_when_they_join(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a device, NCCL connects the ranks before the first batch, and knows the device of a barrier."""
+    made: dict[int, tuple[str, Any]] = {}
+
+    def init(backend: str, *, rank: int, device_id: Any, **_: Any) -> None:
+        made[rank] = backend, device_id
+
+    monkeypatch.setattr(dist, "init_process_group", init)
+    monkeypatch.setattr(process_group, "outliving_programs", contextlib.nullcontext)
+    monkeypatch.setattr(process_group, "check_gpus", lambda device, allgather: None)
+    monkeypatch.setattr(process_group.ddp, "end_group", lambda device: None)
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: ["0"])
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    fakes: dict[str, Any] = {"is_available": lambda: True, "device_count": lambda: size, "set_device": lambda device: 0}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    address: Future[tuple[str, int]] = Future()
+    together = threading.Barrier(size)
+
+    def meet(mine: tuple[str, int] | None) -> tuple[str, int]:
+        if mine is not None:
+            address.set_result(mine)
+        return address.result(HANGS_S)
+
+    def join(place: dict[str, int]) -> None:
+        context: Any = Placed(place)
+        with joined(context, meet):
+            together.wait(HANGS_S)  # the store is rank 0's
+
+    with ThreadPoolExecutor(size) as pool:
+        list(pool.map(join, nodes(size)))
+    # A single rank has nobody to connect to.
+    devices = {rank: torch.device("cuda", rank) if size > 1 else None for rank in range(size)}
+    assert made == {rank: ("nccl", device) for rank, device in devices.items()}
 
 
 @pytest.fixture

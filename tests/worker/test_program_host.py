@@ -56,17 +56,17 @@ class Desk:
     def _may_commit(self, lease: int) -> bool:
         return True
 
-    def _saved(self, trial: int, checkpoint: str, batches: int, value: float | None) -> None:
+    def _saved(self, client: str, trial: int, checkpoint: str, batches: int, value: float | None) -> None:
         self.saves.append((batches, value))
 
     def _improves(self, lease: int, score: float) -> bool:
         self.score = score if self.score is None else min(self.score, score)
         return self.score == score
 
-    def _best(self) -> float | None:
+    def _best(self, client: str) -> float | None:
         return self.score
 
-    def _damaged(self, trial: int, checkpoint: str, why: str) -> None:
+    def _damaged(self, client: str, trial: int, checkpoint: str, why: str) -> None:
         self.saves.remove(next(saved for saved in self.saves if f"checkpoint_{saved[0]}" in checkpoint))
 
     def _stop_wanted(self, lease: int) -> bool:
@@ -89,7 +89,14 @@ def host_of(
 ) -> RayProgramHost:
     store = CheckpointStore(directory)
     lease = TrialLease(
-        number=1, trial_id=1, trial_seed=0, hparams=hparams, trial_dir=directory, store=store, last_step=last_step
+        number=1,
+        client="run",
+        trial_id=1,
+        trial_seed=0,
+        hparams=hparams,
+        trial_dir=directory,
+        store=store,
+        last_step=last_step,
     )
     return RayProgramHost(desk=desk, lease=lease, settings=settings, code_dir=None)
 
@@ -308,7 +315,9 @@ def test_if_nothing_is_compared_a_validation_without_the_metric_is_one_warning(
 def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> None:
     desk = Desk()
     store, settings = CheckpointStore(tmp_path), replace(BY_BATCHES, is_single=True)
-    lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    lease = TrialLease(
+        number=1, client="run", trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None
+    )
     host = RayHost(desk=desk, lease=lease, settings=settings, code_dir=None)
     assert host.metric is None, "so that the executor does not look for it"
     host.publish(Report(batches=1, validation={"accuracy": 0.5}, checkpoint="checkpoint_1"))
@@ -362,7 +371,9 @@ def test_a_program_that_trains_on_after_it_diverged_is_ended(tmp_path: Path) -> 
 
 def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> None:
     desk, store = Desk(), CheckpointStore(tmp_path)
-    lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    lease = TrialLease(
+        number=1, client="run", trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None
+    )
     host = RayHost(desk=desk, lease=lease, settings=STOPPING, code_dir=None)
     assert not host.publish(Report(batches=1, training={"loss": 0.5}))
     assert host.publish(Report(batches=2, training={"loss": math.nan}))

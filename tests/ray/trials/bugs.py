@@ -68,9 +68,11 @@ class Buggy(Recorded):
 
 
 def fit(info: Any, distributed: Any) -> None:
-    with pytorch.init(hparams=info.trial.hparams, exp_conf=info.trial._config, distributed=distributed) as context:
-        trainer = pytorch.Trainer(Buggy(context), context)
-        if info.trial.hparams["bug"] == "no fit" and trainer._trial.last:
+    config = info.trial._config  # noqa: SLF001 - as in Determined's examples
+    with pytorch.init(hparams=info.trial.hparams, exp_conf=config, distributed=distributed) as context:
+        trial = Buggy(context)
+        trainer = pytorch.Trainer(trial, context)
+        if info.trial.hparams["bug"] == "no fit" and trial.last:
             return
         for _ in range(2 if info.trial.hparams["bug"] == "fit twice" else 1):
             trainer.fit(max_length=pytorch.Batch(8), latest_checkpoint=info.latest_checkpoint)
@@ -92,7 +94,7 @@ def loop(where: str, bug: str, distributed: Any) -> None:
 def main() -> None:
     info = det.get_cluster_info()
     where, _, bug = info.trial.hparams["bug"].rpartition(": ")
-    assert info.trial._steps_completed == 0
+    assert info.trial._steps_completed == 0  # noqa: SLF001 - as in Determined's examples
     last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
     if where == "before" and last:
         do(bug)

@@ -49,7 +49,8 @@ class Recorded(pytorch.PyTorchTrial):
         self.record, self.pause_s = context.get_hparam("record"), context.get_hparam("pause_s")
         model = nn.Linear(4, 1)
         self.initial = model.weight.sum().item()
-        note(self.record, trial=self.trial, pid=os.getpid(), made=context.distributed.get_rank(), initial=self.initial)
+        rank, raylet = context.distributed.get_rank(), os.environ.get("RAY_RAYLET_PID")
+        note(self.record, trial=self.trial, pid=os.getpid(), made=rank, initial=self.initial, raylet=raylet)
         self.model = context.wrap_model(model)
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=context.get_hparam("lr")))
 

@@ -1,4 +1,4 @@
-"""A compiled model on cached data; each trial writes down what it found warm."""
+"""A compiled model, partly pretrained, on cached data; each trial writes down what it found warm."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ def data(records: int) -> torch.utils.data.TensorDataset:
     return torch.utils.data.TensorDataset(torch.randn(records, 4))
 
 
+@pytorch.pretrained
+def embedding(width: int) -> nn.Module:
+    makes.append(width)
+    return nn.Linear(4, width)
+
+
 class Warm(pytorch.PyTorchTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
-        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        net = nn.Sequential(embedding(6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
         self.model = context.wrap_model(torch.compile(net))  # type: ignore[arg-type]
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=context.get_hparam("lr")))
 

@@ -1,0 +1,376 @@
+"""The server's page as a browser draws it, in front of a fake control and real experiments."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
+
+from dray.records.result import Result
+from dray.serve.app import make_app
+from dray.serve.auth import LOOPBACK
+from searchers.events import Exited, Started
+from tests.records.test_result import Story, config, told
+from tests.report.simulated import simulated
+from tests.serve.conftest import TOKEN, listening
+from tests.serve.fake import FakeControl
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+MANY = 10_000
+PATIENCE_S = 60
+
+
+@dataclass
+class Site:
+    """A browser at a server's page."""
+
+    browser: Any
+    url: str
+    results: Path
+    control: FakeControl
+    story: Story
+
+    def open(self, place: str) -> None:
+        """Go to a view, as a link does."""
+        self.browser.get(f"{self.url}/{place}")
+
+    def all(self, selector: str) -> list[Any]:
+        return list(self.browser.find_elements(By.CSS_SELECTOR, selector))
+
+    def one(self, selector: str) -> Any:
+        self.until(lambda: self.all(selector), selector)
+        return self.all(selector)[0]
+
+    def texts(self, selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(arguments[0])].map(each => each.textContent)"
+        return list(self.browser.execute_script(script, selector))
+
+    def until(self, holds: Callable[[], Any], what: str = "") -> Any:
+        return WebDriverWait(self.browser, PATIENCE_S).until(lambda _: holds(), what)
+
+    def click(self, label: str, within: str = "body") -> None:
+        """Press the button with this label."""
+        script = """const [label, within] = arguments;
+                    const all = [...document.querySelectorAll(`${within} button`)];
+                    const found = all.filter(it => it.innerText === label);
+                    if (found.length === 1) found[0].click();
+                    return found.length === 1;"""
+        self.until(lambda: self.js(script, label, within), label)
+
+    def press(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        for key in keys:
+            self.browser.switch_to.active_element.send_keys(key)
+
+    def js(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+
+@pytest.fixture(scope="module")
+def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    results = tmp_path_factory.mktemp("results")
+    digits = simulated(results / "digits-1", 64)
+    (digits.path / "code").mkdir()
+    (digits.path / "code" / "model_def.py").write_text("class DigitsTrial: ...\n")
+    logs = digits.trial(3) / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank_0.log").write_text(
+        "2026-11-23T10:00:00.000Z <script>window.hacked = 1</script><img src=x onerror=hacked=1>\n"
+    )
+    simulated(results / "many", MANY, workers=32)
+    story = told(results, config())  # its journal stays open: it runs
+    control, ports, up, stopped = FakeControl(results), [0], threading.Event(), threading.Event()
+    control.put("digits-1", "COMPLETED", tags=("baseline",), notes="<b>first</b>")
+    control.put("many", "PAUSED")
+    control.put("experiment", "RUNNING", slots=1.0, waiting=1)
+
+    def note(port: int) -> None:
+        ports[0] = port
+        up.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAY_HOME", str(results))
+        app = make_app(control, results, token=TOKEN, hosts=LOOPBACK)
+        thread = threading.Thread(target=listening, args=(app, note, stopped))
+        thread.start()
+        assert up.wait(30)
+        url = f"http://127.0.0.1:{ports[0]}"
+        browser.get(f"{url}/login?token={TOKEN}")
+        yield Site(browser, url, results, control, story)
+        browser.get("about:blank")
+        stopped.set()
+        thread.join(30)
+
+
+def test_all_experiments_are_listed_searched_and_opened_by_keys(site: Site) -> None:
+    site.open("#/")
+    site.until(lambda: len(site.all("tbody tr.row")) >= 3)
+    rows = {row.get_attribute("data-key"): row.text for row in site.all("tbody tr.row")}
+    best = Result(site.results / "digits-1").overview.best
+    assert "completed" in rows["digits-1"]
+    assert f"{best:.5g}" in rows["digits-1"]
+    assert "baseline" in rows["digits-1"]
+    assert "1 of 2" in rows["experiment"]
+    assert "1 trial waiting" in rows["experiment"]
+    site.press("/")
+    site.press(*"baseline")
+    assert [row.get_attribute("data-key") for row in site.all("tbody tr.row")] == ["digits-1"]
+    site.press(Keys.ESCAPE)
+    assert len(site.all("tbody tr.row")) == 3
+    site.press("j", "j", "k")
+    assert site.js("return document.activeElement === document.querySelectorAll('tbody .row a')[0]")
+    site.press("?")
+    assert "next and previous row" in site.one("dialog[open]").text
+    site.press(Keys.ESCAPE)
+    site.until(lambda: not site.all("dialog"))
+    site.js("document.querySelector(\"tr[data-key='digits-1'] a\").focus()")
+    site.press(Keys.ENTER)
+    site.until(lambda: site.texts("h1") == ["simulated"])
+    site.js("document.activeElement.blur()")
+    site.press(Keys.ESCAPE)
+    site.until(lambda: site.texts("h1") == ["Experiments"])
+
+
+def test_curves_have_the_validations_of_all_trials(site: Site) -> None:
+    site.open("#/e/digits-1")
+    site.until(lambda: site.js("return document.querySelector('.plot.tall')?.data?.length"), "curves")
+    drawn: dict[int, list[float]] = {}
+    points = "it => it.customdata.map((trial, i) => [trial, it.y[i]])"
+    for trial, value in site.js(f"return document.querySelector('.plot.tall').data.flatMap({points})"):
+        if trial is not None:
+            drawn.setdefault(trial, []).append(value)
+    rows = Result(site.results / "digits-1").metrics.query("kind == 'validation' and name == 'validation_loss'")
+    assert drawn == {trial: mine["value"].tolist() for trial, mine in rows.groupby("trial_id")}
+    assert "All 64 trials that have validated." in site.texts("section [role=status]")
+    assert site.texts(".notes .text") == ["<b>first</b>"], "notes are text"
+    other = """const choice = document.querySelector("select[aria-label=Metric]");
+               choice.value = "training loss";
+               choice.dispatchEvent(new Event("change"));"""
+    site.js(other)
+    title = "return document.querySelector('.plot.tall').layout.yaxis.title.text"
+    site.until(lambda: site.js(title) == "training loss", "another metric")
+    found = site.js("return document.querySelector('.plot.tall').data.flatMap(it => it.y).filter(it => it !== null)")
+    rows = Result(site.results / "digits-1").metrics.query("kind == 'training' and name == 'loss'")
+    assert sorted(found) == sorted(rows["value"])
+
+
+def test_figures_are_drawn_when_they_come_on_the_screen(site: Site) -> None:
+    site.open("#/e/digits-1")
+    site.one("tbody tr.row")
+    for title, drawn in (
+        ("Best value over time", "section:has(h2) .plot .main-svg"),
+        ("Parallel coordinates", "canvas[aria-label^='Parallel coordinates of 64 trials']"),
+        ("Hyperparameters one by one", ".plot.small .main-svg"),
+    ):
+        site.js(
+            "[...document.querySelectorAll('h2')].find(it => it.textContent === arguments[0]).scrollIntoView()", title
+        )
+        site.one(drawn)
+    assert site.js("const it = document.querySelector('canvas'); return it.width > 0 && it.height > 0")
+
+
+def test_a_running_experiment_is_followed(site: Site) -> None:
+    site.open("#/e/experiment")
+    site.one("tr[data-key='3']")
+    assert "0.25" in site.one(".tiles").text, "the best so far"
+    site.story.validate(3, 20, 0.0625)
+    site.until(lambda: "0.0625" in site.one(".tiles").text, "the new best")
+    site.until(lambda: "0.0625" in site.texts("tr[data-key='3']")[0], "its row")
+    site.until(
+        lambda: 0.0625 in site.js("return document.querySelector('.plot.tall').data.flatMap(it => it.y)"), "its curve"
+    )
+    site.story.happen(Exited(trial=3, reason="completed"), Started(trial=4))
+    site.until(lambda: "completed" in site.texts("tr[data-key='3']")[0])
+    site.until(lambda: "running" in site.texts("tr[data-key='4']")[0])
+
+
+TYPED = """
+const [text, rounds, done] = arguments, search = document.querySelector("section input[type=search]");
+const section = search.closest("section"), times = [];
+async function key(value) {
+  const began = performance.now();
+  const drawn = new Promise(resolve => {
+    const seen = new MutationObserver(() => {
+      if (JSON.parse(section.dataset.drawn)[0] === value) { seen.disconnect(); resolve(); }
+    });
+    seen.observe(section, { attributes: true, attributeFilter: ["data-drawn"] });
+  });
+  search.value = value;
+  search.dispatchEvent(new Event("input"));
+  await drawn;
+  document.body.getBoundingClientRect();  // laid out, too
+  return performance.now() - began;
+}
+(async () => {
+  for (let end = 1; end <= text.length; end++) {
+    const tries = [];
+    for (let round = 0; round < rounds; round++) {
+      tries.push(await key(text.slice(0, end)));
+      await key(text.slice(0, end - 1));
+    }
+    times.push(Math.min(...tries));
+  }
+  await key(text);
+  done(times);
+})();
+"""
+
+
+def typed(site: Site, text: str, rounds: int) -> list[float]:
+    """Search in a table of 10,000 trials; how many milliseconds each key took in the quickest of so many rounds."""
+    site.open("#/e/many")
+    site.one("tr[data-key]")
+    return list(site.browser.execute_async_script(TYPED, text, rounds))
+
+
+@pytest.mark.long  # other tests at the same time make it slower
+def test_each_key_in_a_table_of_10_000_trials_takes_less_than_100_ms(site: Site) -> None:
+    times = typed(site, "adam lr<0.005", rounds=3)
+    print("ms per key:", [round(each, 1) for each in times])
+    assert max(times) < 100
+
+
+def test_a_table_of_10_000_trials_is_searched(site: Site) -> None:
+    typed(site, "adam lr<0.005", rounds=0)
+    trials = Result(site.results / "many").trials
+    wanted = trials[(trials["hparams.optimizer"] == "adam") & (trials["hparams.lr"] < 0.005)]
+    assert f"{len(wanted):,} found" in " ".join(site.texts("section [role=status]"))
+    assert "200 of 10,000 shown: the best 100 and 100 evenly by rank." in site.texts("section [role=status]")
+
+
+def test_trials_of_two_experiments_are_compared(site: Site) -> None:
+    site.open("#/e/digits-1")
+    site.one("tr[data-key] input")
+    pick = "const box = document.querySelector('tr[data-key] input'); box.click(); return box.closest('tr').dataset.key"
+    first = site.js(pick)
+    site.open("#/e/many")
+    site.one("tr[data-key] a")
+    site.js("document.querySelector('tr[data-key] a').focus()")
+    second = site.js("return document.activeElement.closest('tr').dataset.key")
+    site.press("x")
+    assert "2 trials picked" in site.one("#picked").text
+    site.press("c")
+    site.until(lambda: site.texts("table.compare thead a") == [f"digits-1 {first}", f"many {second}"])
+    site.until(lambda: site.js("return document.querySelector('.plot')?.data?.length") == 2)
+    rows = Result(site.results / "digits-1").metrics.query(
+        f"kind == 'validation' and name == 'validation_loss' and trial_id == {first}"
+    )
+    assert site.js("return document.querySelector('.plot').data[0].y") == rows["value"].tolist()
+    assert "lr" in site.texts("tr.differs th")
+    site.js("sessionStorage.clear()")
+
+
+def test_stopping_asks_first_and_reaches_the_server(site: Site) -> None:
+    site.open("#/e/experiment")
+    site.click("Stop", ".actions")
+    assert "Its running trials save a checkpoint first." in site.one("dialog[open]").text
+    site.click("Cancel", "dialog")
+    site.until(lambda: not site.all("dialog"))
+    assert ("stop", "experiment") not in site.control.calls
+    site.click("Stop", ".actions")
+    site.click("Stop", "dialog")
+    site.until(lambda: ("stop", "experiment") in site.control.calls)
+    site.until(lambda: "Activate" in site.one(".actions").text)
+    site.click("Activate", ".actions")
+    site.click("Activate", "dialog")
+    site.until(lambda: ("activate", "experiment") in site.control.calls)
+
+
+def test_slots_tags_and_notes_are_changed(site: Site) -> None:
+    site.open("#/e/experiment")
+    site.click("Slots", ".actions")
+    weight = site.one("dialog input[name=weight]")
+    weight.clear()
+    weight.send_keys("2.5")
+    site.click("Change", "dialog")
+    site.until(lambda: not site.all("dialog"), "the end of the dialog")
+    site.until(lambda: "weight 2.5" in site.one(".tiles").text)
+    assert site.control.experiment("experiment").share.weight == 2.5
+    site.click("Tags and notes", ".actions")
+    site.one("dialog input").send_keys("new, tags")
+    site.one("dialog textarea").send_keys("two\nlines")
+    site.click("Save", "dialog")
+    site.until(lambda: {"new", "tags"} <= set(site.texts(".notes .tag")))
+    assert site.control.experiment("experiment").notes == "two\nlines"
+
+
+def test_an_experiment_is_run_again_with_changes(site: Site) -> None:
+    site.open("#/e/digits-1")
+    site.click("Again, with changes", ".actions")
+    text = site.one("dialog textarea").get_property("value")
+    change = """const it = document.querySelector('dialog textarea');
+                it.value = arguments[0];
+                it.dispatchEvent(new Event('input'));"""
+    site.js(change, text.replace("divisor: 4", "divisor: 1"))
+    assert "1 changed line." in site.texts("dialog [role=status]")
+    site.click("Create the experiment", "dialog")
+    site.until(lambda: "searcher.divisor: must be > 1" in site.one("dialog .trouble").text)
+    site.js(change, text.replace("max_trials: 64", "max_trials: 8").replace("name: simulated", "name: smaller"))
+    site.click("Create the experiment", "dialog")
+    site.until(lambda: "#/e/smaller" in site.browser.current_url)
+    [made] = site.results.glob("smaller*")
+    assert yaml.safe_load((made / "experiment.yaml").read_text())["searcher"]["max_trials"] == 8
+    assert (made / "code" / "model_def.py").exists()
+
+
+def test_what_a_trial_printed_is_text_and_is_followed(site: Site) -> None:
+    site.open("#/e/digits-1/t/3")
+    site.until(lambda: "<script>window.hacked" in site.texts(".log")[0])
+    with (site.results / "digits-1" / "trial_3" / "logs" / "rank_0.log").open("a") as file:
+        file.write("one more\x1b[31m line\n")
+    site.until(lambda: "one more line\n" in site.texts(".log")[0])
+    assert site.js("return window.hacked === undefined && document.querySelectorAll('.log *').length === 0")
+    site.until(lambda: "validation_loss" in site.texts("table[aria-label='Last metrics'] th"))
+    assert "lr" in site.texts("table[aria-label=Hyperparameters] th")
+
+
+def test_a_hidden_tab_asks_nothing(site: Site) -> None:
+    site.open("#/")
+    site.one("tbody tr.row")
+    asked = "return performance.getEntriesByType('resource').filter(it => it.name.includes('/api/')).length"
+    hide = "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }});"
+    site.js(hide.format("true") + "document.dispatchEvent(new Event('visibilitychange'))")
+    time.sleep(1)
+    before = site.js(asked)
+    time.sleep(6)
+    assert site.js(asked) == before
+    site.js(hide.format("false") + "document.dispatchEvent(new Event('visibilitychange'))")
+    site.until(lambda: site.js(asked) > before)
+
+
+def test_the_page_fits_its_screens_light_and_dark_and_leaves_the_machine_alone(site: Site, tmp_path: Path) -> None:
+    command = site.browser.execute_cdp_cmd
+    try:
+        for width, theme in ((1400, "light"), (390, "dark")):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == 390}
+            command("Emulation.setDeviceMetricsOverride", size)
+            command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+            for name, place in (("list", "#/"), ("many", "#/e/many"), ("trial", "#/e/digits-1/t/3")):
+                site.open(place)
+                site.browser.refresh()
+                site.one("tbody tr")
+                time.sleep(1)
+                assert site.js("return document.documentElement.scrollWidth") <= width, (name, width)
+                assert site.browser.save_screenshot(str(tmp_path / f"{name}-{width}-{theme}.png"))
+                loaded = site.js("return performance.getEntriesByType('resource').map(it => it.name)")
+                assert {each for each in loaded if not each.startswith(site.url)} == set()
+        background = site.js("return getComputedStyle(document.body).backgroundColor")
+        assert background == "rgb(18, 23, 29)"
+    finally:
+        command("Emulation.clearDeviceMetricsOverride", {})
+        command("Emulation.setEmulatedMedia", {"features": []})
+    # A refused fork is a 400 that Chromium writes down.
+    severe = [
+        each for each in site.browser.get_log("browser") if each["level"] == "SEVERE" and "/fork" not in each["message"]
+    ]
+    assert severe == []

@@ -1,0 +1,240 @@
+"""``dray serve`` on a real Ray: experiments share its worker groups, and nothing is lost when any process dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+import dray
+from dray.groups.lent import DESK
+from dray.serve.client import Refused
+from dray.serve.control import Share, Submitted, WrongState
+from dray.serve.manager import NAMESPACE
+from tests.ray.harness import TRIALS, attempts, journal, lines, saved_batches
+from tests.ray.serving import Served, copy_of, served
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, ray_is_up: None) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("server") / "results") as found:
+        yield found
+
+
+def losses(record: Path) -> dict[tuple[int, int], set[float]]:
+    """All losses that were noted of each batch of each trial."""
+    found: dict[tuple[int, int], set[float]] = {}
+    for line in lines(record):
+        if "batch" in line:
+            found.setdefault((line["trial"], line["batch"]), set()).add(line["loss"])
+    return found
+
+
+def check_training(record: Path, *, trials: int, batches: int) -> None:
+    """Each batch was trained, one process at a time, and when it was trained again it had the same weights."""
+    attempts(record)
+    found = losses(record)
+    assert sorted(found) == [(trial, batch) for trial in range(trials) for batch in range(batches)]
+    assert all(len(values) == 1 for values in found.values())
+
+
+def has_saved(server: Served, submitted: Submitted) -> bool:
+    return saved_batches(server.path(submitted), 0) >= 10
+
+
+# -------------------------------------------------------------------------------------------------------- one design
+def test_the_second_experiment_trains_in_the_processes_of_the_first_with_its_own_code(
+    server: Served, tmp_path: Path
+) -> None:
+    new = ('return {"loss": loss}', 'return {"loss": loss, "new": 1.0}')
+    changed = copy_of(TRIALS, tmp_path / "changed", recorded=new)
+    first = server.submit("first")
+    server.wait_until(first, "COMPLETED")
+    second = server.submit("second", code=changed)
+    server.wait_until(second, "COMPLETED")
+    [one], [other] = ({line["pid"] for line in lines(server.record(name))} for name in ("first", "second"))
+    assert one == other
+    assert "new" not in dray.Result(server.path(first)).metrics["name"].to_numpy()
+    assert "new" in dray.Result(server.path(second)).metrics["name"].to_numpy()
+
+
+def test_a_config_with_faults_is_refused_with_their_fields(server: Served) -> None:
+    with pytest.raises(dray.ConfigError) as refused:
+        server.submit("wrong", searcher={"name": "random", "metric": "error", "max_length": {"batches": 5}})
+    assert [fault.path for fault in refused.value.faults] == ["searcher.max_trials"]
+
+
+def test_code_that_no_worker_can_import_is_an_error_with_its_cause_and_harms_no_other(
+    server: Served, tmp_path: Path
+) -> None:
+    only_there = (
+        "import multiprocessing\nif multiprocessing.current_process().name != 'dray-experiment':\n    import nowhere"
+    )
+    broken = copy_of(TRIALS, tmp_path / "broken", recorded=("import torch\n", f"import torch\n{only_there}\n"))
+    submitted = server.submit("broken", code=broken)
+    assert "nowhere" in server.wait_until(submitted, "ERROR").error
+    server.wait_until(server.submit("after-it"), "COMPLETED")
+
+
+def values_of(server: Served, submitted: Submitted, name: str) -> set[float]:
+    """All values that an experiment's trials have reported for a metric."""
+    metrics = dray.Result(server.path(submitted)).metrics
+    return set(metrics[metrics["name"] == name]["value"])
+
+
+def test_experiments_with_equal_module_names_at_the_same_time_do_not_see_each_others_code(
+    server: Served, tmp_path: Path
+) -> None:
+    codes = []
+    for number in (1, 2):  # one module is imported with the class, the other during training
+        body = ("    def train_batch(", "    own = WHO\n\n    def train_batch(")
+        codes.append(copy_of(TRIALS, tmp_path / str(number), recorded=body))
+        file = codes[-1] / "recorded.py"
+        text = file.read_text().replace("import torch\n", "import torch\nfrom who import WHO\n", 1)
+        late = 'import later\n        return {"loss": loss, "who": self.own, "late": later.WHO}'
+        file.write_text(text.replace('return {"loss": loss}', late))
+        for module in ("who", "later"):
+            (codes[-1] / f"{module}.py").write_text(f"WHO = {number}.0\n")
+    first = server.submit("user-1", code=codes[0], trials=8, batches=20, pause_s=0.1)
+    server.wait_for(lambda: server.client.experiment(first.name).slots == 2, "both slots in use")
+    second = server.submit("user-2", code=codes[1], trials=2, batches=20, pause_s=0.1)
+    for submitted in (first, second):
+        server.wait_until(submitted, "COMPLETED")
+    one, other = (lines(server.record(name)) for name in ("user-1", "user-2"))
+    assert other[0]["time"] < one[-1]["time"], "they ran at the same time"
+    assert {line["pid"] for line in other} <= {line["pid"] for line in one}, "in the same processes"
+    for number, submitted in enumerate((first, second), 1):
+        assert values_of(server, submitted, "who") == values_of(server, submitted, "late") == {float(number)}
+
+
+def pids(server: Served, name: str) -> set[int]:
+    return {line["pid"] for line in lines(server.record(name))}
+
+
+@pytest.mark.long
+def test_reuse_workers_false_gives_each_trial_processes_that_no_other_has_used_or_will_use(server: Served) -> None:
+    server.wait_until(server.submit("before"), "COMPLETED")
+    fresh = server.submit("fresh", trials=2, resources={"slot": "cpu", "reuse_workers": False})
+    server.wait_until(fresh, "COMPLETED")
+    server.wait_until(server.submit("after"), "COMPLETED")
+    assert len(pids(server, "fresh")) == 2
+    assert not pids(server, "fresh") & (pids(server, "before") | pids(server, "after"))
+
+
+@pytest.mark.long
+def test_other_environment_variables_need_other_processes_which_no_other_experiment_gets(
+    server: Served, tmp_path: Path
+) -> None:
+    new = ('return {"loss": loss}', 'return {"loss": loss, "red": os.environ.get("COLOUR") == "red"}')
+    code = copy_of(TRIALS, tmp_path / "colours", recorded=new)
+    red = {"environment_variables": ["COLOUR=red"]}
+    submitted = {}
+    for name, environment in (("plain", {}), ("red", red), ("red-again", red), ("plain-again", {})):
+        submitted[name] = server.submit(name, code=code, trials=2, environment=environment)
+        server.wait_until(submitted[name], "COMPLETED")
+    seen = {name: values_of(server, each, "red") for name, each in submitted.items()}
+    assert seen == {"plain": {0.0}, "red": {1.0}, "red-again": {1.0}, "plain-again": {0.0}}
+    assert not (pids(server, "red") | pids(server, "red-again")) & (pids(server, "plain") | pids(server, "plain-again"))
+
+
+# -------------------------------------------------------------------------------------------------------- life cycle
+def test_a_paused_experiment_continues_where_it_saved(server: Served) -> None:
+    submitted = server.submit("paused", batches=40, pause_s=0.1)
+    server.wait_for(lambda: has_saved(server, submitted), "a checkpoint")
+    server.client.pause(submitted.name)
+    server.wait_until(submitted, "PAUSED")
+    server.client.activate(submitted.name)
+    server.wait_for(lambda: len(attempts(server.record("paused"))[0]) == 2, "it continues")
+    server.client.stop(submitted.name)
+    server.client.activate(submitted.name)  # while it stops
+    ended = server.wait_until(submitted, "COMPLETED")
+    check_training(server.record("paused"), trials=1, batches=40)
+    assert (len(attempts(server.record("paused"))[0]), ended.restarts) == (3, 0)
+    with pytest.raises((WrongState, Refused), match="completed"):
+        server.client.activate(submitted.name)
+
+
+def test_a_higher_priority_takes_the_slots_at_once_and_the_others_continue(server: Served) -> None:
+    low = server.submit("low", trials=2, batches=100, pause_s=0.1)
+    server.wait_for(lambda: len(attempts(server.record("low"))) == 2 and has_saved(server, low), "both slots in use")
+    high = server.submit("high", resources={"slot": "cpu", "priority": 1})
+    server.wait_until(high, "COMPLETED")
+    assert server.client.experiment(low.name).state != "COMPLETED"
+    server.wait_until(low, "COMPLETED")
+    check_training(server.record("low"), trials=2, batches=100)
+    assert dray.Result(server.path(low)).trials["restarts"].tolist() == [0, 0], "it is no failure"
+
+
+def test_a_group_of_another_size_takes_the_slots_of_a_lower_priority_and_gives_them_back(server: Served) -> None:
+    small = server.submit("small", trials=2, batches=100, pause_s=0.1)
+    server.wait_for(
+        lambda: len(attempts(server.record("small"))) == 2 and has_saved(server, small), "both slots in use"
+    )
+    large = server.submit("large", resources={"slot": "cpu", "slots_per_trial": 2, "priority": 1})
+    server.wait_until(large, "COMPLETED")
+    assert server.client.experiment(small.name).state != "COMPLETED"
+    server.wait_until(small, "COMPLETED")
+    check_training(server.record("small"), trials=2, batches=100)
+
+
+def test_a_changed_share_counts_at_once(server: Served) -> None:
+    running = server.submit("running", trials=4, batches=60, pause_s=0.1)
+    server.wait_for(lambda: server.client.experiment(running.name).slots == 2, "both slots in use")
+    server.client.set_share(running.name, Share(max_slots=1))
+    other = server.submit("other")
+    server.wait_until(other, "COMPLETED")
+    assert server.client.experiment(running.name).slots == 1
+    server.client.kill(running.name)
+    server.wait_until(running, "STOPPED")
+
+
+# ------------------------------------------------------------------------------------------------------------ faults
+def test_code_that_kills_its_process_fails_its_own_experiment_only(server: Served, tmp_path: Path) -> None:
+    only_there = (
+        "import multiprocessing, os\nif multiprocessing.current_process().name != 'dray-experiment':\n    os._exit(1)"
+    )
+    deadly = copy_of(TRIALS, tmp_path / "deadly", recorded=("import torch\n", f"import torch\n{only_there}\n"))
+    other = server.submit("beside-it", batches=100, pause_s=0.1)
+    submitted = server.submit("deadly", code=deadly, max_restarts=6)
+    assert server.wait_until(submitted, "ERROR").error
+    assert server.wait_until(other, "COMPLETED").restarts == 0
+    check_training(server.record("beside-it"), trials=1, batches=100)
+
+
+def test_an_experiment_whose_process_dies_continues_by_itself(server: Served) -> None:
+    submitted = server.submit("killed", batches=60, pause_s=0.1)
+    server.wait_for(lambda: has_saved(server, submitted), "a checkpoint")
+    driver = server.driver_of(submitted)
+    assert driver is not None
+    os.kill(driver, signal.SIGKILL)
+    server.wait_until(submitted, "COMPLETED")
+    check_training(server.record("killed"), trials=1, batches=60)
+    assert server.client.experiment(submitted.name).restarts == 1
+
+
+def test_experiments_continue_when_the_desk_has_died(server: Served) -> None:
+    submitted = server.submit("deskless", batches=60, pause_s=0.1)
+    server.wait_for(lambda: has_saved(server, submitted), "a checkpoint")
+    ray.kill(ray.get_actor(DESK, namespace=NAMESPACE))
+    server.wait_until(submitted, "COMPLETED")
+    check_training(server.record("deskless"), trials=1, batches=60)
+
+
+def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> None:
+    running = server.submit("running-on", batches=60, pause_s=0.1)
+    waiting = [server.submit(f"waiting-{number}", batches=20) for number in range(3)]
+    server.wait_for(lambda: has_saved(server, running), "a checkpoint")
+    paused = server.client.pause(waiting[-1].name)
+    server.kill()
+    server.restart()
+    for submitted in (running, *waiting[:-1]):
+        server.wait_until(submitted, "COMPLETED")
+    check_training(server.record("running-on"), trials=1, batches=60)
+    assert server.client.experiment(paused.name).state == "PAUSED"
+    assert [record["event"] for record in journal(server.path(running))].count("start") == 1
