@@ -1,13 +1,13 @@
 # make demo    the ASHA search of examples/digits on Ray, on this machine
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
-# make test    check, then the slow tests and those on a real Ray; about a quarter of an hour
-# make test-all  the same, and the long ones: the deaths of nodes, a store in S3, disk use; half an hour more
+# make test    check, then the slow tests and those on a real Ray; about ten minutes
+# make test-all  the same, and the long ones: the deaths of nodes, machines that Ray launches, a store in S3; half an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make test-determined  those with the real Determined 0.38.1, which it installs into build/determined; half an hour
 # make bench   the benchmarks (see bench/)
 # make gpu     all that needs a GPU, the tests and the figures, in eight minutes on one; without one, a dry run
 # make docs    the site of docs/, in build/docs
-# make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times; hours on two cores
+# make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times, twice: hours on two cores
 #
 # Each makes .venv on first use, from constraints.txt, and again only when pyproject.toml or constraints.txt change.
 
@@ -61,7 +61,7 @@ floors: $(INSTALLED)
 	@$(BIN)/lint-imports --no-logo
 
 # Two processes with directories of their own: each of xdist's would collect all the tests, a quarter of the time.
-HALF := $(addprefix tests/,api cluster core hosts observers pytorch records searchers storage training worker)
+HALF := $(addprefix tests/,api cluster code compat core experiment hosts observers pytorch records searchers storage training worker)
 FAST := -q -m "not slow and not ray and not gpu and not cluster"
 
 test-fast: $(INSTALLED)
@@ -81,9 +81,9 @@ SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
 # Three shares that take about as long: of the tests on Ray, those that start clusters and those that share one, each with
 # a part of the others.
-OWN := tests/cli tests/experiment $(patsubst %,tests/ray/test_%.py,bad_input cluster fault_matrix interrupt observers secrets sharing sweep)
+OWN := tests/browser tests/cli tests/examples tests/experiment $(patsubst %,tests/ray/test_%.py,bad_input cluster fault_matrix interrupt observers secrets sharing sweep)
 
-SHARED := tests/ray tests/migration
+SHARED := tests/ray tests/docs tests/migration
 
 test-slow-own: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(OWN)
@@ -129,6 +129,7 @@ docs: $(INSTALLED)
 soak: $(INSTALLED)
 	@$(BIN)/python bench/soak.py
 	@$(BIN)/python bench/soak.py --matrix
+	@$(BIN)/python bench/soak.py --matrix --sharded
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -130,6 +130,26 @@ def run(script: str, arguments: Sequence[str], directory: Path) -> Ran:
     return Ran(began=began, ended=ended, stamps=read_stamps(stamps))
 
 
+def run_in_turn(script: str, trials: Mapping[str, int], rounds: int, directory: Path) -> Iterator[tuple[str, Ran]]:
+    """Run each case of a benchmark so often, in turn: ``script --child <case> <directory> <trials>``.
+
+    Args:
+        script: its path.
+        trials: by case, of its search.
+        rounds: how often each case is run.
+        directory: for their files.
+
+    Yields:
+        A case, and its run.
+    """
+    for number in range(1, rounds + 1):
+        for case, count in trials.items():
+            where = directory / f"{number}-{case}"
+            ran = run(script, ["--child", case, str(where), str(count)], where)
+            print(f"round {number}, {case}: {count} trials in {ran.wall_s:.1f} s", flush=True)
+            yield case, ran
+
+
 def read_stamps(file: Path) -> list[Stamp]:
     """What the processes of a run have stamped so far, in the order of time."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]

@@ -64,17 +64,16 @@ class Groups:
 
     def start(self, number: int) -> Any:
         from dray.groups.group import Slots, WorkerGroup
-        from dray.worker.spec import WorkerSpec
+        from dray.worker.spec import ExperimentSpec, WorkerSpec
 
         settings: Any = SimpleNamespace(environment={})
+        held: Any = Held(number)
         spec = WorkerSpec(
-            run="bench",
+            desk=self._desk,
+            owner="bench",
             group=f"group-{number}",
             start=number,
-            desk=self._desk,
-            settings=settings,
-            load_trial=Held(number),
-            log_format="",
+            experiment=ExperimentSpec(run="bench", settings=settings, load_trial=held, log_format=""),
             shared_by=1,
             needs=None,
         )
@@ -89,7 +88,7 @@ class Groups:
             for message in self._heard:
                 if type(message).__name__ == kind and message.group == f"group-{number}":
                     return float(message.time)
-            self._heard += ray.get(self._desk.messages.remote({}))
+            self._heard += ray.get(self._desk.messages.remote("bench", {}))
 
 
 def others() -> dict[int, str]:
@@ -127,7 +126,7 @@ def child(directory: Path, size: int) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": size, "include_dashboard": False})
     try:
         ray.init(address=cluster.address, log_to_driver=False)
-        groups = Groups(directory, start_desk("desk", {}))
+        groups = Groups(directory, start_desk("desk", "bench", runtime_env={}))
         started = []
         for number in range(size):
             time.sleep(1.0)

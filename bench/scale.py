@@ -89,14 +89,14 @@ class Players:
     def __init__(self, plain: int) -> None:
         self._plain, self._waits = plain, list[float]()
 
-    async def play(self, desk: Any, group: str, start: int, rungs: list[int]) -> None:
+    async def play(self, desk: Any, run: str, group: str, start: int, rungs: list[int]) -> None:
         """What a group does from its start to the end of the search."""
         from dray.desk.messages import Departure
         from dray.worker.lease import TrialLease
 
-        await desk.arrived.remote(group, "")
+        await desk.arrived.remote(run, group, "")
         number = 0
-        while (given := await desk.next_lease.remote(group, start, 0, 1, number)) is not None:
+        while (given := await desk.next_lease.remote(run, group, start, 0, 1, number)) is not None:
             assert isinstance(given, TrialLease)
             number = given.number
             desk.begun.remote(number)
@@ -146,8 +146,11 @@ class LightGroup:
         self.name, self.start = spec.group, spec.start
         player = self.players[LightGroup.made // GROUPS_PER_PLAYER % len(self.players)]
         LightGroup.made += 1
-        lengths = [rung for rung in (*spec.settings.rungs, spec.settings.max_length) if rung is not None]
-        player.play.remote(spec.desk, spec.group, spec.start, sorted({int(length.value) for length in lengths}))
+        settings = spec.experiment.settings
+        lengths = [rung for rung in (*settings.rungs, settings.max_length) if rung is not None]
+        player.play.remote(
+            spec.desk, spec.owner, spec.group, spec.start, sorted({int(length.value) for length in lengths})
+        )
 
     def end(self) -> None:
         """Nothing to do: it ends with its player."""

@@ -11,7 +11,7 @@ killed, how often it survived, and the time from the death to the next batch tra
 Exits with 1 if a check fails.
 
     python bench/soak.py [--trials 1000] [--every 40] [--seed 0]
-    python bench/soak.py --matrix [--times 10] [--cases "desk,driver"] [--seed 0]
+    python bench/soak.py --matrix [--sharded] [--times 10] [--cases "desk,driver"] [--seed 0]
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 import dray  # noqa: E402
-from tests.ray.faults import ON_A_CLUSTER, ON_THIS_MACHINE, Play, faults_of, weights  # noqa: E402
+from tests.ray.faults import OF_RANKS, ON_A_CLUSTER, ON_THIS_MACHINE, Play, faults_of, weights_of  # noqa: E402
 from tests.ray.harness import DIGITS, Driver, descendants, ends, write_config  # noqa: E402
 
 VICTIMS = {"ray::RayTrainWo": "worker", "ray::ResourceTr": "handle", "ray::Desk": "desk"}
@@ -49,7 +49,8 @@ LEFT_AFTER_S = 60.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", action="store_true")
-    parser.add_argument("--cases", default=",".join((*ON_THIS_MACHINE, *ON_A_CLUSTER)), help="of the matrix")
+    parser.add_argument("--sharded", action="store_true", help="shard the models of the matrix's trials")
+    parser.add_argument("--cases", help="of the matrix (default: all of plain, or of sharded trials)")
     parser.add_argument("--times", type=int, default=10, help="that each case of the matrix is played")
     parser.add_argument("--trials", type=int, default=1000, help="of the sweep")
     parser.add_argument("--every", type=float, default=40.0, help="seconds between two deaths of the sweep, on average")
@@ -59,18 +60,23 @@ def main() -> int:
     # A short path: Ray puts sockets below it.
     with tempfile.TemporaryDirectory(prefix="ds-") as directory:
         if options.matrix:
-            return matrix(Path(directory), options.cases.split(","), options.times, rng)
+            cases = (*(OF_RANKS if options.sharded else ON_THIS_MACHINE), *ON_A_CLUSTER)
+            if options.cases:
+                cases = tuple(options.cases.split(","))
+            return matrix(Path(directory), cases, options.times, rng, sharded=options.sharded)
         return sweep(Path(directory), options.trials, options.every, rng)
 
 
 # ---------------------------------------------------------------------------------------------------------- the matrix
-def matrix(directory: Path, cases: Sequence[str], times: int, rng: random.Random) -> int:
-    with Play(directory / "undisturbed", trials=times) as play:
-        expected = weights(play.run())
+def matrix(directory: Path, cases: Sequence[str], times: int, rng: random.Random, *, sharded: bool) -> int:
+    which = range(times if sharded else 0)
+    with Play(directory / "undisturbed", trials=times, sharded=which) as play:
+        expected = weights_of(play.run())
     print(f"{'case':18} {'killed':>7} {'survived':>9} {'recovery, median':>17} {'worst':>7}", flush=True)
     wrong: list[str] = []
     for case in cases:
-        with Play(directory / case.replace(" ", "-"), trials=times, on_a_cluster=case in ON_A_CLUSTER) as play:
+        path, on_a_cluster = directory / case.replace(" ", "-"), case in ON_A_CLUSTER
+        with Play(path, trials=times, sharded=which, on_a_cluster=on_a_cluster) as play:
             result = play.run([case] * times, rng)
         found = faults_of(result, expected) + [f"left behind: {left}" for left in play.left]
         wrong += [f"{case}: {what}" for what in found]

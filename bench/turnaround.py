@@ -33,7 +33,7 @@ from _measure import (
     of_kind,
     perform,
     quantile,
-    run,
+    run_in_turn,
     stamp,
     stamp_counts,
     verdict,
@@ -376,13 +376,9 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     """Run all cases, and print the results."""
     paper.say(machine())
     figures: dict[str, list[Figures]] = {name: [] for name in options.cases}
-    for number in range(1, options.rounds + 1):
-        for name in options.cases:
-            case, where = CASES[name], directory / f"{number}-{name}"
-            trials = int(options.trials * case.more)
-            ran = run(__file__, ["--child", name, str(where), str(trials)], where)
-            figures[name].append(Figures(case=case, ran=ran))
-            print(f"round {number}, {name}: {trials} trials in {ran.wall_s:.1f} s", flush=True)
+    trials = {name: int(options.trials * CASES[name].more) for name in options.cases}
+    for name, ran in run_in_turn(__file__, trials, options.rounds, directory):
+        figures[name].append(Figures(case=CASES[name], ran=ran))
     report(paper, figures)
 
 

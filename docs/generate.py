@@ -12,6 +12,7 @@ from dray.config.json_schema import json_schema
 from dray.config.kinds import CLASS
 from dray.config.sections import KINDS, SECTIONS
 from dray.config.yaml_file import as_yaml
+from dray.text import one_line
 
 CONFIG_PAGE = Path(__file__).parent / "config.md"
 MIGRATION_PAGE = Path(__file__).parent / "migration.md"
@@ -75,7 +76,7 @@ def _table(place: str, schema: dict[str, Any], anchors: dict[str, str]) -> list[
         columns.append("methods" if kinds.field == "name" else f"{kinds.field}s")
         models = {kind: each for kind, each in kinds.models.items() if kind != "async_halving"}
         definitions = {kind: schema["$defs"][each.__name__] for kind, each in models.items()}
-    description = schema["description"] if not place else " ".join(str(base.__doc__).partition("\n\n")[0].split())
+    description = schema["description"] if not place else one_line(str(base.__doc__).partition("\n\n")[0])
     rows = [columns, ["---"] * len(columns)]
     for name, field in model.model_fields.items():
         forms = {kind: each["properties"][name] for kind, each in definitions.items() if name in each["properties"]}
