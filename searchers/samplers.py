@@ -155,16 +155,20 @@ class FirstPoints:
 def named_sampler(
     name: str, space: Space, *, seed: int, rungs: Sequence[float], options: Mapping[str, object] = MappingProxyType({})
 ) -> Sampler:
-    """The sampler of this name: "random", or one that `OptunaSampler` takes, which documents the arguments.
+    """The sampler of this name: "random", "multi_fidelity", or one of `OptunaSampler`'s, which documents the arguments.
 
     Raises:
         FieldError: There is no such sampler, or it does not take these options. Paths begin with `searcher.sampler`.
     """
-    if name != "random":
-        # Here, not above: Optuna takes most of a second to import.
+    # Imports here, not above: Optuna and scipy take most of a second.
+    if name not in ("random", "multi_fidelity"):
         from searchers.optuna_sampler import OptunaSampler
 
         return OptunaSampler(space, seed=seed, rungs=rungs, name=name, options=options)
     if options:
-        raise FieldError([("searcher.sampler.options", f"random has no options, got {options}; remove them")])
-    return RandomSampler(space, seed)
+        raise FieldError([("searcher.sampler.options", f"{name} has no options, got {options}; remove them")])
+    if name == "random":
+        return RandomSampler(space, seed)
+    from searchers.multi_fidelity import MultiFidelitySampler
+
+    return MultiFidelitySampler(space, seed=seed, rungs=rungs)

@@ -13,7 +13,7 @@ from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_method, build_sampler, build_search
 from dray.errors import ConfigError
-from searchers import ASHA, AdaptiveASHA, Create, Exited, Grid, PromotionASHA, Reported, Started
+from searchers import ASHA, AdaptiveASHA, Create, Exited, Grid, PromotionASHA, RandomSampler, Reported, Started
 
 LR = {"type": "log", "base": 10, "minval": -4, "maxval": -1}
 HALVING = {"max_trials": 8, "max_length": {"epochs": 16}}
@@ -126,6 +126,24 @@ def test_sampler_is_a_name_or_a_name_and_options() -> None:
     assert (by_name.name, by_name.options) == ("tpe", {})
     assert (with_options.name, with_options.options) == ("tpe", {"n_startup_trials": 3})
     assert load(ASHA_3).searcher.sampler.name == "random"
+
+
+def test_the_multi_fidelity_sampler_is_made_for_the_methods_rungs() -> None:
+    sampler, same = (build_sampler(load({**ASHA_3, "sampler": "multi_fidelity"})) for _ in range(2))
+    assert type(sampler).__name__ == "MultiFidelitySampler"
+    method = build_method(load(ASHA_3))
+    for trial in range(20):
+        for each in (sampler, same):
+            each.tell(Started(trial=trial), {"lr": 10.0 ** -(1 + trial % 4)})
+            each.tell(Reported(trial=trial, step=method.rungs[0], value=trial % 4), {})
+            each.tell(Exited(trial=trial, reason="stopped"), {})
+    assert sampler.ask(21) == same.ask(21) != RandomSampler(sampler.space, 7).ask(21)
+
+
+def test_the_multi_fidelity_sampler_has_no_options() -> None:
+    assert faults({**ASHA_3, "sampler": {"name": "multi_fidelity", "options": {"n": 1}}}) == {
+        "searcher.sampler.options": "multi_fidelity has no options, got {'n': 1}; remove them"
+    }
 
 
 def test_first_points_come_first_and_constants_may_be_left_out() -> None:
