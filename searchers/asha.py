@@ -29,6 +29,8 @@ class ASHA(SuccessiveHalving):
             0 = `divisor ** (num_rungs - 1)`, so that one of the first trials is expected to reach the top rung.
         max_invalid: Invalid trials that are replaced before the search gives up, >= 0.
             By default 4 per trial, and at least 16.
+        skip_uninformative_rungs: Let more trials continue at a rung that ranks them otherwise than the next one does,
+            and all of them where it says nothing: see `rung_correlation`.
 
     Attributes:
         rungs: Lengths of the rungs, ascending.
@@ -60,7 +62,7 @@ class ASHA(SuccessiveHalving):
             return []
         while (rung := self._next.get(trial, 0)) <= top and step >= self._rungs[rung].length:
             self._next[trial] = rung + 1
-            continues = self._rungs[rung].rank(trial, value)
+            continues = self._rank(trial, rung, value)
             if rung < top and not (continues and value < math.inf):
                 self._slots.release(trial)
                 return [Stop(trial=trial), *self._fill()]

@@ -32,6 +32,7 @@ class SuccessiveHalving:
         divisor: float = 4,
         max_concurrent_trials: int = 16,
         max_invalid: int | None = None,
+        skip_uninformative_rungs: bool = False,
     ) -> None:
         check = Fields()
         check.whole("max_trials", max_trials, at_least=1)
@@ -42,6 +43,7 @@ class SuccessiveHalving:
         check.whole("max_invalid", max_invalid, at_least=0, or_none=True)
         check.done()
         self.divisor = divisor
+        self._learns = skip_uninformative_rungs
         self._set_up(rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor))
         self._max_concurrent_trials = max_concurrent_trials
         self._slots = TrialSlots(max_trials=max_trials, max_concurrent=self._max_concurrent(), max_invalid=max_invalid)
@@ -104,6 +106,12 @@ class SuccessiveHalving:
                 return []
             case _:
                 assert_never(event)
+
+    def _rank(self, trial: int, number: int, value: float) -> bool:
+        """Rank the trial at this rung. Returns whether it continues."""
+        if self._learns and number:
+            self._rungs[number - 1].compare(trial, value)
+        return self._rungs[number].rank(trial, value)
 
     def _rank_exit(self, exited: Exited, *, next_rung: int) -> None:
         """Remove an invalid trial from its rungs; rank one that failed, diverged or was canceled last at its next."""

@@ -92,7 +92,8 @@ class PromotionASHA(SuccessiveHalving):
     trials that were stopped because their rung was closed can be promoted again, from their checkpoints.
 
     Args:
-        max_trials, max_length, num_rungs, divisor, max_concurrent_trials, max_invalid: As in `ASHA`.
+        max_trials, max_length, num_rungs, divisor, max_concurrent_trials, max_invalid, skip_uninformative_rungs: As in
+            `ASHA`.
 
     Raises:
         MethodError: A field is invalid; all are named.
@@ -155,7 +156,7 @@ class PromotionASHA(SuccessiveHalving):
         assert trial.last is not None
         _, value = trial.last
         rung = self._rungs[trial.next]
-        rung.rank(number, value)
+        self._rank(number, trial.next, value)
         trial.next += 1
         if trial.next == len(self._rungs):
             trial.last, trial.finishing = None, True
@@ -200,7 +201,7 @@ class PromotionASHA(SuccessiveHalving):
         rung = self._rungs[trial.next]
         rung.coming -= 1
         if rung is self._rungs[-1]:
-            rung.rank(number, value)
+            self._rank(number, trial.next, value)
             trial.next += 1
             return []
         self._slots.release(number)

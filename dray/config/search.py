@@ -62,6 +62,7 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
                 num_rungs=searcher.num_rungs,
                 divisor=searcher.divisor,
                 max_concurrent_trials=searcher.max_concurrent_trials,
+                skip_uninformative_rungs=searcher.skip_uninformative_rungs,
             )
         case AdaptiveASHASearcher():
             assert length is not None, "the rules require it"
@@ -74,6 +75,7 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
                 bracket_rungs=searcher.bracket_rungs,
                 max_concurrent_trials=searcher.max_concurrent_trials,
                 variant=searcher.variant,
+                skip_uninformative_rungs=searcher.skip_uninformative_rungs,
             )
         case _:
             return custom.new_method(searcher)

@@ -187,6 +187,11 @@ class _Halving(_Budgeted, _Timed):
         "perhaps promoted later",
         examples=["promotion"],
     )
+    skip_uninformative_rungs: bool = Field(
+        default=False,
+        description="at rungs whose ranking says little of the next rung's, more trials than one in divisor continue",
+        examples=[True],
+    )
     stop_once: bool | None = Field(
         default=None, description="as in Determined: true means stopping, false means promotion", examples=[True]
     )

@@ -76,6 +76,24 @@ METHODS: dict[str, tuple[Make, int]] = {  # and the most trials that it may crea
         ),
         9 + 3,
     ),
+    "asha, skipping rungs": (
+        lambda: ASHA(
+            max_trials=24, max_length=16, num_rungs=3, divisor=2, max_invalid=6, skip_uninformative_rungs=True
+        ),
+        24 + 6,
+    ),
+    "promotion, skipping rungs": (
+        lambda: PromotionASHA(
+            max_trials=24, max_length=16, num_rungs=3, divisor=2, max_invalid=6, skip_uninformative_rungs=True
+        ),
+        24 + 6,
+    ),
+    "adaptive, skipping rungs": (
+        lambda: AdaptiveASHA(
+            max_trials=30, max_length=27, divisor=3, variant="promotion", max_invalid=4, skip_uninformative_rungs=True
+        ),
+        30 + 4,
+    ),
     "adaptive": (
         lambda: AdaptiveASHA(max_trials=20, max_length=16, max_concurrent_trials=6, max_invalid=4),
         20 + 4,
