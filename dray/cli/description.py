@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -42,6 +43,7 @@ def overview(each: Overview) -> dict[str, Any]:
 def as_json(read: ExperimentReader) -> dict[str, Any]:
     """An experiment's description, as JSON."""
     from dray.records.outcomes import nan_since_by_trial
+    from dray.records.rungs import rung_estimates
 
     failures = _failures(read.records)
     return {
@@ -52,6 +54,7 @@ def as_json(read: ExperimentReader) -> dict[str, Any]:
         "diverged": nan_since_by_trial(read.result.trials),
         "restarts": sum(failure["again"] for failure in failures),
         "failures": failures,
+        "rungs": [asdict(each) for each in rung_estimates(read.config, read.records)],
         "config": read.config.to_dict(),
     }
 
@@ -60,6 +63,7 @@ def describe(read: ExperimentReader) -> None:
     """Print an experiment's description."""
     from dray.display.best_trials import best_trials
     from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason
+    from dray.records.rungs import rung_estimates
 
     seen, counts, best = read.stored.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)
     searcher = read.config.searcher
@@ -80,6 +84,7 @@ def describe(read: ExperimentReader) -> None:
             ("stored in", seen.path),
             ("checkpoints in", "" if read.stored.directory.storage.is_local else str(read.stored.directory.storage)),
             ("search", f"{searcher.name} on {searcher.metric}, {order}"),
+            ("rungs", "\n".join(each.sentence(searcher.unit) for each in rung_estimates(read.config, read.records))),
             ("each trial on", read.config.resources.share),
             ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
             ("trials", f"{of_all}: {states}" if counts else of_all),

@@ -18,6 +18,7 @@ from dray.records.listing import open_experiment
 from dray.records.logs import failure_records, grouped_failures, last_line, where
 from dray.records.lookup import Name
 from dray.records.outcomes import divergence_summary, failure_summary, nan_since_text, no_best_reason, sound
+from dray.records.rungs import rung_estimates
 from dray.report import figures, html, slot_time
 from dray.report.data import MAX_CURVES, MAX_TRIALS, ReportData
 from dray.report.figures import RANK_SCALE, Figure
@@ -196,7 +197,29 @@ class _Page:
 <p class="quiet">{self._left_out(len(report.drawn), MAX_CURVES, "curves")}{coloured}</p>
 <h3>Best value over time</h3>
 {html.controls("history", history := figures.history(report))}
-{self._place("history", history)}</section>"""
+{self._place("history", history)}
+{self._rungs()}</section>"""
+
+    def _rungs(self) -> str:
+        report = self.report
+        found = rung_estimates(report.config, report.records)
+        if not any(each.compared for each in found):
+            return ""
+        rows = [
+            (
+                report.length(each.length),
+                f"{each.trials:,}",
+                f"{each.compared:,}",
+                "" if each.correlation is None else f"{each.correlation:.2f}",
+                f"{each.continues:.0%}",
+            )
+            for each in found
+        ]
+        head = ["rung", "trials", "reached the next", "rank correlation with the next", "continue"]
+        return f"""<h3>How well each rung ranks</h3>
+{html.table(head, rows)}
+<p class="quiet">The rank correlation of {escape(report.metric)} at a rung with that at the next, as all trials of the
+rung would have it: near 0, the rung tells nothing of the next. Estimated from the trials that reached both.</p>"""
 
     def _hyperparameters(self) -> str:
         report = self.report
