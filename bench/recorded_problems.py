@@ -6,9 +6,12 @@ whether the method is any good elsewhere.
 
 `RecordedProblem(recording("digits_mlp"), seed)` has what the problems of search_problems.py have. A point of the space
 gets the curve of the nearest recorded configuration, in the Euclidean distance of `searchers.unit_cube`; of several
-trials at one configuration each gets the next of its trainings, in turn. What is measured is a configuration's mean
-final loss over its trainings. Regret is normalised: 0 is the best recorded configuration, 1 the median one. Time is in
-epochs: all configurations of a task cost the same.
+trials at one configuration each gets the next of its trainings, in turn. Time is in epochs: all configurations of a
+task cost the same.
+
+What is measured is the logarithm of a configuration's final loss, the mean of its trainings: a median cross entropy may
+be twenty times the best one, and all good configurations would look the same beside it. Regret is normalised: 0 is the
+best recorded configuration, 1 the median one.
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ class RecordedProblem:
         self._cube = UnitCube(recorded.space)
         self._rows = np.stack([self._cube.row(config) for config in recorded.configs])
         self._trials: Counter[int] = Counter()  # of each configuration
-        finals = recorded.losses[:, :, self.rungs[-1] - 1].mean(axis=1)
+        finals = np.log(recorded.losses[:, :, self.rungs[-1] - 1].mean(axis=1))
         self._finals = np.where(np.isfinite(finals), finals, np.inf)
         self.best, self.median = float(self._finals.min()), float(np.median(self._finals))
 

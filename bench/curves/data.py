@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import sysconfig
 import tokenize
 import zlib
@@ -129,7 +130,7 @@ def _docstrings() -> Iterator[str]:
 
 def _pairs(snippet: bytes) -> Array:
     counts = np.zeros(BUCKETS, dtype=np.float32)
-    for first, second in zip(snippet, snippet[1:], strict=False):
+    for first, second in itertools.pairwise(snippet):
         counts[zlib.crc32(bytes([first, second])) % BUCKETS] += 1
     return np.sqrt(counts)
 

@@ -1,8 +1,8 @@
 """Record the learning curves that search methods are developed on: every trial is trained by dray, in this process.
 
-For each task (tasks.py): random configurations of its space, each trained for 27 epochs with several seeds, of which the
-weights, the dropout and the order of the data are drawn; the validation loss after every epoch is kept. The table goes
-to `<task>.parquet` beside this file, a row for each training:
+For each task (tasks.py): random configurations of its space, each trained for 27 epochs with several seeds, from which
+the weights, the dropout and the order of the data are drawn; the validation loss after every epoch is kept. The table
+goes to `<task>.parquet` beside this file, a row for each training:
 
     hparams   the configuration, as JSON
     seed      the number of the training of this configuration, from 0
