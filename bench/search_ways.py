@@ -200,13 +200,14 @@ class Optuna(Peer):
 Make = Callable[[Problem, int], tuple[Method, Sampler]]
 
 
-def _asha(kind: type[ASHA] | type[PromotionASHA]) -> Callable[[Problem, int], Method]:
+def _asha(kind: type[ASHA] | type[PromotionASHA], *, skips: bool = False) -> Callable[[Problem, int], Method]:
     return lambda problem, workers: kind(
         max_trials=ENDLESS,
         max_length=problem.rungs[-1],
         num_rungs=len(problem.rungs),
         divisor=DIVISOR,
         max_concurrent_trials=workers,
+        skip_uninformative_rungs=skips,
     )
 
 
@@ -262,6 +263,8 @@ def _hyperband(problem: Problem) -> optuna.pruners.BasePruner:
 _METHODS = {
     "stopping": ("dray's ASHA, stopping", _asha(ASHA)),
     "promotion": ("dray's ASHA, promotion", _asha(PromotionASHA)),
+    "stopping-skipping": ("dray's ASHA, stopping, that skips rungs", _asha(ASHA, skips=True)),
+    "promotion-skipping": ("dray's ASHA, promotion, that skips rungs", _asha(PromotionASHA, skips=True)),
     "adaptive": ("dray's adaptive ASHA", _adaptive),
 }
 _SAMPLERS = {"random": _random, "tpe": _tpe, "multi_fidelity": _multi_fidelity}
