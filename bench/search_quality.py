@@ -104,8 +104,7 @@ def search(way: str, problem: Problem, regime: Regime) -> Found:
     cpu_s = time.process_time() - began
     regrets = []
     for share in SHARES:
-        last = {trial: loss for at, trial, loss in reports if at <= share * until}
-        incumbent = min(last, key=lambda trial: last[trial], default=None)
+        _, incumbent = min(((loss, trial) for at, trial, loss in reports if at <= share * until), default=(0, None))
         regrets.append(1.0 if incumbent is None else problem.regret(whole.trials[incumbent].hparams or {}))
     return Found(regrets=regrets, trials=len(whole.trials), cpu_s=cpu_s)
 
