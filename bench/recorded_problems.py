@@ -108,7 +108,8 @@ class Recording:
 
     def _moved(self, config: Mapping[str, Any], nearest: int) -> Array:
         """How much larger the logarithm of the loss is at a point than at the nearest configuration, by epoch."""
-        return self.expected(config) - self.targets[nearest]
+        moved: Array = self.expected(config) - self.targets[nearest]
+        return moved
 
 
 @cache
