@@ -2,7 +2,7 @@
 
 Two spaces: five tasks share `LAYERS`, with a choice of the optimizer (and a momentum that only SGD has); five tasks
 share `SEQUENCES`, with a warm-up and a schedule. An epoch is a fixed number of records (`Task.epoch`): all training
-data of the tasks of `LAYERS`, a part of the larger sets of the others.
+data of `digits_mlp`, `diabetes_mlp` and `cancer_mlp`, a part of the larger sets of the others.
 """
 
 from __future__ import annotations
