@@ -7,7 +7,7 @@ whether the method is any good elsewhere.
 `RecordedProblem(recording("digits_mlp"), seed)` has what the problems of search_problems.py have. A recorded
 configuration gets its own curve; of several trials each gets the next of its trainings, in turn. Any other point gets
 the curve of the nearest recorded configuration, moved by the difference that a forest of extremely randomised trees
-sees between the two. The nearest curve alone would be too rough a problem (it explains -7% to 53% of the variance of
+sees between the two. The nearest curve alone would be too rough a problem (it explains -4% to 53% of the variance of
 configurations that are left out, the forest 65% to 96%: curves/describe.py), and all that a search could find around a
 good configuration would be that configuration again. The trees pass through every recorded curve and average between
 them, so no point is better than the best recorded one.
@@ -108,7 +108,8 @@ class Recording:
 
     def _moved(self, config: Mapping[str, Any], nearest: int) -> Array:
         """How much larger the logarithm of the loss is at a point than at the nearest configuration, by epoch."""
-        return self.expected(config) - self.targets[nearest]
+        moved: Array = self.expected(config) - self.targets[nearest]
+        return moved
 
 
 @cache
