@@ -4,17 +4,17 @@ KEPT IS LOOKED AT ONCE. Develop and tune on `TUNE_ON`, as often as you like. `KE
 that is finished: whoever looks at it, changes the method and looks again has tuned on it, and nothing is left to tell
 whether the method is any good elsewhere.
 
-`RecordedProblem(recording("digits_mlp"), seed)` has what the problems of search_problems.py have. A recorded
-configuration gets its own curve; of several trials each gets the next of its trainings, in turn. Any other point gets
-the curve of the nearest recorded configuration, moved by the difference that a forest of extremely randomised trees
-sees between the two. The nearest curve alone would be too rough a problem (it explains -4% to 53% of the variance of
-configurations that are left out, the forest 65% to 96%: curves/describe.py), and all that a search could find around a
-good configuration would be that configuration again. The trees pass through every recorded curve and average between
-them, so no point is better than the best recorded one.
+`RecordedProblem(recording("digits_mlp"), seed)` has what the problems of search_problems.py have. A point of the space
+gets the curve that a forest of extremely randomised trees predicts from all recorded ones, and of its nearest recorded
+configuration the difference of one training from their mean; of several trials with one nearest configuration each
+gets the next training, in turn. The nearest curve alone would be too rough a problem: of configurations that are left
+out, it explains much less than the forest (curves/describe.py), and all that a search could find around a good
+configuration would be that configuration again.
 
-What is measured is the logarithm of a configuration's final loss, the mean of its trainings: a median cross entropy may
-be twenty times the best one, and all good configurations would look the same beside it. Regret is normalised: 0 is the
-best recorded configuration, 1 the median one. Time is in epochs: all configurations of a task cost the same.
+What is measured is the logarithm of a point's smallest loss after any epoch, as the forest predicts it. The smallest,
+since small data sets are learned by heart in the end, and what a search is for is the best checkpoint. The logarithm,
+since a median cross entropy may be twenty times the best one, and all good points would look the same beside it. Regret
+is normalised: 0 is the best of many points, 1 the median one. Time is in epochs: all points of a task cost the same.
 
 Sources: Eggensperger et al., "Efficient Benchmarking of Hyperparameter Optimizers via Surrogates" (2015), for problems
 from recorded trainings; Geurts et al., "Extremely randomized trees" (2006).
@@ -23,7 +23,6 @@ from recorded trainings; Geurts et al., "Extremely randomized trees" (2006).
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -50,12 +49,11 @@ KEPT = ("digits_cnn", "cancer_mlp", "code_tags", "code_transformer", "pixels")
 THREE_RUNGS, FOUR_RUNGS = (3, 9, 27), (1, 3, 9, 27)
 """Epochs. After the first one, little is known."""
 
-WORST = 2.0
-"""No regret is larger: the loss of a configuration that diverges has no bound."""
-
-_NUM_TREES = 64
+_NUM_TREES, _LEAST_IN_LEAF = 64, 2
+_NUM_POINTS = 4000
+"""Random points, besides the recorded ones, among which the best and the median are."""
 _ORDINARY = 0.95
-"""Of all losses. The trees take larger ones to be as large as that, or one would outweigh all others."""
+"""Of all losses. Larger ones, and what is not finite, count as that: diverged, or one would outweigh all others."""
 
 
 class Recording:
@@ -68,20 +66,27 @@ class Recording:
             divergence.
 
     Attributes:
-        best, median: Logarithms of final losses: the best configuration's, and the median one's.
-        targets: What the trees pass through, of shape (configurations, epochs): logarithms of the losses' means.
+        best, median: Logarithms of smallest losses: the best point's, and the median one's.
+        means: What the trees learn, of shape (configurations, epochs): means of the trainings' logarithms.
     """
 
     def __init__(self, space: Space, configs: Sequence[Mapping[str, Any]], losses: Array) -> None:
         self.space, self.configs, self.losses = space, configs, losses
         self._cube = UnitCube(space)
         self._rows = np.stack([self._cube.row(config) for config in configs])
-        means = np.log(losses.mean(axis=1))
-        means[~np.isfinite(means)] = np.inf
-        self._finals = means[:, -1]
-        self.best, self.median = float(self._finals.min()), float(np.median(self._finals))
-        self.targets = np.minimum(means, np.quantile(means[means < np.inf], _ORDINARY))
-        forest = ExtraTreesRegressor(_NUM_TREES, random_state=0).fit(self._rows, self.targets)
+        logs = np.log(losses)
+        most = np.quantile(logs[np.isfinite(logs)], _ORDINARY)
+        logs = np.minimum(np.nan_to_num(logs, nan=most, posinf=most), most)
+        self.means: Array = logs.mean(axis=1)
+        apart = logs - self.means[:, None]
+        # Where one training diverged and another did not, the difference would make other points' losses absurd.
+        usual = 3 * np.sqrt(np.median(apart**2))
+        self._apart = np.clip(apart, -usual, usual)
+        forest = ExtraTreesRegressor(_NUM_TREES, min_samples_leaf=_LEAST_IN_LEAF, random_state=0)
+        forest.fit(self._rows, self.means)
+        points = np.vstack([self._rows, self._cube.random(np.random.default_rng(0), _NUM_POINTS)])
+        smallest = forest.predict(points).min(axis=1)
+        self.best, self.median = float(smallest.min()), float(np.median(smallest))
         # A row at a time: the forest's own `predict` takes ten times as long.
         self._trees = [tree.tree_ for tree in forest.estimators_]
 
@@ -90,26 +95,15 @@ class Recording:
         return int(((self._rows - self._cube.row(config)) ** 2).sum(axis=1).argmin())
 
     def expected(self, config: Mapping[str, Any]) -> Array:
-        """The logarithms of a point's losses, as the trees see it, of shape (epochs,)."""
+        """The logarithms of a point's losses, of shape (epochs,)."""
         row = self._cube.row(config)[None].astype(np.float32)
         found: Array = np.mean([tree.predict(row).reshape(-1) for tree in self._trees], axis=0)
         return found
 
     def curve(self, config: Mapping[str, Any], training: int) -> Array:
-        """The losses of a point: of the nearest configuration's training, moved to the point."""
-        nearest = self.nearest(config)
-        curve: Array = self.losses[nearest, training] * np.exp(self._moved(config, nearest))
+        """A point's losses in a training, of shape (epochs,)."""
+        curve: Array = np.exp(self.expected(config) + self._apart[self.nearest(config), training])
         return curve
-
-    def final(self, config: Mapping[str, Any]) -> float:
-        """The logarithm of a point's final loss, the mean of its trainings; inf if one diverges."""
-        nearest = self.nearest(config)
-        return float(self._finals[nearest] + self._moved(config, nearest)[-1])
-
-    def _moved(self, config: Mapping[str, Any], nearest: int) -> Array:
-        """How much larger the logarithm of the loss is at a point than at the nearest configuration, by epoch."""
-        moved: Array = self.expected(config) - self.targets[nearest]
-        return moved
 
 
 @cache
@@ -154,9 +148,7 @@ class RecordedProblem:
         return 1.0
 
     def regret(self, config: Mapping[str, Any]) -> float:
-        """The regret of a configuration, trained to the end; at most `WORST`."""
+        """The regret of a configuration's best checkpoint, once it is trained to the end."""
         recorded = self.recorded
-        final = recorded.final(config)
-        if not math.isfinite(final):
-            return WORST
-        return min((final - recorded.best) / (recorded.median - recorded.best), WORST)
+        smallest = float(recorded.expected(config).min())
+        return (smallest - recorded.best) / (recorded.median - recorded.best)
