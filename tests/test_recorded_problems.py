@@ -1,4 +1,4 @@
-"""bench/recorded_problems.py: the recorded tables are complete, and a problem replays them; regret in closed form."""
+"""bench/recorded_problems.py: the recorded tables are complete, and a problem replays them; regrets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -63,16 +64,11 @@ def sgd(momentum: float) -> dict[str, Any]:
 
 @pytest.fixture
 def tiny(recorded: ModuleType) -> Any:
-    """Three configurations with two trainings of three epochs; their final losses are e, 1 and e squared on average."""
-    configs = [{"lr": 1e-3, "optimizer": ADAM}, {"lr": 1e-1, "optimizer": ADAM}, {"lr": 1e-2, "optimizer": sgd(0.5)}]
-    losses = np.array(
-        [
-            [[9, 5, math.e - 0.5], [8, 4, math.e + 0.5]],
-            [[7, 3, 0.75], [6, 2, 1.25]],
-            [[9, 9, math.e**2], [9, 9, math.e**2]],
-        ]
-    )
-    return recorded.Recording(parse_space(SPACE), configs, losses)
+    """Two configurations of each optimizer, which is all that matters; the losses of the first of two trainings are
+    larger by a quarter, those of the second smaller."""
+    configs = [{"lr": lr, "optimizer": optimizer} for lr in (1e-3, 1e-1) for optimizer in (ADAM, sgd(0.5))]
+    adam, others = np.outer([1.25, 0.8], [8, 4, 1]), np.outer([1.25, 0.8], [9, 8, math.e])
+    return recorded.Recording(parse_space(SPACE), configs, np.array([adam, others, adam, others]))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -100,59 +96,54 @@ def test_the_tables_are_those_of_the_tasks_and_have_less_than_2_mb_together(reco
     assert sum(path.stat().st_size for path in (BENCH / "curves").glob("*.parquet")) < 2_000_000
 
 
-def test_a_recorded_configuration_gets_its_own_losses_of_each_training_in_turn(recorded: ModuleType, tiny: Any) -> None:
+def test_a_point_gets_the_forests_curve_with_each_trainings_difference_in_turn(recorded: ModuleType, tiny: Any) -> None:
     problem = recorded.RecordedProblem(tiny, seed=1, rungs=(1, 3))
-    for training in (1, 0, 1):
-        curve = problem.curve(tiny.configs[1])
-        assert [curve(t) for t in (1, 2, 3)] == pytest.approx(tiny.losses[1, training])
-    assert problem.curve(tiny.configs[0])(1) == pytest.approx(8)  # the turns are each configuration's own
+    for times in (0.8, 1.25, 0.8):
+        curve = problem.curve({"lr": 2e-3, "optimizer": ADAM})
+        assert [curve(t) for t in (2, 3)] == pytest.approx([4 * times, times])
+    assert problem.curve({"lr": 2e-1, "optimizer": ADAM})(3) == pytest.approx(0.8)  # the nearest one's own turns
+    assert problem.curve(tiny.configs[1])(3) == pytest.approx(0.8 * math.e)
 
 
-def test_a_real_table_is_replayed(recorded: ModuleType) -> None:
+def test_curves_of_recorded_configurations_are_about_theirs(recorded: ModuleType) -> None:
     recording = recorded.recording("digits_mlp")
-    problem = recorded.RecordedProblem(recording, seed=0)
-    for number in range(0, 300, 30):
-        assert recording.nearest(recording.configs[number]) == number
-        curve = problem.curve(recording.configs[number])
-        np.testing.assert_allclose([curve(t) for t in range(1, 28)], recording.losses[number, 0], rtol=1e-9)
+    found = np.array([np.log(recording.curve(config, 0)) for config in recording.configs])
+    own = np.minimum(np.log(np.nan_to_num(recording.losses[:, 0], nan=np.inf)), found.max())
+    apart = own - found
+    assert 1 - apart.var(axis=0)[-1] / own.var(axis=0)[-1] > 0.85
+    assert [recording.nearest(recording.configs[number]) for number in range(0, 300, 30)] == list(range(0, 300, 30))
 
 
-def test_diverged_losses_stay_as_recorded(recorded: ModuleType, tiny: Any) -> None:
-    tiny.losses[2, 0] = [9, math.inf, math.nan]
+def test_a_diverged_training_is_as_bad_as_other_bad_ones(recorded: ModuleType, tiny: Any) -> None:
+    tiny.losses[1] = [[9, math.inf, math.nan], [9, math.inf, math.nan]]
     diverged = recorded.Recording(tiny.space, tiny.configs, tiny.losses)
-    problem = recorded.RecordedProblem(diverged, seed=0, rungs=(1, 3))
-    curve = problem.curve(diverged.configs[2])
-    assert curve(1) == pytest.approx(9)
-    assert curve(2) == math.inf
-    assert math.isnan(curve(3))
-    assert problem.regret(diverged.configs[2]) == recorded.WORST
+    curve = recorded.RecordedProblem(diverged, rungs=(1, 3)).curve(diverged.configs[1])
+    assert math.e < curve(3) <= 9
 
 
 @pytest.mark.parametrize(
     ("config", "number"),
     [
-        ({"lr": 9e-3, "optimizer": ADAM}, 0),  # in the logarithm; the third has another optimizer
-        ({"lr": 1.1e-2, "optimizer": ADAM}, 1),
-        ({"lr": 1e-3, "optimizer": sgd(0.5)}, 2),
-        ({"lr": 1.0, "optimizer": sgd(1.0)}, 2),
+        ({"lr": 9e-3, "optimizer": ADAM}, 0),  # in the logarithm
+        ({"lr": 1.1e-2, "optimizer": ADAM}, 2),
+        ({"lr": 1e-3, "optimizer": sgd(0.1)}, 1),
+        ({"lr": 1.0, "optimizer": sgd(1.0)}, 3),
     ],
 )
 def test_the_nearest_configuration(tiny: Any, config: dict[str, Any], number: int) -> None:
     assert tiny.nearest(config) == number
 
 
-def test_regret_is_0_for_the_best_and_1_for_the_median_configuration(recorded: ModuleType, tiny: Any) -> None:
-    problem = recorded.RecordedProblem(tiny, rungs=(1, 3))
-    assert [problem.regret(config) for config in tiny.configs] == pytest.approx([1, 0, 2])
-
-
-def test_between_configurations_the_losses_are_between_theirs(recorded: ModuleType, tiny: Any) -> None:
-    problem = recorded.RecordedProblem(tiny, rungs=(1, 3))
-    points = [{"lr": 10**exponent, "optimizer": ADAM} for exponent in np.linspace(-4, 0, 33)]
-    regrets = [problem.regret(point) for point in points]
-    assert min(regrets) == pytest.approx(0)
-    assert len(set(np.round(regrets, 6))) > 10  # a slope, not two steps
-    assert all(0.75 <= problem.curve(point)(3) <= 1.25 * math.e**2 for point in points)
+def test_regret_is_that_of_the_smallest_loss_0_for_the_best_point_and_1_for_the_median_one(
+    recorded: ModuleType, tiny: Any
+) -> None:
+    problem = recorded.RecordedProblem(recorded.recording("digits_mlp"), rungs=(3, 9, 27))
+    regrets = [problem.regret(problem.space.sample(Random(number))) for number in range(300)]
+    assert 0 <= min(regrets) < 0.25
+    assert np.median(regrets) == pytest.approx(1, abs=0.15)
+    assert tiny.best == pytest.approx(0)
+    tiny.losses[0] = tiny.losses[2] = [[8, 1 / math.e, 1.25], [8, 1 / math.e, 0.8]]
+    assert recorded.Recording(tiny.space, tiny.configs, tiny.losses).best == pytest.approx(-1)
 
 
 @pytest.mark.slow
@@ -162,6 +153,6 @@ def test_every_way_searches_a_recorded_problem(bench: None) -> None:
         found = search_quality.Case("four", "digits_mlp", 0).search(way)
         assert len(found.regrets) == len(search_quality.SHARES)
         assert found.trials >= 32  # full trainings
-        assert 0 <= found.regrets[-1] <= 1, way
+        assert 0 <= found.regrets[-1] <= 1.5, way
     again = search_quality.Case("four", "digits_mlp", 0).search(way)
     assert (again.regrets, again.trials) == (found.regrets, found.trials)

@@ -37,7 +37,7 @@ def explained(recorded: Recording) -> tuple[float, float]:
     count = len(recorded.configs)
     order = np.random.default_rng(0).permutation(count)
     true, nearest, forest = np.zeros(count), np.zeros(count), np.zeros(count)
-    logs = recorded.targets[:, -1]
+    logs = recorded.means[:, -1]
     for fold in range(FOLDS):
         train = np.sort(np.delete(order, np.s_[fold::FOLDS]))
         part = Recording(recorded.space, [recorded.configs[n] for n in train], recorded.losses[train])
