@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -50,21 +51,32 @@ class CurveProblem:
         seed: Of the instance.
         crossing: 0: early ranks are almost the final ones; 1: they mislead.
         noise: Standard deviation of the Gaussian noise of a report, for whoever reports.
+        mute: Up to this step the loss says nothing: it is L0, and a random number of the configuration.
+        first: The first of the steps at which trials are compared.
         max_t: Steps of a full training.
 
     Attributes:
         space: `SPACE`.
-        rungs: Steps at which trials are compared: 1, 3, 9, ..., `max_t`.
+        rungs: Steps at which trials are compared: `first`, 3 * `first`, 9 * `first`, ..., `max_t`.
     """
 
     space = parse_space(SPACE)
 
     L0, DIVERGED = 2.3, 10.0
 
-    def __init__(self, seed: int = 0, *, crossing: float = 0.5, noise: float = 0.01, max_t: int = 81) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        crossing: float = 0.5,
+        noise: float = 0.01,
+        mute: int = 0,
+        first: int = 1,
+        max_t: int = 81,
+    ) -> None:
         rng = np.random.default_rng([seed, 7919])
-        self.seed, self.crossing, self.noise, self.max_t = seed, crossing, noise, max_t
-        self.rungs = tuple(3**r for r in range(round(math.log(max_t, 3)) + 1))
+        self.seed, self.crossing, self.noise, self.mute, self.max_t = seed, crossing, noise, mute, max_t
+        self.rungs = tuple(first * 3**r for r in range(round(math.log(max_t / first, 3)) + 1))
         self._optimum = rng.uniform(0.2, 0.8, size=(3, 5))  # of each optimizer
         self._offset = np.sort(rng.uniform(0, 0.15, 3))[rng.permutation(3)]
         self._weight = rng.dirichlet(np.full(5, 2.0)) * 2.0 + 0.1
@@ -81,7 +93,11 @@ class CurveProblem:
         row = self._unit(config)
         (a,), (tau,), (c,), (diverges,) = (part.tolist() for part in self._shape(row[None]))
 
+        said = self.L0 + 0.05 * Random(f"{self.seed}:{row.tolist()}").gauss(0, 1) if self.mute else 0.0
+
         def loss(t: float) -> float:
+            if t <= self.mute:
+                return said
             return self.DIVERGED if diverges and t >= 2 else a + (self.L0 - a) * math.pow(1.0 + t / tau, -c)
 
         return loss
@@ -147,7 +163,7 @@ class Regime:
     """A kind of problem on a kind of cluster.
 
     Args:
-        crossing, noise: of the problem, if it is a `CurveProblem`.
+        crossing, noise, mute, first: of the problem, if it is a `CurveProblem`.
         workers: of the cluster.
         start_cost, resume_cost: in average steps.
         trainings: what may be spent, in full trainings by each worker.
@@ -155,6 +171,8 @@ class Regime:
 
     crossing: float = 0.25
     noise: float = 0.01
+    mute: int = 0
+    first: int = 1
     workers: int = 4
     start_cost: float = 0.0
     resume_cost: float = 0.0
@@ -167,5 +185,7 @@ REGIMES = {
     "many": Regime(workers=32, trainings=2.5),
     "noise": Regime(noise=0.10),
     "crossing": Regime(crossing=0.75),
+    "mute": Regime(mute=1),
+    "without-mute": Regime(mute=1, first=3),
     "hard": Regime(crossing=0.5, noise=0.05, workers=32, start_cost=10, resume_cost=5, trainings=2.5),
 }

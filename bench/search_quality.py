@@ -123,7 +123,14 @@ class Case:
             problem: Problem = RecordedProblem(recording(self.task), self.seed, rungs=RUNGS[self.regime])
             return search(way, problem, RECORDED)
         regime = REGIMES[self.regime]
-        problem = CurveProblem(self.seed, crossing=regime.crossing, noise=regime.noise, max_t=MAX_LENGTH)
+        problem = CurveProblem(
+            self.seed,
+            crossing=regime.crossing,
+            noise=regime.noise,
+            mute=regime.mute,
+            first=regime.first,
+            max_t=MAX_LENGTH,
+        )
         return search(way, problem, regime)
 
 
