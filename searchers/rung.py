@@ -16,6 +16,26 @@ from collections.abc import Mapping
 from fractions import Fraction
 from heapq import heappop, heappush
 from types import MappingProxyType
+from typing import Any, Protocol
+
+
+class AnyRung(Protocol):
+    """What a method needs of a rung, whatever it ranks by: `Rung` and `ParetoRung` document it."""
+
+    length: int
+
+    @property
+    def values(self) -> Mapping[int, Any]: ...
+
+    def rank(self, trial: int, value: Any) -> bool: ...
+
+    def is_best(self, trial: int) -> bool: ...
+
+    def best(self) -> list[int]: ...
+
+    def set_least(self, least: int) -> None: ...
+
+    def withdraw(self, trial: int) -> None: ...
 
 
 class Rung:

@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from searchers.errors import FieldError, SpaceError
 from searchers.events import Event
+from searchers.objectives import Objectives
 from searchers.space import Space
 
 
@@ -36,7 +37,8 @@ class Sampler(Protocol):
         """Learn from this event.
 
         Args:
-            event: Its value is normalised: smaller is better, and +inf if it was not finite.
+            event: Its value is normalised: smaller is better, and +inf if it was not finite. In a search with several
+                metrics, it has losses: see `Reported`.
             hparams: The trial's; empty if it ended before it started.
         """
 
@@ -153,7 +155,13 @@ class FirstPoints:
 
 
 def named_sampler(
-    name: str, space: Space, *, seed: int, rungs: Sequence[float], options: Mapping[str, object] = MappingProxyType({})
+    name: str,
+    space: Space,
+    *,
+    seed: int,
+    rungs: Sequence[float],
+    options: Mapping[str, object] = MappingProxyType({}),
+    objectives: Objectives | None = None,
 ) -> Sampler:
     """The sampler of this name: "random", or one that `OptunaSampler` takes, which documents the arguments.
 
@@ -164,7 +172,7 @@ def named_sampler(
         # Here, not above: Optuna takes most of a second to import.
         from searchers.optuna_sampler import OptunaSampler
 
-        return OptunaSampler(space, seed=seed, rungs=rungs, name=name, options=options)
+        return OptunaSampler(space, seed=seed, rungs=rungs, name=name, options=options, objectives=objectives)
     if options:
         raise FieldError([("searcher.sampler.options", f"random has no options, got {options}; remove them")])
     return RandomSampler(space, seed)

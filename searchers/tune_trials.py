@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from searchers.answers import Answer, decide
 from searchers.errors import FieldError
 from searchers.events import Decision, Reason, Started
+from searchers.objectives import Measured
 from searchers.search import Record, Search
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class _Result:
     step: float | None
     value: float | None
     outcome: Reason | None
+    metrics: Measured = ()
 
 
 class TuneTrials:
