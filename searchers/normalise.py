@@ -11,7 +11,7 @@ from searchers.objectives import Objectives
 
 
 def normalised(event: Event, smaller_is_better: bool, objectives: Objectives | None) -> Event:
-    """The event with smaller values better, and +inf for any that is not finite; with losses if there are objectives."""
+    """The event with smaller values better, +inf if not finite; and with losses if there are objectives."""
     if not isinstance(event, Reported):
         return event
     if objectives is not None:

@@ -145,6 +145,11 @@ class Objectives:
                 excesses.append((metric.at_least - value) / (abs(metric.at_least) or 1.0))
         return Losses(tuple(values), tuple(excesses))
 
+    def are_kept(self, measured: Measured) -> bool:
+        """Whether every metric is finite and every constraint kept."""
+        losses = self.normalised(measured)
+        return losses is not None and not losses.violation
+
     def to_json(self) -> list[dict[str, object]]:
         """For the journal: each metric with the fields that are set."""
         return [

@@ -120,7 +120,7 @@ class _Page:
 
     def _searched(self) -> str:
         report, searcher, resources = self.report, self.report.config.searcher, self.report.config.resources
-        better = "smaller" if searcher.smaller_is_better else "larger"
+        better = "smaller" if searcher.sign == 1 else "larger"
         length = report.length(searcher.length) if searcher.length is not None else "set by its program"
         rungs = ", ".join(f"{rung:g}" for rung in report.rungs[:-1])
         facts = [

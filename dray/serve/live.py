@@ -66,7 +66,7 @@ class Live:
 
     def _begin(self) -> None:
         self.config = self._created
-        self.metric, self.sign = self.config.searcher.metric, self.config.searcher.sign
+        self.metric, self.sign = self.config.searcher.first_metric, self.config.searcher.sign
         self.rungs = rungs_of(self.config)
         self.trials: dict[int, Trial] = {}
         self.failures: list[Mapping[str, Any]] = []

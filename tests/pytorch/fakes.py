@@ -30,7 +30,7 @@ class FakeHost:
     source_checkpoint: str | None = None
     code_dir: Path | None = None
     secrets: Sequence[str] = ()
-    metric: str | None = None
+    metrics: Sequence[str] = ()
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
     is_remote = False
