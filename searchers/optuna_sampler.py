@@ -237,8 +237,8 @@ def _check_takes(kind: type[BaseSampler], name: str, objectives: Objectives) -> 
         FieldError: It does not.
     """
     if takes := _NO_OBJECTIVES.get(kind.__name__):
-        given = " and ".join(map(str, objectives.metrics))
-        raise _fault("name", f"{name} takes {takes}, but searcher.metrics has {given}; use tpe, gp, nsga2 or random")
+        given = "; ".join(map(str, objectives.metrics))
+        raise _fault("name", f"{name} takes {takes}, but searcher.metrics has: {given}. Use tpe, gp, nsga2 or random")
     if objectives.constraints and not hasattr(FrozenTrial, "constraints"):
         what = f"{name} needs Optuna 5 for constraints, but {optuna.__version__} is installed"
         raise _fault("name", f"{what}; upgrade it, or use random")

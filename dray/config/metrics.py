@@ -84,7 +84,7 @@ def _faults_of(fields: Mapping[object, object]) -> dict[object, str]:
             faults[field] = f"must be true or false, got {value!r:.60}"
         elif field in ("at_most", "at_least") and not _is_number(value):
             faults[field] = f"must be a finite number, got {value!r:.60}; for example {_EXAMPLE}"
-    if "name" not in fields:
+    if "name" not in fields and not faults:
         faults["name"] = f"missing required field; a validation metric, for example {_EXAMPLE}"
     if "smaller_is_better" in fields and ("at_most" in fields or "at_least" in fields):
         faults["smaller_is_better"] = (

@@ -26,6 +26,7 @@ def check_metrics(
     """
     provided, how = by
     field = "searcher.metrics" if len(metrics) > 1 else "searcher.metric"
+    compared = "searcher.metrics: the search compares" if len(metrics) > 1 else "searcher.metric: the search compares"
     for metric in metrics:
         if metric in validation and not isinstance(validation[metric], (int, float)):
             raise SearcherMetricError(
@@ -33,7 +34,7 @@ def check_metrics(
             )
         if metric not in validation and not known:
             raise SearcherMetricError(
-                f"{field}: the search compares {metric!r}, but {provided} "
+                f"{compared} {metric!r}, but {provided} "
                 f"{sorted(validation) or 'no validation metrics'}; {how}, or set {field} to one of these"
             )
 
