@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dray.records.outcomes import sound
+from dray.records.outcomes import FAILED, sound
 from dray.report import html
 from dray.report.data import ReportData
 from dray.report.figures import BEST_COLOUR, RUNG_COLOURS, Figure
@@ -54,7 +54,8 @@ def names_of(objectives: Objectives) -> list[str]:
 def scatter(report: ReportData, objectives: Objectives) -> Figure:
     """The first objective over the second: the front, other trials, and in grey those that exceed a limit."""
     upward, along = objectives.objectives[:2]
-    shown = report.shown[report.shown["state"] != "ERRORED"]
+    there = report.shown[f"metrics.{upward.name}"].notna() & (report.shown["state"] != FAILED)
+    shown = report.shown[there]
     front = shown[shown["front"] == 1].sort_values(f"metrics.{along.name}")
     exceeds = shown["violation"] > 0
     groups = (
