@@ -220,6 +220,7 @@ class TuneTrials:
         """Pass a result to the search, and queue what it decides on other trials."""
         if number in self._resumes:  # it runs already, as when it failed while Tune paused it
             self._start_again(number)
+        objectives = self.search.objectives
         answer = decide(
             self.search,
             _Result(
@@ -227,6 +228,7 @@ class TuneTrials:
                 trial=number,
                 step=step,
                 value=None if step is None else result[self._metric],
+                metrics=() if step is None or objectives is None else objectives.measured(result),
                 outcome=outcome,
             ),
         )
@@ -247,6 +249,12 @@ class TuneTrials:
         if self._time_attr not in result:
             what = f"is not in a result of trial {number}, which has {', '.join(sorted(result))}"
             raise FieldError([("time_attr", f"{self._time_attr!r} {what}; report it with the metric, or name another")])
+        missing = (
+            [name for name in self.search.objectives.names if name not in result] if self.search.objectives else []
+        )
+        if missing:
+            what = f"{', '.join(missing)} missing in a result of trial {number}, which has {', '.join(sorted(result))}"
+            raise FieldError([("objectives", f"{what}; report all of them together")])
         step: float = result[self._time_attr]
         return step
 
