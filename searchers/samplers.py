@@ -10,11 +10,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from searchers.errors import FieldError, SpaceError
 from searchers.events import Event
 from searchers.objectives import Objectives
+from searchers.records import hparams_from_json, hparams_to_json
 from searchers.space import Space
 
 
@@ -48,6 +49,24 @@ def notify_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
     extended = getattr(sampler, "extended", None)
     if extended is not None:
         extended(rungs)
+
+
+def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
+    """What the sampler returns for this trial, as a replay will see it.
+
+    Raises:
+        SpaceError: It is no point of the space.
+    """
+    asked = sampler.ask(trial)
+    try:
+        point = hparams_from_json(hparams_to_json(asked))
+        faults = space.faults(point, path=space.path)
+    except ValueError as error:
+        faults = [(space.path, str(error))]
+    if faults:
+        advice = f"; {type(sampler).__name__}.ask({trial}) must return a point of the space"
+        raise SpaceError([*faults[:-1], (faults[-1][0], faults[-1][1] + advice)])
+    return cast("dict[str, object]", point)
 
 
 class RandomSampler:

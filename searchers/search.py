@@ -32,7 +32,7 @@ from random import Random
 from types import MappingProxyType
 from typing import cast
 
-from searchers.errors import FieldError, IllegalEvent, JournalError, SpaceError, never_created
+from searchers.errors import FieldError, IllegalEvent, JournalError, never_created
 from searchers.events import Action, Create, Done, Event, Reported, Started
 from searchers.method import Method
 from searchers.normalise import normalised, with_first
@@ -46,7 +46,7 @@ from searchers.records import (
     hparams_from_json,
     hparams_to_json,
 )
-from searchers.samplers import RandomSampler, Sampler, notify_extended
+from searchers.samplers import RandomSampler, Sampler, drawn, notify_extended
 from searchers.space import Space
 from searchers.views import TrialView
 
@@ -178,7 +178,7 @@ class Search:
                 that is not in the space.
         """
         bound = self._view(trial).hparams
-        return self._drawn(trial) if bound is None else copy.deepcopy(dict(bound))
+        return drawn(self.sampler, self.space, trial) if bound is None else copy.deepcopy(dict(bound))
 
     def seed_of(self, trial: int) -> int:
         """The trial's seed, 31 bits, a function of the search's seed and the trial's number alone."""
@@ -263,19 +263,6 @@ class Search:
             log=lambda record: None,
             objectives=objectives,
         )
-
-    def _drawn(self, trial: int) -> dict[str, object]:
-        """What the sampler returns for this trial, as a replay will see it."""
-        asked = self.sampler.ask(trial)
-        try:
-            point = hparams_from_json(hparams_to_json(asked))
-            faults = self.space.faults(point, path=self.space.path)
-        except ValueError as error:
-            faults = [(self.space.path, str(error))]
-        if faults:
-            advice = f"; {type(self.sampler).__name__}.ask({trial}) must return a point of the space"
-            raise SpaceError([*faults[:-1], (faults[-1][0], faults[-1][1] + advice)])
-        return cast("dict[str, object]", point)
 
     def _begin(self) -> list[Action]:
         self.started = True
