@@ -94,7 +94,7 @@ def test_overview_has_the_front_of_the_journal(result: Result) -> None:
 def test_table_of_the_best_shows_every_metric_and_the_front(result: Result) -> None:
     heading, columns, first, *_ = best_trials(result, "validation_loss", 1, width=200)
     count = int((result.trials["front"] == 1).sum())
-    assert heading == f"best trials; the Pareto front (front 1) of validation_loss and size has {count}:"
+    assert heading == f"best trials (front 1 is the Pareto front, {count} trials):"
     assert columns.split()[:6] == ["trial", "state", "batches", "front", "validation_loss", "size"]
     assert first.split()[3] == "1"
 
