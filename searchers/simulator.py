@@ -159,7 +159,7 @@ class Simulator:
             several = self.search.objectives is not None
             event = Reported(trial=number, step=step, value=metrics[0], metrics=tuple(metrics) if several else ())
         else:
-            event = _normalised(number, step, metrics[0])
+            event = _normalised(number, step, metrics[0], pareto=getattr(self.search, "pareto", False))
         if self.runs_on(trial, event):
             self.train(number, trial, self.time)
 
@@ -336,8 +336,8 @@ def _as_tuple(found: float | Measured | None) -> Measured:
     return found if isinstance(found, tuple) else (found,)
 
 
-def _normalised(number: int, step: float, value: float | None) -> Reported:
-    """As `Search` passes it to a method, whether that ranks by one value or by losses."""
+def _normalised(number: int, step: float, value: float | None, *, pareto: bool) -> Reported:
+    """As `Search` passes it to a method, which ranks by one value or by losses."""
     if value is None or not math.isfinite(value):
         return Reported(trial=number, step=step, value=math.inf)
-    return Reported(trial=number, step=step, value=value, losses=Losses((value,)))
+    return Reported(trial=number, step=step, value=value, losses=Losses((value,)) if pareto else None)
