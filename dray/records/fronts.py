@@ -37,9 +37,8 @@ def standings(metrics: pd.DataFrame, objectives: Objectives) -> dict[int, Standi
     """
     names = list(dict.fromkeys(objectives.names))
     rows = metrics[(metrics["kind"] == "validation") & metrics["name"].isin(names)]
-    table = rows.pivot_table(
-        index=["trial_id", "batches"], columns="name", values="value", aggfunc="last", dropna=False
-    )
+    once = rows.drop_duplicates(keys := ["trial_id", "batches", "name"], keep="last")
+    table = once.set_index(keys)["value"].unstack("name").sort_index()
     found: dict[int, Standing] = {}
     for (trial, batches), values in zip(table.index, table.reindex(columns=names).to_numpy(), strict=True):
         measured = dict(zip(names, map(float, values), strict=True))
