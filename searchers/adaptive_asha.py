@@ -42,6 +42,7 @@ class AdaptiveASHA:
         max_invalid: Invalid trials that are replaced before the search gives up, in all brackets, >= 0.
             By default 4 per trial, and 16 at least.
         skip_uninformative_rungs: As in `ASHA`; each bracket learns of its own rungs.
+        pareto: As in `ASHA`.
 
     Attributes:
         brackets: The searches side by side, those with the most rungs first, without brackets that have no trial.
@@ -67,6 +68,7 @@ class AdaptiveASHA:
         variant: Variant = "stopping",
         max_invalid: int | None = None,
         skip_uninformative_rungs: bool = False,
+        pareto: bool = False,
     ) -> None:
         check = Fields()
         check.whole("max_trials", max_trials, at_least=1)
@@ -98,10 +100,12 @@ class AdaptiveASHA:
                 divisor=divisor,
                 max_concurrent_trials=concurrent,
                 skip_uninformative_rungs=skip_uninformative_rungs,
+                pareto=pareto,
             )
             for rungs, n, concurrent in zip(wanted, trials, slots, strict=True)
             if n
         )
+        self.pareto = pareto
         self._counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)
         for bracket in self.brackets:
             bracket.share(self._counts)

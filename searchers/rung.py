@@ -16,9 +16,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
 from types import MappingProxyType
+from typing import Any, Protocol
 
 from searchers.events import Reported
 from searchers.rung_correlation import PRIOR, less_strict, rank_correlation
+
+
+class AnyRung(Protocol):
+    """What a method needs of a rung, whatever it ranks by: `Rung` and `ParetoRung` document it."""
+
+    length: int
+
+    @property
+    def values(self) -> Mapping[int, Any]: ...
+
+    def rank(self, trial: int, value: Any) -> bool: ...
+
+    def is_best(self, trial: int) -> bool: ...
+
+    def best(self) -> list[int]: ...
+
+    def set_least(self, least: int) -> None: ...
+
+    def withdraw(self, trial: int) -> None: ...
+
 
 _MOST_PAIRS = 512
 _GROWTH = 1.1

@@ -48,14 +48,14 @@ class RungEstimate:
 
 
 def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> list[RungEstimate]:
-    """For each rung but the last, of an ASHA search; none for other methods.
+    """For each rung but the last, of an ASHA search on one metric; none for other searches.
 
     Args:
         config: of the search, as extended.
         records: of its journal.
     """
     searcher = config.searcher
-    if not isinstance(searcher, ASHASearcher | AdaptiveASHASearcher):
+    if not isinstance(searcher, ASHASearcher | AdaptiveASHASearcher) or searcher.metrics is not None:
         return []
     reports = (_report(record, searcher.sign) for record in records if record.get("event") == "reported")
     lengths = [int(length) for length in build_method(config).rungs]

@@ -19,7 +19,7 @@ from dray.records.logs import failure_records, grouped_failures, last_line, wher
 from dray.records.lookup import Name
 from dray.records.outcomes import divergence_summary, failure_summary, nan_since_text, no_best_reason, sound
 from dray.records.rungs import rung_estimates
-from dray.report import figures, html, slot_time
+from dray.report import figures, front, html, slot_time
 from dray.report.data import MAX_CURVES, MAX_TRIALS, ReportData
 from dray.report.figures import RANK_SCALE, Figure
 from dray.text import counted
@@ -85,7 +85,8 @@ class _Page:
     def body(self) -> str:
         sections = [self._head(), self._searched()]
         if not self.report.ranked.empty:
-            sections += [self._best(), self._learning(), self._hyperparameters()]
+            sections += [front.section(self.report, self._place), self._best()]
+            sections += [self._learning(), self._hyperparameters()]
         sections += [slot_time.section(self.report, self._place), self._failures(), self._config()]
         return "\n".join(section for section in sections if section)
 
@@ -121,12 +122,19 @@ class _Page:
 
     def _searched(self) -> str:
         report, searcher, resources = self.report, self.report.config.searcher, self.report.config.resources
-        better = "smaller" if searcher.smaller_is_better else "larger"
+        better = "smaller" if searcher.sign == 1 else "larger"
         length = report.length(searcher.length) if searcher.length is not None else "set by its program"
         rungs = ", ".join(f"{rung:g}" for rung in report.rungs[:-1])
         facts = [
             ("method", f"{searcher.name}, sampler {report.sampler}"),
-            ("metric", f"{report.metric}, {better} is better"),
+            *(
+                [("metric", f"{report.metric}, {better} is better")]
+                if searcher.objectives is None
+                else [
+                    ("constraint" if each.is_constraint else "objective", str(each))
+                    for each in searcher.objectives.metrics
+                ]
+            ),
             ("length of a trial", length + (f"; compared at {rungs}" if rungs else "")),
             ("trials", f"{searcher.trial_count:,} at most" if searcher.trial_count else "set by the method"),
             ("slots per trial", resources.share or str(resources.slots_per_trial)),
