@@ -197,10 +197,9 @@ def named_sampler(
     if name == "random":
         return RandomSampler(space, seed)
     if objectives is not None:
-        others = "use random, tpe, gp or nsga2"
-        raise FieldError(
-            [("searcher.sampler.name", f"multi_fidelity learns from one metric, not from metrics; {others}")]
-        )
+        given = "; ".join(map(str, objectives.metrics))
+        what = f"multi_fidelity takes one objective without constraints, but searcher.metrics has: {given}"
+        raise FieldError([("searcher.sampler.name", f"{what}. Use tpe, gp, nsga2 or random")])
     from searchers.multi_fidelity import MultiFidelitySampler
 
     return MultiFidelitySampler(space, seed=seed, rungs=rungs)

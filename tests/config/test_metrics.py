@@ -10,7 +10,7 @@ import yaml
 from dray.config.load import load_config
 from dray.config.search import build_method, build_sampler
 from dray.errors import ConfigError
-from searchers import ASHA, AdaptiveASHA, Metric, PromotionASHA
+from searchers import ASHA, AdaptiveASHA, MethodError, Metric, PromotionASHA
 from searchers.optuna_sampler import OptunaSampler
 
 METRICS = [
@@ -79,6 +79,14 @@ def test_sampler_of_several_metrics(name: str) -> None:
     assert isinstance(build_sampler(load_config(config(sampler=name))), OptunaSampler)
 
 
+def test_rungs_are_compared_by_one_metric_only() -> None:
+    [(path, what)] = faults(config(skip_uninformative_rungs=True)).items()
+    assert path == "searcher.skip_uninformative_rungs"
+    assert what == "compares trials by one metric, not by metrics; remove it"
+    with pytest.raises(MethodError, match="skip_uninformative_rungs: compares trials by one metric"):
+        ASHA(max_trials=8, max_length=4, num_rungs=2, pareto=True, skip_uninformative_rungs=True)
+
+
 def test_either_metric_or_metrics() -> None:
     assert "missing required field" in faults(config(None))["searcher.metric"]
     both = faults(config(metric="val_loss", smaller_is_better=True))
@@ -121,10 +129,11 @@ def test_fault_names_the_entry_and_the_cure(metrics: object, path: str, what: st
     assert what in found[path]
 
 
-def test_sampler_that_takes_one_objective_is_refused() -> None:
-    [(path, what)] = faults(config(sampler="cmaes")).items()
+@pytest.mark.parametrize("name", ["cmaes", "multi_fidelity"])
+def test_sampler_that_takes_one_objective_is_refused(name: str) -> None:
+    [(path, what)] = faults(config(sampler=name)).items()
     assert path == "searcher.sampler.name"
     assert what == (
-        "cmaes takes one objective without constraints, but searcher.metrics has: val_loss, smaller is better; "
+        f"{name} takes one objective without constraints, but searcher.metrics has: val_loss, smaller is better; "
         "tokens_per_s, larger is better; memory_mb at most 8000. Use tpe, gp, nsga2 or random"
     )
