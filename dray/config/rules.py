@@ -79,13 +79,15 @@ def _searcher(given: Mapping[str, Any]) -> Iterator[Fault]:
 
 def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
     """A search has either one metric or several."""
-    if "searcher.metrics" not in given:
-        if "searcher.metric" not in given and not any(path.startswith("searcher.metric") for path in wrong):
+    if "searcher.metrics" not in given and not any(path.startswith("searcher.metrics") for path in wrong):
+        if "searcher.metric" not in given and "searcher.metric" not in wrong:
             yield missing_field("searcher.metric")
         return
-    for field, what in (("metric", "is one metric, and metrics are several"), ("smaller_is_better", "is of metric")):
-        if f"searcher.{field}" in given:
-            yield Fault(f"searcher.{field}", f"{what}; remove it, and give each objective in searcher.metrics its own")
+    if "searcher.metric" in given:
+        yield Fault("searcher.metric", "can't be given together with metrics; remove one of them")
+    if "searcher.smaller_is_better" in given:
+        what = "belongs to metric; remove it, and set smaller_is_better in the entries of metrics that are objectives"
+        yield Fault("searcher.smaller_is_better", what)
     if given.get("searcher.skip_uninformative_rungs"):
         yield Fault("searcher.skip_uninformative_rungs", "compares trials by one metric, not by metrics; remove it")
 

@@ -111,10 +111,9 @@ class Glance:
             self._ran_s, self._begin = self._ran_s + self._time - self._begin, record.get("time", self._time)
         self._time = record.get("time", self._time)
         event, trial = record.get("event"), cast("int", record.get("trial"))
-        if self._objectives is not None and event in ("reported", "saved"):
-            if record.get("metrics"):
-                self._add_losses(trial, record, self._objectives)
-        elif event in ("reported", "saved"):
+        if event == "reported" and self._objectives is not None:
+            self._add_losses(trial, record, self._objectives)
+        elif event in ("reported", "saved"):  # what is saved has a value only if it keeps the constraints
             value, worst = record.get("value"), self._sign * float("inf")
             if isinstance(value, int | float) and self._sign * value < self._sign * self._best.get(trial, worst):
                 self._set_best(trial, value)
@@ -139,11 +138,13 @@ class Glance:
 
     def _add_losses(self, trial: int, record: Mapping[str, Any], objectives: Objectives) -> None:
         """A report with several metrics."""
-        losses = objectives.normalised(tuple(map(number_from_json, record["metrics"])))
+        measured = tuple(map(number_from_json, record.get("metrics", ())))
+        losses = objectives.normalised(measured) if measured else None
         if losses is not None and (trial not in self._losses or is_better(losses, self._losses[trial])):
             self._losses[trial] = losses
-            if not losses.violation:
-                self._set_best(trial, self._sign * losses.values[0])
+            value, worst = self._sign * losses.values[0], self._sign * float("inf")
+            if not losses.violation and losses.values[0] < self._sign * self._best.get(trial, worst):
+                self._set_best(trial, value)
 
     def _set_best(self, trial: int, value: float) -> None:
         self._best[trial] = value

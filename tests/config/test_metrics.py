@@ -91,10 +91,11 @@ def test_either_metric_or_metrics() -> None:
     assert "missing required field" in faults(config(None))["searcher.metric"]
     both = faults(config(metric="val_loss", smaller_is_better=True))
     assert both == {
-        "searcher.metric": "is one metric, and metrics are several; remove it, and give each objective in "
-        "searcher.metrics its own",
-        "searcher.smaller_is_better": "is of metric; remove it, and give each objective in searcher.metrics its own",
+        "searcher.metric": "can't be given together with metrics; remove one of them",
+        "searcher.smaller_is_better": "belongs to metric; remove it, and set smaller_is_better in the entries of "
+        "metrics that are objectives",
     }
+    assert set(faults(config([], metric="val_loss"))) == {"searcher.metric", "searcher.metrics"}
 
 
 @pytest.mark.parametrize(
