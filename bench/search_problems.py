@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from searchers import parse_space
 
 Array = npt.NDArray[np.float64]
 
@@ -48,14 +51,32 @@ class CurveProblem:
         seed: Of the instance.
         crossing: 0: early ranks are almost the final ones; 1: they mislead.
         noise: Standard deviation of the Gaussian noise of a report, for whoever reports.
+        mute: Up to this step the loss says nothing: it is L0, and a random number of the configuration.
+        first: The first of the steps at which trials are compared.
         max_t: Steps of a full training.
+
+    Attributes:
+        space: `SPACE`.
+        rungs: Steps at which trials are compared: `first`, 3 * `first`, 9 * `first`, ..., `max_t`.
     """
+
+    space = parse_space(SPACE)
 
     L0, DIVERGED = 2.3, 10.0
 
-    def __init__(self, seed: int = 0, *, crossing: float = 0.5, noise: float = 0.01, max_t: int = 81) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        crossing: float = 0.5,
+        noise: float = 0.01,
+        mute: int = 0,
+        first: int = 1,
+        max_t: int = 81,
+    ) -> None:
         rng = np.random.default_rng([seed, 7919])
-        self.seed, self.crossing, self.noise, self.max_t = seed, crossing, noise, max_t
+        self.seed, self.crossing, self.noise, self.mute, self.max_t = seed, crossing, noise, mute, max_t
+        self.rungs = tuple(first * 3**r for r in range(round(math.log(max_t / first, 3)) + 1))
         self._optimum = rng.uniform(0.2, 0.8, size=(3, 5))  # of each optimizer
         self._offset = np.sort(rng.uniform(0, 0.15, 3))[rng.permutation(3)]
         self._weight = rng.dirichlet(np.full(5, 2.0)) * 2.0 + 0.1
@@ -67,24 +88,16 @@ class CurveProblem:
         self.median = float(np.median(self._final(_cube(rng, 30000))))
         self.best = self._refine(rng)
 
-    def sample(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A random configuration."""
-        lr, decay, width, dropout, warmup, optimizer = _cube(rng, 1)[0].tolist()
-        return {
-            "lr": LR[0] * (LR[1] / LR[0]) ** lr,
-            "weight_decay": DECAY[0] * (DECAY[1] / DECAY[0]) ** decay,
-            "width": min(WIDTH[0] + int(width * (WIDTH[1] - WIDTH[0] + 1)), WIDTH[1]),
-            "dropout": DROPOUT[1] * dropout,
-            "warmup": WARMUP[1] * warmup,
-            "optimizer": OPTIMIZERS[int(optimizer)],
-        }
-
     def curve(self, config: Mapping[str, Any]) -> Callable[[float], float]:
         """The loss after t steps, without noise."""
         row = self._unit(config)
         (a,), (tau,), (c,), (diverges,) = (part.tolist() for part in self._shape(row[None]))
 
+        said = self.L0 + 0.05 * Random(f"{self.seed}:{row.tolist()}").gauss(0, 1) if self.mute else 0.0
+
         def loss(t: float) -> float:
+            if t <= self.mute:
+                return said
             return self.DIVERGED if diverges and t >= 2 else a + (self.L0 - a) * math.pow(1.0 + t / tau, -c)
 
         return loss
@@ -150,7 +163,7 @@ class Regime:
     """A kind of problem on a kind of cluster.
 
     Args:
-        crossing, noise: of the problem.
+        crossing, noise, mute, first: of the problem, if it is a `CurveProblem`.
         workers: of the cluster.
         start_cost, resume_cost: in average steps.
         trainings: what may be spent, in full trainings by each worker.
@@ -158,6 +171,8 @@ class Regime:
 
     crossing: float = 0.25
     noise: float = 0.01
+    mute: int = 0
+    first: int = 1
     workers: int = 4
     start_cost: float = 0.0
     resume_cost: float = 0.0
@@ -170,5 +185,7 @@ REGIMES = {
     "many": Regime(workers=32, trainings=2.5),
     "noise": Regime(noise=0.10),
     "crossing": Regime(crossing=0.75),
+    "mute": Regime(mute=1),
+    "without-mute": Regime(mute=1, first=3),
     "hard": Regime(crossing=0.5, noise=0.05, workers=32, start_cost=10, resume_cost=5, trainings=2.5),
 }

@@ -60,7 +60,7 @@ def config_page() -> str:
     anchors = {"Hyperparameters": "hyperparameters"}  # of headings, as Markdown makes them, by definition in the schema
     for place, model in SECTIONS.items():
         kinds = KINDS[place].models.values() if place in KINDS else ()
-        anchors |= {each.__name__: place.replace(".", "") for each in (*model.__mro__, *kinds)}
+        anchors |= {each.__name__: re.sub(r"[.\[\]]", "", place) for each in (*model.__mro__, *kinds)}
     tables = [line for place in SECTIONS for line in _table(place, schema, anchors)]
     return "\n".join([CONFIG_INTRODUCTION, *tables])
 

@@ -4,10 +4,12 @@
     single, random_search, grid          methods that run every trial to its end
     asha, promotion, adaptive_asha       methods that compare trials while they run
     slots, rung, halving                 what methods share: which trials hold slots, which are best at a length
+    objectives, pareto, pareto_rung      several metrics: their directions and limits, and the order of trials
     previews                             what a method will do
     space, domains, numeric              hyperparameter spaces: their YAML, and what can be drawn
     samplers, convert                    what draws from a space; spaces of Optuna and Ray Tune converted
     search, views                        the one object that a driver holds, and what it knows of each trial
+    normalise                            reports as methods and samplers get them
     journal, records, recorded           the append-only log, and its JSON; a replay of it restores a search
     simulate, simulator                  a search in virtual time
     testing, histories                   the contract of methods, for yours too; random histories to check it
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
     from searchers.grid import Grid as Grid
     from searchers.journal import Journal as Journal
     from searchers.method import Method as Method
+    from searchers.objectives import Losses as Losses
+    from searchers.objectives import Metric as Metric
+    from searchers.objectives import Objectives as Objectives
     from searchers.previews import BracketPreview as BracketPreview
     from searchers.previews import Preview as Preview
     from searchers.previews import RungPreview as RungPreview
@@ -84,8 +89,11 @@ __all__ = [
     "IllegalEvent",
     "Journal",
     "JournalError",
+    "Losses",
     "Method",
     "MethodError",
+    "Metric",
+    "Objectives",
     "Pause",
     "Preview",
     "PromotionASHA",
@@ -120,6 +128,7 @@ _HOMES = {
     "searchers.grid": "Grid",
     "searchers.journal": "Journal",
     "searchers.method": "Method",
+    "searchers.objectives": "Losses Metric Objectives",
     "searchers.previews": "BracketPreview Preview RungPreview preview",
     "searchers.promotion": "PromotionASHA",
     "searchers.random_search": "RandomSearch",

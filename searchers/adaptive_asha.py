@@ -41,6 +41,8 @@ class AdaptiveASHA:
         variant: What happens at a rung: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).
         max_invalid: Invalid trials that are replaced before the search gives up, in all brackets, >= 0.
             By default 4 per trial, and 16 at least.
+        skip_uninformative_rungs: As in `ASHA`; each bracket learns of its own rungs.
+        pareto: As in `ASHA`.
 
     Attributes:
         brackets: The searches side by side, those with the most rungs first, without brackets that have no trial.
@@ -65,6 +67,8 @@ class AdaptiveASHA:
         max_concurrent_trials: int = 16,
         variant: Variant = "stopping",
         max_invalid: int | None = None,
+        skip_uninformative_rungs: bool = False,
+        pareto: bool = False,
     ) -> None:
         check = Fields()
         check.whole("max_trials", max_trials, at_least=1)
@@ -90,11 +94,18 @@ class AdaptiveASHA:
         kind = _VARIANTS[variant]
         self.brackets = tuple(
             kind(
-                max_trials=n, max_length=max_length, num_rungs=rungs, divisor=divisor, max_concurrent_trials=concurrent
+                max_trials=n,
+                max_length=max_length,
+                num_rungs=rungs,
+                divisor=divisor,
+                max_concurrent_trials=concurrent,
+                skip_uninformative_rungs=skip_uninformative_rungs,
+                pareto=pareto,
             )
             for rungs, n, concurrent in zip(wanted, trials, slots, strict=True)
             if n
         )
+        self.pareto = pareto
         self._counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)
         for bracket in self.brackets:
             bracket.share(self._counts)

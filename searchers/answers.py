@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from searchers.events import Action, Create, Decision, Done, Event, Exited, Reason, Reported, Resume, Started, Stop
+from searchers.objectives import Measured
 from searchers.search import Search
 
 
@@ -27,6 +28,9 @@ class Result(Protocol):
 
     @property
     def value(self) -> float | None: ...
+
+    @property
+    def metrics(self) -> Measured: ...
 
     @property
     def outcome(self) -> Reason | None: ...
@@ -61,7 +65,7 @@ def decide(search: Search, result: Result) -> Answer:
     """
     events: list[Event] = []
     if result.step is not None:
-        events.append(Reported(trial=result.trial, step=result.step, value=result.value))
+        events.append(Reported(trial=result.trial, step=result.step, value=result.value, metrics=tuple(result.metrics)))
     if result.outcome is not None:
         events.append(Exited(trial=result.trial, reason=result.outcome))
     actions = [action for event in events for action in search.on(event)]

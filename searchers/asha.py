@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 from searchers.events import Action, Exited, Stop
 from searchers.halving import SuccessiveHalving
-from searchers.rung import Rung, longer_rungs
+from searchers.objectives import Losses
+from searchers.pareto_rung import ParetoRung
+from searchers.rung import AnyRung, Rung, longer_rungs
 
 
 class ASHA(SuccessiveHalving):
@@ -29,10 +31,14 @@ class ASHA(SuccessiveHalving):
             0 = `divisor ** (num_rungs - 1)`, so that one of the first trials is expected to reach the top rung.
         max_invalid: Invalid trials that are replaced before the search gives up, >= 0.
             By default 4 per trial, and at least 16.
+        skip_uninformative_rungs: Let more trials continue at a rung that ranks them otherwise than the next one does,
+            and all of them where it says nothing: see `rung_correlation`.
+        pareto: Rank trials by several objectives and constraints (`searchers.pareto`), which a `Search` with
+            `objectives` reports as losses.
 
     Attributes:
         rungs: Lengths of the rungs, ascending.
-        divisor: As given.
+        divisor, pareto: As given.
 
     Raises:
         MethodError: A field is invalid; all are named.
@@ -47,21 +53,25 @@ class ASHA(SuccessiveHalving):
     ([], [Stop(trial=1), Create(trial=2)])
     """
 
-    _rungs: list[Rung]
+    _rungs: list[AnyRung]
 
     def _set_up(self, lengths: Sequence[int]) -> None:
-        self._rungs = [Rung(length=length, divisor=self.divisor) for length in lengths]
+        self._rungs = self._new_rungs(lengths)
         self._next: dict[int, int] = {}  # the next rung of each live trial that was ranked
 
-    def _report(self, trial: int, step: float, value: float) -> list[Action]:
+    def _new_rungs(self, lengths: Sequence[int]) -> list[AnyRung]:
+        kind: type[Rung | ParetoRung] = ParetoRung if self.pareto else Rung
+        return [kind(length=length, divisor=self.divisor) for length in lengths]
+
+    def _report(self, trial: int, step: float, value: float | Losses) -> list[Action]:
         """Rank the trial at each rung it has reached, up to the one that stops it."""
         top = len(self._rungs) - 1
         if not self._slots.has_slot(trial):  # a report from a trial that is being stopped
             return []
         while (rung := self._next.get(trial, 0)) <= top and step >= self._rungs[rung].length:
             self._next[trial] = rung + 1
-            continues = self._rungs[rung].rank(trial, value)
-            if rung < top and not (continues and value < math.inf):
+            continues = self._rank(trial, rung, value)
+            if rung < top and not (continues and value != math.inf):
                 self._slots.release(trial)
                 return [Stop(trial=trial), *self._fill()]
         return []
@@ -86,7 +96,7 @@ class ASHA(SuccessiveHalving):
         """
         old_top, num_old = self._rungs[-1], len(self._rungs)
         lengths = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
-        self._rungs += [Rung(length=length, divisor=self.divisor) for length in lengths[num_old:]]
+        self._rungs += self._new_rungs(lengths[num_old:])
         best, completed = old_top.best(), self._slots.completed
         to_resume = [trial for trial in best if trial in completed]
         stops: list[Action] = []

@@ -16,7 +16,10 @@ A trial is known by its number: 0, 1, 2, ... in the order of creation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+if TYPE_CHECKING:
+    from searchers.objectives import Losses, Measured
 
 Decision = Literal["continue", "stop", "pause"]
 """On a trial that has reported; "pause": it leaves its workers until the search resumes it."""
@@ -38,11 +41,17 @@ class Reported:
     `step` is the length trained since the trial's beginning, in the unit of `max_length`. `value` is the searcher's
     metric. A driver gives it to `Search` as measured; `Search` gives it to the method normalised: smaller is better,
     and +inf if it was missing, NaN or infinite.
+
+    In a search with several metrics (`Search(objectives=...)`) a driver gives `metrics`, as measured, in the order of
+    `Objectives.metrics`. The method gets `losses`, or None if a metric was missing or not finite; and as `value` the
+    first objective, +inf without losses or if a constraint is not kept.
     """
 
     trial: int
     step: float
-    value: float | None
+    value: float | None = None
+    metrics: Measured = ()
+    losses: Losses | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+from searchers.errors import IllegalEvent
 from searchers.events import Action, Event, Exited, Reported, Started, assert_never
 from searchers.method import Fields, check_extension
-from searchers.rung import Rung, rung_lengths
+from searchers.objectives import Losses
+from searchers.rung import AnyRung, Rung, rung_lengths
 from searchers.slots import TrialCounts, TrialSlots
 
 _RANKED_LAST = ("errored", "diverged", "canceled")
@@ -21,7 +23,7 @@ _RANKED_LAST = ("errored", "diverged", "canceled")
 class SuccessiveHalving:
     """The base class of `ASHA` (stopping) and `PromotionASHA`, which document the arguments."""
 
-    _rungs: Sequence[Rung]
+    _rungs: Sequence[AnyRung]
 
     def __init__(
         self,
@@ -32,6 +34,8 @@ class SuccessiveHalving:
         divisor: float = 4,
         max_concurrent_trials: int = 16,
         max_invalid: int | None = None,
+        skip_uninformative_rungs: bool = False,
+        pareto: bool = False,
     ) -> None:
         check = Fields()
         check.whole("max_trials", max_trials, at_least=1)
@@ -40,8 +44,11 @@ class SuccessiveHalving:
         check.above("divisor", divisor, limit=1)
         check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
         check.whole("max_invalid", max_invalid, at_least=0, or_none=True)
+        if pareto and skip_uninformative_rungs:
+            check.fault("skip_uninformative_rungs", "compares trials by one metric, not by several objectives")
         check.done()
-        self.divisor = divisor
+        self.divisor, self.pareto = divisor, pareto
+        self._learns = skip_uninformative_rungs
         self._set_up(rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor))
         self._max_concurrent_trials = max_concurrent_trials
         self._slots = TrialSlots(max_trials=max_trials, max_concurrent=self._max_concurrent(), max_invalid=max_invalid)
@@ -55,8 +62,8 @@ class SuccessiveHalving:
         """Actions for the free slots, or `Done`."""
         return self._slots.fill()
 
-    def _report(self, trial: int, step: float, value: float) -> list[Action]:
-        """What follows from a live trial's report."""
+    def _report(self, trial: int, step: float, value: float | Losses) -> list[Action]:
+        """What follows from a live trial's report. The worst value is +inf."""
         raise NotImplementedError
 
     def _exit(self, exited: Exited) -> None:
@@ -78,7 +85,7 @@ class SuccessiveHalving:
         return self._slots.max_trials
 
     @property
-    def ranked(self) -> tuple[Mapping[int, float], ...]:
+    def ranked(self) -> tuple[Mapping[int, float | Losses], ...]:
         """For each rung, its trials and the values they reported there."""
         return tuple(rung.values for rung in self._rungs)
 
@@ -94,6 +101,8 @@ class SuccessiveHalving:
         if not self._slots.is_live(event.trial):
             return []
         match event:
+            case Reported() if self.pareto:
+                return self._report(event.trial, event.step, _losses(event))
             case Reported():
                 value = event.value
                 return self._report(event.trial, event.step, math.inf if value is None or math.isnan(value) else value)
@@ -104,6 +113,15 @@ class SuccessiveHalving:
                 return []
             case _:
                 assert_never(event)
+
+    def _rank(self, trial: int, number: int, value: float | Losses) -> bool:
+        """Rank the trial at this rung. Returns whether it continues."""
+        if self._learns and number:
+            below = self._rungs[number - 1]
+            assert isinstance(below, Rung)
+            assert not isinstance(value, Losses)
+            below.compare(trial, value)
+        return self._rungs[number].rank(trial, value)
 
     def _rank_exit(self, exited: Exited, *, next_rung: int) -> None:
         """Remove an invalid trial from its rungs; rank one that failed, diverged or was canceled last at its next."""
@@ -144,3 +162,10 @@ class SuccessiveHalving:
     def share(self, counts: TrialCounts) -> None:
         """Number trials, and count the invalid ones, together with the other brackets of a search."""
         self._slots.counts = counts
+
+
+def _losses(reported: Reported) -> Losses | float:
+    if reported.losses is None and reported.value is not None and reported.value < math.inf:
+        what = f"trial {reported.trial} reported a value, but the method ranks by losses"
+        raise IllegalEvent(f"{what}; give Search its objectives, or leave out pareto")
+    return math.inf if reported.losses is None else reported.losses

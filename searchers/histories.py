@@ -16,8 +16,11 @@ from typing import Protocol
 from searchers.errors import MethodError
 from searchers.events import Action, Create, Done, Event, Exited, Pause, Reason, Reported, Resume, Started, Stop
 from searchers.method import Method
+from searchers.objectives import Measured, Metric, Objectives
 from searchers.search import Search
 
+OBJECTIVES = Objectives((Metric(name="loss"), Metric(name="size"), Metric(name="time", at_most=0.8)))
+"""Of a search with several metrics; it needs a method that ranks by losses."""
 _REASONS: tuple[Reason, ...] = ("completed", "stopped", "diverged", "errored", "invalid_hp", "canceled")
 
 
@@ -90,7 +93,7 @@ def play(
         assert len(player.steps) < 100_000, f"seed {seed}: the search did not end within 100,000 events"
         player.step()
     for trial in sorted(player.ended)[-3:]:  # late reports, after the end
-        player.send(Reported(trial=trial, step=length, value=0.5))
+        player.send(player.report(trial, length))
     return History(first=first, steps=player.steps)
 
 
@@ -130,21 +133,21 @@ class _Player:
         if self.always is not None:
             self.exit(trial, self.always)
         elif self.ended and chance < 0.05:
-            self.send(Reported(trial=rng.choice(sorted(self.ended)), step=self.length, value=self.value()))
+            self.send(self.report(rng.choice(sorted(self.ended)), self.length))
         elif chance < 0.1:
             self.exit(trial, rng.choice(_REASONS))
         elif chance < 0.15:  # restarted from an earlier checkpoint
             self.running[trial] *= rng.random()
             self.send(Started(trial=trial))
         elif chance < 0.18:  # out of order
-            self.send(Reported(trial=trial, step=self.running[trial] * rng.random(), value=self.value()))
+            self.send(self.report(trial, self.running[trial] * rng.random()))
         elif trial in self.stopping and chance < 0.7:
             self.exit(trial, "stopped")
         elif self.running[trial] >= self.length:
             self.exit(trial, "completed")
         else:
             self.running[trial] = self.further(self.running[trial])
-            self.send(Reported(trial=trial, step=self.running[trial], value=self.value()))
+            self.send(self.report(trial, self.running[trial]))
 
     def step_paused(self, trial: int) -> None:
         """A paused trial fails, is canceled, or reports once more before its workers leave."""
@@ -152,10 +155,22 @@ class _Player:
             self.exit(trial, self.rng.choice(("errored", "canceled", "invalid_hp")))
         else:
             self.reached[trial] = self.further(self.reached[trial])
-            self.send(Reported(trial=trial, step=self.reached[trial], value=self.value()))
+            self.send(self.report(trial, self.reached[trial]))
 
     def further(self, step: float) -> float:
         return min(step + max(1, round(self.rng.random() ** 3 * self.length)), self.length)
+
+    def report(self, trial: int, step: float) -> Reported:
+        """A report of one metric, and of two and a constraint, which follow from it."""
+        value = self.value()
+        if value is None or not math.isfinite(value):
+            several: Measured = (value, 0.5, 0.5)
+        else:
+            several = (value, round((7919 * value) % 1, 1), round((104729 * value) % 1, 2))
+        if self.normalised:
+            return Reported(trial=trial, step=step, value=value, losses=OBJECTIVES.normalised(several))
+        objectives = self.subject.objectives if isinstance(self.subject, Search) else None
+        return Reported(trial=trial, step=step, value=value, metrics=several if objectives is not None else ())
 
     def value(self) -> float | None:
         odd = self.rng.random()

@@ -3,7 +3,7 @@
 What a rung tells of the end is learned (see `rung_process`), so that a trial that was stopped early counts for what it
 says, and no value has to stand for one that was never reached.
 
-* The first trials, and every fifth of the others, are random.
+* The first trials are random, then every second one, then every fifth: with few results the model is easily wrong.
 * The value to improve on is the best expected one, less the noise: a gain that could not be told from noise is none.
 * Trials that have not ended are taken to end as expected, so that workers that ask at the same time get different
   answers; paused trials, too.
@@ -40,7 +40,8 @@ from searchers.unit_cube import UnitCube
 _STARTUP = 12
 """Results before the first proposal."""
 
-_RANDOM_EVERY = 5
+_RANDOM_EVERY, _RANDOM_EVERY_EARLY, _EARLY = 5, 2, 40
+"""Every fifth trial is random; every second while there are at most 40 results."""
 
 _NUM_RESULTS, _NUM_LIVE = 240, 64
 """At most this many results and live trials are in the model. 240 results cost 15 ms of CPU an ask."""
@@ -93,7 +94,8 @@ class MultiFidelitySampler:
         Raises:
             SpaceError: The space's constraint cannot be met.
         """
-        if self._num_results >= _STARTUP and trial % _RANDOM_EVERY and self._cube.width:
+        every = _RANDOM_EVERY_EARLY if self._num_results <= _EARLY else _RANDOM_EVERY
+        if self._num_results >= _STARTUP and trial % every and self._cube.width:
             rng = np.random.default_rng(Random(f"{self.seed}:{trial}:multi-fidelity").getrandbits(64))
             for row in self._proposals(rng):
                 point = self._cube.point(row)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,17 +30,24 @@ from optuna.trial import FrozenTrial, TrialState
 from searchers.domains import closest
 from searchers.errors import FieldError
 from searchers.events import Event, Exited, Reported, Started, assert_never
+from searchers.objectives import Objectives
 from searchers.optuna_space import encoded, from_optuna_trial, is_conditional, to_optuna
 from searchers.optuna_storage import AskStorage
 from searchers.optuna_trials import SamplerTrial, SamplerTrials, frozen
 from searchers.space import Space
 
-_SHORT = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler"}
+_SHORT = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "nsga2": "NSGAIISampler"}
+_NO_OBJECTIVES = {"CmaEsSampler": "one objective without constraints"}
+"""Samplers that don't take several metrics, and what they take."""
 _WITHOUT_NOTES = {"TPESampler", "GPSampler", "RandomSampler"}
 """These use only the trials' parameters and values. Others keep notes, in the `system_attrs` of study and trials."""
 
 _STARTUP = 10
 """Trials that TPE compares before its first proposal, by default."""
+
+_POPULATION = 10
+"""Trials of a generation of NSGA-II, by default. Optuna's 50 are more than come far in most searches (measured: with 8
+to 16 a search leaves out a fifth less of the front's hypervolume than with 50)."""
 
 _RANDOM_EVERY = 4
 """Every fourth of TPE's trials is drawn at random."""
@@ -66,9 +74,11 @@ class OptunaSampler:
         space: To draw from.
         seed: Any integer.
         rungs: `Method.rungs`. If there are none, trials are compared once they have completed.
-        name: "tpe", "gp", "cmaes", or the name of a class in `optuna.samplers`.
+        name: "tpe", "gp", "nsga2", "cmaes", or the name of a class in `optuna.samplers`.
         options: The sampler's arguments, e.g. {"n_startup_trials": 20}. With "tpe", `n_startup_trials` (10 by default)
-            counts the trials that are compared, and `multivariate` is true by default.
+            counts the trials that are compared, and `multivariate` is true by default. With "nsga2",
+            `population_size` is 10 by default.
+        objectives: The search's, if it has several metrics: then it learns from losses. Not with "cmaes".
 
     Attributes:
         trials: What the sampler knows of the search's trials.
@@ -86,9 +96,12 @@ class OptunaSampler:
         rungs: Sequence[float],
         name: str = "tpe",
         options: Mapping[str, object] | None = None,
+        objectives: Objectives | None = None,
     ) -> None:
         self.space, self.seed = space, seed
         self._class, self._options = _sampler_class(name, options or {})
+        if objectives is not None:
+            _check_takes(self._class, name, objectives)
         self._has_notes = self._class.__name__ not in _WITHOUT_NOTES
         self._is_tpe = self._class.__name__ == "TPESampler"
         self._startup = 0
@@ -98,15 +111,19 @@ class OptunaSampler:
             self._options = {"n_startup_trials": 0, "multivariate": True, "constant_liar": True} | self._options
             if self._options["multivariate"] and is_conditional(space.root):
                 self._options = {"group": True} | self._options
+        elif self._class.__name__ == "NSGAIISampler":
+            self._options = {"population_size": _POPULATION} | self._options
         self._distributions = to_optuna(space, wide_as_float=self._is_tpe)
         self.trials = SamplerTrials(
             rungs,
             enough=self._startup or _STARTUP,
             background=self._is_tpe,
             all_compared=self._has_notes,
+            pareto=objectives is not None,
         )
+        self._pareto = objectives is not None
         self._failed_points: set[str] = set()  # as JSON
-        self._storage = AskStorage()
+        self._storage = AskStorage(1 if objectives is None else len(objectives.objectives))
         self._study = optuna.load_study(study_name="search", storage=self._storage, sampler=self._sampler("0"))
         self._proposal: _Proposal | None = None  # valid until the next event
 
@@ -133,6 +150,8 @@ class OptunaSampler:
         match event:
             case Started(trial=trial):
                 self.trials.start(trial, self.trials.get(trial) or self._new_trial(trial, hparams))
+            case Reported(trial=trial, step=step, losses=losses) if self._pareto:
+                self.trials.report(trial, step, math.inf if losses is None else losses)
             case Reported(trial=trial, step=step, value=value):
                 if value is not None:
                     self.trials.report(trial, step, value)
@@ -216,6 +235,20 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
     except (TypeError, ValueError) as error:
         raise _fault("options", f"{wanted} does not accept {dict(options)}: {error}") from error
     return kind, dict(options)
+
+
+def _check_takes(kind: type[BaseSampler], name: str, objectives: Objectives) -> None:
+    """Check that the sampler takes these objectives.
+
+    Raises:
+        FieldError: It does not.
+    """
+    if takes := _NO_OBJECTIVES.get(kind.__name__):
+        given = "; ".join(map(str, objectives.metrics))
+        raise _fault("name", f"{name} takes {takes}, but searcher.metrics has: {given}. Use tpe, gp, nsga2 or random")
+    if objectives.constraints and not hasattr(FrozenTrial, "constraints"):
+        what = f"{name} needs Optuna 5 for constraints, but {optuna.__version__} is installed"
+        raise _fault("name", f"{what}; upgrade it, or use random")
 
 
 def _fault(field: str, message: str) -> FieldError:

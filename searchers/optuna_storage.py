@@ -18,9 +18,13 @@ class AskStorage(BaseStorage):
 
     Optuna's in-memory storage can't forget trials, and copies them. A sampler's notes (`study_notes`, and the
     `system_attrs` of `current`) are dropped at the next ask unless they are taken out.
+
+    Args:
+        num_objectives: All are minimised.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_objectives: int = 1) -> None:
+        self.num_objectives = num_objectives
         self.history: list[FrozenTrial] = []
         self.current = frozen(0, SamplerTrial(params={}), TrialState.RUNNING, distributions={})
         self.study_notes: dict[str, Any] = {}
@@ -53,7 +57,7 @@ class AskStorage(BaseStorage):
         self.study_notes[key] = value
 
     def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        return [StudyDirection.MINIMIZE]
+        return [StudyDirection.MINIMIZE] * self.num_objectives
 
     def get_study_id_from_name(self, study_name: str) -> int:
         return 0

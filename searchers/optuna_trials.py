@@ -15,6 +15,8 @@ regret of .09 against .15 to .27, on the same trials). So:
 * Running trials are shown as running, so that workers that ask at the same time get different answers.
 * The number of trials shown is bounded: the best, the latest, and the latest failures. An ask costs the same after
   100,000 trials as after 100.
+* With several metrics the best are the first by `searchers.pareto`, and a trial that exceeds a limit is shown with the
+  excess, as Optuna's samplers take it. A failed one is the worst in each objective and constraint.
 
 A trial's record is kept exactly as long as it is in one of the four collections of `SamplerTrials`.
 
@@ -29,12 +31,16 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from searchers.events import Reason
+from searchers.objectives import Losses
+from searchers.pareto import ParetoOrder
+
+Value = float | Losses
 
 _FAR = 0.2
 """Trials are compared at rungs of at least this share of the full length: the top two, with a divisor from 3 to 5."""
@@ -50,16 +56,17 @@ class SamplerTrial:
     Attributes:
         params: By their names in Optuna.
         notes: The sampler's own, in Optuna's `system_attrs`.
-        last: The last value reported; +inf if it was not finite; None before the first report.
+        last: The last value reported, or losses if there are several; +inf if it was not finite; None before the first
+            report.
         step: The length at which `last` was reported.
         value: The value by which it is compared, if it is.
     """
 
     params: dict[str, Any]
     notes: dict[str, Any] = field(default_factory=dict)
-    last: float | None = None
+    last: Value | None = None
     step: float = 0
-    value: float = math.inf
+    value: Value = math.inf
 
 
 class SamplerTrials:
@@ -70,19 +77,22 @@ class SamplerTrials:
         enough: Trials that must have reached the higher rungs of an extended search before only those are compared.
         background: Whether the first trials are always shown (for TPE).
         all_compared: Whether every compared trial is shown, for samplers whose notes may refer to any of them.
+        pareto: Whether trials are compared by losses.
 
     Attributes:
         floor: Trials are compared once they have reached this length.
     """
 
-    def __init__(self, rungs: Sequence[float], *, enough: int, background: bool, all_compared: bool) -> None:
+    def __init__(
+        self, rungs: Sequence[float], *, enough: int, background: bool, all_compared: bool, pareto: bool = False
+    ) -> None:
         self.floor = self._next_floor = _floor(rungs)
         self._enough, self._all_compared = enough, all_compared
         self._num_background = _NUM_BACKGROUND if background else 0
         self._compared = (
-            _BestAndLatest(best=0, latest=sys.maxsize)
+            _BestAndLatest(best=0, latest=sys.maxsize, pareto=pareto)
             if all_compared
-            else _BestAndLatest(best=_NUM_BEST, latest=_NUM_LATEST)
+            else _BestAndLatest(best=_NUM_BEST, latest=_NUM_LATEST, pareto=pareto)
         )
         self._running: dict[int, SamplerTrial] = {}  # including paused ones, in order of their start
         self._failed: dict[int, SamplerTrial] = {}  # the latest
@@ -106,8 +116,8 @@ class SamplerTrials:
             self._background[trial] = record
         self._running[trial] = record
 
-    def report(self, trial: int, step: float, value: float) -> None:
-        """The trial reported a value, which may be +inf."""
+    def report(self, trial: int, step: float, value: Value) -> None:
+        """The trial reported a value, which may be +inf, or losses."""
         record = self.get(trial)
         if record is not None:
             record.last, record.step = value, step
@@ -136,7 +146,7 @@ class SamplerTrials:
         self._raise_floor()
 
     def _compare(self, trial: int, record: SamplerTrial) -> None:
-        if record.last is not None and math.isfinite(record.last):
+        if record.last is not None and record.last != math.inf:
             self._compared.put(trial, record, record.last)
             self._raise_floor()
 
@@ -155,14 +165,14 @@ class SamplerTrials:
         """The trials as Optuna sees them, by number."""
         found: dict[int, FrozenTrial] = {}
 
-        def show(trial: int, record: SamplerTrial, state: TrialState, value: float | None = None) -> None:
+        def show(trial: int, record: SamplerTrial, state: TrialState, value: Value | None = None) -> None:
             found[trial] = frozen(trial, record, state, value=value, distributions=distributions)
 
         compared = self._compared.trials
         for trial, record in compared.items():
             show(trial, record, TrialState.COMPLETE, record.value)
         if compared:
-            worst = max(record.value for record in compared.values())
+            worst = _worst([record.value for record in compared.values()])
             # At most as many failures as other trials: with more, some failures would count among the best.
             for trial in itertools.islice(reversed(self._failed), len(compared)):
                 show(trial, self._failed[trial], TrialState.COMPLETE, worst)
@@ -173,48 +183,75 @@ class SamplerTrials:
         return [found[trial] for trial in sorted(found)]
 
 
+class _Sorted:
+    """Trials in the order of their values: what `ParetoOrder` is for losses."""
+
+    def __init__(self) -> None:
+        self._sorted: list[tuple[float, int]] = []
+        self._values: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def __contains__(self, trial: int) -> bool:
+        return trial in self._values
+
+    def add(self, trial: int, value: float) -> None:
+        self._values[trial] = value
+        insort(self._sorted, (value, trial))
+
+    def remove(self, trial: int) -> None:
+        del self._sorted[bisect_left(self._sorted, (self._values.pop(trial), trial))]
+
+    def last(self) -> int:
+        return self._sorted[-1][1]
+
+
 class _BestAndLatest:
     """A bounded number of the best trials, and of the latest.
 
     Always true: a trial is in `trials` iff it is one of the best or of the latest.
     """
 
-    def __init__(self, *, best: int, latest: int) -> None:
+    def __init__(self, *, best: int, latest: int, pareto: bool) -> None:
         self._num_best, self._num_latest = best, latest
-        self._best: list[tuple[float, int]] = []  # ascending
+        self._best: Any = ParetoOrder() if pareto else _Sorted()
         self._latest: dict[int, None] = {}  # in order of their last `put`
         self.trials: dict[int, SamplerTrial] = {}
 
-    def put(self, trial: int, record: SamplerTrial, value: float) -> None:
+    def put(self, trial: int, record: SamplerTrial, value: Value) -> None:
         """Add the trial, or change its value."""
         self.remove(trial)
         record.value = value
         self.trials[trial] = record
-        insort(self._best, (value, trial))
         self._latest[trial] = None
+        if self._num_best:
+            self._best.add(trial, value)
         if len(self._best) > self._num_best:
-            _, worst = self._best.pop()
+            self._best.remove(worst := self._best.last())
             if worst not in self._latest:
                 del self.trials[worst]
         if len(self._latest) > self._num_latest:
             oldest = next(iter(self._latest))
             del self._latest[oldest]
-            if not self._is_best(oldest):
+            if oldest not in self._best:
                 del self.trials[oldest]
 
     def remove(self, trial: int) -> None:
         """Remove the trial, if it is there."""
         if trial in self.trials:
             self._latest.pop(trial, None)
-            if self._is_best(trial):
-                del self._best[self._place(trial)]
+            if trial in self._best:
+                self._best.remove(trial)
             del self.trials[trial]
 
-    def _place(self, trial: int) -> int:
-        return bisect_left(self._best, (self.trials[trial].value, trial))
 
-    def _is_best(self, trial: int) -> bool:
-        return self._best[self._place(trial) : self._place(trial) + 1] == [(self.trials[trial].value, trial)]
+def _worst(values: Sequence[Value]) -> Value:
+    """The largest; of losses in each objective and constraint."""
+    if all(isinstance(value, Losses) for value in values):
+        losses = cast("Sequence[Losses]", values)
+        return Losses(*(tuple(map(max, zip(*each, strict=True))) for each in zip(*losses, strict=True)))
+    return max(cast("Sequence[float]", values))
 
 
 def _floor(rungs: Sequence[float]) -> float:
@@ -227,22 +264,30 @@ def frozen(
     state: TrialState,
     *,
     distributions: dict[str, BaseDistribution],
-    value: float | None = None,
+    value: Value | None = None,
 ) -> FrozenTrial:
     """The trial as Optuna's samplers read it."""
     # In a conditional space a trial has a part of the parameters. Copied only then: this runs for each trial and ask.
     whole = len(trial.params) == len(distributions)
     own = distributions if whole else {name: distributions[name] for name in trial.params}
+    values, notes = None, trial.notes
+    if isinstance(value, Losses):
+        values = list(value.values)
+        if value.excesses:
+            notes = {**notes, "constraints": value.excesses}
+    elif value is not None:
+        values = [value]
     return FrozenTrial(
         number=number,
         trial_id=number,
         state=state,
-        value=value,
+        value=None,
+        values=values,
         datetime_start=None,
         datetime_complete=None,
         params=trial.params,
         distributions=own,
         user_attrs={},
-        system_attrs=trial.notes,
+        system_attrs=notes,
         intermediate_values={},
     )

@@ -33,25 +33,46 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Protocol
 
 from searchers.events import Action, Create, Done, Exited, Pause, Resume, Stop
 from searchers.halving import SuccessiveHalving
-from searchers.rung import Rung, longer_rungs
+from searchers.objectives import Losses
+from searchers.pareto_rung import ParetoRung
+from searchers.rung import AnyRung, Rung, longer_rungs
 
 
 @dataclass(slots=True)
 class _Trial:
     next: int = 0  # index of the rung it is to reach; len(rungs) after the top one
-    last: tuple[float, float] | None = None  # step and value of its last report
+    last: tuple[float, float | Losses] | None = None  # step and value of its last report
     finishing: bool = False  # it ran past the top rung before it paused, and was resumed only to complete
 
 
-class _PausingRung(Rung):
+class _PausingRung(AnyRung, Protocol):
     """A rung at which trials pause.
 
     Attributes:
         coming: Running trials that are on their way to this rung.
     """
+
+    coming: int
+
+    def pause(self, trial: int) -> None:
+        """List a ranked trial as paused."""
+
+    def unpause(self, trial: int) -> bool:
+        """Remove the trial from those paused, if it is one of them; and whether it was."""
+
+    def promotable(self) -> int | None:
+        """The best paused trial, if it is among the best 1/divisor of all trials at this rung."""
+
+    def unpause_all(self) -> list[int]:
+        """Remove all paused trials, and return them by number."""
+
+
+class _RungOfValues(Rung):
+    """A `_PausingRung` of one metric."""
 
     def __init__(self, *, length: int, divisor: float) -> None:
         super().__init__(length=length, divisor=divisor, least=0)
@@ -60,28 +81,49 @@ class _PausingRung(Rung):
         self._paused_heap: list[tuple[float, int]] = []  # (value, trial); others than `_paused` are dropped at the top
 
     def pause(self, trial: int) -> None:
-        """List a ranked trial as paused."""
         self._paused.add(trial)
         heappush(self._paused_heap, (self._values[trial], trial))
 
     def unpause(self, trial: int) -> bool:
-        """Remove the trial from those paused, if it is one of them; and whether it was."""
         was_paused = trial in self._paused
         self._paused.discard(trial)
         return was_paused
 
     def promotable(self) -> int | None:
-        """The best paused trial, if it is among the best 1/divisor of all trials at this rung."""
         heap = self._paused_heap
         while heap and heap[0][1] not in self._paused:
             heappop(heap)
         return heap[0][1] if heap and self.is_best(heap[0][1]) else None
 
     def unpause_all(self) -> list[int]:
-        """Remove all paused trials, and return them by number."""
         trials = sorted(self._paused)
         self._paused.clear()
         self._paused_heap.clear()
+        return trials
+
+
+class _RungOfLosses(ParetoRung):
+    """A `_PausingRung` of several objectives."""
+
+    def __init__(self, *, length: int, divisor: float) -> None:
+        super().__init__(length=length, divisor=divisor, least=0)
+        self.coming = 0
+        self._paused: set[int] = set()
+
+    def pause(self, trial: int) -> None:
+        self._paused.add(trial)
+
+    def unpause(self, trial: int) -> bool:
+        was_paused = trial in self._paused
+        self._paused.discard(trial)
+        return was_paused
+
+    def promotable(self) -> int | None:
+        return next((trial for trial in self.in_order() if trial in self._paused), None)
+
+    def unpause_all(self) -> list[int]:
+        trials = sorted(self._paused)
+        self._paused.clear()
         return trials
 
 
@@ -92,7 +134,9 @@ class PromotionASHA(SuccessiveHalving):
     trials that were stopped because their rung was closed can be promoted again, from their checkpoints.
 
     Args:
-        max_trials, max_length, num_rungs, divisor, max_concurrent_trials, max_invalid: As in `ASHA`.
+        max_trials, max_length, num_rungs, divisor, max_concurrent_trials, max_invalid, skip_uninformative_rungs,
+        pareto: As in
+            `ASHA`.
 
     Raises:
         MethodError: A field is invalid; all are named.
@@ -108,8 +152,12 @@ class PromotionASHA(SuccessiveHalving):
     _rungs: list[_PausingRung]
 
     def _set_up(self, lengths: Sequence[int]) -> None:
-        self._rungs = [_PausingRung(length=length, divisor=self.divisor) for length in lengths]
+        self._rungs = self._new_rungs(lengths)
         self._trials: dict[int, _Trial] = {}
+
+    def _new_rungs(self, lengths: Sequence[int]) -> list[_PausingRung]:
+        kind: type[_RungOfValues | _RungOfLosses] = _RungOfLosses if self.pareto else _RungOfValues
+        return [kind(length=length, divisor=self.divisor) for length in lengths]
 
     def _fill(self) -> list[Action]:
         """Promotions and new trials for free slots, `Stop` for trials at closed rungs, or `Done`."""
@@ -155,12 +203,12 @@ class PromotionASHA(SuccessiveHalving):
         assert trial.last is not None
         _, value = trial.last
         rung = self._rungs[trial.next]
-        rung.rank(number, value)
+        self._rank(number, trial.next, value)
         trial.next += 1
         if trial.next == len(self._rungs):
             trial.last, trial.finishing = None, True
             return [self._slots.resume(number)]
-        if value < math.inf:
+        if value != math.inf:
             rung.pause(number)
             return []
         trial.last = None
@@ -188,7 +236,7 @@ class PromotionASHA(SuccessiveHalving):
         for rung in self._rungs:
             rung.set_least(0)
 
-    def _report(self, number: int, step: float, value: float) -> list[Action]:
+    def _report(self, number: int, step: float, value: float | Losses) -> list[Action]:
         """Rank the trial at its next rung, if it reached it; there it pauses, unless it is promoted at once."""
         trial = self._trials[number]
         if not self._slots.has_slot(number):
@@ -200,7 +248,7 @@ class PromotionASHA(SuccessiveHalving):
         rung = self._rungs[trial.next]
         rung.coming -= 1
         if rung is self._rungs[-1]:
-            rung.rank(number, value)
+            self._rank(number, trial.next, value)
             trial.next += 1
             return []
         self._slots.release(number)
@@ -246,7 +294,7 @@ class PromotionASHA(SuccessiveHalving):
         """
         old_top, num_old = self._rungs[-1], len(self._rungs)
         lengths = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
-        self._rungs += [_PausingRung(length=length, divisor=self.divisor) for length in lengths[num_old:]]
+        self._rungs += self._new_rungs(lengths[num_old:])
         stops: list[Action] = []
         running: list[int] = []
         for number, trial in sorted(self._trials.items()):
@@ -255,11 +303,11 @@ class PromotionASHA(SuccessiveHalving):
                 self._rungs[num_old].coming += 1
             elif trial.next == num_old and self._slots.has_slot(number):
                 self._slots.release(number)
-                if old_top.values[number] < math.inf:
+                if old_top.values[number] != math.inf:
                     running.append(number)
                 else:
                     stops.append(Stop(trial=number))
-        completed = [n for n in sorted(self._slots.completed) if old_top.values.get(n, math.inf) < math.inf]
+        completed = [n for n in sorted(self._slots.completed) if old_top.values.get(n, math.inf) != math.inf]
         for number in (*running, *completed):
             self._trials[number] = _Trial(next=num_old, last=(old_top.length, old_top.values[number]))
             old_top.pause(number)

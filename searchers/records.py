@@ -67,7 +67,8 @@ def event_to_json(event: Event) -> dict[str, object]:
                 measured = None if value is None else number_to_json(float(_number(value, or_bool=True)))
             except ValueError as error:
                 raise IllegalEvent(f"the value of trial {trial} at step {at} {error}") from None
-            return {"event": "reported", "trial": int(trial), "step": at, "value": measured}
+            record = {"event": "reported", "trial": int(trial), "step": at, "value": measured}
+            return record if not event.metrics else record | {"metrics": _metrics_to_json(event)}
         case Exited(reason=reason):
             if reason not in get_args(Reason):
                 known = ", ".join(get_args(Reason))
@@ -75,6 +76,13 @@ def event_to_json(event: Event) -> dict[str, object]:
             return {"event": "exited", "trial": int(trial), "reason": reason}
         case _:
             assert_never(event)
+
+
+def _metrics_to_json(event: Reported) -> list[object]:
+    try:
+        return [None if each is None else number_to_json(float(_number(each, or_bool=True))) for each in event.metrics]
+    except ValueError as error:
+        raise IllegalEvent(f"a metric of trial {event.trial} at step {event.step} {error}") from None
 
 
 def event_from_json(record: Mapping[str, object]) -> Event:
@@ -88,8 +96,9 @@ def event_from_json(record: Mapping[str, object]) -> Event:
             return Started(trial=trial)
         case "reported", int(trial):
             step, value = number_from_json(record.get("step")), number_from_json(record.get("value"))
-            if step is not None:
-                return Reported(trial=trial, step=step, value=value)
+            metrics = record.get("metrics", [])
+            if step is not None and isinstance(metrics, list):
+                return Reported(trial=trial, step=step, value=value, metrics=tuple(map(number_from_json, metrics)))
         case "exited", int(trial):
             for reason in get_args(Reason):
                 if record.get("reason") == reason:

@@ -12,10 +12,38 @@ of them on top, `rest` the others with the smallest on top. Of equal values, tho
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
 from types import MappingProxyType
+from typing import Any, Protocol
+
+from searchers.events import Reported
+from searchers.rung_correlation import PRIOR, less_strict, rank_correlation
+
+
+class AnyRung(Protocol):
+    """What a method needs of a rung, whatever it ranks by: `Rung` and `ParetoRung` document it."""
+
+    length: int
+
+    @property
+    def values(self) -> Mapping[int, Any]: ...
+
+    def rank(self, trial: int, value: Any) -> bool: ...
+
+    def is_best(self, trial: int) -> bool: ...
+
+    def best(self) -> list[int]: ...
+
+    def set_least(self, least: int) -> None: ...
+
+    def withdraw(self, trial: int) -> None: ...
+
+
+_MOST_PAIRS = 512
+_GROWTH = 1.1
+"""How many pairs, and how many values, a rung's correlation is estimated from; and again with so many times as many."""
 
 
 class Rung:
@@ -29,16 +57,24 @@ class Rung:
         divisor: > 1. Used as the decimal number it is written as, so that floor(33 / 1.1) is 30.
         least: How many trials are among the best while n < divisor: 0 or 1.
 
+    Attributes:
+        length: As given.
+        divisor: As given, or less, by what `compare` learned.
+        correlation: The estimated rank correlation of the values here with those at the next rung, by `compare`.
+        compared: The number of trials that it is estimated from.
+
     >>> rung = Rung(length=1, divisor=2)
     >>> [rung.rank(trial, value) for trial, value in enumerate([0.5, 0.9, 0.4, 0.45])]
     [True, False, True, True]
     """
 
     def __init__(self, *, length: int, divisor: float, least: int = 1) -> None:
-        self.length = length
-        exact = Fraction(str(divisor))
-        self._numerator, self._denominator = exact.numerator, exact.denominator
-        self._least = least
+        self.length, self.divisor = length, divisor
+        self._strictest, self._least = divisor, least
+        self._numerator, self._denominator = Fraction(str(divisor)).as_integer_ratio()
+        self.correlation, self.compared = PRIOR, 0
+        self._pairs: list[tuple[float, float]] = []  # every so many of all, from the first on
+        self._stride, self._next_estimate = 1, 1.0
         self._values: dict[int, float] = {}
         self._best: set[int] = set()
         self._best_heap: list[tuple[float, int]] = []  # (-value, -trial)
@@ -73,6 +109,26 @@ class Rung:
     def best(self) -> list[int]:
         """The best 1/divisor of the trials, best first, except those whose value is infinite."""
         return [trial for value, trial in sorted((self._values[t], t) for t in self._best) if value < math.inf]
+
+    def compare(self, trial: int, later: float) -> None:
+        """Learn from a ranked trial's value at the next rung how much this rung says of it, and be less strict if it
+        says little. Decisions so far stand."""
+        value = self._values[trial]
+        if value == later:  # one report that reached both rungs
+            return
+        if self.compared % self._stride == 0:
+            self._pairs.append((value, later))
+        if len(self._pairs) > _MOST_PAIRS:
+            self._pairs, self._stride = self._pairs[::2], 2 * self._stride
+        self.compared += 1
+        if self.compared < self._next_estimate:
+            return
+        self._next_estimate = self.compared * _GROWTH
+        values = list(self._values.values())
+        self.correlation = rank_correlation(values[:: 1 + len(values) // _MOST_PAIRS], self._pairs)
+        self.divisor = less_strict(self._strictest, self.correlation)
+        self._numerator, self._denominator = Fraction(str(self.divisor)).as_integer_ratio()
+        self._balance()
 
     def set_least(self, least: int) -> None:
         """Change `least`."""
@@ -111,6 +167,28 @@ class Rung:
         while self._rest_heap and self._rest_heap[0][1] not in self._values:
             heappop(self._rest_heap)
             self._withdrawn -= 1
+
+
+def compared_rungs(lengths: Sequence[int], reports: Iterable[Reported], *, divisor: float) -> list[Rung]:
+    """Rungs with the values of a search's trials, to see what each says of the next.
+
+    Args:
+        lengths: Of the rungs, ascending.
+        reports: Of all trials, in their order; values are normalised, smaller is better.
+        divisor: Of the search.
+    """
+    rungs = [Rung(length=length, divisor=divisor) for length in dict.fromkeys(lengths)]
+    reached: dict[int, int] = {}
+    for report in reports:
+        value = math.inf if report.value is None or math.isnan(report.value) else report.value
+        number = reached.get(report.trial, 0)
+        while number < len(rungs) and report.step >= rungs[number].length:
+            if number:
+                rungs[number - 1].compare(report.trial, value)
+            rungs[number].rank(report.trial, value)
+            number += 1
+        reached[report.trial] = number
+    return rungs
 
 
 def rung_lengths(*, max_length: int, num_rungs: int, divisor: float) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 The loss of a trial with hyperparameters x at rung r is
 
-    y = s_r * (f(x, r) + tau * d(trial, r)) + m_r + sigma * noise
+    y = s_r * (f(x, r) + tau * d(trial, r)) + m_r + sigma_r * noise
 
 * f has covariance k(x, x') * c(r, r'). k is Matern's, with nu = 5/2 and a length scale for each hyperparameter. c is
   that of a first-order chain over rungs: each pair of neighbouring rungs has one correlation, and rungs further apart
@@ -10,7 +10,7 @@ The loss of a trial with hyperparameters x at rung r is
 * d is what sets a trial apart from others with the same hyperparameters (its initial weights, its order of batches),
   independent between trials, with the same chain.
 * m_r is the rung's level, of which nothing is known before: trials that came far were chosen, so rungs' means differ.
-* s_r is the rung's scale.
+* s_r is the rung's scale, sigma_r that of its noise: where a rung tells nothing, all is noise.
 
 The parameters are those of the largest posterior density, under priors wide enough for normalised values.
 
@@ -71,7 +71,7 @@ class Parameters:
     def __init__(self, axes: Indices, num_rungs: int) -> None:
         self.axes, self.num_rungs = axes, num_rungs
         count = int(axes.max()) + 1 if len(axes) else 0
-        ends = np.cumsum([count, num_rungs - 1, num_rungs, 1, 1])
+        ends = np.cumsum([count, num_rungs - 1, num_rungs, 1, num_rungs])
         self.lengths, self.distances, self.scales, self.tau, self.sigma = (
             slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)
         )
@@ -97,17 +97,18 @@ class RungProcess:
             That changes no expectation, only deviations: little is left to be learned near them.
 
     Attributes:
-        noise: Standard deviation of a result's noise.
+        noise: Standard deviation of the noise of a result at the last rung.
     """
 
     def __init__(self, parameters: Parameters, theta: Array, results: Results, live: Array) -> None:
         self._parameters, self._theta, self._results = parameters, theta, results
-        self.noise = float(np.exp(theta[parameters.sigma])[0])
+        noise = np.exp(theta[parameters.sigma])
+        self.noise = float(noise[-1])
         self._scaled = self._scale(results.rows)
         self._scales, self._chain = np.exp(theta[parameters.scales]), parameters.chain(theta)
         covariance = self._prior(_matern(_distances(self._scaled, self._scaled)), results.trials, results.rungs)
         covariance += _LEVEL * (results.rungs[:, None] == results.rungs[None])
-        covariance[np.diag_indices_from(covariance)] += self.noise**2 + _JITTER
+        covariance[np.diag_indices_from(covariance)] += noise[results.rungs] ** 2 + _JITTER
         self._factor = cholesky(covariance, lower=True, check_finite=False)
         self._weights = cho_solve((self._factor, True), results.values, check_finite=False)
         self._live = self._scale(live)
@@ -204,10 +205,11 @@ class _Density:
         kernel = (1 + distance + distance**2 / 3) * decay
         scales = np.exp(theta[parameters.scales])[results.rungs]
         common = scales[:, None] * scales * parameters.chain(theta)[results.rungs][:, results.rungs]
-        tau, sigma = (float(np.exp(2 * theta[part])[0]) for part in (parameters.tau, parameters.sigma))
+        tau = float(np.exp(2 * theta[parameters.tau])[0])
+        sigma = np.exp(2 * theta[parameters.sigma])
         signal = common * (kernel + tau * self._same_trial)
         covariance = signal + self._level
-        covariance[np.diag_indices(n)] += sigma + _JITTER
+        covariance[np.diag_indices(n)] += sigma[results.rungs] + _JITTER
         factor = cholesky(covariance, lower=True, check_finite=False)
         weights = cho_solve((factor, True), results.values, check_finite=False)
         inverse, _ = lapack.dpotri(factor, lower=True)
@@ -227,7 +229,8 @@ class _Density:
             results.rungs, weights=by_signal.sum(axis=1), minlength=parameters.num_rungs
         )
         gradient[parameters.tau] += 2 * tau * (outer * common * self._same_trial).sum()
-        gradient[parameters.sigma] += 2 * sigma * np.trace(outer)
+        by_noise = np.bincount(results.rungs, weights=np.diag(outer), minlength=parameters.num_rungs)
+        gradient[parameters.sigma] += 2 * sigma * by_noise
         return float(value), gradient
 
 

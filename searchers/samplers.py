@@ -10,10 +10,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from searchers.errors import FieldError, SpaceError
 from searchers.events import Event
+from searchers.objectives import Objectives
+from searchers.records import hparams_from_json, hparams_to_json
 from searchers.space import Space
 
 
@@ -36,7 +38,8 @@ class Sampler(Protocol):
         """Learn from this event.
 
         Args:
-            event: Its value is normalised: smaller is better, and +inf if it was not finite.
+            event: Its value is normalised: smaller is better, and +inf if it was not finite. In a search with several
+                metrics, it has losses: see `Reported`.
             hparams: The trial's; empty if it ended before it started.
         """
 
@@ -46,6 +49,24 @@ def notify_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
     extended = getattr(sampler, "extended", None)
     if extended is not None:
         extended(rungs)
+
+
+def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
+    """What the sampler returns for this trial, as a replay will see it.
+
+    Raises:
+        SpaceError: It is no point of the space.
+    """
+    asked = sampler.ask(trial)
+    try:
+        point = hparams_from_json(hparams_to_json(asked))
+        faults = space.faults(point, path=space.path)
+    except ValueError as error:
+        faults = [(space.path, str(error))]
+    if faults:
+        advice = f"; {type(sampler).__name__}.ask({trial}) must return a point of the space"
+        raise SpaceError([*faults[:-1], (faults[-1][0], faults[-1][1] + advice)])
+    return cast("dict[str, object]", point)
 
 
 class RandomSampler:
@@ -153,7 +174,13 @@ class FirstPoints:
 
 
 def named_sampler(
-    name: str, space: Space, *, seed: int, rungs: Sequence[float], options: Mapping[str, object] = MappingProxyType({})
+    name: str,
+    space: Space,
+    *,
+    seed: int,
+    rungs: Sequence[float],
+    options: Mapping[str, object] = MappingProxyType({}),
+    objectives: Objectives | None = None,
 ) -> Sampler:
     """The sampler of this name: "random", "multi_fidelity", or one of `OptunaSampler`'s, which documents the arguments.
 
@@ -164,11 +191,15 @@ def named_sampler(
     if name not in ("random", "multi_fidelity"):
         from searchers.optuna_sampler import OptunaSampler
 
-        return OptunaSampler(space, seed=seed, rungs=rungs, name=name, options=options)
+        return OptunaSampler(space, seed=seed, rungs=rungs, name=name, options=options, objectives=objectives)
     if options:
         raise FieldError([("searcher.sampler.options", f"{name} has no options, got {options}; remove them")])
     if name == "random":
         return RandomSampler(space, seed)
+    if objectives is not None:
+        given = "; ".join(map(str, objectives.metrics))
+        what = f"multi_fidelity takes one objective without constraints, but searcher.metrics has: {given}"
+        raise FieldError([("searcher.sampler.name", f"{what}. Use tpe, gp, nsga2 or random")])
     from searchers.multi_fidelity import MultiFidelitySampler
 
     return MultiFidelitySampler(space, seed=seed, rungs=rungs)

@@ -4,7 +4,7 @@
     for action in search.start(): ...             # then, for each event:
     for action in search.on(event): ...           # the event is logged before its actions are returned
 
-It normalises metrics (here and nowhere else), asks the sampler for hyperparameters when a trial gets its workers (by
+It normalises metrics (nobody else does), asks the sampler for hyperparameters when a trial gets its workers (by
 default trial 7's depend only on the seed and on 7), keeps a view of every trial, and logs one record per event. Its
 state follows from these records alone, so `replay` restores it.
 
@@ -15,6 +15,11 @@ Records, each a line of the journal:
     {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "actions": [{"action": "stop", "trial": 3}, ...]}
     {"event": "exited",   "trial": 3, "reason": "stopped", "actions": []}
     {"event": "extended", "max_trials": 200, "max_length": null, "actions": [{"action": "create", "trial": 64}, ...]}
+
+With several metrics, "start" has them too, as in an experiment file, and each "reported" all of their values, in that
+order; "value" is the first objective's:
+
+    {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "metrics": [0.31, 12.5, 7600], "actions": [...]}
 """
 
 from __future__ import annotations
@@ -23,14 +28,15 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 from typing import cast
 
-from searchers.errors import FieldError, IllegalEvent, JournalError, SpaceError, never_created
+from searchers.errors import FieldError, IllegalEvent, JournalError, never_created
 from searchers.events import Action, Create, Done, Event, Reported, Started
 from searchers.method import Method
+from searchers.normalise import normalised, with_first
+from searchers.objectives import Objectives
 from searchers.recorded import RecordedMethod
 from searchers.records import (
     EVENT_KINDS,
@@ -40,7 +46,7 @@ from searchers.records import (
     hparams_from_json,
     hparams_to_json,
 )
-from searchers.samplers import RandomSampler, Sampler, notify_extended
+from searchers.samplers import RandomSampler, Sampler, drawn, notify_extended
 from searchers.space import Space
 from searchers.views import TrialView
 
@@ -61,10 +67,13 @@ class Search:
         log: Called with one record per event, before the event's actions are returned. It should return only once the
             record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log.
         sampler: Draws the hyperparameters: a new one, which the search owns. `RandomSampler(space, seed)` by default.
+        objectives: What to optimise if there are several metrics, or constraints; `smaller_is_better` is then that of
+            the first objective. The method has to rank by it (`ASHA(pareto=True)`), or to compare nothing.
 
     Attributes:
         done: The method's `Done`, once the search is over; None before, and again after an extension.
         started: Whether `start()` was called or replayed.
+        objectives: As given.
         trials: A view of every trial created, by number.
 
     >>> from searchers import Exited, RandomSearch, parse_space
@@ -87,13 +96,17 @@ class Search:
         smaller_is_better: bool,
         log: Callable[[Record], None],
         sampler: Sampler | None = None,
+        objectives: Objectives | None = None,
     ) -> None:
         self.method, self.space, self.seed = method, space, operator.index(seed)
         self.sampler: Sampler = RandomSampler(space, seed) if sampler is None else sampler
         self.done: Done | None = None
         self.started = False
         self._smaller_is_better = bool(smaller_is_better)
+        self.objectives = objectives
         self._identity: Record = {"seed": self.seed, "smaller_is_better": self._smaller_is_better}
+        if objectives is not None:
+            self._identity["metrics"] = objectives.to_json()
         self._log = log
         self._trials: dict[int, TrialView] = {}
         self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)
@@ -116,6 +129,8 @@ class Search:
                 as a step that is not a number. Nothing has changed.
             SpaceError: As `params`. Nothing has changed.
         """
+        if isinstance(event, Reported) and (event.metrics or self.objectives is not None):
+            event = with_first(event, self.objectives)
         record = event_to_json(event)
         event = event_from_json(record)  # as a replay will see it
         if self._is_late(event):
@@ -163,7 +178,7 @@ class Search:
                 that is not in the space.
         """
         bound = self._view(trial).hparams
-        return self._drawn(trial) if bound is None else copy.deepcopy(dict(bound))
+        return drawn(self.sampler, self.space, trial) if bound is None else copy.deepcopy(dict(bound))
 
     def seed_of(self, trial: int) -> int:
         """The trial's seed, 31 bits, a function of the search's seed and the trial's number alone."""
@@ -180,6 +195,7 @@ class Search:
         smaller_is_better: bool,
         log: Callable[[Record], None],
         sampler: Sampler | None = None,
+        objectives: Objectives | None = None,
     ) -> Search:
         """The search that wrote these records, ready to continue; the records are not logged again.
 
@@ -195,7 +211,15 @@ class Search:
             JournalError: A record is impossible, or of another search: the method takes other actions, the
                 hyperparameters are not of the space, or the seed or direction differs. Names the line.
         """
-        search = cls(method, space, seed=seed, smaller_is_better=smaller_is_better, log=log, sampler=sampler)
+        search = cls(
+            method,
+            space,
+            seed=seed,
+            smaller_is_better=smaller_is_better,
+            log=log,
+            sampler=sampler,
+            objectives=objectives,
+        )
         for line, record in enumerate(records, start=1):
             if record.get("event") not in _KINDS:
                 continue
@@ -215,7 +239,13 @@ class Search:
 
     @classmethod
     def recorded(
-        cls, records: Sequence[Mapping[str, object]], space: Space, *, seed: int, smaller_is_better: bool
+        cls,
+        records: Sequence[Mapping[str, object]],
+        space: Space,
+        *,
+        seed: int,
+        smaller_is_better: bool,
+        objectives: Objectives | None = None,
     ) -> Search:
         """The search that wrote these records, read-only; neither its method nor its sampler is needed.
 
@@ -225,21 +255,14 @@ class Search:
         """
         method = RecordedMethod(record for record in records if record.get("event") in _KINDS)
         return cls.replay(
-            records, method, space, seed=seed, smaller_is_better=smaller_is_better, log=lambda record: None
+            records,
+            method,
+            space,
+            seed=seed,
+            smaller_is_better=smaller_is_better,
+            log=lambda record: None,
+            objectives=objectives,
         )
-
-    def _drawn(self, trial: int) -> dict[str, object]:
-        """What the sampler returns for this trial, as a replay will see it."""
-        asked = self.sampler.ask(trial)
-        try:
-            point = hparams_from_json(hparams_to_json(asked))
-            faults = self.space.faults(point, path=self.space.path)
-        except ValueError as error:
-            faults = [(self.space.path, str(error))]
-        if faults:
-            advice = f"; {type(self.sampler).__name__}.ask({trial}) must return a point of the space"
-            raise SpaceError([*faults[:-1], (faults[-1][0], faults[-1][1] + advice)])
-        return cast("dict[str, object]", point)
 
     def _begin(self) -> list[Action]:
         self.started = True
@@ -261,11 +284,10 @@ class Search:
         if record["event"] == "start":
             if self.started:
                 raise ValueError("the search is started a second time")
-            for name, value in self._identity.items():
-                if record.get(name, value) != value:
-                    raise ValueError(
-                        f"the journal belongs to another search: its {name} is {record[name]}, not {value}"
-                    )
+            for name in ("seed", "smaller_is_better", "metrics"):
+                value = self._identity.get(name)
+                if (its := record.get(name, None if name == "metrics" else value)) != value:
+                    raise ValueError(f"the journal belongs to another search: its {name} is {its}, not {value}")
             return self._begin()
         if record["event"] == "extended":
             if not self.started:
@@ -301,21 +323,15 @@ class Search:
         return view.ended
 
     def _apply(self, event: Event, hparams: dict[str, object] | None) -> list[Action]:
-        normalised = self._normalised(event)
-        actions = self.method.on(normalised)
-        view = self._trials[event.trial].after(event, hparams=hparams, smaller_is_better=self._smaller_is_better)
+        its = normalised(event, self._smaller_is_better, self.objectives)
+        actions = self.method.on(its)
+        view = self._trials[event.trial].after(
+            event, hparams=hparams, smaller_is_better=self._smaller_is_better, objectives=self.objectives
+        )
         self._trials[event.trial] = view
         self._follow(actions)
-        self.sampler.tell(normalised, _NO_HPARAMS if view.hparams is None else view.hparams)
+        self.sampler.tell(its, _NO_HPARAMS if view.hparams is None else view.hparams)
         return actions
-
-    def _normalised(self, event: Event) -> Event:
-        """With smaller values better, and +inf for any value that is not finite."""
-        if not isinstance(event, Reported):
-            return event
-        if event.value is None or not math.isfinite(event.value):
-            return replace(event, value=math.inf)
-        return replace(event, value=event.value if self._smaller_is_better else -event.value)
 
     def _follow(self, actions: list[Action]) -> None:
         for action in actions:

@@ -35,6 +35,7 @@ from searchers.events import (
     assert_never,
 )
 from searchers.method import Method
+from searchers.objectives import Losses, Measured
 from searchers.search import Search
 from searchers.views import TrialView
 
@@ -45,14 +46,14 @@ class Curve:
 
     Args:
         value: From a length of training, counted from the trial's beginning, to the searcher's metric. A trial that
-            diverges may give NaN, infinities or None.
+            diverges may give NaN, infinities or None. For a `Search` with several metrics, to a tuple of them.
         cost: Time per unit of length, > 0.
 
     Raises:
         ValueError: The cost is not a finite number > 0.
     """
 
-    value: Callable[[float], float | None]
+    value: Callable[[float], float | Measured | None]
     cost: float = 1.0
 
     def __post_init__(self) -> None:
@@ -152,13 +153,19 @@ class Simulator:
         step = self.steps[trial.next]
         self.trained += step - trial.position
         trial.position, trial.next, trial.since = step, trial.next + 1, math.inf
-        value = trial.curve.value(step)
-        if trial.rng is not None and value is not None and self.conditions.noise:
-            value += trial.rng.gauss(0, self.conditions.noise)
-        if not isinstance(self.search, Search) and (value is None or not math.isfinite(value)):
-            value = math.inf  # as `Search` passes it to a method
-        if self.runs_on(trial, Reported(trial=number, step=step, value=value)):
+        found = trial.curve.value(step)
+        metrics = [each if each is None else self.noisy(each, trial) for each in _as_tuple(found)]
+        if isinstance(self.search, Search):
+            several = self.search.objectives is not None
+            event = Reported(trial=number, step=step, value=metrics[0], metrics=tuple(metrics) if several else ())
+        else:
+            event = _normalised(number, step, metrics[0], pareto=getattr(self.search, "pareto", False))
+        if self.runs_on(trial, event):
             self.train(number, trial, self.time)
+
+    def noisy(self, value: float, trial: _Trial) -> float:
+        noise = self.conditions.noise
+        return value if trial.rng is None or not noise else value + trial.rng.gauss(0, noise)
 
     def fail(self, number: int, trial: _Trial) -> None:
         """The worker fails: the training since the last report is lost."""
@@ -323,3 +330,14 @@ class Simulator:
         position = view.last_step or 0.0
         following = sum(step <= position for step in self.steps)
         return _Trial(rng=self.rng_of(number), position=position, next=following, began=view.hparams is not None)
+
+
+def _as_tuple(found: float | Measured | None) -> Measured:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _normalised(number: int, step: float, value: float | None, *, pareto: bool) -> Reported:
+    """As `Search` passes it to a method, which ranks by one value or by losses."""
+    if value is None or not math.isfinite(value):
+        return Reported(trial=number, step=step, value=math.inf)
+    return Reported(trial=number, step=step, value=value, losses=Losses((value,)) if pareto else None)

@@ -14,8 +14,9 @@ from typing import cast
 
 from searchers.errors import IllegalEvent
 from searchers.events import Create, Done, Exited, Pause, Reason, Reported, Resume, Started, Stop
-from searchers.histories import Extension, History, play, send
+from searchers.histories import OBJECTIVES, Extension, History, play, send
 from searchers.method import Method
+from searchers.objectives import Losses
 from searchers.records import event_from_json
 from searchers.search import Record, Search
 from searchers.space import parse
@@ -77,7 +78,7 @@ def check_repeated_and_late_events_change_nothing(make: Make, seed: int) -> None
         if isinstance(event, Exited) and event.trial not in ended:
             ended.append(event.trial)
         before = method.progress({})
-        late = [Reported(trial=trial, step=_length(method), value=0.0) for trial in ended[-2:]]
+        late = [Reported(trial=trial, step=_length(method), value=0.0, losses=_NONE_LOST) for trial in ended[-2:]]
         assert not isinstance(event, Extension)
         for again in [event, *late, *(Exited(trial=trial, reason="errored") for trial in ended[-2:])]:
             assert method.on(again) == [], f"seed {seed}: {again} is late or repeated, but led to actions"
@@ -218,12 +219,16 @@ def check_extensions(make: Make, seed: int, *, max_creations: int) -> None:
 def check_replay_restores(make: Make, seed: int, extensions: Iterable[Extension] = ()) -> None:
     """A search replayed from its log, cut anywhere, continues like the one that wrote it."""
     log: list[Record] = []
-    search = Search(make(), _SPACE, seed=0, smaller_is_better=True, log=log.append)
+    method = make()
+    objectives = OBJECTIVES if getattr(method, "pareto", False) else None
+    search = Search(method, _SPACE, seed=0, smaller_is_better=True, log=log.append, objectives=objectives)
     play(search, seed, length=_length(search.method), normalised=False, extensions=extensions)
     records = _through_json(log)
     for cut in (Random(seed).randrange(len(records)), len(records)):
         rest: list[Record] = []
-        again = Search.replay(records[:cut], make(), _SPACE, seed=0, smaller_is_better=True, log=rest.append)
+        again = Search.replay(
+            records[:cut], make(), _SPACE, seed=0, smaller_is_better=True, log=rest.append, objectives=objectives
+        )
         assert rest == [], "replayed records must not be logged again"
         for record in records[cut:]:
             _repeat(again, record)
@@ -251,6 +256,7 @@ def _repeat(search: Search, record: Record) -> None:
             search.on(event_from_json(record))
 
 
+_NONE_LOST = Losses((0.0, 0.0))
 _SPACE = parse({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
 

@@ -33,6 +33,7 @@ from searchers.events import Decision
 from searchers.grid import Grid
 from searchers.journal import Journal
 from searchers.method import Method
+from searchers.objectives import Objectives
 from searchers.samplers import FirstPoints, GridSampler, Sampler, named_sampler
 from searchers.search import Record, Search
 from searchers.space import Space
@@ -64,6 +65,8 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
         points: Hyperparameters of the first trials, such as known good ones.
         metric, mode: The metric of the results to compare trials by, and "min" or "max", unless `tune.TuneConfig` has
             them. NaN is the worst value.
+        objectives: Several metrics to optimise and constraints, in place of `metric` and `mode`; `ASHA` and the others
+            that compare trials then need `pareto=True`.
         seed: The same seed gives the same hyperparameters, except where a sampler learns from results that differ.
         time_attr: The entry of the results that counts a trial's length, in the unit of the method's `max_length`. A
             trial ends with its first result at `max_length` or later.
@@ -85,14 +88,25 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
         points: Sequence[Mapping[str, object]] = (),
         metric: str | None = None,
         mode: str | None = None,
+        objectives: Objectives | None = None,
         seed: int = 0,
         time_attr: str = "training_iteration",
     ) -> None:
         if mode not in (None, "min", "max"):
             raise FieldError([("mode", f"must be min or max, got {mode!r:.80}")])
+        if objectives is not None:
+            if metric or mode:
+                raise FieldError([("objectives", "are given together with metric or mode; leave these out")])
+            metric, mode = objectives.first.name, "min" if objectives.first.smaller_is_better else "max"
         super().__init__(metric=metric, mode=mode)
         if not isinstance(method, Method):
             raise FieldError([("method", f"must be a search method, such as searchers.ASHA(...), got {method!r:.80}")])
+        if getattr(method, "pareto", objectives is not None) != (objectives is not None):
+            what = (
+                "needs pareto=True to rank trials by objectives" if objectives else "has pareto=True, but no objectives"
+            )
+            raise FieldError([("method", f"{type(method).__name__} {what}")])
+        self._objectives = objectives
         self._method, self._sampler, self._points, self._seed = method, sampler, points, seed
         self._time_attr = time_attr
         self._space = space
@@ -200,6 +214,7 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
             smaller_is_better=self._mode == "min",
             log=self._records.append,
             sampler=self._new_sampler(space),
+            objectives=self._objectives,
         )
         return TuneTrials(
             search,
@@ -219,7 +234,8 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
             return grid
         sampler = self._sampler
         if isinstance(sampler, str):
-            sampler = named_sampler(sampler, space, seed=self._seed, rungs=self._method.rungs)
+            rungs = self._method.rungs
+            sampler = named_sampler(sampler, space, seed=self._seed, rungs=rungs, objectives=self._objectives)
         elif isinstance(sampler, type) or not isinstance(sampler, Sampler):
             sampler = sampler(space, seed=self._seed, rungs=self._method.rungs)
         return FirstPoints(space, self._points, sampler) if self._points else sampler

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from searchers.answers import Answer, decide
 from searchers.errors import FieldError
 from searchers.events import Decision, Reason, Started
+from searchers.objectives import Measured
 from searchers.search import Record, Search
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class _Result:
     step: float | None
     value: float | None
     outcome: Reason | None
+    metrics: Measured = ()
 
 
 class TuneTrials:
@@ -218,6 +220,7 @@ class TuneTrials:
         """Pass a result to the search, and queue what it decides on other trials."""
         if number in self._resumes:  # it runs already, as when it failed while Tune paused it
             self._start_again(number)
+        objectives = self.search.objectives
         answer = decide(
             self.search,
             _Result(
@@ -225,6 +228,7 @@ class TuneTrials:
                 trial=number,
                 step=step,
                 value=None if step is None else result[self._metric],
+                metrics=() if step is None or objectives is None else objectives.measured(result),
                 outcome=outcome,
             ),
         )
@@ -245,6 +249,12 @@ class TuneTrials:
         if self._time_attr not in result:
             what = f"is not in a result of trial {number}, which has {', '.join(sorted(result))}"
             raise FieldError([("time_attr", f"{self._time_attr!r} {what}; report it with the metric, or name another")])
+        missing = (
+            [name for name in self.search.objectives.names if name not in result] if self.search.objectives else []
+        )
+        if missing:
+            what = f"{', '.join(missing)} missing in a result of trial {number}, which has {', '.join(sorted(result))}"
+            raise FieldError([("objectives", f"{what}; report all of them together")])
         step: float = result[self._time_attr]
         return step
 

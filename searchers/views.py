@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from searchers.events import Event, Exited, Pause, Reported, Resume, Started, Stop, assert_never
+from searchers.objectives import Losses, Objectives, is_better
 
 State = Literal["PENDING", "RUNNING", "PAUSED", "STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
 
@@ -33,8 +34,11 @@ class TrialView:
         state: PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; STOPPED,
             COMPLETED, ... when it has ended. If the search is extended, a completed trial may be resumed.
         hparams: As drawn when it first started; None before.
-        best: Best finite value reported, as measured; None if there is none.
+        best: Best finite value reported, as measured; None if there is none. With several metrics, the first objective
+            of the report that stands for the trial, if that keeps the constraints: see `losses`.
         best_step: The step of `best`.
+        losses: With several metrics, those of the report that stands for the trial: that with the least violation, and
+            among equals with the best first objective; None before the first.
         last: Last value reported, as measured; it may be NaN.
         last_step: Greatest step reported.
         stop_requested: A `Stop` was issued, and no `Resume` since. The trial may not have stopped yet.
@@ -48,6 +52,7 @@ class TrialView:
     hparams: Mapping[str, object] | None = None
     best: float | None = None
     best_step: float | None = None
+    losses: Losses | None = None
     last: float | None = None
     last_step: float | None = None
     stop_requested: bool = False
@@ -58,7 +63,12 @@ class TrialView:
         return self.state not in ("PENDING", "RUNNING", "PAUSED")
 
     def after(
-        self, event: Event, *, hparams: Mapping[str, object] | None = None, smaller_is_better: bool = True
+        self,
+        event: Event,
+        *,
+        hparams: Mapping[str, object] | None = None,
+        smaller_is_better: bool = True,
+        objectives: Objectives | None = None,
     ) -> TrialView:
         """The trial after this event.
 
@@ -66,6 +76,7 @@ class TrialView:
             event: Of this trial, with its value as measured.
             hparams: Drawn for the trial, if the event is its first `Started`.
             smaller_is_better: Whether smaller values are better.
+            objectives: The search's, if it has several metrics.
         """
         match event:
             case Started():
@@ -74,6 +85,14 @@ class TrialView:
                 return replace(self, state=state, hparams=hparams if self.hparams is None else self.hparams)
             case Reported(step=step, value=value):
                 last_step = step if self.last_step is None else max(step, self.last_step)
+                if objectives is not None:
+                    losses = objectives.normalised(event.metrics) if event.metrics else None
+                    if losses is None or (self.losses is not None and not is_better(losses, self.losses)):
+                        return replace(self, last=value, last_step=last_step)
+                    best = (None, None) if losses.violation else (value, step)
+                    return replace(
+                        self, last=value, last_step=last_step, losses=losses, best=best[0], best_step=best[1]
+                    )
                 if value is None or not math.isfinite(value):
                     return replace(self, last=value, last_step=last_step)
                 if self.best is None or (value < self.best if smaller_is_better else value > self.best):

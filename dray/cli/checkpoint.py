@@ -70,7 +70,7 @@ def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = F
             )
             for each, row in zip(checkpoints, found, strict=True)
         ]
-        show.table(["trial", "batches", read.config.searcher.metric, "", "size", "name"], rows, left=["", "name"])
+        show.table(["trial", "batches", read.config.searcher.first_metric, "", "size", "name"], rows, left=["", "name"])
         typer.echo(f"in {read.stored.directory.storage}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -11,10 +12,12 @@ import typer
 from dray.cli import show
 from dray.cli.reader import ExperimentReader
 from dray.records.hparams import flatten
-from dray.text import duration
+from dray.text import counted, duration
 
 if TYPE_CHECKING:
     from dray.records.overview import Overview
+
+_FRONT_SHOWN = 20
 
 
 def overview(each: Overview) -> dict[str, Any]:
@@ -33,6 +36,7 @@ def overview(each: Overview) -> dict[str, Any]:
         "metric": each.metric or None,
         "best_metric": each.best,
         "best_trial": each.best_trial,
+        "front": list(each.front) or None,
         "began": show.iso(each.began),
         "last": show.iso(each.last),
         "ran_s": each.ran_s,
@@ -42,16 +46,19 @@ def overview(each: Overview) -> dict[str, Any]:
 def as_json(read: ExperimentReader) -> dict[str, Any]:
     """An experiment's description, as JSON."""
     from dray.records.outcomes import nan_since_by_trial
+    from dray.records.rungs import rung_estimates
 
     failures = _failures(read.records)
     return {
         **overview(read.stored.overview()),
-        "smaller_is_better": read.config.searcher.smaller_is_better,
+        "smaller_is_better": read.config.searcher.sign == 1,
         "states": Counter(row["state"] for row in read.trials.values()),
         "best": _best(read),
+        "front": _front(read),
         "diverged": nan_since_by_trial(read.result.trials),
         "restarts": sum(failure["again"] for failure in failures),
         "failures": failures,
+        "rungs": [asdict(each) for each in rung_estimates(read.config, read.records)],
         "config": read.config.to_dict(),
     }
 
@@ -60,10 +67,14 @@ def describe(read: ExperimentReader) -> None:
     """Print an experiment's description."""
     from dray.display.best_trials import best_trials
     from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason
+    from dray.records.rungs import rung_estimates
 
     seen, counts, best = read.stored.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)
     searcher = read.config.searcher
-    order = "smaller is better" if searcher.smaller_is_better else "larger is better"
+    order = "smaller is better" if searcher.sign == 1 else "larger is better"
+    compared = [f"{searcher.first_metric}, {order}"]
+    if searcher.objectives is not None:
+        compared = list(map(str, searcher.objectives.metrics))
     of_all = f"{seen.ended} of {seen.max_trials or seen.trials} ended"
     words = {"INVALID_HP": "with invalid hyperparameters"}
     if seen.state == "STOPPED":
@@ -79,14 +90,18 @@ def describe(read: ExperimentReader) -> None:
             ("labels", ", ".join(read.config.labels)),
             ("stored in", seen.path),
             ("checkpoints in", "" if read.stored.directory.storage.is_local else str(read.stored.directory.storage)),
-            ("search", f"{searcher.name} on {searcher.metric}, {order}"),
+            ("search", f"{searcher.name} on {'; '.join(compared)}"),
+            ("rungs", "\n".join(each.sentence(searcher.unit) for each in rung_estimates(read.config, read.records))),
             ("each trial on", read.config.resources.share),
             ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
             ("trials", f"{of_all}: {states}" if counts else of_all),
             (
                 "best",
-                no_best_reason(read.ranked, searcher.metric) if best is None else _best_line(best, searcher.metric),
+                no_best_reason(read.ranked, searcher.first_metric)
+                if best is None
+                else _best_line(best, searcher.first_metric),
             ),
+            ("Pareto front", _front_line(_front(read))),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("failures", "\n".join(_failure_lines(_failures(read.records)))),
             ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
@@ -95,7 +110,7 @@ def describe(read: ExperimentReader) -> None:
     if not read.ranked.empty:
         typer.echo()
         width = show.console().width
-        show.lines(best_trials(read.result, searcher.metric, searcher.sign, width=width))
+        show.lines(best_trials(read.result, searcher.first_metric, searcher.sign, width=width))
 
 
 def _best(read: ExperimentReader) -> dict[str, Any] | None:
@@ -109,6 +124,26 @@ def _best(read: ExperimentReader) -> dict[str, Any] | None:
         "hparams": read.hparams[trial],
         "checkpoint": read.checkpoint(trial),
     }
+
+
+def _front(read: ExperimentReader) -> list[dict[str, Any]] | None:
+    """The Pareto front, the best in the first objective first; None if the search has one metric."""
+    if (objectives := read.config.searcher.objectives) is None:
+        return None
+    there = read.ranked[read.ranked["front"].eq(1)] if not read.ranked.empty else read.ranked
+    names = list(dict.fromkeys(objectives.names))
+    return [
+        {"trial": int(row["trial_id"])} | {name: row[f"metrics.{name}"] for name in names}
+        for _, row in there.iterrows()
+    ]
+
+
+def _front_line(front: Sequence[Mapping[str, Any]] | None) -> str:
+    if not front:
+        return ""
+    shown = ", ".join(str(each["trial"]) for each in front[:_FRONT_SHOWN])
+    more = f" and {len(front) - _FRONT_SHOWN} more" if len(front) > _FRONT_SHOWN else ""
+    return f"{counted(len(front), 'trial')}: {shown}{more}"
 
 
 def _best_line(best: Mapping[str, Any], metric: str) -> str:

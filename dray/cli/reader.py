@@ -73,7 +73,7 @@ class ExperimentReader:
     def validations(self) -> pd.DataFrame:
         """The rows of ``result.metrics`` with the searcher's metric."""
         rows = self.result.metrics
-        return rows[(rows["kind"] == "validation") & (rows["name"] == self.config.searcher.metric)]
+        return rows[(rows["kind"] == "validation") & (rows["name"] == self.config.searcher.first_metric)]
 
     @cached_property
     def best_batches(self) -> dict[int, int]:
@@ -122,7 +122,7 @@ class ExperimentReader:
             return f"no trial of {self.stored.name} has validated yet, so there is no best trial"
         from dray.records.outcomes import no_best_reason
 
-        why = no_best_reason(self.ranked, self.config.searcher.metric)
+        why = no_best_reason(self.ranked, self.config.searcher.first_metric)
         return f"{self.stored.name} has {why}; give its number to use it anyway"
 
 

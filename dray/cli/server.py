@@ -249,7 +249,7 @@ def _summary(name: str) -> None:
         for line in (failure_summary(trials["state"]), divergence_summary(trials)):
             if line:
                 typer.echo(show.red(line))
-        show.lines(best_trials(read.result, searcher.metric, searcher.sign, width=show.console().width))
+        show.lines(best_trials(read.result, searcher.first_metric, searcher.sign, width=show.console().width))
         counts = trials["state"].value_counts()
         states = ", ".join(f"{count} {str(state).lower()}" for state, count in counts.items())
         typer.echo(f"{counted(len(trials), 'trial')} ({states}). Results: {read.stored.where}")

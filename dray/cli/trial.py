@@ -107,7 +107,7 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 }
             )
             return
-        name = read.config.searcher.metric
+        name = read.config.searcher.first_metric
         at = "" if about["best_batches"] is None else f" after {about['best_batches']} batches"
         show.fields(
             [

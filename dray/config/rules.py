@@ -12,6 +12,7 @@ from typing import Any
 
 from dray.config.faults import missing_field
 from dray.config.length import Length
+from dray.config.metrics import objectives_of
 from dray.config.resources import SlotRange, even_sizes
 from dray.config.sampler import SamplerChoice
 from dray.config.schema import constant
@@ -48,10 +49,13 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
             yield missing_field(other)
     if any(path.startswith("searcher.") for path in given):  # else all of it is wrong
         yield from _searcher(given)
+        yield from _metrics(given, wrong)
         yield from _length(given, wrong)
     if "space" in given and "searcher.name" in given:
         points, sampler = given.get("searcher.points", []), given.get("searcher.sampler", SamplerChoice())
-        yield from sampling_faults(given["searcher.name"], sampler, points, given["space"])
+        metrics = given.get("searcher.metrics")
+        objectives = None if metrics is None else objectives_of(metrics)
+        yield from sampling_faults(given["searcher.name"], sampler, points, given["space"], objectives)
     asked, most = given.get(_SLOTS, 1), given.get("resources.max_slots")
     fewest = asked.min if isinstance(asked, SlotRange) else asked
     if most is not None and most < fewest:
@@ -71,6 +75,21 @@ def _searcher(given: Mapping[str, Any]) -> Iterator[Fault]:
     if most is not None and len(points) > most:
         what = f"must be at most max_trials ({most}) points, got {len(points)}; raise max_trials"
         yield Fault("searcher.points", what)
+
+
+def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
+    """A search has either one metric or several."""
+    if "searcher.metrics" not in given and not any(path.startswith("searcher.metrics") for path in wrong):
+        if "searcher.metric" not in given and "searcher.metric" not in wrong:
+            yield missing_field("searcher.metric")
+        return
+    if "searcher.metric" in given:
+        yield Fault("searcher.metric", "can't be given together with metrics; remove one of them")
+    if "searcher.smaller_is_better" in given:
+        what = "belongs to metric; remove it, and set smaller_is_better in the entries of metrics that are objectives"
+        yield Fault("searcher.smaller_is_better", what)
+    if given.get("searcher.skip_uninformative_rungs"):
+        yield Fault("searcher.skip_uninformative_rungs", "compares trials by one metric, not by metrics; remove it")
 
 
 def _length(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:

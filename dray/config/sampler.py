@@ -21,7 +21,7 @@ class SamplerChoice(Section):
     name: str = Field(
         default="random",
         min_length=1,
-        description="random, multi_fidelity, tpe, gp, cmaes, another Optuna sampler, or module:Class",
+        description="random, multi_fidelity, tpe, gp, nsga2, cmaes, another Optuna sampler, or module:Class",
         examples=["tpe"],
     )
     options: dict[str, Any] = Field(

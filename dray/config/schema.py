@@ -312,6 +312,8 @@ class ExperimentConfig(Section):
         # None is a constant here like any other.
         if isinstance(self.searcher, ClassSearcher):
             plain["searcher"]["options"] = self.searcher.options
+        if self.searcher.metrics is not None:
+            del plain["searcher"]["smaller_is_better"]  # each of the metrics has its own
         plain["hyperparameters"], plain["data"] = self.hyperparameters, self.data
         return masked(plain)
 

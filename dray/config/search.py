@@ -17,6 +17,7 @@ from searchers.asha import ASHA
 from searchers.errors import FieldError
 from searchers.grid import Grid
 from searchers.method import Method
+from searchers.objectives import Objectives
 from searchers.promotion import PromotionASHA
 from searchers.random_search import RandomSearch
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler, named_sampler
@@ -62,6 +63,8 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
                 num_rungs=searcher.num_rungs,
                 divisor=searcher.divisor,
                 max_concurrent_trials=searcher.max_concurrent_trials,
+                skip_uninformative_rungs=searcher.skip_uninformative_rungs,
+                pareto=searcher.metrics is not None,
             )
         case AdaptiveASHASearcher():
             assert length is not None, "the rules require it"
@@ -74,6 +77,8 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
                 bracket_rungs=searcher.bracket_rungs,
                 max_concurrent_trials=searcher.max_concurrent_trials,
                 variant=searcher.variant,
+                skip_uninformative_rungs=searcher.skip_uninformative_rungs,
+                pareto=searcher.metrics is not None,
             )
         case _:
             return custom.new_method(searcher)
@@ -116,9 +121,10 @@ def build_search(
         method,
         space,
         seed=config.reproducibility.experiment_seed,
-        smaller_is_better=config.searcher.smaller_is_better,
+        smaller_is_better=config.searcher.sign == 1,
         log=log,
         sampler=_sampler(config, custom, space, method.rungs),
+        objectives=config.searcher.objectives,
     )
 
 
@@ -132,7 +138,8 @@ def recorded_search(config: ExperimentConfig, records: Sequence[Mapping[str, Any
         records,
         config.space,
         seed=config.reproducibility.experiment_seed,
-        smaller_is_better=config.searcher.smaller_is_better,
+        smaller_is_better=config.searcher.sign == 1,
+        objectives=config.searcher.objectives,
     )
 
 
@@ -148,7 +155,11 @@ def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
 
 
 def sampling_faults(
-    method: str, choice: SamplerChoice, points: Sequence[Mapping[str, Any]], space: Space
+    method: str,
+    choice: SamplerChoice,
+    points: Sequence[Mapping[str, Any]],
+    space: Space,
+    objectives: Objectives | None = None,
 ) -> Iterator[Fault]:
     """Why the sampler or the first points don't fit the space.
 
@@ -157,6 +168,7 @@ def sampling_faults(
         choice: The sampler; the user's own is not checked.
         points: The first points.
         space: The space.
+        objectives: The search's, if it has several metrics; the sampler has to take them.
     """
 
     def make_sampler() -> object:
@@ -164,7 +176,7 @@ def sampling_faults(
             return GridSampler(space)
         if is_class(choice.name):
             return None
-        return named_sampler(choice.name, space, seed=0, rungs=(), options=choice.options)
+        return named_sampler(choice.name, space, seed=0, rungs=(), options=choice.options, objectives=objectives)
 
     for make in (make_sampler, lambda: FirstPoints(space, points, RandomSampler(space, seed=0))):
         try:
@@ -181,6 +193,8 @@ def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequ
     elif isinstance(searcher, GridSearcher):
         chosen = GridSampler(space)
     else:
-        chosen = named_sampler(choice.name, space, seed=seed, rungs=rungs, options=choice.options)
+        chosen = named_sampler(
+            choice.name, space, seed=seed, rungs=rungs, options=choice.options, objectives=searcher.objectives
+        )
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen

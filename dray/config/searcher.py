@@ -10,9 +10,11 @@ from typing_extensions import Self
 from dray.config.entrypoint import CLASS_PATTERN
 from dray.config.kinds import CLASS, Kinds, unknown_kind
 from dray.config.length import Length, LengthUnit, MaxLength
+from dray.config.metrics import Metrics, objectives_of
 from dray.config.sampler import Sampler, SamplerChoice
 from dray.config.section import Section, as_text, int_if_whole, replace_older_field
 from searchers.method import MAX_RUNGS, MAX_TRIALS
+from searchers.objectives import Objectives
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
 Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
@@ -42,8 +44,16 @@ class Searcher(Section):
     place: ClassVar[str] = "searcher"
 
     name: str = _NAME
-    metric: str = Field(
-        min_length=1, description="the validation metric that the search optimizes", examples=["validation_loss"]
+    metric: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the validation metric that the search optimizes; either this or metrics is required",
+        examples=["validation_loss"],
+    )
+    metrics: Metrics | None = Field(
+        default=None,
+        description="several metrics to optimize, and constraints, instead of metric and smaller_is_better",
+        examples=[[{"name": "validation_loss"}, {"name": "latency_ms"}, {"name": "memory_mb", "at_most": 8000}]],
     )
     smaller_is_better: bool = Field(default=True, description="minimize the metric, else maximize it", examples=[True])
     max_length: MaxLength | None = Field(
@@ -68,9 +78,23 @@ class Searcher(Section):
     _extended_to: int | None = PrivateAttr(default=None)
 
     @property
+    def objectives(self) -> Objectives | None:
+        """The objectives and constraints of ``metrics``; None if there is one ``metric``."""
+        return None if self.metrics is None else objectives_of(self.metrics)
+
+    @property
+    def first_metric(self) -> str:
+        """The metric that the search optimizes; of several the first objective."""
+        if (objectives := self.objectives) is not None:
+            return objectives.first.name
+        assert self.metric is not None, "the rules require it"
+        return self.metric
+
+    @property
     def sign(self) -> int:
-        """1 if smaller values of the metric are better, else -1: ``sign * value`` is always minimized."""
-        return 1 if self.smaller_is_better else -1
+        """1 if smaller values of ``first_metric`` are better, else -1: ``sign * value`` is always minimized."""
+        objectives = self.objectives
+        return 1 if (self.smaller_is_better if objectives is None else objectives.first.smaller_is_better) else -1
 
     @property
     def trial_count(self) -> int | None:
@@ -186,6 +210,11 @@ class _Halving(_Budgeted, _Timed):
         description="what happens at a rung to a trial that does not continue: it is stopped for good, or paused, and "
         "perhaps promoted later",
         examples=["promotion"],
+    )
+    skip_uninformative_rungs: bool = Field(
+        default=False,
+        description="at rungs whose ranking says little of the next rung's, more trials than one in divisor continue",
+        examples=[True],
     )
     stop_once: bool | None = Field(
         default=None, description="as in Determined: true means stopping, false means promotion", examples=[True]

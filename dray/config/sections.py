@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dray.config.environment import Environment
 from dray.config.loggers import Loggers, MLflow, WandB
+from dray.config.metrics import MetricChoice
 from dray.config.resources import MeshSizes, Resources, SlotRange
 from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig, Optimizations, Reproducibility
@@ -17,6 +18,7 @@ SECTIONS: dict[str, type[Section]] = {
     for each in (
         ExperimentConfig,
         AnySearcher,
+        MetricChoice,
         SamplerChoice,
         Resources,
         MeshSizes,

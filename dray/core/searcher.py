@@ -41,11 +41,13 @@ class SearcherOperation:
 
     Args:
         length: total length, from the beginning of the trial, in the search's unit.
-        metric: the name of the metric that the search compares.
+        metric: the name of the metric that the search compares; None if it compares several.
         unit: the search's; None if it measures length by another metric.
     """
 
-    def __init__(self, length: float, reporter: Reporter, *, metric: str, unit: Unit | None, is_chief: bool) -> None:
+    def __init__(
+        self, length: float, reporter: Reporter, *, metric: str | None, unit: Unit | None, is_chief: bool
+    ) -> None:
         self._length, self._reporter, self._metric, self._unit = length, reporter, metric, unit
         self._is_chief = is_chief
         self._completed = False
@@ -75,9 +77,15 @@ class SearcherOperation:
 
         Raises:
             RuntimeError: called on another rank, or twice.
-            SearcherMetricError: the metric is not a number.
+            SearcherMetricError: the metric is not a number, or the search has several.
         """
         self._check_chief("report_completed")
+        if self._metric is None:
+            raise SearcherMetricError(
+                "searcher.metrics: op.report_completed() takes one metric, and the search has several; report "
+                "them with core_context.train.report_validation_metrics(), and call "
+                "core_context.preempt.should_preempt() instead of using searcher.operations()"
+            )
         if self._completed:
             raise RuntimeError("op.report_completed() was called twice; call it once per operation")
         self._completed = True
@@ -164,7 +172,7 @@ class SearcherContext:
         return SearcherOperation(
             length,
             self._reporter,
-            metric=str(search.get("metric") or "searcher_metric"),
+            metric=None if search.get("metrics") else str(search.get("metric") or "searcher_metric"),
             unit=self.get_configured_units() if self._searcher is not None else None,
             is_chief=self._peers.rank == 0,
         )

@@ -228,7 +228,11 @@ class Desk:
             return "interrupt" if state.client.closing else "continue"
         await self._recorded(state)
         number = state.client.results.add(
-            state.trial, step=report.step, value=report.value, outcome="completed" if final else None
+            state.trial,
+            step=report.step,
+            value=report.value,
+            metrics=report.metrics,
+            outcome="completed" if final else None,
         )
         if final:
             return "continue"

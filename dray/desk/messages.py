@@ -27,6 +27,7 @@ class DeskReport(NamedTuple):
     Attributes:
         rows: its metrics.
         step, value: the length and the metric that the search compares; None: there is nothing to compare.
+        metrics: of a search with several, all of them, in its order; None for one that is missing.
         final: the trial has completed.
         warning: to show to the user; "" if there is none.
     """
@@ -34,6 +35,7 @@ class DeskReport(NamedTuple):
     rows: Sequence[Row] = ()
     step: float | None = None
     value: float | None = None
+    metrics: Sequence[float | None] = ()
     final: bool = False
     warning: str = ""
 

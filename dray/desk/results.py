@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ class TrialResult:
     trial: int
     step: float | None = None
     value: float | None = None
+    metrics: tuple[float | None, ...] = ()
     outcome: LeaseOutcome | None = None
     """Set when the trial ends with this result."""
 
@@ -41,10 +42,18 @@ class PendingResults:
         self._due: list[TrialResult] = []  # not yet handed over, in order
 
     def add(
-        self, trial: int, *, step: float | None = None, value: float | None = None, outcome: LeaseOutcome | None = None
+        self,
+        trial: int,
+        *,
+        step: float | None = None,
+        value: float | None = None,
+        metrics: Sequence[float | None] = (),
+        outcome: LeaseOutcome | None = None,
     ) -> int:
         """Add a result of a trial. Returns its number."""
-        result = TrialResult(number=next(self._numbers), trial=trial, step=step, value=value, outcome=outcome)
+        result = TrialResult(
+            number=next(self._numbers), trial=trial, step=step, value=value, metrics=tuple(metrics), outcome=outcome
+        )
         of_trial = self._of.setdefault(trial, deque())
         of_trial.append(result)
         if len(of_trial) == 1:

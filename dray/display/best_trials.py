@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from dray.records.outcomes import ranked, sound, varying_hparams
+from dray.text import counted
 
 if TYPE_CHECKING:
     from dray.records.result import Result
@@ -22,6 +23,7 @@ def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[s
     validated = sound(there)
     if validated.empty:
         return []
+    compared = [str(name).removeprefix("metrics.") for name in there.columns if str(name).startswith("metrics.")]
     others = _other_metrics(result, metric)
     top, at_best = validated.head(SHOWN_TRIALS), result.best_batches()
     columns = {
@@ -30,6 +32,13 @@ def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[s
         "batches": [str(at_best[trial]) for trial in top["trial_id"]],
         metric: list(map(_shown, top["best_metric"])),
     }
+    heading = f"best trials by {metric}:"
+    if compared:
+        heading = f"best trials (front 1 is the Pareto front, {counted((validated['front'] == 1).sum(), 'trial')}):"
+        columns = {name: columns[name] for name in ("trial", "state", "batches")}
+        columns["front"] = list(map(str, top["front"]))
+        columns |= {name: list(map(_shown, top[f"metrics.{name}"])) for name in compared}
+        others = others.drop(columns=[name for name in compared if name in others])
     if top["nan_since"].notna().any():
         columns["NaN since"] = top["nan_since"].astype("string").fillna("").tolist()
     more = {name.removeprefix("hparams."): list(map(_shown, top[name])) for name in varying_hparams(there)}
@@ -41,7 +50,7 @@ def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[s
             columns[name] = cells
         else:
             left_out.append(name)
-    lines = [f"best trials by {metric}:"]
+    lines = [heading]
     widths = [_width(name, cells) for name, cells in columns.items()]
     for row in [tuple(columns), *zip(*columns.values(), strict=True)]:
         lines.append("  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)))

@@ -20,6 +20,8 @@ from dray.text import counted, duration
 from dray.training.metrics.divergence import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
+from searchers.objectives import Losses
+from searchers.pareto import ordered
 from searchers.previews import is_simulated, preview
 from searchers.search import Search
 from searchers.views import NEVER_BEST, TrialView
@@ -62,6 +64,8 @@ class Board:
         self._trained: dict[int, _Trained] = {}
         self._bests: dict[int, tuple[float, float | None]] = {}
         self._diverged: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)  # each trial's losses that are NaN
+        self._compared: dict[int, Losses] = {}
+        self._front_size = 0
         self._began = time.monotonic()
         self._forecast: Forecast | None = None
         self.waits = ""
@@ -92,7 +96,8 @@ class Board:
                 losses.discard(loss) if math.isfinite(row["value"]) else losses.add(loss)
             if row["kind"] == "validation" and row["name"] == self._metric:
                 trained.curve.append(row["value"])
-                self._validated(trial, row)
+                if self._search.objectives is None:  # else it may exceed a limit
+                    self._validated(trial, row)
             elif row["kind"] == "system" and row["name"] == "batches_per_second":
                 trained.speed = row["value"]
 
@@ -115,6 +120,7 @@ class Board:
             f"{self._name}  {share}",
             *self._numbers(views, counts, groups, groups_wanted),
             f"best {self._metric} {best[1]:.5g} (trial {best[0].id})" if best else "",
+            self._front(views),
             *self._times(),
         ]
         return " · ".join(part.strip() for part in parts if part)
@@ -141,9 +147,13 @@ class Board:
             at = "" if step is None else f" at {amount(number(step), self._unit)}"
             line = Text.assemble(f"best {self._metric} ", (number(value), "bold green"), f", trial {view.id}{at}")
             lines.append(self._cut(line.append(f": {self._drawn(view)}", "dim")))
+            if front := self._front(views):
+                lines.append(self._cut(front))
         running = [view for view in views if view.state == "RUNNING"]
         if running and groups:  # without groups, these are trials that have yet to resume
-            lines.append(self._table(running, counts, width, room=max(height - _HEAD, 1)))
+            lines.append(
+                self._table(running, counts, width, room=max(height - _HEAD - (self._search.objectives is not None), 1))
+            )
         return Group(*lines)
 
     def _table(self, running: list[TrialView], counts: Counts, width: int, room: int) -> RenderableType:
@@ -266,6 +276,13 @@ class Board:
         best = self._best_of(view)
         assert best is not None, "it was ranked"
         return view, *best
+
+    def _front(self, views: Sequence[TrialView]) -> str:
+        """How large the Pareto front is; "" with one metric."""
+        there = {view.id: view.losses for view in views if view.losses is not None and view.state not in NEVER_BEST}
+        if there != self._compared:  # the search has decided on something since
+            self._compared, self._front_size = there, len(ordered(there).front)
+        return f"{counted(self._front_size, 'trial')} on the Pareto front" if there else ""
 
     def _drawn(self, view: TrialView) -> str:
         """The hyperparameters that are searched over."""

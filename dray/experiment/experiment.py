@@ -265,8 +265,8 @@ class Experiment:
             display = Display(
                 name=opened.config.name,
                 path=directory.path,
-                metric=searcher.metric,
-                smaller_is_better=searcher.smaller_is_better,
+                metric=searcher.first_metric,
+                smaller_is_better=searcher.sign == 1,
                 unit=searcher.unit,
             )
             interrupts.final_message = display.stopped_at_once

@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -59,11 +59,13 @@ class OneTrialHost(LocalHost):
         self.steps_completed = 0 if latest is None else self._store.batches_of(latest)
         searcher = config.searcher
         length = searcher.counted_length
+        self._objectives = searcher.objectives
+        self._metric = searcher.first_metric
+        names = (self._metric, *(() if self._objectives is None else self._objectives.names))
         self._checks = MetricChecks(
-            searcher.metric, is_alone=searcher.name == "single", stops_on_nan=config.stop_on_nan
+            tuple(dict.fromkeys(names)), is_alone=searcher.name == "single", stops_on_nan=config.stop_on_nan
         )
-        self._metric = searcher.metric
-        self.metric = self._checks.compared
+        self.metrics: Sequence[str] = self._checks.compared
         self.secrets = config.secrets
         self.source_checkpoint = searcher.source_checkpoint_uuid
         self.max_length = unit = None if length is None else length.to_unit()
@@ -127,6 +129,8 @@ class OneTrialHost(LocalHost):
     def is_best(self, validation: Mapping[str, object]) -> bool:
         value = validation.get(self._metric)
         score = self._sign * value if isinstance(value, int | float) else math.inf
+        if self._objectives is not None and not self._objectives.are_kept(self._objectives.measured(validation)):
+            return False
         if not score < self._best:  # true for NaN, too
             return False
         self._best = score

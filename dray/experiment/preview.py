@@ -42,6 +42,8 @@ def show_preview(
     console.print(_table(config, seen, word))
     for line in _totals(config, seen, trials_per_hour, word):
         console.print(Text(line), soft_wrap=True)
+    if getattr(config.searcher, "skip_uninformative_rungs", False):
+        console.print(Text("where a rung says little of the next, more trials continue than shown"), soft_wrap=True)
     if is_simulated(method):
         console.print(Text("custom method, simulated with random metric values"), soft_wrap=True)
 

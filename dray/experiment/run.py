@@ -112,7 +112,7 @@ class Run:
         )
         self.counts = Counts(restarts=self._restarts.counted)
         self._retention = Retention(
-            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.smaller_is_better),
+            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1),
             store_of=directory.store,
             needs=lambda trial: checkpoints_needed(search.trials[trial]),
             note=lambda record: journal.append(record, wait=False),

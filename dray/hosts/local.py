@@ -59,7 +59,7 @@ class LocalHost:
     rungs: Sequence[TrainUnit] = ()
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
-    metric: str | None = None
+    metrics: Sequence[str] = ()
     best_supported = False
     secrets: Sequence[str] = ()
     lengths: Sequence[float] = ()

@@ -125,7 +125,7 @@ class MLflowRuns:
 
     def _note_best(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
-            if row["kind"] == "validation" and row["name"] == self._config.searcher.metric:
+            if row["kind"] == "validation" and row["name"] == self._config.searcher.first_metric:
                 score = self._sign * row["value"]
                 if math.isfinite(score) and score < self._best.get(trial, (math.inf,))[0]:
                     self._best[trial] = (score, _metric({**row, "kind": "best"}))

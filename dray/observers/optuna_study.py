@@ -50,8 +50,8 @@ class OptunaStudy:
     """
 
     def __init__(self, path: Path, config: ExperimentConfig) -> None:
-        self._metric = config.searcher.metric
-        self._best = "min" if config.searcher.smaller_is_better else "max"
+        self._metric = config.searcher.first_metric
+        self._best = "min" if config.searcher.sign == 1 else "max"
         self._space = config.space
         self._internal = to_optuna(self._space)
         self._shown = shown(self._space)
@@ -201,10 +201,10 @@ def _create(path: Path, config: ExperimentConfig) -> None:
     study = optuna.create_study(
         storage=f"sqlite:///{path}",
         study_name=config.name,
-        direction="minimize" if config.searcher.smaller_is_better else "maximize",
+        direction="minimize" if config.searcher.sign == 1 else "maximize",
         load_if_exists=True,
     )
-    study.set_metric_names([config.searcher.metric])
+    study.set_metric_names([config.searcher.first_metric])
 
 
 @contextlib.contextmanager

@@ -103,7 +103,7 @@ class WandBRuns:
         self._file.flush()
 
     def _open(self, one: News) -> wandb.Run:
-        trial, metric = one.view.id, f"validation/{self._config.searcher.metric}"
+        trial, metric = one.view.id, f"validation/{self._config.searcher.first_metric}"
         run = wandb.init(
             project=self._fields.project or self._config.name,
             entity=self._fields.entity,
@@ -120,7 +120,7 @@ class WandBRuns:
         )
         run.define_metric("batches")
         run.define_metric("*", step_metric="batches")
-        better = "min" if self._config.searcher.smaller_is_better else "max"
+        better = "min" if self._config.searcher.sign == 1 else "max"
         run.define_metric(metric, step_metric="batches", summary=f"{better},last")
         self._runs[trial] = run
         return run

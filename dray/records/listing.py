@@ -20,7 +20,7 @@ from dray.records.local_runs import LocalRun, is_local_run
 from dray.records.lookup import Name, experiment_directories, locate, parse_location
 from dray.records.mirror import PATIENCE_S, fetch_without_trials
 from dray.records.numbering import number_of, numbers_by_path
-from dray.records.overview import Glance, Overview
+from dray.records.overview import Glance, Overview, first_metric
 from dray.storage import Location, RemoteDirectory
 from dray.text import one_line
 from searchers.journal import Journal
@@ -126,7 +126,7 @@ def local_overview(run: LocalRun) -> Overview:
         trials=1,
         ended=int(state == "COMPLETED"),
         max_trials=1,
-        metric=str(run.searcher.get("metric", "")),
+        metric=first_metric(run.searcher)[0] if run.searcher else "",
         best=None if run.best is None else run.best[0],
         best_trial=None if run.best is None else 0,
         began=min(times, default=None),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError, NoExperiment
+from dray.records.overview import first_metric
 from dray.storage import CheckpointStore
 from dray.storage.manifest import MANIFEST
 
@@ -89,7 +90,9 @@ class LocalRun:
     @cached_property
     def best(self) -> tuple[float, int] | None:
         """The best value of the searcher's metric, and after how many batches; None if none is known."""
-        name, sign = self.searcher.get("metric"), 1 if self.searcher.get("smaller_is_better", True) else -1
+        if not self.searcher:
+            return None
+        name, sign = first_metric(self.searcher)
         values = [
             (row["validation"][name], row["batches"])
             for row in self.rows

@@ -102,7 +102,7 @@ def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
     Raises:
         JournalError: A record does not have the fields that dray writes.
     """
-    metric, unit, space = config.searcher.metric, config.searcher.unit, config.space
+    metric, unit, space = config.searcher.first_metric, config.searcher.unit, config.space
     for record in records:
         try:
             line = _event_line(record, metric, unit, space)

@@ -18,20 +18,23 @@ _SHOWN = 8
 
 def ranked(trials: pd.DataFrame, sign: int) -> pd.DataFrame:
     """The trials that have validated, best first: those that failed after all others, and none with invalid
-    hyperparameters.
+    hyperparameters. With several metrics by violation of the constraints, by front, and by the first objective.
 
     Args:
         trials: ``Result.trials``.
         sign: 1 if smaller is better, else -1.
     """
     validated = trials[(trials["state"] != "INVALID_HP") & trials["best_metric"].notna()]
-    order = np.lexsort((sign * validated["best_metric"], validated["state"] == FAILED))  # the last key counts most
-    return validated.iloc[order]
+    keys = [sign * validated["best_metric"], validated["state"] == FAILED]  # the last key counts most
+    if "front" in validated:
+        keys[1:1] = [validated["front"].astype("float64"), validated["violation"]]
+    return validated.iloc[np.lexsort(keys)]
 
 
 def sound(trials: pd.DataFrame) -> pd.DataFrame:
-    """Those that can be the best: without those that failed, and those with invalid hyperparameters."""
-    return trials[~trials["state"].isin(NEVER_BEST)]
+    """Those that can be the best: without those that failed, have invalid hyperparameters, or exceed a limit."""
+    can = ~trials["state"].isin(NEVER_BEST)
+    return trials[can & ~(trials["violation"] > 0) if "violation" in trials else can]
 
 
 def varying_hparams(trials: pd.DataFrame) -> list[str]:
@@ -58,6 +61,11 @@ def no_best_reason(ranked: pd.DataFrame, metric: str) -> str:
     if ranked.empty or not sound(ranked).empty:
         return ""
     first = ranked.iloc[0]
+    if first["state"] != FAILED:
+        return (
+            "no best trial, because none that validated keeps every constraint; the closest is trial "
+            f"{first['trial_id']} ({metric} {first['best_metric']:.4g})"
+        )
     return (
         "no best trial, because every trial that validated failed; the best of these is trial "
         f"{first['trial_id']} ({metric} {first['best_metric']:.4g})"

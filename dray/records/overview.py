@@ -8,6 +8,10 @@ from typing import Any, Literal, cast
 
 from dray.storage import Location
 from dray.text import one_line
+from searchers.errors import FieldError
+from searchers.objectives import Losses, Objectives, is_better, of_names
+from searchers.pareto import ordered
+from searchers.records import number_from_json
 from searchers.views import END_STATES, NEVER_BEST
 
 State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
@@ -28,10 +32,11 @@ class Overview:
             its files can't be read; ``why`` says why.
         trials, ended: how many trials there are so far, and how many of them have ended.
         max_trials: how many there will be; None if that is not known in advance.
-        metric: the searcher's metric.
+        metric: the searcher's metric; of several the first objective.
         failed: how many trials have failed.
         best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint) of a trial that did not
-            fail, and its trial; None if there is none.
+            fail, and its trial; None if there is none. With several metrics one that keeps the constraints.
+        front: with several metrics, the trials of the Pareto front, by their values in the journal.
         began, last: times of its creation and of its last event; Unix time in s. None before it began.
         ran_s: for how many seconds drivers have run it.
     """
@@ -48,6 +53,7 @@ class Overview:
     metric: str = ""
     best: float | None = None
     best_trial: int | None = None
+    front: tuple[int, ...] = ()
     began: float | None = None
     last: float | None = None
     ran_s: float = 0.0
@@ -77,15 +83,16 @@ class Glance:
         try:
             raw = yaml.load(config, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             searcher = raw["searcher"]
-            self._title, self._metric = str(raw["name"]), str(searcher["metric"])
-            self._max_trials = searcher.get("max_trials")
-            self._sign = 1 if searcher.get("smaller_is_better", True) else -1
-        except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+            self._objectives = objectives_in(searcher)
+            self._metric, self._sign = first_metric(searcher)
+            self._title, self._max_trials = str(raw["name"]), searcher.get("max_trials")
+        except (yaml.YAMLError, KeyError, TypeError, AttributeError, FieldError) as error:
             raise ValueError(f"its experiment.yaml can't be read: {one_line(error)}") from None
         self._where = where
         self._ended: dict[int, str] = {}
         self._failed: set[int] = set()
         self._best: dict[int, float] = {}
+        self._losses: dict[int, Losses] = {}
         self._leader: int | None = None
         self._done, self._trials = "", 0
         self._ran_s, self._begin, self._time = 0.0, 0.0, 0.0
@@ -104,13 +111,12 @@ class Glance:
             self._ran_s, self._begin = self._ran_s + self._time - self._begin, record.get("time", self._time)
         self._time = record.get("time", self._time)
         event, trial = record.get("event"), cast("int", record.get("trial"))
-        if event in ("reported", "saved"):
+        if event == "reported" and self._objectives is not None:
+            self._add_losses(trial, record, self._objectives)
+        elif event in ("reported", "saved"):  # what is saved has a value only if it keeps the constraints
             value, worst = record.get("value"), self._sign * float("inf")
             if isinstance(value, int | float) and self._sign * value < self._sign * self._best.get(trial, worst):
-                self._best[trial] = value
-                is_sound = self._ended.get(trial) not in NEVER_BEST
-                if is_sound and (self._leader is None or self._is_better(trial)):
-                    self._leader = trial
+                self._set_best(trial, value)
         elif event == "exited":
             self._ended[trial] = END_STATES.get(record.get("reason", ""), "")
             if self._ended[trial] == "ERRORED":
@@ -129,6 +135,22 @@ class Glance:
                         self._lead()
                 case "done":
                     self._done = action["reason"]
+
+    def _add_losses(self, trial: int, record: Mapping[str, Any], objectives: Objectives) -> None:
+        """A report with several metrics."""
+        measured = tuple(map(number_from_json, record.get("metrics", ())))
+        losses = objectives.normalised(measured) if measured else None
+        if losses is not None and (trial not in self._losses or is_better(losses, self._losses[trial])):
+            self._losses[trial] = losses
+            value, worst = self._sign * losses.values[0], self._sign * float("inf")
+            if not losses.violation and losses.values[0] < self._sign * self._best.get(trial, worst):
+                self._set_best(trial, value)
+
+    def _set_best(self, trial: int, value: float) -> None:
+        self._best[trial] = value
+        is_sound = self._ended.get(trial) not in NEVER_BEST
+        if is_sound and (self._leader is None or self._is_better(trial)):
+            self._leader = trial
 
     def overview(self, is_running: bool | None) -> Overview:
         """The overview so far, without a number.
@@ -149,10 +171,15 @@ class Glance:
             metric=self._metric,
             best=None if leader is None else self._best[leader],
             best_trial=leader,
+            front=self._front(),
             began=self._began,
             last=self._last,
             ran_s=self._ran_s + self._time - self._begin,
         )
+
+    def _front(self) -> tuple[int, ...]:
+        sound = {trial: its for trial, its in self._losses.items() if self._ended.get(trial) not in NEVER_BEST}
+        return tuple(sorted(ordered(sound).front, key=lambda trial: sound[trial].values[0]))
 
     def _is_better(self, trial: int) -> bool:
         assert self._leader is not None
@@ -161,6 +188,18 @@ class Glance:
     def _lead(self) -> None:
         sound = [each for each in self._best if self._ended.get(each) not in NEVER_BEST]
         self._leader = min(sound, key=lambda trial: self._sign * self._best[trial], default=None)
+
+
+def objectives_in(searcher: Mapping[str, Any]) -> Objectives | None:
+    """The objectives of a searcher section, as it is in a file; None if it has one metric."""
+    return of_names(searcher["metrics"]) if searcher.get("metrics") else None
+
+
+def first_metric(searcher: Mapping[str, Any]) -> tuple[str, int]:
+    """The metric of a searcher section, of several the first objective; and 1 if smaller is better, else -1."""
+    if (objectives := objectives_in(searcher)) is not None:
+        return objectives.first.name, 1 if objectives.first.smaller_is_better else -1
+    return str(searcher["metric"]), 1 if searcher.get("smaller_is_better", True) else -1
 
 
 def _state(done: str, is_running: bool | None) -> State:

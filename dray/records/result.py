@@ -17,11 +17,12 @@ from dray.code.factory import FromDirectory
 from dray.config.schema import ExperimentConfig
 from dray.config.search import recorded_search
 from dray.errors import ExperimentError
+from dray.records.fronts import Standing, order_of, standings
 from dray.records.hparams import flatten
 from dray.records.listing import open_experiment
 from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
-from dray.records.outcomes import nan_since, no_best_reason, ranked
+from dray.records.outcomes import nan_since, no_best_reason, ranked, sound
 from dray.records.overview import Overview
 from dray.records.timeline import read_timeline
 from dray.script import Script
@@ -42,7 +43,8 @@ class BestTrial:
     Attributes:
         trial_id: its number.
         hparams: its hyperparameters.
-        metric: the searcher's metric at its best validation.
+        metric: the searcher's metric at its best validation; of several the first objective.
+        metrics: all metrics of the searcher there, by name.
         batches: batches trained at that validation.
         checkpoint: the checkpoint of that validation; the trial's latest if ``checkpoint_policy`` kept none there.
     """
@@ -50,6 +52,7 @@ class BestTrial:
     trial_id: int
     hparams: Mapping[str, Any]
     metric: float
+    metrics: Mapping[str, float]
     batches: int
     checkpoint: Checkpoint
 
@@ -128,6 +131,11 @@ class Result:
         searcher's metric at the last and at the best validation, NaN before the first), ``nan_since`` (the batches at
         which a loss was first reported as NaN or infinite, if it has stayed so), ``restarts`` (int), ``started`` and
         ``ended`` (UTC; NaT if it has not).
+
+        With several metrics, ``metric`` and ``best_metric`` are the first objective, and there are in addition, at the
+        best validation, ``metrics.<name>`` (float), ``violation`` (float: by how much limits are exceeded, as a share
+        of them; 0 if none is) and ``front`` (int: 1 is the Pareto front; missing if a limit is exceeded or the trial
+        failed).
         """
         started, ended, restarts = self._times("started"), self._times("exited"), Counter(self._trials_of("restarted"))
         views = self.search.trials.values()
@@ -141,7 +149,16 @@ class Result:
         last = self._validations.drop_duplicates("trial_id", keep="last").set_index("trial_id")
         table["metric"] = ids.map(last["value"]).astype("float64")
         table["best_metric"] = ids.map(self._best_rows.set_index("trial_id")["value"]).astype("float64")
-        table["nan_since"] = ids.map(nan_since(self.metrics, self.config.searcher.metric)).astype("Int64")
+        if (objectives := self.config.searcher.objectives) is not None:
+            there, states = self._standings, dict(zip(ids, table["state"], strict=True))
+            for name in dict.fromkeys(objectives.names):
+                table[f"metrics.{name}"] = ids.map({t: each.metrics[name] for t, each in there.items()}).astype(
+                    "float64"
+                )
+            order = order_of(there, states)
+            table["violation"] = ids.map({t: each.losses.violation for t, each in there.items()}).astype("float64")
+            table["front"] = ids.map({t: order.front_of(t) for t in order}).astype("Int64")
+        table["nan_since"] = ids.map(nan_since(self.metrics, self.config.searcher.first_metric)).astype("Int64")
         table["restarts"] = [restarts[view.id] for view in views]
         for name, times in (("started", started), ("ended", ended)):
             table[name] = pd.to_datetime([times.get(view.id, math.nan) for view in views], unit="s")
@@ -164,17 +181,38 @@ class Result:
 
     @cached_property
     def best_trial(self) -> BestTrial:
-        """The trial with the best validation, among those that did not fail.
+        """The trial with the best validation, among those that did not fail; with several metrics that of
+        ``best_trials`` with the best first objective.
 
         Raises:
-            ExperimentError: no trial has validated, or all that have failed; or the best has no checkpoint.
+            ExperimentError: no trial has validated, or all that have failed, or exceed a limit; or the best has no
+                checkpoint.
         """
+        return self._best(self._ranked.iloc[0])
+
+    @cached_property
+    def best_trials(self) -> list[BestTrial]:
+        """The Pareto front: the trials that no other one surpasses in every objective, the best in the first objective
+        first. With one metric only ``best_trial``.
+
+        Raises:
+            ExperimentError: as ``best_trial``.
+        """
+        there = self._ranked
+        front = there[there["front"] == 1] if "front" in there else there.head(1)
+        return [self._best(row) for _, row in front.iterrows()]
+
+    @property
+    def _ranked(self) -> pd.DataFrame:
+        """The trials that can be the best, the best first; at least one."""
         there = ranked(self.trials, self.config.searcher.sign)
         if there.empty:
             raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
-        if why := no_best_reason(there, self.config.searcher.metric):
+        if why := no_best_reason(there, self.config.searcher.first_metric):
             raise ExperimentError(f"{self.path}: {why}")
-        row = there.iloc[0]
+        return sound(there)
+
+    def _best(self, row: pd.Series[Any]) -> BestTrial:
         trial_id = int(row["trial_id"])
         batches = int(self.best_batches()[trial_id])
         store = self._directory.store(trial_id)
@@ -188,6 +226,9 @@ class Result:
             trial_id=trial_id,
             hparams=dict(self.search.trials[trial_id].hparams or {}),
             metric=float(row["best_metric"]),
+            metrics=self._standings[trial_id].metrics
+            if self.config.searcher.objectives is not None
+            else {self.config.searcher.first_metric: float(row["best_metric"])},
             batches=batches,
             checkpoint=_as_ray_checkpoint(store, checkpoint),
         )
@@ -230,12 +271,20 @@ class Result:
 
     @cached_property
     def _validations(self) -> pd.DataFrame:
-        rows, metric = self.metrics, self.config.searcher.metric
+        rows, metric = self.metrics, self.config.searcher.first_metric
         return rows[(rows["kind"] == "validation") & (rows["name"] == metric)]
+
+    @cached_property
+    def _standings(self) -> dict[int, Standing]:
+        objectives = self.config.searcher.objectives
+        return {} if objectives is None else standings(self.metrics, objectives)
 
     @cached_property
     def _best_rows(self) -> pd.DataFrame:
         """The earliest best validation of each trial."""
+        if self.config.searcher.objectives is not None:
+            at = [(trial, each.batches) for trial, each in self._standings.items()]
+            return self._validations.set_index(["trial_id", "batches"], drop=False).loc[at].reset_index(drop=True)
         finite = self._validations[self._validations["value"].abs() < float("inf")]
         ranked = finite.assign(score=self.config.searcher.sign * finite["value"])
         return ranked.sort_values(["score", "batches"], kind="stable").drop_duplicates("trial_id")

@@ -27,7 +27,7 @@ def as_text(result: Result) -> str:
 def as_html(result: Result) -> str:
     """The same, and a table of the best trials with the hyperparameters that differ between them."""
     try:
-        line, best, metric = _line(result), _ranked(result).head(SHOWN), result.config.searcher.metric
+        line, best, metric = _line(result), _ranked(result).head(SHOWN), result.config.searcher.first_metric
     except Exception:
         return f"<p>{escape(as_text(result))}</p>"
     varying = varying_hparams(best)

@@ -69,7 +69,7 @@ class ReportData:
         self.records: list[dict[str, Any]] = Journal.read(self.directory.journal)
         self.result = Result(path)
         self.config: ExperimentConfig = as_extended(self.directory.config(), self.records)
-        self.metric = self.config.searcher.metric
+        self.metric = self.config.searcher.first_metric
         self.sign = self.config.searcher.sign
 
     # ------------------------------------------------------------------ trials

@@ -18,7 +18,8 @@ from dray.records.listing import open_experiment
 from dray.records.logs import failure_records, grouped_failures, last_line, where
 from dray.records.lookup import Name
 from dray.records.outcomes import divergence_summary, failure_summary, nan_since_text, no_best_reason, sound
-from dray.report import figures, html, slot_time
+from dray.records.rungs import rung_estimates
+from dray.report import figures, front, html, slot_time
 from dray.report.data import MAX_CURVES, MAX_TRIALS, ReportData
 from dray.report.figures import RANK_SCALE, Figure
 from dray.text import counted
@@ -84,7 +85,8 @@ class _Page:
     def body(self) -> str:
         sections = [self._head(), self._searched()]
         if not self.report.ranked.empty:
-            sections += [self._best(), self._learning(), self._hyperparameters()]
+            sections += [front.section(self.report, self._place), self._best()]
+            sections += [self._learning(), self._hyperparameters()]
         sections += [slot_time.section(self.report, self._place), self._failures(), self._config()]
         return "\n".join(section for section in sections if section)
 
@@ -120,12 +122,19 @@ class _Page:
 
     def _searched(self) -> str:
         report, searcher, resources = self.report, self.report.config.searcher, self.report.config.resources
-        better = "smaller" if searcher.smaller_is_better else "larger"
+        better = "smaller" if searcher.sign == 1 else "larger"
         length = report.length(searcher.length) if searcher.length is not None else "set by its program"
         rungs = ", ".join(f"{rung:g}" for rung in report.rungs[:-1])
         facts = [
             ("method", f"{searcher.name}, sampler {report.sampler}"),
-            ("metric", f"{report.metric}, {better} is better"),
+            *(
+                [("metric", f"{report.metric}, {better} is better")]
+                if searcher.objectives is None
+                else [
+                    ("constraint" if each.is_constraint else "objective", str(each))
+                    for each in searcher.objectives.metrics
+                ]
+            ),
             ("length of a trial", length + (f"; compared at {rungs}" if rungs else "")),
             ("trials", f"{searcher.trial_count:,} at most" if searcher.trial_count else "set by the method"),
             ("slots per trial", resources.share or str(resources.slots_per_trial)),
@@ -196,7 +205,29 @@ class _Page:
 <p class="quiet">{self._left_out(len(report.drawn), MAX_CURVES, "curves")}{coloured}</p>
 <h3>Best value over time</h3>
 {html.controls("history", history := figures.history(report))}
-{self._place("history", history)}</section>"""
+{self._place("history", history)}
+{self._rungs()}</section>"""
+
+    def _rungs(self) -> str:
+        report = self.report
+        found = rung_estimates(report.config, report.records)
+        if not any(each.compared for each in found):
+            return ""
+        rows = [
+            (
+                report.length(each.length),
+                f"{each.trials:,}",
+                f"{each.compared:,}",
+                "" if each.correlation is None else f"{each.correlation:.2f}",
+                f"{each.continues:.0%}",
+            )
+            for each in found
+        ]
+        head = ["rung", "trials", "reached the next", "rank correlation with the next", "continue"]
+        return f"""<h3>How well each rung ranks</h3>
+{html.table(head, rows)}
+<p class="quiet">The rank correlation of {escape(report.metric)} at a rung with that at the next, as all trials of the
+rung would have it: near 0, the rung tells nothing of the next. Estimated from the trials that reached both.</p>"""
 
     def _hyperparameters(self) -> str:
         report = self.report

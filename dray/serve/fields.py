@@ -46,6 +46,8 @@ def about_fields(live: Live) -> dict[str, Any]:
     return {
         "version": live.version,
         "smaller_is_better": live.sign == 1,
+        "objectives": [] if searcher.objectives is None else [each.name for each in searcher.objectives.objectives],
+        "front": live.front(),
         "searcher": searcher.name,
         "max_length": searcher.length,
         "unit": searcher.unit,

@@ -26,11 +26,16 @@ from dray.report.data import rungs_of
 from dray.serve.trial import Trial
 from dray.training.metrics.divergence import is_loss
 from searchers.errors import JournalError
+from searchers.pareto import ordered
 from searchers.records import EVENT_KINDS, action_from_json, event_from_json, hparams_from_json
-from searchers.views import TrialView
+from searchers.views import NEVER_BEST, TrialView
 
 FRESH_S = 0.5
 """What was read this lately is not read again."""
+
+
+_Place = tuple[bool, float, float, int]
+"""Whether a trial failed, its violation, its score (smaller is better), and its number."""
 
 
 class Live:
@@ -66,7 +71,8 @@ class Live:
 
     def _begin(self) -> None:
         self.config = self._created
-        self.metric, self.sign = self.config.searcher.metric, self.config.searcher.sign
+        self.metric, self.sign = self.config.searcher.first_metric, self.config.searcher.sign
+        self.objectives = self.config.searcher.objectives
         self.rungs = rungs_of(self.config)
         self.trials: dict[int, Trial] = {}
         self.failures: list[Mapping[str, Any]] = []
@@ -75,8 +81,8 @@ class Live:
         self._journal = GrowingFile(self.directory.journal)
         self._metrics = GrowingMetrics(self.directory.metrics)
         self._read_at = -math.inf
-        self._order: list[tuple[bool, float, int]] = []
-        self._places: dict[int, tuple[bool, float, int]] = {}
+        self._order: list[_Place] = []
+        self._places: dict[int, _Place] = {}
         self._known: set[int] = set()
         self.axis: tuple[object, float, dict[str, Any]] | None = None
         self._drawn: dict[str, str] = {}
@@ -134,7 +140,9 @@ class Live:
             trial = self.trials[record["trial"]]
             drawn = hparams_from_json(record.get("hparams")) if event == "started" else None
             assert drawn is None or isinstance(drawn, dict)
-            after = trial.view.after(event_from_json(record), hparams=drawn, smaller_is_better=self.sign == 1)
+            after = trial.view.after(
+                event_from_json(record), hparams=drawn, smaller_is_better=self.sign == 1, objectives=self.objectives
+            )
             self._see(trial, after)
             if event == "started" and trial.started is None:
                 trial.started = at
@@ -170,10 +178,16 @@ class Live:
                     self.varying = sorted([*self.varying, name])
         self._rank(trial)
 
+    def _violation(self, trial: Trial) -> float:
+        """Of the constraints; infinite if it has not been compared."""
+        if self.objectives is None:
+            return 0.0
+        return math.inf if trial.view.losses is None else trial.view.losses.violation
+
     def _rank(self, trial: Trial) -> None:
         """Move a trial to its rank."""
         number, best = trial.view.id, trial.best_value
-        place = (trial.view.state == FAILED, self.sign * (best or 0.0), number)
+        place = (trial.view.state == FAILED, self._violation(trial), self.sign * (best or 0.0), number)
         wanted = None if best is None or trial.view.state == "INVALID_HP" else place
         before = self._places.get(number)
         if wanted == before:
@@ -238,7 +252,7 @@ class Live:
     # ------------------------------------------------------------------ what is derived
     def ranked(self) -> list[Trial]:
         """The trials that have validated, best first, as `dray.records.outcomes.ranked`."""
-        return [self.trials[number] for _, _, number in self._order]
+        return [self.trials[number] for *_, number in self._order]
 
     def rank_of(self, trial: int) -> int | None:
         """From 1; None: it has not validated."""
@@ -246,6 +260,12 @@ class Live:
         return None if place is None else bisect_left(self._order, place) + 1
 
     def best(self) -> Trial | None:
-        """The best trial of those that did not fail."""
+        """The best trial of those that did not fail, and keep every limit; in the first objective."""
         first = next(iter(self._order), None)
-        return None if first is None or first[0] else self.trials[first[2]]
+        return None if first is None or first[0] or first[1] else self.trials[first[-1]]
+
+    def front(self) -> list[int]:
+        """The Pareto front by the journal, the best in the first objective first; [] with one metric."""
+        can = {number: it.view.losses for number, it in self.trials.items() if it.view.state not in NEVER_BEST}
+        there = {number: losses for number, losses in can.items() if losses is not None}
+        return sorted(ordered(there).front, key=lambda number: there[number].values[0])

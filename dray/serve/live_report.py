@@ -13,11 +13,12 @@ import pandas as pd
 
 from dray.records.listing import StoredExperiment
 from dray.records.result import Result
-from dray.report import figures, html, slot_time
+from dray.report import figures, front, html, slot_time
 from dray.report.data import MAX_TRIALS, ReportData
 from dray.report.figures import Figure
 from dray.serve.live import Live
-from searchers.views import TrialView
+from searchers.pareto import ordered
+from searchers.views import NEVER_BEST, TrialView
 
 SHARE = 0.003
 """Of a core, that making figures again may cost on average, all together that are looked at."""
@@ -63,6 +64,18 @@ def _table(live: Live) -> pd.DataFrame:
     table["metric"] = pd.Series([it.values[-1] if it.values else math.nan for it in trials], dtype="float64")
     best = [math.nan if it.best_value is None else it.best_value for it in trials]
     table["best_metric"] = pd.Series(best, dtype="float64")
+    if (objectives := live.objectives) is not None:
+        losses = {number: it.view.losses for number, it in live.trials.items() if it.view.losses is not None}
+        order = ordered(
+            {number: its for number, its in losses.items() if live.trials[number].view.state not in NEVER_BEST}
+        )
+        for place, each in enumerate(objectives.objectives):
+            sign = 1 if each.smaller_is_better else -1
+            values = {number: sign * its.values[place] for number, its in losses.items()}
+            table[f"metrics.{each.name}"] = table["trial_id"].map(values).astype("float64")
+        violations = {number: its.violation for number, its in losses.items()}
+        table["violation"] = table["trial_id"].map(violations).astype("float64")
+        table["front"] = table["trial_id"].map({number: order.front_of(number) for number in order}).astype("Int64")
     return table
 
 
@@ -89,6 +102,13 @@ def _left_out(report: ReportData) -> str:
 
 def _history(report: ReportData) -> dict[str, Figure]:
     return {} if report.ranked.empty else {"history": {**figures.history(report), "note": _left_out(report)}}
+
+
+def _front(report: ReportData) -> dict[str, Figure]:
+    objectives = report.config.searcher.objectives
+    if report.ranked.empty or objectives is None or len(objectives.objectives) < 2:
+        return {}
+    return {"front": {**front.scatter(report, objectives), "note": _left_out(report)}}
 
 
 def _parallel(report: ReportData) -> dict[str, Figure]:
@@ -144,6 +164,7 @@ def _slots(report: ReportData) -> dict[str, Figure]:
 
 KINDS: dict[str, Callable[[ReportData], dict[str, Figure]]] = {
     "history": _history,
+    "front": _front,
     "parallel": _parallel,
     "slices": _slices,
     "importance": _importance,

@@ -22,7 +22,7 @@ from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Outcome, Publish, Train, Validate, drive
-from dray.training.metrics.searcher_metric import check_metric
+from dray.training.metrics.searcher_metric import check_metrics
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.training import (
     Sums,
@@ -283,8 +283,7 @@ class Executor:
             callback.on_validation_end(shown)
         # Metrics that callbacks add to the dict are reported too.
         self._validation = jsonable(shown, source="on_validation_end()")
-        if self.host.metric is not None:
-            check_metric(self.host.metric, self._validation)
+        check_metrics(self.host.metrics, self._validation)
         if not self.rank.is_chief:
             return False, "nothing"
         self.scalars.write_metrics(self.rank.position.trained, self._validation, validation=True)

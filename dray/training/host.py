@@ -83,8 +83,8 @@ class Host(Protocol):
     #: When to validate and save if `fit()` does not say; None: only at rungs and at the end.
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
-    #: The validation metric that the search compares; None if there is no search, or it compares nothing.
-    metric: str | None
+    #: The validation metrics that the search compares; none if there is no search, or it compares nothing.
+    metrics: Sequence[str]
     #: Whether `checkpoint_policy="best"` is possible: only in an experiment is its best validation known.
     best_supported: bool
     #: Whether a commit goes over a network.

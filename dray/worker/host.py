@@ -58,7 +58,7 @@ class RayHost:
         self.lease, self.settings, self._store = lease, settings, lease.store
         self._link = DeskLink(desk, lease)
         self.reports = Reports(self._link, lease, settings, is_program=is_program)
-        self.metric = self.reports.checks.compared
+        self.metrics: Sequence[str] = self.reports.checks.compared
         self._progress: Callable[[], tuple[int, int]] | None = None
         self._commits = 0
 
@@ -80,7 +80,8 @@ class RayHost:
         carried = json.loads(path.read_text())
         # The process that committed it may have been killed before it could report it.
         self._link.saved(self.latest_checkpoint, carried["batches"], carried["metric"])
-        report = DeskReport(**{name: carried[name] for name in ("rows", "step", "value", "final")})
+        fields = ("rows", "step", "value", "metrics", "final")  # a checkpoint of an earlier version has no "metrics"
+        report = DeskReport(**{name: carried[name] for name in fields if name in carried})
         return self.reports.resume(report, carried["decides"])
 
     def end(self) -> LeaseOutcome:
@@ -154,6 +155,7 @@ class RayHost:
             "rows": [*staged.rows, *message.rows],
             "step": message.step,
             "value": message.value,
+            "metrics": message.metrics,
             "final": message.final,
             "decides": report.decides,
             "batches": report.batches,

@@ -11,6 +11,7 @@ from typing import Any
 
 from dray.storage import CheckpointStore
 from dray.training.units import TrainUnit
+from searchers.objectives import Measured, Objectives
 
 SEND_EVERY_S = 0.25
 """Training metrics, which nobody waits for, are batched into one message per this interval: a message costs over a
@@ -29,8 +30,9 @@ class SharedSettings:
         config: the experiment's config as plain data, without its secrets.
         secrets: texts to hide in logs and errors; see `dray.masking`.
         data: the config's `data` section, with secrets. Left out of the repr, which Ray's dashboard shows.
-        metric: the validation metric that the search compares.
+        metric: the validation metric that the search compares; of several the first objective.
         smaller_is_better: whether smaller values of that metric rank first.
+        objectives: of the search, if it has several metrics.
         max_length: the search's length; its unit is the search's unit (batches if None).
         rungs: absolute lengths at which the search decides, in the search's unit.
         source_checkpoint: the checkpoint that every trial starts from, or None.
@@ -49,6 +51,7 @@ class SharedSettings:
     rungs: Sequence[TrainUnit]
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
+    objectives: Objectives | None = None
     is_single: bool = False
     stops_on_nan: bool = False
     deterministic: bool = False
@@ -71,8 +74,23 @@ class SharedSettings:
         lengths = self.time_rungs if self.time_metric is not None else [rung.value for rung in self.rungs]
         return sorted({length for length in lengths if isinstance(length, (int, float))})
 
+    @property
+    def compared(self) -> Sequence[str]:
+        """The metrics of the search, the first objective first."""
+        names = () if self.objectives is None else self.objectives.names
+        return list(dict.fromkeys((self.metric, *names)))
+
+    def metrics_of(self, validation: Mapping[str, object]) -> Measured:
+        """All metrics of a search with several, in its order; () if it has one."""
+        return () if self.objectives is None else self.objectives.measured(validation)
+
     def metric_of(self, validation: Mapping[str, object]) -> float | None:
-        """The search's metric in a validation; None if missing, as it may be with `single` or in a program."""
+        """The search's metric in a validation; None if missing, as it may be with `single` or in a program.
+
+        Of several the first objective; None if a constraint is not kept.
+        """
+        if self.objectives is not None and not self.objectives.are_kept(self.metrics_of(validation)):
+            return None
         value = validation.get(self.metric)
         return float(value) if isinstance(value, (int, float)) else None
 

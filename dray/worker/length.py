@@ -68,7 +68,7 @@ def length_in_program(report: Report, settings: SharedSettings, batch_size: int)
     Raises:
         SearcherMetricError: the metric is missing, or no length.
     """
-    if report.validation is None or not report.compared or settings.metric not in report.validation:
+    if report.validation is None or not report.compared or not report.validation.keys() >= set(settings.compared):
         return None
     length = _length_in_program(report, report.validation, settings, batch_size)
     if not 0 <= length < math.inf:

@@ -60,7 +60,7 @@ class Reports:
         self._link, self._lease, self._settings, self._is_program = link, lease, settings, is_program
         self.life = Lifecycle()
         self.unsaved = UnsavedRows()
-        self.checks = MetricChecks(settings.metric, is_alone=settings.is_single, stops_on_nan=settings.stops_on_nan)
+        self.checks = MetricChecks(settings.compared, is_alone=settings.is_single, stops_on_nan=settings.stops_on_nan)
         self.rungs = Rungs(settings.lengths, lease.last_step)
         self.last_validation = LastValidation()
         self.why_diverged = ""
@@ -210,8 +210,13 @@ class Reports:
         # A program that fails after fit() has not completed its trial, which is run again. Nor has a trial that was
         # stopped, or leaves its workers.
         completes = not self._is_program and not report.interrupted and self.life.outcome == "completed"
-        value = None if report.validation is None else self._settings.metric_of(report.validation)
-        return DeskReport(rows=rows, step=length, value=value, final=report.final and completes)
+        message = DeskReport(rows=rows, step=length, final=report.final and completes)
+        if report.validation is None:
+            return message
+        settings = self._settings
+        return message._replace(
+            value=settings.metric_of(report.validation), metrics=settings.metrics_of(report.validation)
+        )
 
     def carried(self, report: Report) -> DeskReport:
         """The report that a checkpoint carries. May be called in another thread.

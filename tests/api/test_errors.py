@@ -609,7 +609,7 @@ CASES = {
     ),
     "metric that is not there": Case(
         "8.16",
-        lambda h: (setattr(h, "metric", "accuracy"), fit(OneWeight, h)),
+        lambda h: (setattr(h, "metrics", ("accuracy",)), fit(OneWeight, h)),
         SearcherMetricError,
         "'accuracy', but validation returned ['validation_loss']",
         "return it from evaluate_batch()",

@@ -319,6 +319,13 @@ def test_describe_shows_the_best_trial_and_its_checkpoint(digits: ExperimentDire
     assert str(digits.trial(trial) / "checkpoint_10") in shown
 
 
+def test_describe_says_how_well_each_rung_ranks(digits: ExperimentDirectory, dray: Dray) -> None:
+    first, second = dray("e", "describe", "digits", "--json").value["rungs"]
+    assert (first["length"], first["trials"], first["continues"]) == (1, TRIALS, 0.25)
+    assert (second["length"], second["trials"]) == (4, first["compared"])
+    assert re.search(r"rungs +1 epoch: rank correlation with the next ", dray("e", "describe", "digits").out)
+
+
 def test_describe_shows_a_shared_slot(digits: ExperimentDirectory, dray: Dray) -> None:
     assert "each trial on" not in dray("e", "describe", "digits").out
     file = digits.config_file

@@ -73,7 +73,7 @@ class Tune:
     def result(
         self, number: int, trial: int, step: float | None = None, value: float = 0.0, outcome: str | None = None
     ) -> None:
-        told = SimpleNamespace(trial=trial, number=number, step=step, value=value, outcome=outcome)
+        told = SimpleNamespace(trial=trial, number=number, step=step, value=value, metrics=(), outcome=outcome)
         goes_on = self.driver.take([told])  # type: ignore[list-item]  # any object with these
         if self.driver.error is not None:
             raise self.driver.error
@@ -149,7 +149,7 @@ def test_a_paused_trial_that_failed_ends() -> None:
 
 def test_a_search_that_fails_ends_the_run_with_its_error() -> None:
     tune = Tune(Scripted(1, {Reported(trial=0, step=1, value=0.5): [Stop(trial=7)]}), started=1)
-    told = SimpleNamespace(trial=0, number=1, step=1, value=0.5, outcome=None)
+    told = SimpleNamespace(trial=0, number=1, step=1, value=0.5, metrics=(), outcome=None)
     assert not tune.driver.take([told])  # type: ignore[list-item]
     assert tune.driver.error is not None
 
@@ -157,7 +157,7 @@ def test_a_search_that_fails_ends_the_run_with_its_error() -> None:
 def test_results_that_come_at_once_are_decided_in_their_order_and_carried_out_when_all_are_on_disk() -> None:
     tune = Tune(PromotionASHA(max_trials=2, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=2), started=2)
     told = [
-        SimpleNamespace(trial=trial, number=number, step=2, value=value, outcome=None)
+        SimpleNamespace(trial=trial, number=number, step=2, value=value, metrics=(), outcome=None)
         for number, trial, value in ((1, 0, 0.5), (2, 1, 0.4))
     ]
     assert tune.driver.take(told)  # type: ignore[arg-type]

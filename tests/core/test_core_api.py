@@ -636,6 +636,15 @@ def test_misuse_of_operations_is_an_error(in_search: Callable[..., Searching]) -
         next(context.searcher.operations())
 
 
+def test_an_operation_can_not_report_several_metrics(in_search: Callable[..., Searching]) -> None:
+    several = [{"name": "loss"}, {"name": "mb", "at_most": 8}]
+    searching = in_search([16], max_length={"batches": 16}, metrics=several)
+    with use_host(searching), core.init() as context:
+        op = next(iter(context.searcher.operations()))
+        with pytest.raises(SearcherMetricError, match=r"searcher.metrics: op.report_completed\(\) takes one metric"):
+            op.report_completed(1.0)
+
+
 # ---------------------------------------------------------------------------------------------------------------- init
 def test_a_trial_that_is_a_class_can_not_init_the_core_api(tmp_path: Path) -> None:
     with use_host(FakeHost(tmp_path)), pytest.raises(RuntimeError, match="but this trial is a class, whose trainer"):  # type: ignore[arg-type]

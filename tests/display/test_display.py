@@ -20,6 +20,7 @@ from dray.display.text import sparkline
 from searchers.asha import ASHA
 from searchers.events import Event, Exited, Reported, Started
 from searchers.method import Method
+from searchers.objectives import Metric, Objectives
 from searchers.random_search import RandomSearch
 from searchers.search import Search
 from searchers.space import parse
@@ -144,6 +145,28 @@ def picture(
     with console.capture() as captured:
         console.print(board.picture(FakeCounts(), groups, groups, width=width, height=height))  # type: ignore[arg-type]
     return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def several(*metrics: tuple[float, float, float]) -> Search:
+    """A search with two objectives and a limit of 1, in which each trial has reported once."""
+    objectives = Objectives((Metric(name="error"), Metric(name="size"), Metric(name="mb", at_most=1)))
+    method = RandomSearch(max_trials=8, max_concurrent_trials=8, max_length=10)
+    made = Search(method, parse({}), seed=0, smaller_is_better=True, log=lambda record: None, objectives=objectives)
+    made.start()
+    for trial, values in enumerate(metrics):
+        made.on(Started(trial=trial))
+        made.on(Reported(trial=trial, step=1, metrics=values))
+    return made
+
+
+def test_line_and_picture_show_the_size_of_the_front_and_the_best_that_keeps_the_limits() -> None:
+    made = several((0.5, 3.0, 0.5), (0.25, 9.0, 0.5), (0.75, 4.0, 0.5), (0.1, 1.0, 2.0))
+    assert "best error 0.25 (trial 1) · 2 trials on the Pareto front" in line(made)
+    told = {trial: rows(trial, 1, value) for trial, value in enumerate((0.5, 0.25, 0.75, 0.1))}
+    shown = picture(made, told)
+    assert any(each.startswith("best error 0.25, trial 1 at") for each in shown)
+    assert "2 trials on the Pareto front" in shown
+    assert len(picture(made, told, height=9)) <= 9
 
 
 def test_line_shows_that_groups_are_starting() -> None:

@@ -105,6 +105,8 @@ def test_yaml_is_a_config_or_a_part_of_one(block: Block) -> None:
     for section in ("searcher", "resources", "checkpoint_storage"):
         for field, value in given.get(section, {}).items():
             loaded = getattr(getattr(config, section), field)
+            if isinstance(loaded, list):  # perhaps of sections
+                loaded = config.to_dict()[section][field]
             assert (loaded.to_dict() if hasattr(loaded, "to_dict") else loaded) == value, field
 
 

@@ -36,7 +36,7 @@ def test_each_row_has_its_methods_fields() -> None:
 
 
 def test_conditional_hyperparameters_exist_where_their_value_is_chosen() -> None:
-    snippet, _ = blocks("yaml", page="search.md")
+    snippet, *_ = blocks("yaml", page="search.md")
     space = parse_space(yaml.safe_load(snippet.text)["hyperparameters"])
     seen = [space.sample(Random(n))["optimizer"] for n in range(50)]
     assert {frozenset(each) for each in seen} == {frozenset({"name", "momentum"}), frozenset({"name"})}  # type: ignore[call-overload]

@@ -110,3 +110,13 @@ def test_lengths_are_in_the_searchs_unit(length: dict[str, Any], unit: str) -> N
     total = added_up(rows)
     assert below.startswith(f"4 trials, expected total {total:.0f} {unit} (")
     assert f"\nequivalent to {total / 4:.1f} trials of 4 {unit}, " in below
+
+
+def test_a_search_that_may_skip_rungs_says_that_more_trials_may_continue() -> None:
+    config = load_config(EXAMPLES / "asha.yaml")
+    skips = config.model_copy(
+        update={"searcher": config.searcher.model_copy(update={"skip_uninformative_rungs": True})}
+    )
+    line = "where a rung says little of the next, more trials continue than shown"
+    assert line not in shown(config)[1]
+    assert line in shown(skips)[1]

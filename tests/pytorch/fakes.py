@@ -30,7 +30,7 @@ class FakeHost:
     source_checkpoint: str | None = None
     code_dir: Path | None = None
     secrets: Sequence[str] = ()
-    metric: str | None = None
+    metrics: Sequence[str] = ()
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
     is_remote = False
@@ -59,7 +59,7 @@ class FakeHost:
         self._best = float("inf")
 
     def is_best(self, validation: Mapping[str, object]) -> bool:
-        value = validation.get(self.metric or "validation_loss", 0.0)
+        value = validation.get(next(iter(self.metrics), "validation_loss"), 0.0)
         assert isinstance(value, (int, float))
         better, self._best = value < self._best, min(value, self._best)
         return better

@@ -136,7 +136,7 @@ def test_the_error_of_a_faulty_call_has_the_cure(
 
 @pytest.mark.api("8.16")
 def test_a_metric_that_the_trial_does_not_return_is_an_error(fit: Fit, host: FakeHost) -> None:
-    host.metric = "accuracy"
+    host.metrics = ("accuracy",)
     with pytest.raises(
         ValueError, match=r"searcher\.metric: .*'accuracy', but validation returned \['validation_loss'\]"
     ):

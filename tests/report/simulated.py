@@ -24,7 +24,11 @@ START_S = 0.5
 BEGAN = 1_700_000_000.0
 
 
-def config_of(trials: int, *, epochs: int = 16) -> ExperimentConfig:
+SEVERAL = [{"name": "validation_loss"}, {"name": "size"}, {"name": "size", "at_most": 200}]
+"""Metrics of a search with several objectives; the size is the hyperparameter `hidden`."""
+
+
+def config_of(trials: int, *, epochs: int = 16, several: bool = False) -> ExperimentConfig:
     """An ASHA search with three rungs over hyperparameters of all kinds."""
     return load_config(
         {
@@ -39,7 +43,7 @@ def config_of(trials: int, *, epochs: int = 16) -> ExperimentConfig:
             },
             "searcher": {
                 "name": "asha",
-                "metric": "validation_loss",
+                **({"metrics": SEVERAL} if several else {"metric": "validation_loss"}),
                 "max_length": {"epochs": epochs},
                 "max_trials": trials,
                 "divisor": 4,
@@ -58,15 +62,18 @@ def loss(hparams: Mapping[str, Any], epochs: float) -> float:
     )
 
 
-def simulated(path: Path, trials: int, *, workers: int = 4, failures: float = 0.0) -> ExperimentDirectory:
+def simulated(
+    path: Path, trials: int, *, workers: int = 4, failures: float = 0.0, several: bool = False
+) -> ExperimentDirectory:
     """Write one: four metrics an epoch, an epoch a second, of which a quarter is validation.
 
     Args:
         path: of the experiment; made.
         trials, workers: of the search.
         failures: of a worker, per second.
+        several: it compares trials by `SEVERAL`.
     """
-    config = config_of(trials)
+    config = config_of(trials, several=several)
     directory = ExperimentDirectory.create(path, config, None)
     metrics = MetricsLog(directory.metrics)
     trained: dict[int, int] = {}
@@ -104,7 +111,7 @@ def simulated(path: Path, trials: int, *, workers: int = 4, failures: float = 0.
             taken = {"starting_s": 0.0 if before else START_S, "training_s": 0.75 * (until - before)}
             metrics.append(trial, system(taken | {"validating_s": 0.25 * (until - before)}, until, BEGAN + time))
             for epoch in range(trained.get(trial, 0) + 1, until + 1):
-                metrics.append(trial, rows(hparams, epoch, BEGAN + time - (until - epoch)))
+                metrics.append(trial, rows(hparams, epoch, BEGAN + time - (until - epoch), several=several))
             trained[trial] = until
 
     search = Search(
@@ -113,6 +120,7 @@ def simulated(path: Path, trials: int, *, workers: int = 4, failures: float = 0.
         seed=7,
         smaller_is_better=True,
         log=records.append,
+        objectives=config.searcher.objectives,
     )
     for group in free:
         note("starts", 0.0, group, slots=1)
@@ -120,7 +128,11 @@ def simulated(path: Path, trials: int, *, workers: int = 4, failures: float = 0.
     simulate(
         search,
         workers,
-        lambda hparams: Curve(lambda epochs: loss(hparams, epochs)),
+        lambda hparams: Curve(
+            lambda epochs: (
+                (loss(hparams, epochs), hparams["hidden"], hparams["hidden"]) if several else loss(hparams, epochs)
+            )
+        ),
         start_cost=START_S,
         failures=failures,
         watch=happened,
@@ -139,7 +151,7 @@ def system(found: Mapping[str, float], epoch: int, time: float) -> list[dict[str
     return [{**at, "name": name, "value": value} for name, value in found.items() if value]
 
 
-def rows(hparams: Mapping[str, Any], epoch: int, time: float) -> list[dict[str, Any]]:
+def rows(hparams: Mapping[str, Any], epoch: int, time: float, *, several: bool = False) -> list[dict[str, Any]]:
     """What a trial reports at an epoch's end."""
     value = loss(hparams, epoch)
     found = [
@@ -148,6 +160,8 @@ def rows(hparams: Mapping[str, Any], epoch: int, time: float) -> list[dict[str, 
         ("validation", "validation_loss", value),
         ("validation", "accuracy", 1 / (1 + 1.1 * value)),
     ]
+    if several:
+        found.append(("validation", "size", float(hparams["hidden"])))
     return [
         {"batches": BATCHES * epoch, "epochs": float(epoch), "kind": kind, "name": name, "value": value, "time": time}
         for kind, name, value in found

@@ -17,6 +17,7 @@ import pytest
 from dray.config.load import load_config
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.directory import ExperimentDirectory
+from dray.records.rungs import rung_estimates
 from dray.report import data as report_data
 from dray.report import figures, html, slot_time, write_report
 from dray.report.data import ReportData
@@ -315,6 +316,8 @@ def test_report_is_one_file_with_everything_in_it(path: Path, tmp_path: Path) ->
     assert "lr log 0.0001 to 0.1" in text
     assert "global_batch_size constant 64" in text
     assert "Failures None." in text
+    first = next(iter(rung_estimates(ReportData(path).config, ReportData(path).records)))
+    assert f"1 epoch {first.trials} {first.compared} {first.correlation:.2f} 25%" in text
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from searchers import (
     Stop,
 )
 from searchers.events import Action, Event
-from searchers.histories import play, send
+from searchers.histories import OBJECTIVES, play, send
 from searchers.search import Record, Search
 from searchers.space import parse
 from searchers.testing import (
@@ -75,6 +75,42 @@ METHODS: dict[str, tuple[Make, int]] = {  # and the most trials that it may crea
             max_trials=9, max_length=8, num_rungs=3, divisor=2, max_concurrent_trials=1, max_invalid=3
         ),
         9 + 3,
+    ),
+    "asha, skipping rungs": (
+        lambda: ASHA(
+            max_trials=24, max_length=16, num_rungs=3, divisor=2, max_invalid=6, skip_uninformative_rungs=True
+        ),
+        24 + 6,
+    ),
+    "promotion, skipping rungs": (
+        lambda: PromotionASHA(
+            max_trials=24, max_length=16, num_rungs=3, divisor=2, max_invalid=6, skip_uninformative_rungs=True
+        ),
+        24 + 6,
+    ),
+    "adaptive, skipping rungs": (
+        lambda: AdaptiveASHA(
+            max_trials=30, max_length=27, divisor=3, variant="promotion", max_invalid=4, skip_uninformative_rungs=True
+        ),
+        30 + 4,
+    ),
+    "asha, several objectives": (
+        lambda: ASHA(
+            max_trials=16, max_length=16, num_rungs=3, divisor=2, max_concurrent_trials=4, max_invalid=6, pareto=True
+        ),
+        16 + 6,
+    ),
+    "promotion, several objectives": (
+        lambda: PromotionASHA(
+            max_trials=16, max_length=16, num_rungs=3, divisor=2, max_concurrent_trials=4, max_invalid=6, pareto=True
+        ),
+        16 + 6,
+    ),
+    "adaptive, several objectives": (
+        lambda: AdaptiveASHA(
+            max_trials=20, max_length=16, max_concurrent_trials=6, max_invalid=4, variant="promotion", pareto=True
+        ),
+        20 + 4,
     ),
     "adaptive": (
         lambda: AdaptiveASHA(max_trials=20, max_length=16, max_concurrent_trials=6, max_invalid=4),
@@ -128,10 +164,13 @@ def test_a_replayed_method_holds_the_same_state(name: str) -> None:
     """The contract compares what methods do; these two are also the same inside."""
     make, _ = METHODS[name]
     log: list[Record] = []
-    search = Search(make(), SPACE, seed=0, smaller_is_better=True, log=log.append)
+    objectives = OBJECTIVES if "several objectives" in name else None
+    search = Search(make(), SPACE, seed=0, smaller_is_better=True, log=log.append, objectives=objectives)
     play(search, 0, length=search.method.rungs[-1] if search.method.rungs else 16, normalised=False)
     records = json.loads(json.dumps(log))
-    again = Search.replay(records, make(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+    again = Search.replay(
+        records, make(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None, objectives=objectives
+    )
     assert state(again.method) == state(search.method) != state(make())
 
 

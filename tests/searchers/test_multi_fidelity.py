@@ -54,15 +54,17 @@ def knowing(curve: Callable[[float, int], float], *, reach: Callable[[int], int]
 
 
 def proposed(sampler: MultiFidelitySampler, first: int = 101) -> list[float]:
-    """What four trials get that are asked for one by one."""
-    return [float(sampler.ask(trial)["x"]) for trial in range(first, first + 4)]  # type: ignore[arg-type]
+    """What four trials get that are asked for one by one, of those that are not random."""
+    return [float(sampler.ask(first + more)["x"]) for more in (0, 2, 6, 8)]  # type: ignore[arg-type]
 
 
-def test_first_draws_and_every_fifth_are_those_of_random_search() -> None:
+def test_first_draws_then_every_second_then_every_fifth_are_those_of_random_search() -> None:
     sampler, random = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS), RandomSampler(LINE, seed=7)
     assert [sampler.ask(trial) for trial in range(12)] == [random.ask(trial) for trial in range(12)]
     sampler = knowing(lambda x, step: x, reach=lambda trial: 1, trials=20)
-    assert [trial for trial in range(20, 32) if sampler.ask(trial) == random.ask(trial)] == [20, 25, 30]
+    assert [trial for trial in range(20, 32) if sampler.ask(trial) == random.ask(trial)] == [20, 22, 24, 26, 28, 30]
+    sampler = knowing(lambda x, step: x, reach=lambda trial: 1, trials=41)
+    assert [trial for trial in range(41, 52) if sampler.ask(trial) == random.ask(trial)] == [45, 50]
 
 
 def test_results_of_the_first_rung_are_enough() -> None:

@@ -26,7 +26,7 @@ def test_the_posterior_is_that_of_the_documented_covariance() -> None:
     parameters, results = Parameters(AXES, 3), drawn(0, 12, 3)
     theta = parameters.mean + np.random.default_rng(1).normal(0, 0.3, len(parameters.mean))
     lengths, distances = np.exp(theta[0:3]), np.exp(theta[3:5])
-    scales, tau, sigma = np.exp(theta[5:8]), np.exp(theta[8]), np.exp(theta[9])
+    scales, tau, sigma = np.exp(theta[5:8]), np.exp(theta[8]), np.exp(theta[9:12])
     places = [0.0, distances[0], distances[0] + distances[1]]
 
     def covariance(x: Array, r: int, t: int, other: Array, s: int, u: int) -> float:
@@ -36,7 +36,7 @@ def test_the_posterior_is_that_of_the_documented_covariance() -> None:
 
     known = list(zip(results.rows, results.rungs, results.trials, strict=True))
     prior = np.array([[covariance(*one, *other) + 4.0 * (one[1] == other[1]) for other in known] for one in known])
-    prior += (sigma**2 + 1e-6) * np.eye(len(known))
+    prior += np.diag(sigma[results.rungs] ** 2 + 1e-6)
     new = np.random.default_rng(2).random((5, len(AXES)))
     cross = np.array([[covariance(x, 2, -1, *other) for other in known] for x in new])
     level = np.array([4.0 * (rung == 2) for rung in results.rungs])

@@ -237,3 +237,20 @@ def test_a_table_of_10_000_trials_answers_within_100_ms(tmp_path: Path) -> None:
         began = time.thread_time()
         find(trials, query)
         assert time.thread_time() - began < 0.1, query
+
+
+def test_front_and_ranks_of_several_metrics_are_those_of_the_result(tmp_path: Path) -> None:
+    path = simulated(tmp_path / "objectives", 40, several=True).path
+    live, result = Live(path), Result(path)
+    live.refresh()
+    trials = result.trials
+    front = trials[trials["front"] == 1].sort_values("best_metric")["trial_id"].tolist()
+    assert live.front() == front
+    best = live.best()
+    assert best is not None
+    assert best.view.id == front[0]
+    table = LiveReport(live).trials
+    assert table["front"].equals(trials.set_index("trial_id")["front"])
+    assert table["violation"].tolist() == pytest.approx(trials["violation"].tolist())
+    kept = [it.view.id for it in live.ranked() if it.hparams["hidden"] <= 200]
+    assert [it.view.id for it in live.ranked()][: len(kept)] == kept

@@ -16,6 +16,7 @@ from dray.training.units import Batch
 from dray.worker import desk_link
 from dray.worker.host import RayHost
 from dray.worker.lease import SharedSettings, TrialLease
+from searchers import Metric, Objectives
 
 SETTINGS = SharedSettings(
     config={},
@@ -102,6 +103,38 @@ def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path, m
     assert not host.is_best({"loss": 0.6})
     assert host.is_best({"loss": 0.4})
     assert not host.is_best({"loss": float("nan")})
+
+
+SEVERAL = replace(SETTINGS, objectives=Objectives((Metric(name="mb", at_most=100), Metric(name="loss"))))
+
+
+def test_best_validation_of_several_metrics_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_link, "ray", desk := Judge())
+    host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
+    assert list(host.metrics) == ["loss", "mb"]
+    assert not host.is_best({"loss": 0.1, "mb": 101.0})
+    assert host.is_best({"loss": 0.5, "mb": 100.0})
+    assert not host.is_best({"loss": 0.6, "mb": 1.0})
+
+
+def test_report_has_all_metrics_in_the_searches_order_and_so_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, Any]] = []
+    desk = Judge()
+
+    def take(lease: int, report: dict[str, Any], decides: bool) -> str:
+        sent.append(report)
+        return "continue"
+
+    desk.report = SimpleNamespace(remote=take)
+    monkeypatch.setattr(desk_link, "ray", desk)
+    host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
+    for mb in (50.0, 150.0):
+        host.publish(Report(batches=1, validation={"loss": 0.5, "mb": mb}, decides=True))
+    assert [(report["value"], report["metrics"]) for report in sent] == [(0.5, (50.0, 0.5)), (None, (150.0, 0.5))]
+    carried = host.reports.carried(Report(batches=1, validation={"loss": 0.5, "mb": 50.0}))
+    assert carried.metrics == (50.0, 0.5)
 
 
 def test_pulse_changes_with_every_batch_and_while_waiting_for_the_store(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> No
         number=1, client="run", trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None
     )
     host = RayHost(desk=desk, lease=lease, settings=settings, code_dir=None)
-    assert host.metric is None, "so that the executor does not look for it"
+    assert list(host.metrics) == [], "so that the executor does not look for it"
     host.publish(Report(batches=1, validation={"accuracy": 0.5}, checkpoint="checkpoint_1"))
     host.publish(Report(batches=2, validation={"accuracy": 0.5}, final=True))
     assert [(bool(report.warning), report.value) for report in desk.reports] == [(True, None), (False, None)]

@@ -20,14 +20,15 @@ export function showExperiment(place, name) {
   const actions = h("div", { className: "actions" }), tiles = h("div", { className: "tiles" }), notes = h("div", { className: "notes" });
   const table = trialTable(name);
   const curves = curvesOf(path, name);
+  const front = figureOf(path, "front", "Pareto front", "front");
   const figures = [
-    figureOf(path, "history", "Best value over time", "plot"), figureOf(path, "parallel", "Parallel coordinates", "parallel"),
+    front, figureOf(path, "history", "Best value over time", "plot"), figureOf(path, "parallel", "Parallel coordinates", "parallel"),
     figureOf(path, "importance", "Importance of hyperparameters", "importance"), figureOf(path, "slices", "Hyperparameters one by one", "slices"),
     figureOf(path, "slots", "Use of slot time", "slots"),
   ];
   place.append(h("nav", { className: "crumbs", "aria-label": "Where this is" }, h("a", { href: "#/" }, "Experiments"), " / ", name),
     h("div", { className: "top" }, title, state), where, trouble, actions, tiles, notes);
-  const later = h("div", { hidden: true }, curves.place, figures[0].place, table, ...figures.slice(1).map(each => each.place));
+  const later = h("div", { hidden: true }, curves.place, ...figures.slice(0, 2).map(each => each.place), table, ...figures.slice(2).map(each => each.place));
   place.append(later);
 
   function tell(it) {
@@ -35,6 +36,7 @@ export function showExperiment(place, name) {
     put(title, it.title);
     state.replaceChildren(badge(it.state));
     put(where, `${it.number === null ? "" : `${it.number}: `}${it.name}${it.path ? ` in ${it.path}` : ""}`);
+    front.place.hidden = !(it.objectives?.length > 1);
     put(trouble, it.why ?? "");
     trouble.hidden = !it.why;
     const failed = it.states?.ERRORED ?? it.failed;
@@ -45,6 +47,8 @@ export function showExperiment(place, name) {
       // It is told by the journal's last event.
       [duration(it.ran_s + (it.state === "RUNNING" && it.last ? Math.max(0, Date.now() / 1000 - it.last) : 0)), "time", null, it.began ? `since ${clock(it.began)}` : ""],
     ];
+    if (it.front?.length)
+      facts.splice(1, 0, [count(it.front.length), "on the Pareto front", null, `trial ${it.front.slice(0, 6).join(", ")}${it.front.length > 6 ? ", …" : ""}`]);
     if (it.submitted) {
       const { share, slots, waiting } = it.submitted;
       facts.push([`${number(slots)} of ${number(it.status?.slots ?? 0)}`, "slots", null,
@@ -195,6 +199,7 @@ function curveFigure(found) {
 // ------------------------------------------------------------------ figures of the report
 const PIECES = {
   plot: figures => figures.history && { plots: [["history", figures.history]], note: figures.history.note },
+  front: figures => figures.front && { plots: [["front", figures.front]], note: figures.front.note },
   importance: figures => figures.importance && { plots: figures.importance.data ? [["importance", figures.importance]] : [], note: figures.importance.note },
   slices: figures => Object.keys(figures).length && { grid: true, plots: Object.entries(figures), note: Object.values(figures)[0].note },
   slots: figures => figures.shares && { plots: Object.entries(figures), phases: figures.shares.phases },

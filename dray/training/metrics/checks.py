@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from dray.training.host import Report
 from dray.training.metrics.divergence import diverged
-from dray.training.metrics.searcher_metric import BY_PROGRAM, check_metric, metric_warning
+from dray.training.metrics.searcher_metric import BY_PROGRAM, check_metrics, metric_warning
 
 log = logging.getLogger(__name__)
 
@@ -15,18 +16,18 @@ class MetricChecks:
     """Checks the reports of one trial.
 
     Args:
-        metric: the config's `searcher.metric`.
+        metrics: the config's `searcher.metric`, or all of its `searcher.metrics`, the first objective first.
         is_alone: the trial is the only one, of `searcher: {name: single}`, which compares nothing.
         stops_on_nan: the config's `stop_on_nan`.
 
     Attributes:
-        compared: the metric that the search compares; None if it compares nothing.
+        compared: the metrics that the search compares; none if it compares nothing.
     """
 
-    def __init__(self, metric: str, *, is_alone: bool, stops_on_nan: bool) -> None:
-        self._metric, self._stops_on_nan = metric, stops_on_nan
+    def __init__(self, metrics: Sequence[str], *, is_alone: bool, stops_on_nan: bool) -> None:
+        self._metric, self._stops_on_nan = metrics[0], stops_on_nan
         self.is_alone, self._warned = is_alone, False
-        self.compared = None if is_alone else metric
+        self.compared = () if is_alone else tuple(metrics)
 
     def check_program(self, report: Report | None, *, known: bool) -> None:
         """Check a report of a program with its own loop; None once it has ended.
@@ -35,11 +36,11 @@ class MetricChecks:
             known: the search has received the metric from this trial before.
 
         Raises:
-            SearcherMetricError: the search compares the metric, which is missing or not a number.
+            SearcherMetricError: the search compares a metric that is missing or not a number.
         """
         validation = {} if report is None else report.validation
-        if self.compared is not None and validation is not None and (report is None or report.compared):
-            check_metric(self.compared, validation, BY_PROGRAM, known=known)
+        if validation is not None and (report is None or report.compared):
+            check_metrics(self.compared, validation, BY_PROGRAM, known=known)
 
     def warn(self, report: Report) -> str:
         """Log a warning, and return it, if the first validation of a trial that is alone lacks the metric."""

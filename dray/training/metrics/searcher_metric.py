@@ -1,8 +1,8 @@
-"""What happens if a validation lacks the metric that the config's ``searcher.metric`` names."""
+"""What happens if a validation lacks a metric that the config's ``searcher.metric`` or ``searcher.metrics`` names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dray.training.errors import SearcherMetricError
 
@@ -10,30 +10,33 @@ BY_TRIAL = "validation returned", "return it from evaluate_batch() or evaluate_f
 BY_PROGRAM = "the program reported", "report it with core_context.train.report_validation_metrics()"
 
 
-def check_metric(
-    metric: str, validation: Mapping[str, object], by: tuple[str, str] = BY_TRIAL, *, known: bool = False
+def check_metrics(
+    metrics: Sequence[str], validation: Mapping[str, object], by: tuple[str, str] = BY_TRIAL, *, known: bool = False
 ) -> None:
     """Check that the search can compare a validation.
 
     Args:
-        metric: the searcher's.
+        metrics: the searcher's; none if it compares nothing.
         validation: metrics by name, as plain values.
         by: what provided them, and how it would provide the metric.
-        known: the search has received the metric from this trial before: then it may be missing.
+        known: the search has received the metrics from this trial before: then they may be missing.
 
     Raises:
-        SearcherMetricError: the metric is missing, or not a number.
+        SearcherMetricError: a metric is missing, or not a number.
     """
     provided, how = by
-    if metric in validation and not isinstance(validation[metric], (int, float)):
-        raise SearcherMetricError(
-            f"searcher.metric: {metric!r} must be a number, but {provided} {validation[metric]!r:.80}"
-        )
-    if metric not in validation and not known:
-        raise SearcherMetricError(
-            f"searcher.metric: the search compares {metric!r}, but {provided} "
-            f"{sorted(validation) or 'no validation metrics'}; {how}, or set searcher.metric to one of these"
-        )
+    field = "searcher.metrics" if len(metrics) > 1 else "searcher.metric"
+    compared = "searcher.metrics: the search compares" if len(metrics) > 1 else "searcher.metric: the search compares"
+    for metric in metrics:
+        if metric in validation and not isinstance(validation[metric], (int, float)):
+            raise SearcherMetricError(
+                f"{field}: {metric!r} must be a number, but {provided} {validation[metric]!r:.80}"
+            )
+        if metric not in validation and not known:
+            raise SearcherMetricError(
+                f"{compared} {metric!r}, but {provided} "
+                f"{sorted(validation) or 'no validation metrics'}; {how}, or set {field} to one of these"
+            )
 
 
 def metric_warning(metric: str, validation: Mapping[str, object]) -> str:

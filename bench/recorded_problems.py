@@ -1,0 +1,154 @@
+"""Problems for multi-fidelity search from recorded learning curves: small real tasks, trained by dray (curves/).
+
+KEPT IS LOOKED AT ONCE. Develop and tune on `TUNE_ON`, as often as you like. `KEPT` is for the final figures of a method
+that is finished: whoever looks at it, changes the method and looks again has tuned on it, and nothing is left to tell
+whether the method is any good elsewhere.
+
+`RecordedProblem(recording("digits_mlp"), seed)` has what the problems of search_problems.py have. A point of the space
+gets the curve that a forest of extremely randomised trees predicts from all recorded ones, and of its nearest recorded
+configuration the difference of one training from their mean; of several trials with one nearest configuration each
+gets the next training, in turn. The nearest curve alone would be too rough a problem: of configurations that are left
+out, it explains much less than the forest (curves/describe.py), and all that a search could find around a good
+configuration would be that configuration again.
+
+What is measured is the logarithm of a point's smallest loss after any epoch, as the forest predicts it. The smallest,
+since small data sets are learned by heart in the end, and what a search is for is the best checkpoint. The logarithm,
+since a median cross entropy may be twenty times the best one, and all good points would look the same beside it. Regret
+is normalised: 0 is the best of many points, 1 the median one. Time is in epochs: all points of a task cost the same.
+
+Sources: Eggensperger et al., "Efficient Benchmarking of Hyperparameter Optimizers via Surrogates" (2015), for problems
+from recorded trainings; Geurts et al., "Extremely randomized trees" (2006).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+from sklearn.ensemble import ExtraTreesRegressor
+
+from searchers import Space, parse_space
+from searchers.unit_cube import UnitCube
+
+Array = npt.NDArray[np.float64]
+
+CURVES = Path(__file__).resolve().parent / "curves"
+
+TUNE_ON = ("digits_mlp", "diabetes_mlp", "code_origin", "docs_gru", "digits_vit")
+"""Tasks to develop on."""
+KEPT = ("digits_cnn", "cancer_mlp", "code_tags", "code_transformer", "pixels")
+"""Tasks that are looked at once."""
+
+THREE_RUNGS, FOUR_RUNGS = (3, 9, 27), (1, 3, 9, 27)
+"""Epochs. After the first one, little is known."""
+
+_NUM_TREES, _LEAST_IN_LEAF = 64, 2
+_NUM_POINTS = 4000
+"""Random points, besides the recorded ones, among which the best and the median are."""
+_ORDINARY = 0.95
+"""Of all losses. Larger ones, and what is not finite, count as that: diverged, or one would outweigh all others."""
+
+
+class Recording:
+    """The learning curves of a task.
+
+    Args:
+        space: Of the configurations.
+        configs: Points of the space.
+        losses: After every epoch, > 0, of shape (configurations, trainings of each, epochs); NaN or inf after
+            divergence.
+
+    Attributes:
+        best, median: Logarithms of smallest losses: the best point's, and the median one's.
+        means: What the trees learn, of shape (configurations, epochs): means of the trainings' logarithms.
+    """
+
+    def __init__(self, space: Space, configs: Sequence[Mapping[str, Any]], losses: Array) -> None:
+        self.space, self.configs, self.losses = space, configs, losses
+        self._cube = UnitCube(space)
+        self._rows = np.stack([self._cube.row(config) for config in configs])
+        logs = np.log(losses)
+        most = np.quantile(logs[np.isfinite(logs)], _ORDINARY)
+        logs = np.minimum(np.nan_to_num(logs, nan=most, posinf=most), most)
+        self.means: Array = logs.mean(axis=1)
+        apart = logs - self.means[:, None]
+        # Where one training diverged and another did not, the difference would make other points' losses absurd.
+        usual = 3 * np.sqrt(np.median(apart**2))
+        self._apart = np.clip(apart, -usual, usual)
+        forest = ExtraTreesRegressor(_NUM_TREES, min_samples_leaf=_LEAST_IN_LEAF, random_state=0)
+        forest.fit(self._rows, self.means)
+        points = np.vstack([self._rows, self._cube.random(np.random.default_rng(0), _NUM_POINTS)])
+        smallest = forest.predict(points).min(axis=1)
+        self.best, self.median = float(smallest.min()), float(np.median(smallest))
+        # A row at a time: the forest's own `predict` takes ten times as long.
+        self._trees = [tree.tree_ for tree in forest.estimators_]
+
+    def nearest(self, config: Mapping[str, Any]) -> int:
+        """The number of the recorded configuration that is nearest in the unit cube."""
+        return int(((self._rows - self._cube.row(config)) ** 2).sum(axis=1).argmin())
+
+    def expected(self, config: Mapping[str, Any]) -> Array:
+        """The logarithms of a point's losses, of shape (epochs,)."""
+        row = self._cube.row(config)[None].astype(np.float32)
+        found: Array = np.mean([tree.predict(row).reshape(-1) for tree in self._trees], axis=0)
+        return found
+
+    def curve(self, config: Mapping[str, Any], training: int) -> Array:
+        """A point's losses in a training, of shape (epochs,)."""
+        curve: Array = np.exp(self.expected(config) + self._apart[self.nearest(config), training])
+        return curve
+
+
+@cache
+def recording(task: str) -> Recording:
+    """The recording of a task, from its table.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    table = pq.read_table(CURVES / f"{task}.parquet")
+    space = parse_space(json.loads(table.schema.metadata[b"space"]))
+    seeds = np.array(table["seed"])
+    losses = np.array(table["losses"].to_pylist(), dtype=float)
+    configs = [json.loads(text) for text, seed in zip(table["hparams"].to_pylist(), seeds, strict=True) if seed == 0]
+    return Recording(space, configs, losses.reshape(len(configs), seeds.max() + 1, -1))
+
+
+class RecordedProblem:
+    """A search on a recorded task.
+
+    Args:
+        recorded: The task's recording.
+        seed: Of the search; it decides with which training of a configuration the trials begin.
+        rungs: Epochs at which trials are compared, ascending; the last one is a full training.
+    """
+
+    def __init__(self, recorded: Recording, seed: int = 0, *, rungs: Sequence[int] = THREE_RUNGS) -> None:
+        self.recorded, self.seed, self.rungs = recorded, seed, tuple(rungs)
+        self.space = recorded.space
+        self._trials: Counter[int] = Counter()  # by the nearest configuration
+
+    def curve(self, config: Mapping[str, Any]) -> Callable[[float], float]:
+        """The loss after t epochs of a new trial."""
+        nearest = self.recorded.nearest(config)
+        training = (self.seed + self._trials[nearest]) % self.recorded.losses.shape[1]
+        self._trials[nearest] += 1
+        losses = self.recorded.curve(config, training)
+        return lambda t: float(losses[int(t) - 1])
+
+    def cost(self, config: Mapping[str, Any]) -> float:
+        """Time of an epoch, in epochs."""
+        return 1.0
+
+    def regret(self, config: Mapping[str, Any]) -> float:
+        """The regret of a configuration's best checkpoint, once it is trained to the end."""
+        recorded = self.recorded
+        smallest = float(recorded.expected(config).min())
+        return (smallest - recorded.best) / (recorded.median - recorded.best)

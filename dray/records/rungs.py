@@ -1,0 +1,78 @@
+"""What each rung of a search says of the next, from the reports in its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dray.config.schema import ExperimentConfig
+from dray.config.search import build_method
+from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher
+from dray.training.units import amount
+from searchers.events import Reported
+from searchers.records import event_from_json
+from searchers.rung import compared_rungs
+
+_LEAST = 3
+"""With fewer trials at both rungs nothing is said of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungEstimate:
+    """A rung, and how well it ranks.
+
+    Attributes:
+        length: in the search's unit.
+        trials: trials that reached it.
+        compared: those of them that reached the next rung, too.
+        correlation: the estimated rank correlation of all trials' values here with those at the next rung; None while
+            too few were compared.
+        continues: the share of trials that continue from here: one in divisor, or more if uninformative rungs are
+            skipped.
+    """
+
+    length: int
+    trials: int
+    compared: int
+    correlation: float | None
+    continues: float
+
+    def sentence(self, unit: str) -> str:
+        """As people read it."""
+        known = "not known" if self.correlation is None else f"{self.correlation:.2f}"
+        return (
+            f"{amount(str(self.length), unit)}: rank correlation with the next {known} "
+            f"({self.compared} of {self.trials} trials), {self.continues:.0%} continue"
+        )
+
+
+def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> list[RungEstimate]:
+    """For each rung but the last, of an ASHA search on one metric; none for other searches.
+
+    Args:
+        config: of the search, as extended.
+        records: of its journal.
+    """
+    searcher = config.searcher
+    if not isinstance(searcher, ASHASearcher | AdaptiveASHASearcher) or searcher.metrics is not None:
+        return []
+    reports = (_report(record, searcher.sign) for record in records if record.get("event") == "reported")
+    lengths = [int(length) for length in build_method(config).rungs]
+    rungs = compared_rungs(lengths, reports, divisor=searcher.divisor)
+    return [
+        RungEstimate(
+            length=rung.length,
+            trials=len(rung.values),
+            compared=rung.compared,
+            correlation=None if rung.compared < _LEAST else round(rung.correlation, 3),
+            continues=1 / (rung.divisor if searcher.skip_uninformative_rungs else searcher.divisor),
+        )
+        for rung in rungs[:-1]
+    ]
+
+
+def _report(record: Mapping[str, Any], sign: int) -> Reported:
+    event = event_from_json(record)
+    assert isinstance(event, Reported)
+    return Reported(trial=event.trial, step=event.step, value=None if event.value is None else sign * event.value)

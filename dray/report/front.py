@@ -1,0 +1,93 @@
+"""The report's section on the Pareto front of a search with several objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dray.records.outcomes import FAILED, sound
+from dray.report import html
+from dray.report.data import ReportData
+from dray.report.figures import BEST_COLOUR, RUNG_COLOURS, Figure
+from dray.report.scale import SPREAD, scaled, ticks_of
+from dray.text import counted
+from searchers.objectives import Metric, Objectives
+
+GREY = "#b4bcc6"
+
+
+def section(report: ReportData, place: Callable[..., str]) -> str:
+    """The scatter of the first two objectives, and a table of the front; "" if the search has one objective.
+
+    Args:
+        place: puts a figure into the page, and returns its element.
+    """
+    objectives = report.config.searcher.objectives
+    if objectives is None or len(objectives.objectives) < 2:
+        return ""
+    kept = sound(report.ranked)
+    front = kept[kept["front"] == 1]
+    names = " and ".join(escape(each.name) for each in objectives.objectives)
+    among = f"{counted(len(kept), 'trial')} that keep every limit" if objectives.constraints else f"{len(kept):,}"
+    drawn = " The figure has the first two." if len(objectives.objectives) > 2 else ""
+    figure = scatter(report, objectives)
+    columns = [f"metrics.{name}" for name in names_of(objectives)] + [f"hparams.{name}" for name in report.varying]
+    rows = [[str(trial), str(row["state"]).lower(), *map(html.shown, row[columns])] for trial, row in front.iterrows()]
+    heads = [column.partition(".")[2] for column in columns]
+    return f"""<section><h2>Pareto front</h2>
+<p>{counted(len(front), "trial")} of {among}: no other is at least as good in {names},
+and better in one of them.{drawn}</p>
+{html.controls("front", figure)}
+{place("front", figure, tall=True)}
+{html.table(["trial", "state", *heads], rows)}</section>"""
+
+
+def names_of(objectives: Objectives) -> list[str]:
+    """Of all metrics, objectives first."""
+    return list(dict.fromkeys(each.name for each in (*objectives.objectives, *objectives.constraints)))
+
+
+def scatter(report: ReportData, objectives: Objectives) -> Figure:
+    """The first objective over the second: the front, other trials, and in grey those that exceed a limit."""
+    upward, along = objectives.objectives[:2]
+    there = report.shown[f"metrics.{upward.name}"].notna() & (report.shown["state"] != FAILED)
+    shown = report.shown[there]
+    front = shown[shown["front"] == 1].sort_values(f"metrics.{along.name}")
+    exceeds = shown["violation"] > 0
+    groups = (
+        ("exceeds a limit", shown[exceeds], {"color": GREY, "size": 6, "symbol": "x"}, "markers"),
+        ("other trials", shown[~exceeds & (shown["front"] != 1)], {"color": RUNG_COLOURS[1], "size": 6}, "markers"),
+        ("Pareto front", front, {"color": BEST_COLOUR, "size": 8}, "lines+markers"),
+    )
+    data = [_trace(name, trials, upward, along, marker, mode) for name, trials, marker, mode in groups if len(trials)]
+    values = shown[f"metrics.{along.name}"].to_numpy(dtype=float)
+    figure = {"data": data, "layout": {"xaxis": _axis(along, values), "hovermode": "closest"}}
+    return scaled(figure, upward.name, shown[f"metrics.{upward.name}"], 1 if upward.smaller_is_better else -1)
+
+
+def _trace(
+    name: str, trials: pd.DataFrame, upward: Metric, along: Metric, marker: dict[str, Any], mode: str
+) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": f"{name} ({len(trials)})",
+        "x": trials[f"metrics.{along.name}"].tolist(),
+        "y": trials[f"metrics.{upward.name}"].tolist(),
+        "customdata": trials.index.tolist(),
+        "hovertemplate": f"trial %{{customdata}}<br>{along.name} %{{x:.5g}}<br>{upward.name} %{{y:.5g}}<extra></extra>",
+        "marker": marker,
+        # What lies behind the steps is dominated.
+        "line": {"color": marker["color"], "width": 1.5, "shape": "hv" if along.smaller_is_better else "vh"},
+    }
+
+
+def _axis(metric: Metric, values: np.ndarray[Any, Any]) -> dict[str, Any]:
+    axis: dict[str, Any] = {"title": {"text": metric.name}}
+    if len(values) and values.min() > 0 and values.max() / values.min() > SPREAD:
+        return {**axis, "type": "log", **ticks_of(*np.log10([values.min(), values.max()]).tolist())}
+    return axis

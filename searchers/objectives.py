@@ -1,0 +1,174 @@
+"""Several metrics of a search: objectives to optimise, and constraints to keep.
+
+An `Objectives` value is the only place that knows directions and limits. It turns what a trial measured into `Losses`:
+smaller is better in each, and what a constraint is exceeded by is in proportion to its limit, so that megabytes and
+milliseconds can be added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from searchers.errors import FieldError
+
+Measured = tuple[float | None, ...]
+"""A trial's metrics as measured, in the order of `Objectives.metrics`; None: missing."""
+
+
+class Losses(NamedTuple):
+    """A trial's metrics, normalised and all finite.
+
+    Attributes:
+        values: Of the objectives; smaller is better.
+        excesses: By how much each limit of a constraint is exceeded, as a share of the limit; <= 0: it is kept.
+
+    >>> Losses((0.3, 12.0), (0.5, -0.1)).violation
+    0.5
+    """
+
+    values: tuple[float, ...]
+    excesses: tuple[float, ...] = ()
+
+    @property
+    def violation(self) -> float:
+        """The sum of the positive excesses; 0 if every constraint is kept."""
+        return sum(excess for excess in self.excesses if excess > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """An objective, or a constraint if it has a limit.
+
+    Attributes:
+        name: Of the validation metric.
+        smaller_is_better: Whether an objective is minimised.
+        at_most, at_least: Limits of a constraint.
+    """
+
+    name: str
+    smaller_is_better: bool = True
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def is_constraint(self) -> bool:
+        """Whether it has a limit."""
+        return self.at_most is not None or self.at_least is not None
+
+    def __str__(self) -> str:
+        """As people read it: "val_loss, smaller is better", "memory_mb at most 8000"."""
+        if not self.is_constraint:
+            return f"{self.name}, {'smaller' if self.smaller_is_better else 'larger'} is better"
+        limits = (("at least", self.at_least), ("at most", self.at_most))
+        return f"{self.name} {' and '.join(f'{what} {limit:g}' for what, limit in limits if limit is not None)}"
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What a search with several metrics optimises, and which limits it keeps.
+
+    Args:
+        metrics: In the order in which trials' metrics are given and recorded.
+
+    Raises:
+        FieldError: There is no objective, or an objective or constraint is there twice; with paths `searcher.metrics`.
+
+    >>> objectives = Objectives((Metric(name="acc", smaller_is_better=False), Metric(name="mb", at_most=100)))
+    >>> objectives.normalised((0.9, 150.0))
+    Losses(values=(-0.9,), excesses=(0.5,))
+    >>> objectives.normalised((float("nan"), 50.0)) is None
+    True
+    """
+
+    metrics: tuple[Metric, ...]
+
+    def __post_init__(self) -> None:
+        faults = []
+        for place, metric in enumerate(self.metrics):
+            path, limits = f"searcher.metrics[{place}]", (metric.at_least, metric.at_most)
+            if None not in limits and metric.at_least > metric.at_most:  # type: ignore[operator]
+                faults.append((path, f"at_least must be <= at_most, got {metric.at_least:g} and {metric.at_most:g}"))
+            before = self.metrics[:place]
+            if any(each.name == metric.name and each.is_constraint == metric.is_constraint for each in before):
+                kind = "a constraint" if metric.is_constraint else "an objective"
+                faults.append((f"{path}.name", f"{metric.name!r} is {kind} twice; remove one"))
+        if not self.objectives:
+            what = "needs an objective, an entry without at_most and at_least: the metric to optimise"
+            faults.append(("searcher.metrics", what))
+        if faults:
+            raise FieldError(faults)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all metrics, in order."""
+        return tuple(metric.name for metric in self.metrics)
+
+    @property
+    def objectives(self) -> tuple[Metric, ...]:
+        """The metrics to optimise."""
+        return tuple(metric for metric in self.metrics if not metric.is_constraint)
+
+    @property
+    def constraints(self) -> tuple[Metric, ...]:
+        """The metrics with limits."""
+        return tuple(metric for metric in self.metrics if metric.is_constraint)
+
+    @property
+    def first(self) -> Metric:
+        """The first objective, which stands for all of them where only one can be shown or compared."""
+        return self.objectives[0]
+
+    def measured(self, metrics: Mapping[str, object]) -> Measured:
+        """These metrics of a trial in order; None for one that is missing or no number."""
+        found = (metrics.get(name) for name in self.names)
+        return tuple(float(value) if isinstance(value, int | float) else None for value in found)
+
+    def first_of(self, measured: Measured) -> float | None:
+        """The value of the first objective."""
+        return measured[self.metrics.index(self.first)]
+
+    def normalised(self, measured: Measured) -> Losses | None:
+        """Smaller is better; None if a metric is missing or not finite: that is worse than anything."""
+        values: list[float] = []
+        excesses: list[float] = []
+        for metric, value in zip(self.metrics, measured, strict=True):
+            if value is None or not math.isfinite(value):
+                return None
+            if not metric.is_constraint:
+                values.append(value if metric.smaller_is_better else -value)
+            if metric.at_most is not None:
+                excesses.append((value - metric.at_most) / (abs(metric.at_most) or 1.0))
+            if metric.at_least is not None:
+                excesses.append((metric.at_least - value) / (abs(metric.at_least) or 1.0))
+        return Losses(tuple(values), tuple(excesses))
+
+    def are_kept(self, measured: Measured) -> bool:
+        """Whether every metric is finite and every constraint kept."""
+        losses = self.normalised(measured)
+        return losses is not None and not losses.violation
+
+    def to_json(self) -> list[dict[str, object]]:
+        """For the journal: each metric with the fields that are set."""
+        return [
+            {"name": metric.name}
+            | ({} if metric.is_constraint else {"smaller_is_better": metric.smaller_is_better})
+            | {limit: value for limit in ("at_most", "at_least") if (value := getattr(metric, limit)) is not None}
+            for metric in self.metrics
+        ]
+
+
+def is_better(losses: Losses, other: Losses) -> bool:
+    """Whether one report of a trial stands for it rather than another: by violation, then by the first objective."""
+    return (losses.violation, losses.values[0]) < (other.violation, other.values[0])
+
+
+def of_names(metrics: Sequence[Mapping[str, object]]) -> Objectives:
+    """`Objectives` of entries such as {"name": "mb", "at_most": 100}; the inverse of `Objectives.to_json`.
+
+    Raises:
+        FieldError: As `Objectives`.
+    """
+    return Objectives(tuple(Metric(**each) for each in metrics))  # type: ignore[arg-type]

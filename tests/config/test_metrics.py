@@ -1,0 +1,140 @@
+"""searcher.metrics: what it means, that it comes back from a file, and one clear error for each fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from dray.config.load import load_config
+from dray.config.search import build_method, build_sampler
+from dray.errors import ConfigError
+from searchers import ASHA, AdaptiveASHA, MethodError, Metric, PromotionASHA
+from searchers.optuna_sampler import OptunaSampler
+
+METRICS = [
+    {"name": "val_loss"},
+    {"name": "tokens_per_s", "smaller_is_better": False},
+    {"name": "memory_mb", "at_most": 8000},
+]
+
+
+def config(metrics: object = METRICS, **searcher: Any) -> dict[str, Any]:
+    base = {"name": "asha", "max_length": {"epochs": 4}, "max_trials": 8, "num_rungs": 2, "metrics": metrics}
+    return {
+        "entrypoint": "model:Trial",
+        "hyperparameters": {"lr": {"type": "double", "minval": 0, "maxval": 1}},
+        "searcher": {**base, **searcher},
+    }
+
+
+def faults(source: dict[str, Any]) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    return {fault.path: fault.what for fault in caught.value.faults}
+
+
+def test_metrics_become_objectives_and_the_first_stands_for_all() -> None:
+    searcher = load_config(config()).searcher
+    assert searcher.objectives is not None
+    assert searcher.objectives.metrics == (
+        Metric(name="val_loss"),
+        Metric(name="tokens_per_s", smaller_is_better=False),
+        Metric(name="memory_mb", at_most=8000),
+    )
+    assert (searcher.first_metric, searcher.sign) == ("val_loss", 1)
+    searcher = load_config(config([METRICS[2], METRICS[1], METRICS[0]])).searcher
+    assert (searcher.first_metric, searcher.sign) == ("tokens_per_s", -1)
+
+
+def test_one_metric_is_as_before() -> None:
+    searcher = load_config(config(None, metric="val_loss", smaller_is_better=False)).searcher
+    assert searcher.objectives is None
+    assert (searcher.first_metric, searcher.sign) == ("val_loss", -1)
+
+
+def test_config_comes_back_from_a_file() -> None:
+    checked = load_config(config())
+    stored = yaml.safe_load(yaml.safe_dump(checked.to_dict()))
+    assert stored["searcher"]["metrics"] == METRICS
+    assert load_config(stored) == checked
+
+
+def test_methods_rank_by_several_metrics_only_then() -> None:
+    for method, kind in (({}, ASHA), ({"variant": "promotion"}, PromotionASHA)):
+        made = build_method(load_config(config(**method)))
+        assert isinstance(made, kind)
+        assert made.pareto
+    adaptive = config(name="adaptive_asha")
+    del adaptive["searcher"]["num_rungs"]
+    made = build_method(load_config(adaptive))
+    assert isinstance(made, AdaptiveASHA)
+    assert all(bracket.pareto for bracket in made.brackets)
+    assert not build_method(load_config(config(None, metric="val_loss"))).pareto  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp", "nsga2"])
+def test_sampler_of_several_metrics(name: str) -> None:
+    assert isinstance(build_sampler(load_config(config(sampler=name))), OptunaSampler)
+
+
+def test_rungs_are_compared_by_one_metric_only() -> None:
+    [(path, what)] = faults(config(skip_uninformative_rungs=True)).items()
+    assert path == "searcher.skip_uninformative_rungs"
+    assert what == "compares trials by one metric, not by metrics; remove it"
+    with pytest.raises(MethodError, match="skip_uninformative_rungs: compares trials by one metric"):
+        ASHA(max_trials=8, max_length=4, num_rungs=2, pareto=True, skip_uninformative_rungs=True)
+
+
+def test_either_metric_or_metrics() -> None:
+    assert "missing required field" in faults(config(None))["searcher.metric"]
+    both = faults(config(metric="val_loss", smaller_is_better=True))
+    assert both == {
+        "searcher.metric": "can't be given together with metrics; remove one of them",
+        "searcher.smaller_is_better": "belongs to metric; remove it, and set smaller_is_better in the entries of "
+        "metrics that are objectives",
+    }
+    assert set(faults(config([], metric="val_loss"))) == {"searcher.metric", "searcher.metrics"}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "path", "what"),
+    [
+        (
+            [{"name": "mb", "at_most": 9}],
+            "searcher.metrics",
+            "needs an objective, an entry without at_most and at_least",
+        ),
+        ([], "searcher.metrics", "needs an objective"),
+        (["val_loss"], "searcher.metrics[0]", "must be a mapping, got 'val_loss'"),
+        ([{"nam": "a"}], "searcher.metrics[0]", "unknown field nam; did you mean name?"),
+        ([{"at_most": 1}], "searcher.metrics[0].name", "missing required field"),
+        ([{"name": 3}], "searcher.metrics[0].name", "must be the name of a validation metric, got 3"),
+        ([{"name": "a", "at_most": "8 GB"}], "searcher.metrics[0].at_most", "must be a finite number, got '8 GB'"),
+        ([{"name": "a", "at_least": float("inf")}], "searcher.metrics[0].at_least", "must be a finite number, got inf"),
+        ([{"name": "a", "smaller_is_better": 1}], "searcher.metrics[0].smaller_is_better", "must be true or false"),
+        (
+            [{"name": "a"}, {"name": "b", "at_most": 1, "smaller_is_better": True}],
+            "searcher.metrics[1].smaller_is_better",
+            "a constraint is not optimized",
+        ),
+        ([{"name": "a"}, {"name": "a"}], "searcher.metrics[1].name", "'a' is an objective twice"),
+        ([{"name": "a"}, {"name": "b", "at_most": 1, "at_least": 2}], "searcher.metrics[1]", "at_least must be <= at_"),
+        ("val_loss", "searcher.metrics", "must be a list"),
+    ],
+)
+def test_fault_names_the_entry_and_the_cure(metrics: object, path: str, what: str) -> None:
+    found = faults(config(metrics))
+    assert list(found) == [path]
+    assert what in found[path]
+
+
+@pytest.mark.parametrize("name", ["cmaes", "multi_fidelity"])
+def test_sampler_that_takes_one_objective_is_refused(name: str) -> None:
+    [(path, what)] = faults(config(sampler=name)).items()
+    assert path == "searcher.sampler.name"
+    assert what == (
+        f"{name} takes one objective without constraints, but searcher.metrics has: val_loss, smaller is better; "
+        "tokens_per_s, larger is better; memory_mb at most 8000. Use tpe, gp, nsga2 or random"
+    )

@@ -1,0 +1,128 @@
+"""Rungs that say little of the next are found, and let more trials continue; those that say much stay as strict."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from searchers import ASHA, AdaptiveASHA, PromotionASHA, Reported
+from searchers.rung import Rung, compared_rungs
+from searchers.rung_correlation import rank_correlation
+from searchers.simulate import Curve, simulate
+
+
+def chosen_pairs(rho: float, *, trials: int, divisor: int, seed: int) -> tuple[list[float], list[tuple[float, float]]]:
+    """Values of trials at a rung, and at both rungs of the best 1/divisor, normal with this correlation."""
+    rng = Random(seed)
+    values = [rng.gauss(0, 1) for _ in range(trials)]
+    best = sorted(values)[: trials // divisor]
+    return values, [(value, rho * value + math.sqrt(1 - rho**2) * rng.gauss(0, 1)) for value in best]
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.6, 0.9])
+def test_the_correlation_is_that_of_all_trials_though_only_the_best_went_on(rho: float) -> None:
+    drawn = [chosen_pairs(rho, trials=800, divisor=4, seed=seed) for seed in range(12)]
+    assert fmean(rank_correlation(values, pairs) for values, pairs in drawn) == pytest.approx(rho, abs=0.1)
+    among_the_best = fmean(rank_correlation([value for value, _ in pairs], pairs) for _, pairs in drawn)
+    assert rho == 0.0 or among_the_best < rho - 0.1
+
+
+def test_ranks_count_not_values() -> None:
+    pairs = [(float(x), float(x % 7)) for x in range(40)]
+    bent = [(math.exp(x / 10), math.inf if y == 6 else y**3) for x, y in pairs]
+    values = [value for value, _ in pairs]
+    assert rank_correlation(values, pairs) == pytest.approx(rank_correlation([x for x, _ in bent], bent))
+
+
+def test_few_trials_change_little() -> None:
+    assert 0.5 < rank_correlation([1.0, 2.0, 3.0], [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]) < 0.8
+
+
+def filled(rho: float, *, trials: int) -> Rung:
+    rung, rng = Rung(length=1, divisor=4), Random(3)
+    for trial in range(trials):
+        value = rng.gauss(0, 1)
+        if rung.rank(trial, value):
+            rung.compare(trial, rho * value + math.sqrt(1 - rho**2) * rng.gauss(0, 1))
+    return rung
+
+
+def test_a_rung_that_says_nothing_lets_all_trials_continue() -> None:
+    rung = filled(0.0, trials=1000)
+    assert (rung.divisor, rung.rank(1000, 9.0), len(rung.best())) == (1.0, True, 1001)
+
+
+def test_a_rung_that_ranks_stays_as_strict() -> None:
+    rung = filled(0.9, trials=300)
+    assert (rung.divisor, len(rung.best())) == (4, 75)
+
+
+def test_one_report_at_both_rungs_says_nothing() -> None:
+    rung = Rung(length=1, divisor=4)
+    for trial in range(50):
+        rung.rank(trial, float(trial))
+        rung.compare(trial, float(trial))
+    assert rung.compared == 0
+
+
+def test_what_a_rung_keeps_for_it_is_bounded() -> None:
+    rung, plain = Rung(length=1, divisor=2), Rung(length=1, divisor=2)
+    for trial in range(5000):
+        plain.rank(trial, trial * 0.618 % 1)
+        rung.rank(trial, trial * 0.618 % 1)
+        rung.compare(trial, trial * 0.3 % 1)
+    assert rung.compared > 4900
+    assert len(pickle.dumps(rung)) < len(pickle.dumps(plain)) + 20_000
+
+
+def useless_first_rung(seed: int) -> Callable[..., Curve]:
+    """At 1 step the loss is noise; from then on it is the trial's own, which never changes."""
+
+    def trial(hparams: object) -> Curve:
+        number = hparams["trial"]  # type: ignore[index]
+        first, later = Random(f"{seed}:{number}").random(), Random(f"{number}").random()
+        return Curve(lambda step: first if step < 2 else later)
+
+    return trial
+
+
+@pytest.mark.parametrize("kind", [ASHA, PromotionASHA])
+def test_a_search_skips_the_rung_and_stays_strict_at_the_next(kind: type[ASHA] | type[PromotionASHA]) -> None:
+    found = kind(max_trials=400, max_length=64, num_rungs=4, max_concurrent_trials=8, skip_uninformative_rungs=True)
+    exact = kind(max_trials=400, max_length=64, num_rungs=4, max_concurrent_trials=8)
+    for method in (found, exact):
+        simulate(method, 8, useless_first_rung(seed=5))
+    assert len(found.ranked[1]) > 280
+    assert 90 <= len(exact.ranked[1]) <= 150
+    assert len(found.ranked[2]) < 0.4 * len(found.ranked[1])
+
+
+def test_brackets_of_adaptive_asha_skip_too() -> None:
+    def trained(skip: bool) -> float:
+        method = AdaptiveASHA(
+            max_trials=300, max_length=81, divisor=3, max_concurrent_trials=8, skip_uninformative_rungs=skip
+        )
+        return simulate(method, 8, useless_first_rung(seed=5)).trained
+
+    assert trained(True) > 1.1 * trained(False)
+
+
+def test_what_rungs_say_is_seen_from_the_reports_of_any_search() -> None:
+    rng, reports = Random(2), []
+    for trial in range(300):
+        first, later = rng.gauss(0, 1), rng.gauss(0, 1)
+        reports.append(Reported(trial=trial, step=1, value=first))
+        if first < 0:
+            reports += [Reported(trial=trial, step=step, value=later + 0.01 * step) for step in (2, 4, 5)]
+    reports.append(Reported(trial=300, step=9, value=math.nan))
+    rungs = compared_rungs((1, 1, 4, 9), reports, divisor=3)
+    went_on = rungs[0].compared
+    assert [(rung.length, len(rung.values)) for rung in rungs] == [(1, 301), (4, 1 + went_on), (9, 1)]
+    assert 100 < went_on < 200
+    assert rungs[0].correlation == pytest.approx(0, abs=0.2)
+    assert (rungs[1].compared, rungs[1].correlation) == (0, 0.8)
