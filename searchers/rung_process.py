@@ -163,6 +163,19 @@ class RungProcess:
             variance -= np.einsum("ij,ij->j", solved, solved)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
+    def expected(self, rows: Array, rungs: Indices) -> Array:
+        """Mean of f at these rungs, in the unit of its values, for rows of new trials.
+
+        Args:
+            rows: Shape (m, width).
+            rungs: Shape (m,).
+        """
+        kernel = _matern(_distances(self._scale(rows), self._scaled))
+        cross = self._prior(kernel, np.full(len(rows), -1), rungs)
+        cross += _LEVEL * (rungs[:, None] == self._results.rungs)
+        mean: Array = cross @ self._weights
+        return mean
+
 
 def fitted(parameters: Parameters, results: Results, *, steps: int) -> Array:
     """The parameters of the largest posterior density, by at most so many steps of L-BFGS from the prior's mean."""

@@ -10,11 +10,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from searchers.errors import FieldError, SpaceError
 from searchers.events import Event
 from searchers.space import Space
+
+if TYPE_CHECKING:
+    from searchers.warm_start import Source
 
 
 @runtime_checkable
@@ -153,9 +156,17 @@ class FirstPoints:
 
 
 def named_sampler(
-    name: str, space: Space, *, seed: int, rungs: Sequence[float], options: Mapping[str, object] = MappingProxyType({})
+    name: str,
+    space: Space,
+    *,
+    seed: int,
+    rungs: Sequence[float],
+    options: Mapping[str, object] = MappingProxyType({}),
+    sources: Sequence[Source] = (),
 ) -> Sampler:
     """The sampler of this name: "random", "multi_fidelity", or one of `OptunaSampler`'s, which documents the arguments.
+
+    `sources` is for "multi_fidelity", see `MultiFidelitySampler`.
 
     Raises:
         FieldError: There is no such sampler, or it does not take these options. Paths begin with `searcher.sampler`.
@@ -171,4 +182,4 @@ def named_sampler(
         return RandomSampler(space, seed)
     from searchers.multi_fidelity import MultiFidelitySampler
 
-    return MultiFidelitySampler(space, seed=seed, rungs=rungs)
+    return MultiFidelitySampler(space, seed=seed, rungs=rungs, sources=sources)
