@@ -63,7 +63,7 @@ class PriorMean:
             features[here] -= features[here].mean(axis=0)
             values[here] -= values[here].mean()
         count = features.shape[1]
-        prior = count / _DEVIATION
+        prior = math.sqrt(count) / _DEVIATION
         found, _ = nnls(
             np.vstack([features / _NOISE, prior * np.eye(count)]),
             np.concatenate([values / _NOISE, np.full(count, prior / count)]),
