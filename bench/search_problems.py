@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from searchers import parse_space
+
 Array = npt.NDArray[np.float64]
 
 LR, DECAY, WIDTH = (1e-5, 1.0), (1e-6, 1e-1), (32, 512)
@@ -49,13 +51,20 @@ class CurveProblem:
         crossing: 0: early ranks are almost the final ones; 1: they mislead.
         noise: Standard deviation of the Gaussian noise of a report, for whoever reports.
         max_t: Steps of a full training.
+
+    Attributes:
+        space: `SPACE`.
+        rungs: Steps at which trials are compared: 1, 3, 9, ..., `max_t`.
     """
+
+    space = parse_space(SPACE)
 
     L0, DIVERGED = 2.3, 10.0
 
     def __init__(self, seed: int = 0, *, crossing: float = 0.5, noise: float = 0.01, max_t: int = 81) -> None:
         rng = np.random.default_rng([seed, 7919])
         self.seed, self.crossing, self.noise, self.max_t = seed, crossing, noise, max_t
+        self.rungs = tuple(3**r for r in range(round(math.log(max_t, 3)) + 1))
         self._optimum = rng.uniform(0.2, 0.8, size=(3, 5))  # of each optimizer
         self._offset = np.sort(rng.uniform(0, 0.15, 3))[rng.permutation(3)]
         self._weight = rng.dirichlet(np.full(5, 2.0)) * 2.0 + 0.1
@@ -66,18 +75,6 @@ class CurveProblem:
         self._edge = rng.uniform(0.85, 0.95)
         self.median = float(np.median(self._final(_cube(rng, 30000))))
         self.best = self._refine(rng)
-
-    def sample(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A random configuration."""
-        lr, decay, width, dropout, warmup, optimizer = _cube(rng, 1)[0].tolist()
-        return {
-            "lr": LR[0] * (LR[1] / LR[0]) ** lr,
-            "weight_decay": DECAY[0] * (DECAY[1] / DECAY[0]) ** decay,
-            "width": min(WIDTH[0] + int(width * (WIDTH[1] - WIDTH[0] + 1)), WIDTH[1]),
-            "dropout": DROPOUT[1] * dropout,
-            "warmup": WARMUP[1] * warmup,
-            "optimizer": OPTIMIZERS[int(optimizer)],
-        }
 
     def curve(self, config: Mapping[str, Any]) -> Callable[[float], float]:
         """The loss after t steps, without noise."""
@@ -150,7 +147,7 @@ class Regime:
     """A kind of problem on a kind of cluster.
 
     Args:
-        crossing, noise: of the problem.
+        crossing, noise: of the problem, if it is a `CurveProblem`.
         workers: of the cluster.
         start_cost, resume_cost: in average steps.
         trainings: what may be spent, in full trainings by each worker.

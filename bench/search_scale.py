@@ -20,12 +20,11 @@ from random import Random
 from statistics import median
 from typing import Any
 
-import numpy as np
 import optuna
 from _measure import Paper, machine, verdict
 from ray.tune.schedulers import AsyncHyperBandScheduler
-from search_problems import SPACE, CurveProblem
-from search_quality import TuneTrial, distributions
+from search_problems import SPACE
+from search_ways import TuneTrial
 
 from searchers import (
     ASHA,
@@ -45,6 +44,7 @@ from searchers import (
 )
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.optuna_sampler import OptunaSampler
+from searchers.optuna_space import encoded, to_optuna
 from searchers.promotion import PromotionASHA
 from searchers.simulate import Curve, simulate
 
@@ -246,17 +246,22 @@ def optuna_us(size: int) -> float:
 def optuna_ask_ms(size: int) -> float:
     """The same of Optuna's TPE, with this many complete trials in the study."""
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
-    problem, rng, random = CurveProblem(), np.random.default_rng(0), Random(0)
+    space, random = parse_space(SPACE), Random(0)
+    distributions = to_optuna(space)
     study.add_trials(
         [
-            optuna.trial.create_trial(value=random.random(), params=problem.sample(rng), distributions=distributions())
+            optuna.trial.create_trial(
+                value=random.random(),
+                params=encoded(space.root, space.sample(random), distributions),
+                distributions=distributions,
+            )
             for _ in range(size)
         ]
     )
     times = []
     for _ in range(5):
         began = time.thread_time_ns()
-        trial = study.ask(distributions())
+        trial = study.ask(distributions)
         times.append((time.thread_time_ns() - began) / 1e6)
         study.tell(trial, random.random())
     return median(times)
