@@ -149,6 +149,12 @@ class MultiFidelitySampler:
             results = self._results()
             yield from zip(results.trials.tolist(), results.rungs.tolist(), results.values.tolist(), strict=True)
 
+    def weights(self) -> list[float]:
+        """The weights of the sources, in their order; equal shares before the first results."""
+        if self._prior is None:
+            return []
+        return self._prior.weights(self._results() if self._num_results else None).tolist()
+
     def _is_random(self, trial: int) -> bool:
         if self._num_results >= self._startup:
             return not self._cube.width or trial % _RANDOM_EVERY == 0

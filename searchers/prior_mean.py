@@ -55,8 +55,10 @@ class PriorMean:
         """What each source expects of rows at rungs, in its own unit, shape (n, sources)."""
         return np.stack([expert.expected(rows, rungs) for expert in self._experts], axis=1)
 
-    def weights(self, results: Results) -> Array:
-        """The weight of each source, given this task's results, shape (sources,)."""
+    def weights(self, results: Results | None) -> Array:
+        """The weight of each source, given this task's results, if there are any; shape (sources,)."""
+        if results is None:
+            return np.full(len(self._sources), 1 / len(self._sources))
         features, values = self.expected(results.rows, results.rungs), results.values.copy()
         for rung in np.unique(results.rungs):
             here = results.rungs == rung
@@ -86,10 +88,9 @@ class PriorMean:
         return self.expected(rows, np.full(len(rows), len(self._shares) - 1))
 
     def first(self, rng: np.random.Generator) -> Array:
-        """Rows for trials before this task's first results, the best first: by a random mixture of the sources."""
-        experts = self._experts
-        mixture = rng.dirichlet(np.ones(len(experts)))
-        best = np.concatenate([expert.best for expert in experts])
+        """Rows for a trial before this task's first results, the best first: by a random mixture of the sources."""
+        mixture = rng.dirichlet(np.ones(len(self._experts)))
+        best = np.concatenate([expert.best(rng) for expert in self._experts])
         near = self._cube.near(rng, np.resize(best, (_NUM_NEAR, self._cube.width)), _SCALE)
         rows = np.vstack([self._cube.random(rng, _NUM_RANDOM), near])
         expected: Array = self.at_the_end(rows) @ mixture
@@ -110,30 +111,34 @@ class WithMean:
 
 
 class _Expert:
-    """The process of one source, in the rows of this search.
-
-    Attributes:
-        best: Rows of its best expected results, the best first.
-    """
+    """The process of one source, over those hyperparameters of this search that vary among its trials."""
 
     def __init__(self, cube: UnitCube, source: Source, shares: Sequence[float]) -> None:
         trials = list(source.within(cube.space))
         flat = [(number, rung, value) for number, trial in enumerate(trials) for rung, value in trial.values.items()]
         numbers, rungs, values = (np.array(column) for column in zip(*flat, strict=True))
         rows = np.array([cube.row(trial.hparams) for trial in trials])
-        results = Results(rows=rows[numbers], rungs=rungs, trials=numbers, values=values)
-        parameters = Parameters(cube.axes, len(source.lengths))
+        varies = cube.axes[np.ptp(rows, axis=0) > 0]
+        self._known = np.isin(cube.axes, varies)
+        _, axes = np.unique(cube.axes[self._known], return_inverse=True)
+        known = rows[:, self._known]
+        results = Results(rows=known[numbers], rungs=rungs, trials=numbers, values=values)
+        parameters = Parameters(axes, len(source.lengths))
         theta = fitted(parameters, results, steps=_FIT_STEPS)
-        self._process = RungProcess(parameters, theta, results, np.empty((0, cube.width)))
+        self._process = RungProcess(parameters, theta, results, np.empty((0, len(axes))))
         # The rung of the source that is nearest to each of this search's, as a share of the whole length.
-        self._nearest = np.array(
-            [
-                min(range(len(source.lengths)), key=lambda rung: abs(math.log(source.lengths[rung] / share)))
-                for share in shares
-            ]
-        )
-        self.best = rows[np.argsort(self._process.at_the_end(rows)[0], kind="stable")[:_NUM_BEST]]
+        far = np.abs(np.log(np.array(shares)[:, None] / np.array(source.lengths)))
+        self._nearest = far.argmin(axis=1)
+        self._cube = cube
+        self._best = rows[np.argsort(self._process.at_the_end(known)[0], kind="stable")[:_NUM_BEST]]
+
+    def best(self, rng: np.random.Generator) -> Array:
+        """Rows of the trials with the best expectations, the best first; hyperparameters that the source does not know
+        are random."""
+        rows = self._cube.random(rng, len(self._best))
+        rows[:, self._known] = self._best[:, self._known]
+        return rows
 
     def expected(self, rows: Array, rungs: Indices) -> Array:
         """What is expected of rows at rungs of this search, shape (n,)."""
-        return self._process.expected(rows, self._nearest[rungs])
+        return self._process.expected(rows[:, self._known], self._nearest[rungs])
