@@ -151,8 +151,8 @@ class RayOptuna:
         from_optuna_trial(self._space.root, trial, self._distributions)
 
     def ask(self, trial: int) -> dict[str, object]:
-        params = self._search.suggest(str(trial))
-        return from_optuna_trial(self._space.root, optuna.trial.FixedTrial(params), self._distributions)
+        suggested = optuna.trial.FixedTrial(self._search.suggest(str(trial)))
+        return from_optuna_trial(self._space.root, suggested, self._distributions)  # type: ignore[arg-type]
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         match event:

@@ -2,7 +2,7 @@
 
 Two spaces: five tasks share `LAYERS`, with a choice of the optimizer (and a momentum that only SGD has); five tasks
 share `SEQUENCES`, with a warm-up and a schedule. An epoch is a fixed number of records (`Task.epoch`): all training
-data of the tasks of `LAYERS`, a part of the larger sets of the others.
+data of `digits_mlp`, `diabetes_mlp` and `cancer_mlp`, a part of the larger sets of the others.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ TASKS = {
     "code_origin": Task(LAYERS, data.code_origin, networks.code_origin, 400),
     "docs_gru": Task(SEQUENCES, data.docs, networks.DocsGRU, 64, _of_each),
     "digits_vit": Task(SEQUENCES, data.digits, networks.DigitsViT, 96),
-    "digits_cnn": Task(LAYERS, data.digits, networks.digits_cnn, 320),
+    "digits_cnn": Task(LAYERS, data.digits, networks.digits_cnn, 200),
     "cancer_mlp": Task(LAYERS, data.cancer, networks.cancer_mlp, 380),
     "code_tags": Task(SEQUENCES, data.code_tags, networks.code_tags, 64, _of_each),
     "code_transformer": Task(SEQUENCES, data.code, networks.CodeTransformer, 64, _of_each),
-    "pixels": Task(SEQUENCES, data.pixels, networks.pixels, 64, _of_each),
+    "pixels": Task(SEQUENCES, data.pixels, networks.pixels, 48, _of_each),
 }
 """The first five are `recorded_problems.TUNE_ON`, the others `KEPT`."""
 
