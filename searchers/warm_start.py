@@ -18,6 +18,7 @@ from searchers.events import Event
 from searchers.numeric import Double, Int, Log
 from searchers.recorded import RecordedMethod
 from searchers.records import EVENT_KINDS, hparams_from_json, hparams_to_json
+from searchers.samplers import Sampler
 from searchers.search import Search
 from searchers.space import Space
 
@@ -71,17 +72,8 @@ class Source:
         # Here, not above: numpy and scipy take a while.
         from searchers.multi_fidelity import MultiFidelitySampler
 
-        start = next((record for record in records if record.get("event") == "start"), {})
         learner = MultiFidelitySampler(_ANY, seed=0, rungs=rungs)
-        search = Search.replay(
-            records,
-            RecordedMethod(record for record in records if record.get("event") in _DECIDES),
-            _ANY,
-            seed=cast("int", start.get("seed", 0)),
-            smaller_is_better=bool(start.get("smaller_is_better", True)),
-            log=lambda record: None,
-            sampler=_Told(learner.tell),
-        )
+        search = tell_all(records, learner)
         values: dict[int, dict[int, float]] = {}
         for trial, rung, value in learner.learned():
             values.setdefault(trial, {})[rung] = value
@@ -127,6 +119,27 @@ class Source:
         return any(True for trial in self.trials for _ in _shared(space.root, trial.hparams))
 
 
+def tell_all(records: Sequence[Mapping[str, object]], sampler: Sampler) -> Search:
+    """Tell a sampler all events of a journal, but no extension: its rungs are those at the end.
+
+    Returns:
+        The search, read-only.
+
+    Raises:
+        JournalError: The records are damaged.
+    """
+    start = next((record for record in records if record.get("event") == "start"), {})
+    return Search.replay(
+        records,
+        RecordedMethod(record for record in records if record.get("event") in _DECIDES),
+        _ANY,
+        seed=cast("int", start.get("seed", 0)),
+        smaller_is_better=bool(start.get("smaller_is_better", True)),
+        log=lambda record: None,
+        sampler=_Told(sampler.tell),
+    )
+
+
 def _shared(domain: object, value: object) -> Iterator[bool]:
     """Of each hyperparameter of a space that a point has, too, whether the point's value is within its range."""
     match domain:
@@ -148,7 +161,7 @@ def _trial_from_json(record: Mapping[str, object]) -> SourceTrial:
 
 
 class _Told:
-    """A sampler that only listens, and not to extensions: its rungs are those at the end from the beginning."""
+    """A sampler that only listens, and not to extensions."""
 
     def __init__(self, tell: Callable[[Event, Point], None]) -> None:
         self.tell = tell

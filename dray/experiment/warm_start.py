@@ -19,7 +19,7 @@ from dray.storage import StorageError
 from searchers.errors import JournalError
 from searchers.journal import Journal
 from searchers.search import Record
-from searchers.warm_start import Source
+from searchers.warm_start import Source, tell_all
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def read_sources(config: ExperimentConfig) -> list[Source]:
             faults.append((field, f"{why}; remove it from the list"))
         if metric != config.searcher.metric:
             given = f"{source.name} has optimized {metric}, not {config.searcher.metric}"
-            log.warning("%s: %s; only the order of its values is used", field, given)
+            log.warning("%s: %s; what is best in one must be best in the other", field, given)
         sources.append(source)
     if faults:
         raise ConfigError(faults)
@@ -61,6 +61,24 @@ def recorded_sources(records: Iterable[Mapping[str, Any]]) -> list[Source] | Non
 def record_of(sources: Sequence[Source]) -> Record:
     """The journal's record of them."""
     return {"event": _EVENT, "sources": [source.to_json() for source in sources]}
+
+
+def weights(config: ExperimentConfig, records: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """The name and the weight of each of those experiments, by the results so far.
+
+    Args:
+        config: of the experiment.
+        records: its journal.
+    """
+    sources = recorded_sources(records)
+    if not sources:
+        return []
+    from searchers.multi_fidelity import MultiFidelitySampler  # with scipy, which takes a while
+
+    rungs = _rungs(as_extended(config, records))
+    sampler = MultiFidelitySampler(config.space, seed=0, rungs=rungs, sources=sources)
+    tell_all(records, sampler)
+    return [(source.name, weight) for source, weight in zip(sources, sampler.weights(), strict=True)]
 
 
 def with_whole_paths(config: ExperimentConfig) -> ExperimentConfig:
@@ -85,10 +103,13 @@ def _source(stored: StoredExperiment) -> tuple[Source, str]:
     directory = stored.directory
     records = Journal.read(directory.journal) if directory.journal.exists() else []
     config = as_extended(directory.config(), records)
+    return Source.of_records(records, rungs=_rungs(config), name=stored.name), config.searcher.metric
+
+
+def _rungs(config: ExperimentConfig) -> tuple[float, ...]:
     # A method of the user's own is in the experiment's code, which may not be importable here.
     is_own = isinstance(config.searcher, CustomSearcher | ClassSearcher)
-    rungs = () if is_own else build_method(config).rungs
-    return Source.of_records(records, rungs=rungs, name=stored.name), config.searcher.metric
+    return () if is_own else build_method(config).rungs
 
 
 def _why_useless(source: Source, config: ExperimentConfig) -> str:

@@ -1,4 +1,4 @@
-"""What earlier searches teach: what is kept of them, which points come first, and that those that mislead are dropped."""
+"""What earlier searches teach: what is kept of them, which points come first; those that mislead are dropped."""
 
 from __future__ import annotations
 
