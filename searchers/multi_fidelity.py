@@ -44,8 +44,9 @@ _STARTUP = 12
 
 _RANDOM_EVERY = 5
 
-_WARM_STARTUP, _WARM_RANDOM_EVERY = 3, 3
-"""The same with what earlier searches have learned; before that, every third trial is random."""
+_WARM_STARTUP, _WARM_RANDOM_EVERY = 6, 3
+"""Results before the first proposal from the results, if there are sources; of trials before 12 results, every third is
+random."""
 
 _NUM_RESULTS, _NUM_LIVE = 240, 64
 """At most this many results and live trials are in the model. 240 results cost 15 ms of CPU an ask."""
@@ -103,7 +104,7 @@ class MultiFidelitySampler:
         """
         if not self._is_random(trial):
             rng = np.random.default_rng(Random(f"{self.seed}:{trial}:multi-fidelity").getrandbits(64))
-            for row in self._proposals(rng):
+            for row in self._proposals(trial, rng):
                 point = self._cube.point(row)
                 if self.space.allows(point):
                     return point
@@ -140,6 +141,7 @@ class MultiFidelitySampler:
         self._parameters = Parameters(self._cube.axes, len(self._lengths))
         self._fitted = self._parameters.mean
         self._prior = PriorMean(self._cube, self._sources, self._lengths) if self._sources else None
+        self._weights = None if self._prior is None else self._prior.equal_weights
         if self._num_results >= self._startup:
             self._to_fit = self._results()
 
@@ -151,12 +153,12 @@ class MultiFidelitySampler:
 
     def weights(self) -> list[float]:
         """The weights of the sources, in their order; equal shares before the first results."""
-        if self._prior is None:
-            return []
-        return self._prior.weights(self._results() if self._num_results else None).tolist()
+        if self._num_results >= self._startup:
+            self._fit()
+        return [] if self._weights is None else self._weights.tolist()
 
     def _is_random(self, trial: int) -> bool:
-        if self._num_results >= self._startup:
+        if self._num_results >= _STARTUP:
             return not self._cube.width or trial % _RANDOM_EVERY == 0
         return not self._sources or trial % _WARM_RANDOM_EVERY == _WARM_RANDOM_EVERY - 1
 
@@ -194,22 +196,27 @@ class MultiFidelitySampler:
             values=np.concatenate(values),
         )
 
-    def _proposals(self, rng: np.random.Generator) -> Array:
+    def _fit(self) -> None:
+        """Fit the parameters, and the weights of the sources, to the results that are to be fitted to."""
+        if self._to_fit is not None and self._prior is not None:
+            self._fitted, self._weights = self._prior.fit(self._parameters, self._to_fit, steps=_FIT_STEPS)
+        elif self._to_fit is not None:
+            self._fitted = fitted(self._parameters, self._to_fit, steps=_FIT_STEPS)
+        self._to_fit = None
+
+    def _proposals(self, trial: int, rng: np.random.Generator) -> Array:
         """Rows, the most promising first."""
         if self._prior is not None and self._num_results < self._startup:
-            return self._prior.first(rng)
-        if self._to_fit is not None:
-            to_fit = self._to_fit if self._prior is None else self._prior.residuals(self._to_fit)[0]
-            self._fitted = fitted(self._parameters, to_fit, steps=_FIT_STEPS)
-            self._to_fit = None
+            return self._prior.first(trial, rng)
+        self._fit()
         results = self._results()
         live = [self._trials[trial].row for trial in itertools.islice(reversed(self._live), _NUM_LIVE)]
         rows = np.reshape(live, (len(live), self._cube.width))
         process: RungProcess | WithMean
-        if self._prior is None:
+        if self._prior is None or self._weights is None:
             process = RungProcess(self._parameters, self._fitted, results, rows)
         else:
-            process = self._prior.process(self._parameters, self._fitted, results, rows)
+            process = self._prior.process(self._parameters, self._fitted, self._weights, results, rows)
         _, first = np.unique(results.trials, return_index=True)
         rows = results.rows[first]
         expected, _ = process.at_the_end(rows)

@@ -1,9 +1,14 @@
 """What earlier searches expect of a point: the mean of this search's process before its own results.
 
 The mean is a weighted sum of what each earlier search's own process expects, and this search's process models what is
-left: where the tasks differ. A weight is the least-squares slope of this task's results on what the source expects of
-them, never negative, shrunk towards an equal share of all sources: so a source that ranks this task's results the wrong
-way round, or not at all, is out after a few of them.
+left: where the tasks differ.
+
+* A source's slope is that of this task's results on what the source expects of them, by least squares, never negative,
+  shrunk towards an equal share of all sources (a normal prior with the same deviation of their sum, however many there
+  are). A source that ranks the results the wrong way round is out after a few of them.
+* All slopes are scaled by the probability that the sources together rank the results better than this search's process
+  alone ranks those of each trial from all others; below one half they count for nothing. So unrelated sources, or those
+  from which nothing more can be learned, leave the search as it would be without them.
 
 Sources: Golovin et al., "Google Vizier" (2017), for processes on the residuals of earlier ones; Feurer et al.,
 "Practical Transfer Learning for Bayesian Optimization" (arXiv 1802.02219), for weights that follow from how well each
@@ -27,11 +32,11 @@ from searchers.warm_start import Source
 
 _FIT_STEPS = 25
 
-_DEVIATION = 1.0
-"""Prior standard deviation of a weight around its equal share, in units of that share."""
-_NOISE = 1.0
+_NUM_RESAMPLES = 100
 _NUM_RANDOM, _NUM_NEAR, _NUM_BEST, _SCALE = 200, 100, 10, 0.1
-"""Standard deviation of what sources can't explain in a result, normalised."""
+"""Candidates for the first points: random ones, and some around the best points of the sources."""
+_NUM_FEW = 16
+"""The candidates of every second one of these."""
 
 
 class PriorMean:
@@ -55,44 +60,66 @@ class PriorMean:
         """What each source expects of rows at rungs, in its own unit, shape (n, sources)."""
         return np.stack([expert.expected(rows, rungs) for expert in self._experts], axis=1)
 
-    def weights(self, results: Results | None) -> Array:
-        """The weight of each source, given this task's results, if there are any; shape (sources,)."""
-        if results is None:
-            return np.full(len(self._sources), 1 / len(self._sources))
+    @property
+    def equal_weights(self) -> Array:
+        """The weights before this task's first results, shape (sources,)."""
+        return np.full(len(self._sources), 1 / len(self._sources))
+
+    def fit(self, parameters: Parameters, results: Results, *, steps: int) -> tuple[Array, Array]:
+        """The parameters of this search's process, and the sources' weights; arguments as for `fitted`."""
+        alone = fitted(parameters, results, steps=steps)
+        nothing = np.empty((0, results.rows.shape[1]))
+        left_out = RungProcess(parameters, alone, results, nothing).left_out()
+        slopes = self.slopes(results)
+        better = _share_better(self._mean(results, slopes), left_out, results)
+        if better < 0.5 or not slopes.any():
+            return alone, np.zeros_like(slopes)
+        weights = slopes * better
+        return fitted(parameters, self._residuals(results, weights), steps=steps), weights
+
+    def slopes(self, results: Results) -> Array:
+        """The least-squares slope of the results on what each source expects of them, >= 0, shape (sources,)."""
         features, values = self.expected(results.rows, results.rungs), results.values.copy()
         for rung in np.unique(results.rungs):
             here = results.rungs == rung
             features[here] -= features[here].mean(axis=0)
             values[here] -= values[here].mean()
-        count = features.shape[1]
-        prior = math.sqrt(count) / _DEVIATION
-        found, _ = nnls(
-            np.vstack([features / _NOISE, prior * np.eye(count)]),
-            np.concatenate([values / _NOISE, np.full(count, prior / count)]),
-        )
+        count = len(self._sources)
+        prior = math.sqrt(count) * np.eye(count)
+        found, _ = nnls(np.vstack([features, prior]), np.concatenate([values, prior @ self.equal_weights]))
         return np.asarray(found)
 
-    def residuals(self, results: Results) -> tuple[Results, Array]:
-        """The results less this mean, and the weights."""
-        weights = self.weights(results)
-        mean = self.expected(results.rows, results.rungs) @ weights
-        return replace(results, values=results.values - mean), weights
+    def process(
+        self, parameters: Parameters, theta: Array, weights: Array, results: Results, live: Array
+    ) -> RungProcess | WithMean:
+        """The process that expects this mean where it knows no better; other arguments as for `RungProcess`."""
+        if not weights.any():
+            return RungProcess(parameters, theta, results, live)
+        return WithMean(RungProcess(parameters, theta, self._residuals(results, weights), live), self, weights)
 
-    def process(self, parameters: Parameters, theta: Array, results: Results, live: Array) -> WithMean:
-        """The process that expects this mean where it knows no better; arguments as for `RungProcess`."""
-        residuals, weights = self.residuals(results)
-        return WithMean(RungProcess(parameters, theta, residuals, live), self, weights)
+    def _mean(self, results: Results, weights: Array) -> Array:
+        mean: Array = self.expected(results.rows, results.rungs) @ weights
+        return mean
+
+    def _residuals(self, results: Results, weights: Array) -> Results:
+        return replace(results, values=results.values - self._mean(results, weights))
 
     def at_the_end(self, rows: Array) -> Array:
         """What each source expects of rows at the last rung, shape (n, sources)."""
         return self.expected(rows, np.full(len(rows), len(self._shares) - 1))
 
-    def first(self, rng: np.random.Generator) -> Array:
-        """Rows for a trial before this task's first results, the best first: by a random mixture of the sources."""
+    def first(self, trial: int, rng: np.random.Generator) -> Array:
+        """Rows for a trial before this task's first results, the best first: by a random mixture of the sources.
+
+        Trials with even numbers get what the sources expect to be best, the others the best of a few random rows: tasks
+        may differ more than the sources know.
+        """
         mixture = rng.dirichlet(np.ones(len(self._experts)))
-        best = np.concatenate([expert.best(rng) for expert in self._experts])
-        near = self._cube.near(rng, np.resize(best, (_NUM_NEAR, self._cube.width)), _SCALE)
-        rows = np.vstack([self._cube.random(rng, _NUM_RANDOM), near])
+        rows = self._cube.random(rng, _NUM_FEW)
+        if trial % 2 == 0:
+            best = np.concatenate([expert.best(rng) for expert in self._experts])
+            near = self._cube.near(rng, np.resize(best, (_NUM_NEAR, self._cube.width)), _SCALE)
+            rows = np.vstack([self._cube.random(rng, _NUM_RANDOM), near])
         expected: Array = self.at_the_end(rows) @ mixture
         return rows[np.argsort(expected, kind="stable")]
 
@@ -108,6 +135,19 @@ class WithMean:
         """As `RungProcess.at_the_end`."""
         expected, deviation = self._process.at_the_end(rows)
         return expected + self._mean.at_the_end(rows) @ self._weights, deviation
+
+
+def _share_better(one: Array, other: Array, results: Results) -> float:
+    """The share of resamples of the trials in which one prediction of the results ranks more pairs at equal rungs right
+    than the other."""
+    values, rungs = results.values, results.rungs
+    pairs = (rungs[:, None] == rungs) & (values[:, None] < values)
+    fewer = pairs * ((other[:, None] >= other).astype(float) - (one[:, None] >= one))  # wrong pairs
+    _, trials = np.unique(results.trials, return_inverse=True)
+    count = int(trials.max()) + 1
+    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), _NUM_RESAMPLES)[:, trials]
+    gains = ((drawn @ fewer) * drawn).sum(axis=1)
+    return float(np.mean((gains > 0) + 0.5 * (gains == 0)))
 
 
 class _Expert:

@@ -91,7 +91,7 @@ def test_an_experiment_starts_at_the_best_of_an_earlier_one_and_never_reads_it_a
     assert [record["event"] for record in records[:3]] == ["opened", "warm_start", "start"]
     assert sum(record["event"] == "opened" for record in records) > 1, "it was resumed"
     assert sum(record["event"] == "warm_start" for record in records) == 1
-    assert all(each < 0.4 for each in [*off(path)[:2], *off(path)[3:5]])  # trials 2 and 5 are random
+    assert all(each < 0.4 for each in (off(path)[0], off(path)[4]))  # the first two of the best
     Experiment(config(str(earlier.path)), model_dir=TRIALS, path=path)  # resumed by its path
     with read_experiment(path) as read:
         [found] = description.as_json(read)["warm_start"]

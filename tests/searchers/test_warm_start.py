@@ -60,16 +60,17 @@ def asked(sampler: MultiFidelitySampler, *trials: int) -> list[float]:
 
 
 # ------------------------------------------------------------------------------------------------------- the proposals
-def test_the_first_points_are_the_sources_best_and_every_third_is_random() -> None:
+def test_the_first_points_are_the_sources_best_the_best_of_a_few_and_random_ones() -> None:
     sampler, random = warm(source(valley(0.3))), RandomSampler(LINE, seed=7)
-    assert all(abs(x - 0.3) < 0.1 for x in asked(sampler, 0, 1, 3, 4, 6, 7))
+    assert all(abs(x - 0.3) < 0.1 for x in asked(sampler, 0, 4, 6))
+    assert all(abs(x - 0.3) < 0.2 for x in asked(sampler, 1, 3, 7))
     assert all(sampler.ask(trial) == random.ask(trial) for trial in (2, 5, 8))
 
 
 def test_the_first_points_come_from_all_sources() -> None:
-    first = asked(warm(source(valley(0.1)), source(valley(0.9))), *(trial for trial in range(30) if trial % 3 < 2))
-    assert min(first) < 0.2
-    assert max(first) > 0.8
+    first = asked(warm(source(valley(0.1)), source(valley(0.9))), *range(0, 30, 6), *range(4, 30, 6))
+    assert min(first) < 0.45
+    assert max(first) > 0.75
 
 
 def test_after_a_few_results_the_own_optimum_is_found_near_the_sources() -> None:
@@ -85,8 +86,8 @@ def test_after_a_few_results_the_own_optimum_is_found_near_the_sources() -> None
 def test_a_source_with_the_opposite_ranks_is_dropped() -> None:
     against = source(lambda x: -valley(0.8)(x))
     sampler = warm(against)
-    assert all(abs(x - 0.8) > 0.3 for x in asked(sampler, 0, 1, 3))
-    tell(sampler, valley(0.8), *np.linspace(0, 1, 8))
+    assert all(abs(x - 0.8) > 0.3 for x in asked(sampler, 0, 4, 6))
+    tell(sampler, valley(0.8), *np.linspace(0, 1, 13))
     assert sampler.weights() == [0.0]
     assert all(abs(x - 0.8) < 0.1 for x in asked(sampler, 101, 102, 103))
 
@@ -102,15 +103,15 @@ def test_weights_follow_from_how_well_sources_explain_the_results() -> None:
     assert wrong == 0
 
 
-def test_the_weights_are_the_smallest_squares_shrunk_to_equal_shares() -> None:
+def test_slopes_are_the_smallest_squares_shrunk_to_equal_shares() -> None:
     """With one source: (1 + s.y) / (1 + s.s), where s is what it expects and y the results, each less its mean."""
     cube = UnitCube(LINE)
     mean = PriorMean(cube, [source(valley(0.3))], RUNGS)
     rows, rungs = np.random.default_rng(0).random((9, 1)), np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
     values = np.random.default_rng(1).normal(size=9) + mean.expected(rows, rungs)[:, 0]
     s, y = (each - np.repeat(each.reshape(3, 3).mean(axis=1), 3) for each in (mean.expected(rows, rungs)[:, 0], values))
-    weights = mean.weights(Results(rows=rows, rungs=rungs, trials=np.arange(9), values=values))
-    assert weights == pytest.approx([(1 + s @ y) / (1 + s @ s)])
+    slopes = mean.slopes(Results(rows=rows, rungs=rungs, trials=np.arange(9), values=values))
+    assert slopes == pytest.approx([(1 + s @ y) / (1 + s @ s)])
 
 
 def test_the_nearest_rung_of_a_source_is_compared_with() -> None:
@@ -130,7 +131,7 @@ def test_the_constraint_holds_for_the_first_points() -> None:
 # -------------------------------------------------------------------------------------------------------- other spaces
 def test_what_a_source_lacks_is_searched_and_what_it_shares_is_known() -> None:
     space = parse_space({"x": X, "y": X})
-    first = [warm(source(valley(0.3)), space=space).ask(trial) for trial in (0, 1, 3, 4, 6, 7, 9, 10)]
+    first = [warm(source(valley(0.3)), space=space).ask(trial) for trial in (0, 4, 6, 10, 12, 16, 18, 22)]
     assert all(abs(float(point["x"]) - 0.3) < 0.15 for point in first)  # type: ignore[arg-type]
     ys = [float(point["y"]) for point in first]  # type: ignore[arg-type]
     assert max(ys) - min(ys) > 0.3
