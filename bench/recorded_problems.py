@@ -23,7 +23,6 @@ from recorded trainings; Geurts et al., "Extremely randomized trees" (2006).
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -51,7 +50,7 @@ THREE_RUNGS, FOUR_RUNGS = (3, 9, 27), (1, 3, 9, 27)
 """Epochs. After the first one, little is known."""
 
 WORST = 2.0
-"""No regret is larger: the loss of a configuration that diverges has no bound."""
+"""No regret is larger: losses just before divergence have no bound."""
 
 _NUM_TREES = 64
 _ORDINARY = 0.95
@@ -78,8 +77,7 @@ class Recording:
         self._rows = np.stack([self._cube.row(config) for config in configs])
         means = np.log(losses.mean(axis=1))
         means[~np.isfinite(means)] = np.inf
-        self._finals = means[:, -1]
-        self.best, self.median = float(self._finals.min()), float(np.median(self._finals))
+        self.best, self.median = float(means[:, -1].min()), float(np.median(means[:, -1]))
         self.targets = np.minimum(means, np.quantile(means[means < np.inf], _ORDINARY))
         forest = ExtraTreesRegressor(_NUM_TREES, random_state=0).fit(self._rows, self.targets)
         # A row at a time: the forest's own `predict` takes ten times as long.
@@ -98,18 +96,8 @@ class Recording:
     def curve(self, config: Mapping[str, Any], training: int) -> Array:
         """The losses of a point: of the nearest configuration's training, moved to the point."""
         nearest = self.nearest(config)
-        curve: Array = self.losses[nearest, training] * np.exp(self._moved(config, nearest))
+        curve: Array = self.losses[nearest, training] * np.exp(self.expected(config) - self.targets[nearest])
         return curve
-
-    def final(self, config: Mapping[str, Any]) -> float:
-        """The logarithm of a point's final loss, the mean of its trainings; inf if one diverges."""
-        nearest = self.nearest(config)
-        return float(self._finals[nearest] + self._moved(config, nearest)[-1])
-
-    def _moved(self, config: Mapping[str, Any], nearest: int) -> Array:
-        """How much larger the logarithm of the loss is at a point than at the nearest configuration, by epoch."""
-        moved: Array = self.expected(config) - self.targets[nearest]
-        return moved
 
 
 @cache
@@ -156,7 +144,6 @@ class RecordedProblem:
     def regret(self, config: Mapping[str, Any]) -> float:
         """The regret of a configuration, trained to the end; at most `WORST`."""
         recorded = self.recorded
-        final = recorded.final(config)
-        if not math.isfinite(final):
-            return WORST
+        # As the trees see it: that a training of its neighbour diverged does not make a good point a bad one.
+        final = float(recorded.expected(config)[-1])
         return min((final - recorded.best) / (recorded.median - recorded.best), WORST)
