@@ -14,7 +14,7 @@ as many unrelated ones.
 
 Figures, paired by task and seed, with intervals of 95 of 100 resamples of the pairs: the normalised regret of the
 incumbent (the trial with the smallest last report) after shares of the trained epochs; and the share of its epochs in
-which a warm start has reached the regret that the cold search ends with, by the mean curves of both.
+which a warm start has reached the regret that the cold search ends with, by the mean curves of both (9: never).
 
     python bench/warm_start.py [--problems recorded] [--seeds 8] [--ways cold related unrelated] [--save]
 """
