@@ -198,7 +198,14 @@ def _sampler(
     elif isinstance(searcher, GridSearcher):
         chosen = GridSampler(space)
     else:
-        sampler = (_sampler(config, custom, space, method.rungs, sources),)
-        objectives = (config.searcher.objectives,)
+        chosen = named_sampler(
+            choice.name,
+            space,
+            seed=seed,
+            rungs=rungs,
+            options=choice.options,
+            objectives=searcher.objectives,
+            sources=sources,
+        )
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen
