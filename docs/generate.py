@@ -138,7 +138,7 @@ def _form(field: dict[str, Any], anchors: dict[str, str]) -> str:
 
 
 def _plural(form: str) -> str:
-    return re.sub(r"^(string|integer|number|mapping)\b", r"\1s", form)
+    return re.sub(r"(^| or )(string|integer|number|mapping)\b", r"\1\2s", form)
 
 
 def determined_fields() -> dict[str, tuple[str, str]]:

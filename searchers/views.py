@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -114,3 +114,27 @@ class TrialView:
                 return replace(self, state="PENDING", stop_requested=False)
             case _:
                 assert_never(action)
+
+
+class TrainedShares(Mapping[int, float]):
+    """How much of its length each trial has trained, from 0 to 1; computed when it is asked for.
+
+    Args:
+        views: The trials.
+        length: Of a trial that trains to its end; 0 if it is not known, then every share is 0.
+
+    >>> TrainedShares({7: TrialView(id=7, last_step=2)}, 8)[7]
+    0.25
+    """
+
+    def __init__(self, views: Mapping[int, TrialView], length: float) -> None:
+        self._views, self._length = views, length
+
+    def __getitem__(self, trial: int) -> float:
+        return min((self._views[trial].last_step or 0) / self._length, 1.0) if self._length else 0.0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)

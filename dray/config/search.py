@@ -24,6 +24,7 @@ from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler,
 from searchers.search import Record, Search
 from searchers.single import Single
 from searchers.space import Space
+from searchers.warm_start import Source
 
 _NOT_CUSTOM = Custom()
 
@@ -103,6 +104,7 @@ def build_search(
     *,
     records: Iterable[Mapping[str, Any]] = (),
     custom: Custom = _NOT_CUSTOM,
+    sources: Sequence[Source] = (),
 ) -> Search:
     """The search of a checked config, replayed from a journal's records.
 
@@ -110,6 +112,7 @@ def build_search(
         log: Called with one record per event, before it is acted on.
         records: Of the journal so far; none for a new search.
         custom: The objects that the user gave from Python.
+        sources: What the experiments of ``searcher.warm_start`` have learned.
 
     Raises:
         ConfigError: The user's own method or sampler can't be loaded, or is none.
@@ -123,7 +126,7 @@ def build_search(
         seed=config.reproducibility.experiment_seed,
         smaller_is_better=config.searcher.sign == 1,
         log=log,
-        sampler=_sampler(config, custom, space, method.rungs),
+        sampler=_sampler(config, custom, space, method.rungs, sources),
         objectives=config.searcher.objectives,
     )
 
@@ -185,7 +188,9 @@ def sampling_faults(
             yield from (Fault(path, what) for path, what in error.faults)
 
 
-def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequence[float]) -> Sampler:
+def _sampler(
+    config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequence[float], sources: Sequence[Source] = ()
+) -> Sampler:
     searcher, seed = config.searcher, config.reproducibility.experiment_seed
     choice = getattr(searcher, "sampler", SamplerChoice())
     if custom.sampler is not None or is_class(choice.name):
@@ -194,7 +199,13 @@ def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequ
         chosen = GridSampler(space)
     else:
         chosen = named_sampler(
-            choice.name, space, seed=seed, rungs=rungs, options=choice.options, objectives=searcher.objectives
+            choice.name,
+            space,
+            seed=seed,
+            rungs=rungs,
+            options=choice.options,
+            objectives=searcher.objectives,
+            sources=sources,
         )
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen

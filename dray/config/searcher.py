@@ -22,6 +22,9 @@ Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
 #: The units of length that every trial counts by itself; another one is a metric that it reports.
 COUNTED: tuple[LengthUnit, ...] = ("batches", "epochs")
 
+#: Most experiments in ``warm_start``: each costs time at every proposal.
+MAX_SOURCES = 16
+
 _NAME = Field(description="the search method")
 
 
@@ -32,6 +35,11 @@ def _no_number(raw: object) -> object:
             "set source_checkpoint_uuid instead, to the UUID of its latest checkpoint"
         )
     return raw
+
+
+def _as_name(raw: object) -> object:
+    """An experiment's number or path as text."""
+    return str(raw) if isinstance(raw, int) and not isinstance(raw, bool) else as_text(raw)
 
 
 MaxTrials: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
@@ -183,6 +191,12 @@ class SamplingSearcher(Searcher):
     )
     points: list[dict[str, Any]] = Field(
         default_factory=list, description="hyperparameters of the first trials", examples=[[{"lr": 0.01}]]
+    )
+    warm_start: list[Annotated[str, BeforeValidator(_as_name, json_schema_input_type=str | int)]] = Field(
+        default_factory=list,
+        max_length=MAX_SOURCES,
+        description="earlier experiments that sampler: multi_fidelity also learns from",
+        examples=[["digits-small"]],
     )
 
 

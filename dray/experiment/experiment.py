@@ -22,6 +22,7 @@ from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, E
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.open_search import OpenSearch, open_search
+from dray.experiment.warm_start import read_sources
 from dray.observers import loggers
 from dray.observers.observer import Make, Observer, Observers
 from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path, results_root
@@ -117,8 +118,11 @@ class Experiment:
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         self._custom.check(checked.searcher)
         build_sampler(checked, self._custom)
-        self._trial = trial if checked.entrypoint is None else None
         self._server = server or os.environ.get("DRAY_SERVER")
+        # A server reads them itself.
+        is_new = not (self._server or ExperimentDirectory(self.path).config_file.exists())
+        self._sources = read_sources(checked) if is_new else None
+        self._trial = trial if checked.entrypoint is None else None
         self._config = checked
         self._code = code
         self._address = address
@@ -162,7 +166,7 @@ class Experiment:
         self._config = with_secrets(directory.config(), directory.secrets_file)
         loggers.check_loggers(self._config)
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
-        self._server = None
+        self._server = self._sources = None
         code = directory.code if directory.code.is_dir() else None
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         wanted = {"max_trials": max_trials, "max_length": max_length}
@@ -258,7 +262,7 @@ class Experiment:
 
             def opened_from(records: list[dict[str, Any]]) -> OpenSearch:
                 given = self._config, self._custom, self._extension
-                return open_search(*given, journal=journal, records=records, observers=observers)
+                return open_search(*given, journal=journal, records=records, observers=observers, sources=self._sources)
 
             opened = opened_from(Journal.read(directory.journal))
             searcher = opened.config.searcher

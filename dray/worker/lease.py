@@ -7,11 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dray.storage import CheckpointStore
 from dray.training.units import TrainUnit
-from searchers.objectives import Measured, Objectives
+
+if TYPE_CHECKING:
+    from searchers.objectives import Measured, Objectives
 
 SEND_EVERY_S = 0.25
 """Training metrics, which nobody waits for, are batched into one message per this interval: a message costs over a

@@ -146,6 +146,18 @@ def test_the_multi_fidelity_sampler_has_no_options() -> None:
     }
 
 
+def test_only_the_multi_fidelity_sampler_learns_from_earlier_experiments() -> None:
+    named = {**ASHA_3, "warm_start": ["digits", 3]}
+    assert load({**named, "sampler": "multi_fidelity"}).searcher.warm_start == ["digits", "3"]
+    for sampler in ("random", "tpe"):
+        assert faults({**named, "sampler": sampler}) == {
+            "searcher.warm_start": "needs sampler: multi_fidelity, the only one that learns from other experiments, "
+            f"got {sampler}; change searcher.sampler, or remove warm_start"
+        }
+    assert list(faults({**named, "sampler": "multi_fidelity", "warm_start": [True]})) == ["searcher.warm_start.0"]
+    assert list(faults({**ASHA_3, "name": "grid", "warm_start": ["digits"]})) != []
+
+
 def test_first_points_come_first_and_constants_may_be_left_out() -> None:
     space = {"lr": LR, "layers": {"type": "int", "minval": 1, "maxval": 4}, "batch": 64}
     loaded = load({**ASHA_3, "points": [{"lr": 0.01, "layers": 2}]}, hyperparameters=space)

@@ -261,9 +261,10 @@ def test_an_error_of_the_writer_ends_the_run_at_the_next_report(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, host: FakeHost
 ) -> None:
     monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
-    failed = threading.Event()
+    trains, failed = threading.Event(), threading.Event()
 
     def broken(staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+        assert trains.wait(30)  # or the report at batch 2 could know already
         failed.set()
         raise LookupError("the store is gone")
 
@@ -272,6 +273,7 @@ def test_an_error_of_the_writer_ends_the_run_at_the_next_report(
     class Waiting(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx == 2:
+                trains.set()
                 assert failed.wait(30)
             return super().train_batch(batch, epoch_idx, batch_idx)
 

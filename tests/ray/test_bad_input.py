@@ -31,7 +31,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "missing metric": (
         {"searcher": {"name": "random", "max_length": {"batches": 4}, "max_trials": 2}},
-        ["searcher.metric: missing required field; the validation metric that the search optimizes, for example"],
+        ["searcher.metric: missing required field; the validation metric that the search optimizes; either this or"],
     ),
     "divisor 1": (
         {

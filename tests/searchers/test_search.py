@@ -33,6 +33,7 @@ from searchers import (
 from searchers.events import Action, Event, Reason
 from searchers.histories import play
 from searchers.search import Record
+from searchers.views import TrainedShares, TrialView
 from tests.searchers.states import state
 
 REPO = Path(__file__).parents[2]
@@ -588,6 +589,21 @@ def test_progress_without_a_length_counts_trials() -> None:
     assert search.progress() == 0
     search.on(Exited(trial=0, reason="completed"))
     assert search.progress() == 1 / 4
+
+
+def test_progress_looks_only_at_running_trials() -> None:
+    class Counted(dict[int, TrialView]):
+        looked = 0
+
+        def __getitem__(self, trial: int) -> TrialView:
+            self.looked += 1
+            return super().__getitem__(trial)
+
+    views = Counted({trial: TrialView(id=trial, last_step=2) for trial in range(1000)})
+    method = RandomSearch(max_trials=1000, max_length=4, max_concurrent_trials=3)
+    method.start()
+    assert method.progress(TrainedShares(views, 4)) == pytest.approx(3 * 0.5 / 1000)
+    assert views.looked == 3
 
 
 def test_a_paused_trial_that_starts_stays_paused() -> None:
