@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,30 @@ def test_a_crash_of_an_earlier_process_is_ignored(tmp_path: Path) -> None:
     printed = log(tmp_path, *CRASH, "the next one prints this")
     assert with_log_tail("it died", printed).startswith("it died\n\n")
     assert log_tail(printed).splitlines()[-1] == "    | the next one prints this"
+
+
+def test_what_the_writer_has_still_to_write_is_awaited(tmp_path: Path) -> None:
+    log = tmp_path / "rank_0.log"
+    with log.open("ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+        def write() -> None:
+            asked.wait(30)
+            file.write(b"2026-11-21T19:02:02.123Z just before its end\n")
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+        asked = threading.Event()
+        writer = threading.Thread(target=write)
+        writer.start()
+        threading.Timer(0.05, asked.set).start()
+        assert with_log_tail("it died", log).endswith("    | just before its end")
+        writer.join()
+
+
+def test_a_log_that_a_child_still_holds_is_read_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "AWAITED_S", 0.05)
+    log = tmp_path / "rank_0.log"
+    with log.open("ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        file.write(b"2026-11-21T19:02:02.123Z so far\n")
+        assert with_log_tail("it died", log).endswith("    | so far")

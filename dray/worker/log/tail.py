@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from dray.desk.failure import LOG_TAIL, is_users_file
 from dray.worker.log import writer
 
+AWAITED_S = 1.0
 _LINES = 20
 _BYTES = 20_000  # at the end of the file, in which these lines are looked for
 _CRASH = re.compile(r"Fatal Python error: (.+)")
@@ -43,8 +46,24 @@ def with_log_tail(error: str, log: Path) -> str:
 
             the last lines of its log (...
     """
+    _await_writer(log)
     crash = "\n".join(_described_crash(log))
     return f"{error}{crash and ': '}{crash}\n\n{LOG_TAIL} ({log}):\n{log_tail(log)}"
+
+
+def _await_writer(log: Path) -> None:
+    """Wait until all that a dead process printed is in its log; `AWAITED_S` at most, since a child of it may live on."""
+    until = time.monotonic() + AWAITED_S
+    with log.open("rb") as file:
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # a filesystem without locks
+                return
+            else:
+                return
 
 
 def _described_crash(log: Path) -> list[str]:

@@ -8,6 +8,7 @@ of the standard library, which takes some 20 ms and 8 MB.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
 import socket
@@ -25,6 +26,8 @@ class _Pipe:
         os.set_blocking(end, False)
         self.end = end
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        with contextlib.suppress(OSError):  # a filesystem without locks
+            fcntl.flock(self._file, fcntl.LOCK_SH)  # until the pipe is drained and closed: see `tail`
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":  # the previous writer was killed
             os.write(self._file, b"\n")
