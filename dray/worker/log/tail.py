@@ -52,7 +52,7 @@ def with_log_tail(error: str, log: Path) -> str:
 
 
 def _await_writer(log: Path) -> None:
-    """Wait until all that a dead process printed is in its log; `AWAITED_S` at most, since a child of it may live on."""
+    """Wait until all that a dead process printed is in its log; `AWAITED_S` at most: a child of it may live on."""
     until = time.monotonic() + AWAITED_S
     with log.open("rb") as file:
         while time.monotonic() < until:
