@@ -10,7 +10,15 @@ from dray.config.custom import Custom
 from dray.config.entrypoint import is_class
 from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig
-from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, GridSearcher, RandomSearcher, SingleSearcher
+from dray.config.searcher import (
+    AdaptiveASHASearcher,
+    ASHASearcher,
+    ClassSearcher,
+    CustomSearcher,
+    GridSearcher,
+    RandomSearcher,
+    SingleSearcher,
+)
 from dray.errors import Fault
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
@@ -83,6 +91,13 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
             )
         case _:
             return custom.new_method(searcher)
+
+
+def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
+    """The rungs of a search, in its unit; () if its method is the user's own."""
+    # That is in the experiment's code, which may not be importable here.
+    is_own = isinstance(config.searcher, CustomSearcher | ClassSearcher)
+    return () if is_own else tuple(build_method(config).rungs)
 
 
 def build_sampler(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Sampler:

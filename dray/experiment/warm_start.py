@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dray.config.schema import ExperimentConfig
-from dray.config.search import as_extended, build_method
-from dray.config.searcher import ClassSearcher, CustomSearcher, SamplingSearcher
+from dray.config.search import as_extended, rungs_of
+from dray.config.searcher import SamplingSearcher
 from dray.errors import ConfigError, NoExperiment
 from dray.records.listing import StoredExperiment, open_experiment
 from dray.storage import StorageError
@@ -75,7 +75,7 @@ def weights(config: ExperimentConfig, records: Sequence[Mapping[str, Any]]) -> l
         return []
     from searchers.multi_fidelity import MultiFidelitySampler  # with scipy, which takes a while
 
-    rungs = _rungs(as_extended(config, records))
+    rungs = rungs_of(as_extended(config, records))
     sampler = MultiFidelitySampler(config.space, seed=0, rungs=rungs, sources=sources)
     tell_all(records, sampler)
     return [(source.name, weight) for source, weight in zip(sources, sampler.weights(), strict=True)]
@@ -103,13 +103,7 @@ def _source(stored: StoredExperiment) -> tuple[Source, str]:
     directory = stored.directory
     records = Journal.read(directory.journal) if directory.journal.exists() else []
     config = as_extended(directory.config(), records)
-    return Source.of_records(records, rungs=_rungs(config), name=stored.name), config.searcher.first_metric
-
-
-def _rungs(config: ExperimentConfig) -> tuple[float, ...]:
-    # A method of the user's own is in the experiment's code, which may not be importable here.
-    is_own = isinstance(config.searcher, CustomSearcher | ClassSearcher)
-    return () if is_own else build_method(config).rungs
+    return Source.of_records(records, rungs=rungs_of(config), name=stored.name), config.searcher.first_metric
 
 
 def _why_useless(source: Source, config: ExperimentConfig) -> str:

@@ -13,8 +13,7 @@ import pandas as pd
 
 from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig
-from dray.config.search import as_extended, build_method
-from dray.config.searcher import ClassSearcher, CustomSearcher
+from dray.config.search import as_extended, rungs_of
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.outcomes import ranked, sound, varying_hparams
@@ -213,12 +212,6 @@ class ReportData:
         scores = self.sign * there.drop_duplicates("trial_id", keep="last").set_index("trial_id")["value"]
         hparams = self.trials.loc[scores.index, [f"hparams.{name}" for name in self.varying]]
         return importance(hparams.rename(columns=lambda name: name.removeprefix("hparams.")), scores)
-
-
-def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
-    """The rungs of a search, in its unit; () if its method is the user's own."""
-    is_custom = isinstance(config.searcher, CustomSearcher | ClassSearcher)
-    return () if is_custom else tuple(build_method(config).rungs)
 
 
 def rungs_reached(rungs: Sequence[float], step: float | None) -> int:

@@ -16,13 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dray.config.schema import ExperimentConfig
-from dray.config.search import as_extended
+from dray.config.search import as_extended, rungs_of
 from dray.records.directory import ExperimentDirectory
 from dray.records.growing_metrics import GrowingMetrics
 from dray.records.logs import GrowingFile
 from dray.records.metrics import SYSTEM
 from dray.records.outcomes import FAILED
-from dray.report.data import rungs_of
 from dray.serve.trial import Trial
 from dray.training.metrics.divergence import is_loss
 from searchers.errors import JournalError
