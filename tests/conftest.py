@@ -7,10 +7,13 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.ray.shared import SharedCluster
 
 # A deadline on each example measures the machine; the limit on the whole test stays.
 settings.register_profile("dray", deadline=None, max_examples=50)
@@ -53,17 +56,19 @@ def _has_gpu() -> bool:
 
 
 @pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[str]:
-    """The address of a Ray cluster with two CPUs, for all tests that need no particular one."""
-    from ray.cluster_utils import Cluster
+def clusters() -> Iterator[SharedCluster]:
+    """See `tests.ray.shared`."""
+    from tests.ray.shared import SharedCluster
 
-    from tests.forks.process import forked_workers
+    clusters = SharedCluster()
+    yield clusters
+    clusters.shutdown()
 
-    only_what_is_needed = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    node = {"num_cpus": 2, **only_what_is_needed, **forked_workers()}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    yield str(cluster.address)
-    cluster.shutdown()
+
+@pytest.fixture(scope="module")
+def shared_cluster(clusters: SharedCluster) -> str:
+    """The address of a Ray cluster with two CPUs, both of them free, for all tests that need no particular one."""
+    return clusters.when_free()
 
 
 @pytest.fixture

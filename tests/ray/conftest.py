@@ -13,16 +13,19 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import ray
 from ray import cloudpickle
 
 from tests.model_code import imports_undone
-from tests.ray.harness import DIGITS, TRIALS, Driver, wait_for
+from tests.ray.harness import DIGITS, TRIALS, Driver
 from tests.ray.watched import Watched
 from tests.ray.watched import watched as run_watched
+
+if TYPE_CHECKING:
+    from tests.ray.shared import SharedCluster
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +61,7 @@ SETTINGS = _settings()
 
 @pytest.fixture(scope="module")
 def ray_is_up(shared_cluster: str) -> Iterator[None]:
-    """The shared cluster, with all its CPUs free: this process is connected to it, and drivers will be.
+    """The shared cluster: this process is connected to it, and drivers will be.
 
     When the connection is closed, Ray ends whatever the module's tests have left there. No other module may start a
     cluster by ``ray.init("local")``: back on this one, the process's actors would die at once (Ray 2.60). One that
@@ -69,7 +72,6 @@ def ray_is_up(shared_cluster: str) -> Iterator[None]:
         patch.setenv("RAY_ADDRESS", shared_cluster)
         ray.init(shared_cluster, log_to_driver=False, logging_level="ERROR")
         try:
-            wait_for(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], "free CPUs")
             yield
         finally:
             ray.shutdown()
@@ -99,11 +101,11 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Dr
 
 
 @pytest.fixture(scope="session")
-def watched(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(clusters: SharedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """See `tests.ray.watched`."""
     pytest.importorskip("wandb")
     home = tmp_path_factory.mktemp("watched")
-    with drivers(home.with_name("watched.txt")) as drive, run_watched(home, drive, shared_cluster) as found:
+    with drivers(home.with_name("watched.txt")) as drive, run_watched(home, drive, clusters.when_free()) as found:
         yield found
 
 
