@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pickle
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +36,18 @@ def known(path: Path) -> dict[str, Mapping[str, object]]:
     return {each["id"]: hparams[each["trial"]] for each in records(path) if each["event"] == "suggested"}
 
 
+def stopped_between_saves(pid: int, path: Path) -> bool:
+    """Stop the process, unless Tune is copying its files to the storage: what is half copied, it can't restore."""
+    os.kill(pid, signal.SIGSTOP)
+    states = [*path.glob("search_gen_state-*.json"), *path.glob("experiment_state-*.json"), path / "tuner.pkl"]
+    with contextlib.suppress(EOFError, ValueError, pickle.UnpicklingError):
+        for state in states:
+            json.loads(state.read_text()) if state.name.startswith("exp") else pickle.loads(state.read_bytes())
+        return len(states) >= 3
+    os.kill(pid, signal.SIGCONT)
+    return False
+
+
 def test_after_kill_9_the_search_continues(tmp_path: Path) -> None:
     path = tmp_path / "digits"
     arguments = ["--path", str(path), "--trials", str(TRIALS), "--epochs", str(EPOCHS)]
@@ -49,6 +64,7 @@ def test_after_kill_9_the_search_continues(tmp_path: Path) -> None:
         try:
             wait_for(lambda: is_in_the_middle() or first.returncode is not None, "some results")
             assert first.returncode is None, "it ended too early:\n" + (tmp_path / "output").read_text()
+            wait_for(lambda: stopped_between_saves(first.pid, path), "Tune's files to be whole", 60)
         finally:
             first.kill()
         first.communicate(30)
