@@ -43,7 +43,13 @@ if TYPE_CHECKING:
 GROUPS_PER_PLAYER = 30
 ROWS = 8
 """Numbers in a report: a metric or two, and the usage of time and machine."""
-PARTS = {"ray::Desk": "desk", "ray::ResourceTr": "handle", "ray::Players": "players", "gcs_server": "gcs", "raylet": "raylet"}
+PARTS = {
+    "ray::Desk": "desk",
+    "ray::ResourceTr": "handle",
+    "ray::Players": "players",
+    "gcs_server": "gcs",
+    "raylet": "raylet",
+}
 
 # To extrapolate to: slots, trials of the sweep, seconds between two decisions on a trial, and between two of its
 # other reports.
@@ -273,8 +279,9 @@ def report(paper: Paper, figures: list[Figures]) -> None:
     paper.say(
         "\nSearches on groups that only report: CPU milliseconds a trial; events a second, with all on these cores\n"
     )
-    head = ["groups", "reports a trial", "driver", "of it Tune's thread", "main thread", "desk", "handle", "GCS", "raylet", "players",
-            "trials / s", "reports / s", "decisions / s", "decision, median", "90th %"]  # fmt: skip
+    head = ["groups", "reports a trial", "driver", "of it Tune's thread", "main thread", "desk", "handle", "GCS",
+            "raylet", "players", "trials / s", "reports / s", "decisions / s", "decision, median",
+            "90th %"]  # fmt: skip
     columns = ("driver", "dray-tune", "MainThread", "desk", "handle", "gcs", "raylet", "players")
     lines = []
     for f in figures:
