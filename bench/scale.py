@@ -43,7 +43,13 @@ if TYPE_CHECKING:
 GROUPS_PER_PLAYER = 30
 ROWS = 8
 """Numbers in a report: a metric or two, and the usage of time and machine."""
-PARTS = {"ray::Desk": "desk", "ray::ResourceTr": "handle", "ray::Players": "players"}
+PARTS = {
+    "ray::Desk": "desk",
+    "ray::ResourceTr": "handle",
+    "ray::Players": "players",
+    "gcs_server": "gcs",
+    "raylet": "raylet",
+}
 
 # To extrapolate to: slots, trials of the sweep, seconds between two decisions on a trial, and between two of its
 # other reports.
@@ -89,14 +95,14 @@ class Players:
     def __init__(self, plain: int) -> None:
         self._plain, self._waits = plain, list[float]()
 
-    async def play(self, desk: Any, run: str, group: str, start: int, rungs: list[int]) -> None:
+    async def play(self, desk: Any, run: str, group: str, start: int, shape: str, rungs: list[int]) -> None:
         """What a group does from its start to the end of the search."""
         from dray.desk.messages import Departure
         from dray.worker.lease import TrialLease
 
         await desk.arrived.remote(run, group, "")
         number = 0
-        while (given := await desk.next_lease.remote(run, group, start, 0, 1, number)) is not None:
+        while (given := await desk.next_lease.remote(run, group, start, 0, 1, number, shape)) is not None:
             assert isinstance(given, TrialLease)
             number = given.number
             desk.begun.remote(number)
@@ -148,9 +154,8 @@ class LightGroup:
         LightGroup.made += 1
         settings = spec.experiment.settings
         lengths = [rung for rung in (*settings.rungs, settings.max_length) if rung is not None]
-        player.play.remote(
-            spec.desk, spec.owner, spec.group, spec.start, sorted({int(length.value) for length in lengths})
-        )
+        rungs = sorted({int(length.value) for length in lengths})
+        player.play.remote(spec.desk, spec.owner, spec.group, spec.start, spec.shape, rungs)
 
     def end(self) -> None:
         """Nothing to do: it ends with its player."""
@@ -274,9 +279,10 @@ def report(paper: Paper, figures: list[Figures]) -> None:
     paper.say(
         "\nSearches on groups that only report: CPU milliseconds a trial; events a second, with all on these cores\n"
     )
-    head = ["groups", "reports a trial", "driver", "of it Tune's thread", "main thread", "desk", "handle", "players",
-            "trials / s", "reports / s", "decisions / s", "decision, median", "90th %"]  # fmt: skip
-    columns = ("driver", "dray-tune", "MainThread", "desk", "handle", "players")
+    head = ["groups", "reports a trial", "driver", "of it Tune's thread", "main thread", "desk", "handle", "GCS",
+            "raylet", "players", "trials / s", "reports / s", "decisions / s", "decision, median",
+            "90th %"]  # fmt: skip
+    columns = ("driver", "dray-tune", "MainThread", "desk", "handle", "gcs", "raylet", "players")
     lines = []
     for f in figures:
         rates = (f.used[each] / f.used["wall"] for each in ("trials", "reports", "decided"))

@@ -88,6 +88,7 @@ class _Scheduler(_NotStored, FIFOScheduler):  # type: ignore[misc]
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """CONTINUE until the search is over."""
+        _drop_results(tune_controller)
         return str(TrialScheduler.CONTINUE if self._take(result["results"]) else TrialScheduler.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
@@ -96,6 +97,14 @@ class _Scheduler(_NotStored, FIFOScheduler):  # type: ignore[misc]
         with contextlib.suppress(OSError):
             error = Path(trial.error_file).read_text()
         self._died(error)
+
+
+def _drop_results(tune_controller: Any) -> None:
+    """Free the results that Tune has passed on: it keeps an actor's while the actor lives, here until the end."""
+    actors = tune_controller._actor_manager
+    awaited = set(actors._actor_task_events.get_futures())
+    for futures in actors._tracked_actors_to_task_futures.values():
+        futures.intersection_update(awaited)
 
 
 class TuneDriver:

@@ -92,8 +92,11 @@ class Board:
             if row["epochs"] is not None:
                 trained.epochs = max(trained.epochs or 0.0, row["epochs"])
             if is_loss(row["kind"], row["name"], self._metric):
-                losses, loss = self._diverged[trial], (row["kind"], row["name"])
-                losses.discard(loss) if math.isfinite(row["value"]) else losses.add(loss)
+                loss = row["kind"], row["name"]
+                if not math.isfinite(row["value"]):
+                    self._diverged[trial].add(loss)
+                elif trial in self._diverged:
+                    self._diverged[trial].discard(loss)
             if row["kind"] == "validation" and row["name"] == self._metric:
                 trained.curve.append(row["value"])
                 if self._search.objectives is None:  # else it may exceed a limit

@@ -327,6 +327,23 @@ def test_trains_workers_need_nothing_that_dray_does_not_give() -> None:
     assert needed == INIT_TRAIN_CONTEXT, "see dray/groups/train_workers.py"
 
 
+def test_tune_still_keeps_the_results_of_an_actor_where_they_are_dropped() -> None:
+    from ray.air.execution._internal.actor_manager import RayActorManager
+    from ray.tune.execution.tune_controller import TuneController
+
+    from searchers.ray_tune import _drop_results
+
+    controller = TuneController.__new__(TuneController)
+    so = "see searchers/ray_tune.py:_drop_results"
+    assert "self._actor_manager = RayActorManager(" in inspect.getsource(TuneController.__init__), so
+    manager = controller._actor_manager = RayActorManager(resource_manager=None)
+    taken, awaited = ray.ObjectRef.from_random(), ray.ObjectRef.from_random()
+    manager._actor_task_events.track_future(awaited)
+    manager._tracked_actors_to_task_futures["handle"] |= {taken, awaited}
+    _drop_results(controller)
+    assert manager._tracked_actors_to_task_futures == {"handle": {awaited}}, so
+
+
 def test_tune_still_means_the_same_by_what_its_searchers_and_trials_say() -> None:
     from ray.tune.execution.tune_controller import TuneController
     from ray.tune.experiment import Trial
