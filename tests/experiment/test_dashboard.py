@@ -1,4 +1,4 @@
-"""The Grafana dashboard draws metrics that exist, by labels that they have."""
+"""The Grafana dashboard and the docs name metrics that exist, and labels that they have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from dray.experiment.prometheus import METRICS
 
-DASHBOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "clusters" / "grafana-dray.json").read_text())
+ROOT = Path(__file__).parents[2]
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "clusters" / "grafana-dray.json").read_text())
 QUERIES = [(panel["title"], each) for panel in DASHBOARD["panels"] for each in panel["targets"]]
 METRIC = re.compile(r"ray_(dray_\w+?)(_bucket|_count|_sum)?\b(?!\w)")
 
@@ -42,3 +43,12 @@ def test_the_dashboard_lists_the_experiments_of_a_metric() -> None:
     [_, experiment] = DASHBOARD["templating"]["list"]
     assert experiment["query"]["query"] == "label_values(ray_dray_trials, experiment)"
     assert all('experiment=~"$experiment"' in query["expr"] for _, query in QUERIES)
+
+
+def test_the_docs_list_all_metrics() -> None:
+    rows = re.findall(
+        r"^\| `ray_(\w+)` \| (.*) \|$", (ROOT / "docs" / "operating-clusters.md").read_text(), re.MULTILINE
+    )
+    assert [name for name, _ in rows] == list(METRICS)
+    for name, what in rows:
+        assert all(f"`{label}`" in what for label in METRICS[name].labels)
