@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -127,6 +128,40 @@ def test_the_driver_of_the_first_lines_finds_what_it_imports(name: str) -> None:
     assert any("~/code" in command and "code.pth" in command for command in commands)
     # Ray starts workers by way of bash, which reads ~/.bashrc again: they would lose what Ray has put there.
     assert not any("PYTHONPATH=" in command for command in commands)
+
+
+# ----------------------------------------------------------------------------------------------------------------- EFA
+@pytest.mark.parametrize(("name", "machine", "cards"), [("p4d", "p4d.24xlarge", 4), ("p5", "p5.48xlarge", 32)])
+def test_a_node_type_with_efa_has_an_interface_on_each_network_card(name: str, machine: str, cards: int) -> None:
+    config = filled("cluster.yaml")
+    node_type = filled("clusters/efa.yaml")["available_node_types"][name]
+    config["available_node_types"][name] = node_type
+    assert faults(config) == []
+    assert ray_takes(config)
+    node = node_type["node_config"]
+    assert (node["InstanceType"], node["Placement"]) == (machine, {"GroupName": "dray"})
+    first, *others = node["NetworkInterfaces"]
+    assert [each["NetworkCardIndex"] for each in (first, *others)] == list(range(cards))
+    assert (first["InterfaceType"], first["DeviceIndex"]) == ("efa", 0)
+    assert all((each["InterfaceType"], each["DeviceIndex"]) == ("efa-only", 1) for each in others)
+    # Ray's own rules: all have a subnet and a group, and the machine has none beside them.
+    from ray.autoscaler._private.aws.config import _configure_subnets_and_groups_from_network_interfaces as configured
+
+    assert configured(node)["SubnetIds"] == ["filled-in"] * cards
+
+
+def test_machines_with_efa_export_their_variables_to_every_login_shell(tmp_path: Path) -> None:
+    for node_type in filled("clusters/efa.yaml")["available_node_types"].values():
+        user_data = node_type["node_config"]["UserData"]
+        assert user_data.startswith("#cloud-config\n")  # or cloud-init ignores it
+        [file] = yaml.safe_load(user_data)["write_files"]
+        assert Path(file["path"]).match("/etc/profile.d/*.sh")
+        (tmp_path / "efa.sh").write_text(file["content"])
+        said = subprocess.run(
+            ["bash", "-euc", ". ./efa.sh; env"], cwd=tmp_path, env={}, capture_output=True, text=True, check=True
+        )
+        variables = dict(line.split("=", 1) for line in said.stdout.splitlines())
+        assert (variables["FI_EFA_USE_HUGE_PAGE"], variables["NCCL_SOCKET_IFNAME"]) == ("0", "^docker,lo")
 
 
 # -------------------------------------------------------------------------------------------------------------- faults

@@ -77,8 +77,8 @@ def check(
 ) -> None:
     """Check a cluster for problems before anything trains on it. Exit code 1 if there are any.
 
-    Checks each node's versions, GPUs, clock and access to the storage, the network between nodes, and an all-reduce
-    over the GPUs of several nodes. Only the all-reduce needs free slots.
+    Checks each node's versions, GPUs, clock and access to the storage, the network between nodes, what NCCL can use of
+    it, and an all-reduce over the GPUs of several nodes. Only the all-reduce needs free slots.
 
     \b
     RAY_ADDRESS=auto dray cluster check --storage s3://bucket/results
@@ -131,6 +131,11 @@ def _print_check(checked: ClusterCheck) -> None:
     ]
     left = ["node", "Python", "Ray", "torch", "GPUs"]
     show.table([*left, "disk free", "clock", "network"], rows, left=left)
+    for node in checked.nodes:
+        if node.efa_devices or node.nccl_environment:
+            plugin = "with" if node.nccl_plugin else "without"
+            variables = "".join(f", {name}={value}" for name, value in node.nccl_environment.items())
+            typer.echo(f"{node.name}: {counted(node.efa_devices, 'EFA device')}, NCCL {plugin} plugin{variables}")
     if checked.reduces_bytes_s is not None:
         typer.echo(f"NCCL all-reduce: {show.size(round(checked.reduces_bytes_s))}/s")
     for finding in sorted(checked.findings, key=lambda finding: not finding.is_wrong):

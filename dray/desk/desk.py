@@ -264,9 +264,12 @@ class Desk:
             await self._wakeups.wait(state)
         return state is not None and not state.unrecorded
 
-    async def saved(self, client: str, trial: int, checkpoint: str, batches: int, value: float | None) -> None:
+    async def saved(
+        self, client: str, trial: int, checkpoint: str, batches: int, value: float | None, seconds: float | None
+    ) -> None:
         """The trial has committed this checkpoint, or resumed from it. Accepted from an ended lease too."""
-        self._post(client, CheckpointSaved(trial=trial, checkpoint=checkpoint, batches=batches, value=value))
+        saved = CheckpointSaved(trial=trial, checkpoint=checkpoint, batches=batches, value=value, seconds=seconds)
+        self._post(client, saved)
 
     async def damaged(self, client: str, trial: int, checkpoint: str, why: str) -> None:
         """The trial has skipped a checkpoint."""

@@ -185,6 +185,8 @@ class CheckpointSaved(_Event):
     batches: int
     value: float | None
     """The searcher's metric at the checkpoint."""
+    seconds: float | None = None
+    """How long it took to write and commit it; None if it existed before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

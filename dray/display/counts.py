@@ -12,9 +12,13 @@ class Counts:
 
     Attributes:
         restarts: of each trial, including those in earlier runs of the experiment.
+        reports: what trials have sent to the driver, each with any number of metrics.
+        decisions: answers of the search to trials that reported or ended: "continue", "stop" or "pause".
     """
 
     handles_started: int = 0
     groups_started: int = 0
     groups_lost: int = 0
     restarts: Counter[int] = field(default_factory=Counter)
+    reports: int = 0
+    decisions: Counter[str] = field(default_factory=Counter)

@@ -28,6 +28,7 @@ from dray.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, F
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.preflight import error_of_unfit_worker
+from dray.experiment.prometheus import Prometheus
 from dray.experiment.restarts import Restarts
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from dray.experiment.trial_queue import TrialQueue
@@ -40,6 +41,7 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import MetricsLog
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S
+from searchers.answers import Answer
 from searchers.errors import SpaceError
 from searchers.journal import Journal
 from searchers.ray_tune import TuneDriver
@@ -135,6 +137,12 @@ class Run:
         self._queue = TrialQueue(
             search, desk=self.desk, name=self._name, directory=directory, changed=self._retention.changed
         )
+        self._prometheus = Prometheus(
+            directory.path.name,
+            counts=self.counts,
+            states=self._queue.states,
+            busy_slots=lambda: self._timeline.busy_slots,
+        )
         self.groups: Groups | LentGroups = (
             LentGroups()
             if self._is_lent
@@ -157,7 +165,7 @@ class Run:
             search,
             lock=self._queue.lock,
             together=journal.together,
-            act=self._queue.act,
+            act=self._act,
             source=desk_name,
             name=self._name,
             namespace=ray.get_runtime_context().namespace,
@@ -238,6 +246,7 @@ class Run:
             for message in ray.get(self._mail):
                 self._read(message)
             self._ask_for_mail()
+        self._prometheus.update()
 
     def _read(self, message: Message) -> None:
         if self._on_message is not None:
@@ -271,6 +280,8 @@ class Run:
                 self._left(message)
             case messages.CheckpointSaved():
                 self._retention.saved(message.trial, message.batches, message.checkpoint, message.value)
+                if message.seconds is not None:
+                    self._prometheus.saved(message.seconds)
             case messages.CheckpointDamaged():
                 self._retention.damaged(message.trial, message.checkpoint, message.error)
             case messages.HandleStarted():
@@ -297,6 +308,12 @@ class Run:
         self._observers.rows(trial, rows)
         self.display.rows(trial, rows)
         self._recorded[received.lease] += 1
+        self.counts.reports += 1
+
+    def _act(self, answer: Answer) -> None:
+        """Carry out a decision of the search. Called in Tune's thread."""
+        self.counts.decisions[answer.decision] += 1
+        self._queue.act(answer)
 
     def _left(self, left: TrialLeft) -> None:
         """A trial has left its group: if it failed, it restarts, or its end is reported to the search."""
@@ -330,6 +347,7 @@ class Run:
                 tune.join(POLL_S)
         self._retention.close()
         self._timeline.close()
+        self._prometheus.update(at_once=True)
         if watch.answers():
             self._end_groups()
 

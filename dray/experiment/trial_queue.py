@@ -7,6 +7,7 @@ decisions (`TrialQueue.act`); the thread that called `Run.run` gives trials to w
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from dray.worker.lease import TrialLease
 from searchers.answers import Answer
 from searchers.events import Started
 from searchers.search import Search
-from searchers.views import NEVER_BEST, TrialView
+from searchers.views import NEVER_BEST, State, TrialView
 
 
 class TrialQueue:
@@ -60,6 +61,11 @@ class TrialQueue:
         """How many trials could run now, including those that do."""
         with self.lock:
             return sum(map(_is_runnable, self._search.trials.values()))
+
+    def states(self) -> Counter[State]:
+        """How many trials are in each state."""
+        with self.lock:
+            return Counter(view.state for view in self._search.trials.values())
 
     def act(self, answer: Answer) -> None:
         """Carry out a decision that is already in the journal. Called in Tune's thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,10 +15,12 @@ class Staged(NamedTuple):
     Attributes:
         rows: reported since the last commit.
         value: the search's metric at the checkpoint's batch, if it was known when the checkpoint was staged.
+        began: when it was staged, by `time.monotonic`.
     """
 
     rows: Sequence[dict[str, Any]]
     value: float | None
+    began: float
 
 
 class UnsavedRows:
@@ -48,7 +51,7 @@ class UnsavedRows:
         for path in list(self._staged):
             if not path.exists():  # writing it failed
                 self._staged.pop(path, None)
-        self._staged[staging] = Staged(list(self._rows), value)
+        self._staged[staging] = Staged(list(self._rows), value, time.monotonic())
 
     def take(self, staging: Path) -> Staged:
         """What was kept for a checkpoint that is being committed."""

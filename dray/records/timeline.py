@@ -29,6 +29,8 @@ class Timeline:
     """Records what happens to groups, below `directory`; used only by the experiment's driver."""
 
     def __init__(self, directory: Path) -> None:
+        self._slots: dict[str, float] = {}  # by group
+        self._trains: set[str] = set()  # groups with a trial
         path = directory / FILE
         if path.exists():
             data = path.read_bytes()
@@ -38,10 +40,13 @@ class Timeline:
 
     def starts(self, group: str, slots: float, at: float | None = None) -> None:
         """A group of this many slots, or of this share of one, is started, or lent by a server; by default now."""
+        self._slots[group] = slots
         self._note("starts", **_at(at), group=group, slots=slots)
 
     def ends(self, group: str, at: float | None = None) -> None:
         """A group has ended, or is given back; by default now."""
+        self._slots.pop(group, None)
+        self._trains.discard(group)
         self._note("ends", **_at(at), group=group)
 
     def ready(self, group: str, at: float) -> None:
@@ -50,16 +55,24 @@ class Timeline:
 
     def granted(self, group: str, trial: int, at: float) -> None:
         """A group got a trial."""
+        self._trains.add(group)
         self._note("granted", time=at, group=group, trial=trial)
 
     def left(self, group: str, trial: int, at: float) -> None:
         """The trial has left the group."""
+        self._trains.discard(group)
         self._note("left", time=at, group=group, trial=trial)
+
+    @property
+    def busy_slots(self) -> float:
+        """Slots of the groups that have a trial now."""
+        return sum(self._slots.get(group, 0) for group in self._trains)
 
     def close(self) -> None:
         """The run has ended. Idempotent."""
         if not self._file.closed:
             self._note("closed")
+            self._trains.clear()
             with contextlib.suppress(OSError):
                 self._file.close()
 

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import ray
+
 import dray
 import dray.experiment.run  # what `Experiment.run` imports later
 import dray.observers.optuna_study
@@ -35,6 +37,8 @@ STOPPED = 75
 """The exit code of a process that was stopped by a signal, and whose trials have saved."""
 FULL = 74
 """The exit code of a process that could not write to a full disk."""
+LEAVE_S = 2.0
+"""How long Ray may take to pass on the last metrics; usually a third of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,8 @@ def drive(connection: Connection, server: GroupServer, home: str) -> None:
     try:
         join(server.address, namespace=server.namespace)
         code = _serve(connection, commands, server)
+        if code == 0:  # otherwise a thread may still wait for Ray, and crash at its shutdown
+            _leave_ray()
     except KeyboardInterrupt as interrupt:
         print(f"stopped by {interrupt}")
         code = STOPPED
@@ -151,6 +157,13 @@ def _serve(connection: Connection, commands: queue.SimpleQueue[Any], server: Gro
         print(error)
         return 1
     return 0
+
+
+def _leave_ray() -> None:
+    """Disconnect from Ray, which passes on the metrics since its last report then."""
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_S)
 
 
 def _opened(command: Create | Open) -> Experiment:

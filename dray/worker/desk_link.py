@@ -111,9 +111,14 @@ class DeskLink:
         if not ray.get(self._desk.may_commit.remote(self._lease.number)):
             raise self.lost()
 
-    def saved(self, checkpoint: str, batches: int, value: float | None) -> None:
-        """A checkpoint is committed; `value`: the search's metric at its batch, if known."""
-        self._desk.saved.remote(self._lease.client, self._lease.trial_id, checkpoint, batches, value)
+    def saved(self, checkpoint: str, batches: int, value: float | None, seconds: float | None = None) -> None:
+        """A checkpoint is committed.
+
+        Args:
+            value: the search's metric at its batch, if known.
+            seconds: how long it took to write and commit, if it has just been.
+        """
+        self._desk.saved.remote(self._lease.client, self._lease.trial_id, checkpoint, batches, value, seconds)
 
     def damaged(self, checkpoint: str, why: str) -> None:
         """A checkpoint can no longer be used."""

@@ -165,7 +165,7 @@ class RayHost:
         self._link.confirm_commit()
         checkpoint = self._store.commit(staging, report.batches, digests, others)
         self.reports.unsaved.saved = report.batches
-        self._link.saved(checkpoint, report.batches, metric)
+        self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.began)
         self._commits += 1
         return checkpoint
 

@@ -13,7 +13,7 @@ import pytest
 
 from dray.cluster.checks.cluster import ahead_s
 from dray.cluster.checks.findings import ClusterCheck, Node
-from dray.cluster.checks.inspector import Disk, Inspector
+from dray.cluster.checks.inspector import Disk, Inspector, efa_devices
 from dray.cluster.checks.node import versions, write_sign
 from dray.storage import Location
 from tests.cli.conftest import dray, home, simulated_once  # noqa: F401 - fixtures
@@ -43,6 +43,9 @@ def facts(**others: Any) -> dict[str, Any]:
         "ray": "2.60.0",
         "torch": "2.9.1+cu128",
         "dray": "0.1.0",
+        "efa_devices": 0,
+        "nccl_plugin": False,
+        "nccl_environment": {},
         **others,
     }
 
@@ -70,6 +73,8 @@ def disk(path: str, free: int, size: int) -> dict[str, Any]:
         (disk("/tmp", 4 * GIB, 100 * GIB), False, "/tmp is 96 % full: Ray stores no objects there from 95 % on"),
         (disk("/dev/shm", 4 * GIB, 100 * GIB), None, ""),
         (disk("/dev/shm", 64 << 20, 64 << 20), False, "only 64 MiB are free on /dev/shm"),
+        ({"efa_devices": 4, "nccl_plugin": True}, None, ""),
+        ({"efa_devices": 4}, False, "it has 4 EFA devices, but NCCL uses TCP: it finds no libnccl-net.so"),
     ],
 )
 def test_findings_on_a_node(others: dict[str, Any], is_wrong: bool | None, told: str) -> None:
@@ -81,6 +86,42 @@ def test_findings_on_a_node(others: dict[str, Any], is_wrong: bool | None, told:
     assert all(finding.what.startswith(told) for finding in found.findings)
     assert all(finding.node == "10.0.0.7 (gpu-1)" for finding in found.findings)
     assert found.is_fit is not is_wrong
+
+
+def test_nodes_whose_networks_differ_are_noted() -> None:
+    nodes = [
+        Node(address="10.0.0.1"),  # the head, without GPUs
+        Node(address="10.0.0.2", gpus=["H100"], efa_devices=32, nccl_environment={"NCCL_SOCKET_IFNAME": "^lo"}),
+        Node(address="10.0.0.3", gpus=["H100"], efa_devices=1, nccl_environment={"NCCL_DEBUG": "INFO"}),
+    ]
+    found = ClusterCheck(address="10.0.0.1:6379", storage="s3://bucket", nodes=nodes)
+    found.compare_nodes()
+    assert found.is_fit
+    set_it = "set it in the environment in which Ray starts"
+    assert [finding.what for finding in found.findings] == [
+        "nodes have different numbers of EFA devices: 32 on 10.0.0.2, 1 on 10.0.0.3",
+        f"NCCL_DEBUG differs: nothing on 10.0.0.2, INFO on 10.0.0.3; {set_it}",
+        f"NCCL_SOCKET_IFNAME differs: ^lo on 10.0.0.2, nothing on 10.0.0.3; {set_it}",
+    ]
+
+
+def test_efa_devices_are_those_with_its_driver(tmp_path: Path) -> None:
+    for device, driver in (("rdmap0s6", "efa"), ("rdmap1s6", "efa"), ("mlx5_0", "mlx5_core")):
+        (tmp_path / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "infiniband" / device / "device").mkdir(parents=True)
+        (tmp_path / "infiniband" / device / "device" / "driver").symlink_to(tmp_path / "drivers" / driver)
+    assert efa_devices(tmp_path / "infiniband") == 2
+    assert efa_devices(tmp_path / "nowhere") == 0
+
+
+@pytest.mark.slow
+def test_a_plugin_is_found_as_nccl_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = "libc.so.6"  # a library that there is
+    monkeypatch.setenv("NCCL_NET_PLUGIN", plugin)
+    monkeypatch.setenv("FI_EFA_USE_HUGE_PAGE", "0")
+    seen = Inspector().facts()
+    assert seen["nccl_plugin"]
+    assert seen["nccl_environment"] == {"FI_EFA_USE_HUGE_PAGE": "0", "NCCL_NET_PLUGIN": plugin}
 
 
 def test_clocks_are_compared_by_the_quickest_answer() -> None:
@@ -160,9 +201,12 @@ def test_storage_is_that_of_a_config(home: Path, dray: Dray, tmp_path: Path) -> 
     (tmp_path / "file").touch()
     config = tmp_path / "asha.yaml"
     config.write_text(f"{searcher}checkpoint_storage: {tmp_path / 'file' / 'results'}\n")
-    said = dray("cluster", "check", "--storage", config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NCCL_DEBUG", "WARN")
+        said = dray("cluster", "check", "--storage", config)
     assert said.code == 1
     assert f"error  the driver can't write to {tmp_path / 'file' / 'results'}: " in said.out
+    assert re.search(r"^\S+: \d+ EFA devices?, NCCL with(out)? plugin, NCCL_DEBUG=WARN$", said.out, re.MULTILINE)
     assert said.out.endswith(": 1 error\n")
 
 

@@ -16,6 +16,7 @@ from dray.serve.client import Refused
 from dray.serve.control import Share, Submitted, WrongState
 from dray.serve.manager import NAMESPACE
 from tests.ray.harness import TRIALS, attempts, journal, lines, saved_batches
+from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
@@ -80,6 +81,19 @@ def test_code_that_no_worker_can_import_is_an_error_with_its_cause_and_harms_no_
     submitted = server.submit("broken", code=broken)
     assert "nowhere" in server.wait_until(submitted, "ERROR").error
     server.wait_until(server.submit("after-it"), "COMPLETED")
+
+
+def test_the_metrics_of_an_experiment_are_exported_also_if_it_ends_at_once(server: Served) -> None:
+    submitted = server.submit("measured", trials=2)
+    server.wait_until(submitted, "COMPLETED")
+
+    def agree() -> bool:
+        samples = scraped()
+        decisions = values(samples, "dray_decisions_total", submitted.name)
+        saved = values(samples, "dray_checkpoint_seconds_count", submitted.name)
+        return (decisions, saved) == ({"stop": 2}, {"": 4})
+
+    server.wait_for(agree, "its two ends and four checkpoints at the metrics endpoint")
 
 
 def values_of(server: Served, submitted: Submitted, name: str) -> set[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +42,7 @@ class Desk:
         self.reports: list[DeskReport] = []
         self.decided: list[tuple[float | None, float | None]] = []
         self.saves: list[tuple[int, float | None]] = []
+        self.save_s: list[float | None] = []
         self.score: float | None = None
         for name in ("report", "may_commit", "saved", "improves", "best", "damaged", "stop_wanted"):
             setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
@@ -56,8 +58,11 @@ class Desk:
     def _may_commit(self, lease: int) -> bool:
         return True
 
-    def _saved(self, client: str, trial: int, checkpoint: str, batches: int, value: float | None) -> None:
+    def _saved(
+        self, client: str, trial: int, checkpoint: str, batches: int, value: float | None, seconds: float | None
+    ) -> None:
         self.saves.append((batches, value))
+        self.save_s.append(seconds)
 
     def _improves(self, lease: int, score: float) -> bool:
         self.score = score if self.score is None else min(self.score, score)
@@ -381,6 +386,19 @@ def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> Non
     host.publish(Report(batches=2, checkpoint="checkpoint_2", final=True))
     assert host.end() == "diverged"
     assert not any(report.final for report in desk.reports)
+
+
+def test_a_checkpoint_is_timed_from_its_staging_to_its_commit_and_not_when_it_is_resumed_from(tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path)
+    staging = host.new_checkpoint(4)
+    time.sleep(0.05)
+    host.commit(staging, Report(batches=4), {})
+    host_of(desk, tmp_path).resume()
+    first, again = desk.save_s
+    assert first is not None
+    assert 0.05 <= first < 10
+    assert again is None
 
 
 def test_a_checkpoint_has_the_metric_whether_saved_before_or_after_the_report(tmp_path: Path) -> None:

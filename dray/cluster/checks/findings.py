@@ -8,6 +8,7 @@ from typing import Any
 
 from dray.cluster.checks.inspector import Disk
 from dray.cluster.checks.node import REMEDIES, other_versions
+from dray.text import counted
 
 MAX_SKEW_S = 5.0
 LOW_DISK_BYTES = 1 << 30
@@ -24,6 +25,9 @@ class Node:
         gpus_of_ray: the number of GPUs that Ray counts.
         python, ray, torch, dray, cuda, nccl: versions; "" if there is none, or it is unknown.
         gpus: names of the GPUs that torch sees.
+        efa_devices: how many network devices for EFA (AWS) it has.
+        nccl_plugin: whether there is a network plugin for NCCL, which EFA needs.
+        nccl_environment: the variables set there that NCCL and its plugin read.
         disks: those that Ray, trials and data loaders write to.
         has_token: whether Ray requires a token there; None without Ray.
         clock_s: how far its clock is ahead of the driver's.
@@ -40,6 +44,9 @@ class Node:
     cuda: str = ""
     nccl: str = ""
     gpus: list[str] = field(default_factory=list)
+    efa_devices: int = 0
+    nccl_plugin: bool = False
+    nccl_environment: dict[str, str] = field(default_factory=dict)
     disks: list[Disk] = field(default_factory=list)
     has_token: bool | None = None
     clock_s: float | None = None
@@ -108,6 +115,12 @@ class ClusterCheck:
             self.add_error(node.name, f"Ray counts {node.gpus_of_ray} GPUs, torch sees {len(node.gpus)}; {why}")
         elif node.gpus and not node.nccl:
             self.add_error(node.name, "torch is built without NCCL: trials can't have several GPUs")
+        if node.efa_devices and node.gpus and not node.nccl_plugin:
+            self.add_note(
+                node.name,
+                f"it has {counted(node.efa_devices, 'EFA device')}, but NCCL uses TCP: it finds no libnccl-net.so; add "
+                "/opt/amazon/ofi-nccl/lib to LD_LIBRARY_PATH before Ray starts, or install it by AWS's EFA installer",
+            )
         if full:
             self.add_error(node.name, f"{full}; {REMEDIES['full']}")
         for disk in node.disks:
@@ -134,9 +147,21 @@ class ClusterCheck:
             where = ", ".join(f"{node.nccl} on {node.name}" for node in self.nodes if node.gpus)
             what = f"nodes have different versions of NCCL: {where}; install the same build of torch on all"
             self.add_error("", what)
+        self._compare_networks([node for node in self.nodes if node.gpus])
         if any(node.has_token is False for node in self.nodes):
             self.add_error(
                 "",
                 "Ray requires no token: whoever reaches its ports can run code there; before Ray starts, run `ray "
                 "get-auth-token --generate`, copy its file to all nodes, and set RAY_AUTH_MODE=token",
             )
+
+    def _compare_networks(self, nodes: list[Node]) -> None:
+        """Note where nodes with GPUs differ in how NCCL connects them."""
+        if len({node.efa_devices for node in nodes}) > 1:
+            where = ", ".join(f"{node.efa_devices} on {node.name}" for node in nodes)
+            self.add_note("", f"nodes have different numbers of EFA devices: {where}")
+        for name in sorted({name for node in nodes for name in node.nccl_environment}):
+            values = {node.name: node.nccl_environment.get(name, "nothing") for node in nodes}
+            if len(set(values.values())) > 1:
+                where = ", ".join(f"{value} on {node}" for node, value in values.items())
+                self.add_note("", f"{name} differs: {where}; set it in the environment in which Ray starts")

@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from dray.cluster.checks.node import STORE_S, Trouble, directory_trouble, disks, full_disk, mounted, versions
@@ -26,13 +27,25 @@ SENT_BYTES = 1 << 20
 REDUCED_BYTES, REDUCTIONS = 64 << 20, 10
 SIGN = "sign"
 """The object that the driver writes to an object store, and nodes read."""
+_OF_NCCL = ("NCCL_", "OFI_NCCL_", "FI_")
+"""How the names of variables begin that NCCL and its plugin for EFA read."""
 
 _TORCH = """
-import json, torch
+import ctypes, json, os, torch
+
+def loads(library):
+    try:
+        return bool(ctypes.CDLL(library))
+    except OSError:
+        return False
+
+# Where NCCL looks for one: a path, or a part of the library's name.
+plugin = os.environ.get("NCCL_NET_PLUGIN") or "libnccl-net.so"
 nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
 print(json.dumps({
     "cuda": torch.version.cuda or "",
     "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else "",
+    "nccl_plugin": any(map(loads, (plugin, f"libnccl-net-{plugin}.so"))),
     "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
 }))
 """
@@ -63,6 +76,10 @@ class Inspector:
             "disks": [Disk(path=mounted(place), free=its.free, size=its.total) for place, its in usage],
             "has_token": os.environ.get("RAY_AUTH_MODE", "").lower() == "token",
             "full": full.what if full else "",
+            "efa_devices": efa_devices(Path("/sys/class/infiniband")),
+            "nccl_environment": {
+                name: value for name, value in sorted(os.environ.items()) if name.startswith(_OF_NCCL)
+            },
         }
 
     def clock(self) -> float:
@@ -112,6 +129,12 @@ class Inspector:
         return sent / (time.perf_counter() - began), ""
 
 
+def efa_devices(infiniband: Path) -> int:
+    """How many of the devices in this directory of sysfs have AWS's driver for EFA."""
+    drivers = [device.resolve().name for device in infiniband.glob("*/device/driver")]
+    return drivers.count("efa")
+
+
 def _receive_all(listener: socket.socket) -> None:
     block = bytearray(SENT_BYTES)
     with contextlib.suppress(OSError), listener, listener.accept()[0] as wire:
@@ -133,7 +156,7 @@ def _torch_facts() -> dict[str, Any]:
         error = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
     except (OSError, subprocess.TimeoutExpired, ValueError) as failed:
         error = str(failed)
-    return {"cuda": "", "nccl": "", "gpus": [], "error": error}
+    return {"cuda": "", "nccl": "", "nccl_plugin": False, "gpus": [], "error": error}
 
 
 class Rank:
