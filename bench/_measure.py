@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -235,6 +236,15 @@ def machine() -> str:
         f"Python {platform.python_version()}, {packages}; {time.strftime('%Y-%m-%d')}.\n"
         f"Load of the machine before the first run (1, 5, 15 minutes): {load}."
     )
+
+
+def command() -> str:
+    """The command line, but for `--keep`, whose place says nothing."""
+    script, *given = sys.argv
+    if "--keep" in given:
+        at = given.index("--keep")
+        del given[at : at + 2]
+    return shlex.join(["python", f"bench/{Path(script).name}", *given])
 
 
 def _version(package: str) -> str:

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from _measure import Paper, machine, verdict
+from _measure import Paper, command, machine, verdict
 from recorded_problems import FOUR_RUNGS, KEPT, THREE_RUNGS, TUNE_ON, RecordedProblem, recording
 from search_problems import REGIMES, CurveProblem, Regime
 from search_ways import OURS, WAYS, Problem
@@ -61,7 +61,7 @@ EARLY, END = 0.24, 0.06
 """The regret that the best way is to reach on `CHECKED` after an eighth of the time, and at the end."""
 CHECKED = ("base", "crossing")
 PEERS = ("ray+tpe", "optuna+hyperband")
-"""Those that dray's ways are compared with, in pairs."""
+"""Those that dray's best way is to be ahead of."""
 
 
 # ----------------------------------------------------------------------------------------------------------- one search
@@ -157,8 +157,8 @@ Results = Mapping[str, Mapping[Case, Found]]
 """By way; every way has the same cases."""
 
 
-def report(paper: Paper, results: Results) -> None:
-    """Print the tables of each regime, and the targets."""
+def report(paper: Paper, results: Results, against: Sequence[str]) -> None:
+    """Print the tables of each regime, with the ways in pairs against some of them, and the targets."""
     cases = list(next(iter(results.values())))
     targets: list[list[str]] = []
     for regime in dict.fromkeys(case.regime for case in cases):
@@ -174,7 +174,7 @@ def report(paper: Paper, results: Results) -> None:
             cpu_s = fmean(by_case[case].cpu_s for case in of_regime)
             rows.append([way, WAYS[way][0], *map(shown, regrets[way]), f"{trials:.0f}", f"{cpu_s:.1f}"])
         paper.table(["way", "what", "1/8", "1/4", "1/2", "end", "trials", "CPU s"], rows)
-        for peer in (peer for peer in PEERS if peer in regrets):
+        for peer in (peer for peer in against if peer in regrets):
             rows = [
                 [way, *(shown(_less(regrets[way][share], regrets[peer][share]), "+") for share in range(len(SHARES)))]
                 for way in regrets
@@ -248,6 +248,13 @@ def main() -> None:
     )
     parser.add_argument("--tasks", nargs="+", choices=TUNE_ON, help="recorded tasks (default: all five)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which ways (default: all)")
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        choices=WAYS,
+        default=PEERS,
+        help="compare all with these, in pairs (default: Ray's, Optuna's)",
+    )
     parser.add_argument("--keep", type=Path, help="keep every search's figures here, and continue from those it has")
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     options = parser.parse_args()
@@ -267,7 +274,7 @@ def main() -> None:
     kept = _kept(options.keep)
     results: dict[str, dict[Case, Found]] = {way: {} for way in options.ways}
     paper, began = Paper(), time.monotonic()
-    paper.say(f"{machine()}\nOptuna {optuna.__version__}. Problems: {options.problems}.")
+    paper.say(f"`{command()}`\n\n{machine()}\nOptuna {optuna.__version__}. Problems: {options.problems}.")
     for number, case in enumerate(cases, 1):
         for way, by_case in results.items():
             by_case[case] = kept.get((way, case)) or case.search(way)
@@ -276,7 +283,7 @@ def main() -> None:
         if number % (len(cases) // len(seeds)) == 0:
             means = " ".join(f"{w} {fmean(f.regrets[-1] for f in by.values()):.3f}" for w, by in results.items())
             print(f"seed {case.seed}, {time.monotonic() - began:.0f} s: {means}", flush=True)
-    report(paper, results)
+    report(paper, results, options.against)
     if options.save:
         name = "search_quality" if options.problems == "synthetic" else f"search_quality_{options.problems}"
         paper.save(name, "What a search finds: dray, and its peers")

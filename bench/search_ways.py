@@ -6,6 +6,7 @@ more entry: a function of a problem and a number of workers that returns a metho
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -86,10 +87,16 @@ class Peer:
 
 
 class PlainRule(Peer):
-    """The stopping rule transcribed literally: a sorted list for each rung."""
+    """The stopping rule transcribed literally: a sorted list for each rung.
 
-    def __init__(self, problem: Problem, workers: int) -> None:
+    Args:
+        problem, workers: as for `Peer`.
+        share: of so many trials at a rung, how many continue.
+    """
+
+    def __init__(self, problem: Problem, workers: int, share: Callable[[int], int] = lambda n: n // DIVISOR) -> None:
         super().__init__(problem, workers)
+        self._share = share
         self._values: list[list[float]] = [[] for _ in self.rungs]
 
     def continues(self, report: Reported) -> bool:
@@ -98,7 +105,7 @@ class PlainRule(Peer):
         assert value is not None
         index = bisect_left(values, value)
         values.insert(index, value)
-        return rung == len(self.rungs) - 1 or index < max(len(values) // DIVISOR, 1)
+        return rung == len(self.rungs) - 1 or index < max(self._share(len(values)), 1)
 
 
 @dataclass(frozen=True)
@@ -225,6 +232,10 @@ def _full(problem: Problem, workers: int) -> Method:
     return RandomSearch(max_trials=ENDLESS, max_length=problem.rungs[-1], max_concurrent_trials=workers)
 
 
+def _rounded_up(problem: Problem, workers: int) -> Method:
+    return PlainRule(problem, workers, lambda n: math.ceil(n / DIVISOR))
+
+
 def _random(problem: Problem) -> Sampler:
     """Trial n of one seed gets the same configuration in every way."""
     return RandomSampler(problem.space, problem.seed)
@@ -279,6 +290,7 @@ OURS: dict[str, tuple[str, Make]] = {
 WAYS: dict[str, tuple[str, Make]] = {
     "full": ("random, full trainings", _both(_full, _random)),
     "rule": ("the stopping rule, transcribed; random", _both(PlainRule, _random)),
+    "ceil": ("the stopping rule with ceil(n / divisor); random", _both(_rounded_up, _random)),
     **OURS,
     "ray": ("Ray's ASHA; random", _both(RayASHA, _random)),
     "ray+tpe": ("Ray's ASHA with OptunaSearch", _both(RayASHA, RayOptuna)),

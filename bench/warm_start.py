@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from _measure import Paper, machine, verdict
+from _measure import Paper, command, machine, verdict
 from recorded_problems import FOUR_RUNGS, KEPT, TUNE_ON, RecordedProblem, recording
 from search_problems import REGIMES, CurveProblem
 
@@ -289,7 +289,8 @@ def main() -> None:
     }
     paper = Paper()
     paper.say(
-        f"{machine()}\n{options.problems}: {TRAININGS} full trainings by {WORKERS} workers, {len(cases)} cases.\n"
+        f"`{command()}`\n\n{machine()}\n"
+        f"{options.problems}: {TRAININGS} full trainings by {WORKERS} workers, {len(cases)} cases.\n"
     )
     for case in cases:
         for way in (way for way in ways if (case, way) not in found):

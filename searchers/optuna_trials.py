@@ -270,14 +270,13 @@ def frozen(
     # In a conditional space a trial has a part of the parameters. Copied only then: this runs for each trial and ask.
     whole = len(trial.params) == len(distributions)
     own = distributions if whole else {name: distributions[name] for name in trial.params}
-    values, notes = None, trial.notes
+    values: list[float] | None = None
+    excesses: tuple[float, ...] = ()
     if isinstance(value, Losses):
-        values = list(value.values)
-        if value.excesses:
-            notes = {**notes, "constraints": value.excesses}
+        values, excesses = list(value.values), value.excesses
     elif value is not None:
         values = [value]
-    return FrozenTrial(
+    shown = FrozenTrial(
         number=number,
         trial_id=number,
         state=state,
@@ -288,6 +287,9 @@ def frozen(
         params=trial.params,
         distributions=own,
         user_attrs={},
-        system_attrs=notes,
+        system_attrs=dict(trial.notes) if excesses else trial.notes,  # constraints are kept there, too
         intermediate_values={},
     )
+    for constraint, excess in enumerate(excesses):
+        shown.set_constraint(str(constraint), excess)
+    return shown

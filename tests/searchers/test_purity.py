@@ -43,5 +43,18 @@ def test_only_the_adapters_import_ray_or_optuna_and_none_imports_dray() -> None:
             assert path.name in ADAPTERS or roots.isdisjoint({"ray", "optuna", "torch"}), path
 
 
+def test_no_private_name_of_optuna_is_used() -> None:
+    for path in PACKAGE.glob("optuna_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("optuna"):
+                names = [*node.module.split("."), *(alias.name for alias in node.names)]  # type: ignore[union-attr]
+            elif isinstance(node, ast.Attribute) and not node.attr.startswith("__"):
+                own = isinstance(node.value, ast.Name) and node.value.id == "self"
+                names = [] if own else [node.attr]
+            else:
+                continue
+            assert not [name for name in names if name.startswith("_")], f"{path.name}:{node.lineno}"
+
+
 def test_every_public_name_exists() -> None:
     assert [name for name in searchers.__all__ if not hasattr(searchers, name)] == []
