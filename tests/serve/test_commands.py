@@ -58,8 +58,21 @@ def config(model: Path) -> Path:
     return file
 
 
-def soon(act: Callable[[], object]) -> None:
-    threading.Timer(0.5, act).start()
+def soon(act: Callable[[], object], once: Callable[[], bool] = lambda: True) -> None:
+    """Do it in half a second, or as soon after that as a command has come so far."""
+
+    def wait() -> None:
+        while not once():
+            time.sleep(0.02)
+        act()
+
+    timer = threading.Timer(0.5, wait)
+    timer.daemon = True
+    timer.start()
+
+
+def is_queued(up: Served) -> bool:
+    return [each.state for each in up.control.experiments() if each.name == "digits-1"] == ["QUEUED"]
 
 
 # ------------------------------------------------------------------------------------------------------------- create
@@ -77,7 +90,7 @@ def test_an_experiment_is_followed_to_its_end(up: Served, config: Path, dray: Dr
         time.sleep(0.5)
         up.control.put("digits-1", "COMPLETED")
 
-    soon(train)
+    soon(train, once=lambda: is_queued(up))
     said = dray("e", "create", config, "-f")
     assert said.code == 0, said.err
     assert said.out.startswith(f"digits-1, submitted to {up.url}\n")
@@ -93,7 +106,8 @@ def test_an_end_that_is_none_has_its_exit_code(
     state: str,
     code: int,
 ) -> None:
-    soon(lambda: up.control.put("digits-1", state, error="every trial failed" if state == "ERROR" else ""))  # type: ignore[arg-type]
+    error = "every trial failed" if state == "ERROR" else ""
+    soon(lambda: up.control.put("digits-1", state, error=error), once=lambda: is_queued(up))  # type: ignore[arg-type]
     said = dray("e", "create", config)
     assert said.code == code
     assert ("every trial failed" if state == "ERROR" else f"is {state}; continue it with: dray exper") in said.err
@@ -205,8 +219,8 @@ def test_it_is_resumed_and_extended_and_only_news_are_printed(digits: Served, dr
     for verb, arguments in (("resume", ()), ("extend", ("--max-trials", "8"))):
         digits.control.put("digits-1", "STOPPED")
         assert dray("e", verb, "1", *arguments, "--detach").code == 0
-        soon(lambda: digits.control.put("digits-1", "COMPLETED"))
         digits.control.put("digits-1", "STOPPED")
+        soon(lambda: digits.control.put("digits-1", "COMPLETED"), once=lambda: is_queued(digits))
         said = dray("e", verb, "1", *arguments)
         assert said.code == 0, said.err
         assert "started" not in said.out
