@@ -16,18 +16,21 @@ class RayNode(NamedTuple):
         id: Ray's id; a node that comes back gets another.
         address: its network address.
         resources: total, used or not; empty once it is gone.
+        labels: Ray's own, and those that the node was started with.
     """
 
     id: str
     address: str
     is_alive: bool
     resources: Mapping[str, float]
+    labels: Mapping[str, str]
 
 
 def known_nodes() -> list[RayNode]:
     """All nodes, including those that are gone."""
     return [
-        RayNode(node["NodeID"], node["NodeManagerAddress"], node["Alive"], node["Resources"]) for node in ray.nodes()
+        RayNode(node["NodeID"], node["NodeManagerAddress"], node["Alive"], node["Resources"], node["Labels"])
+        for node in ray.nodes()
     ]
 
 
