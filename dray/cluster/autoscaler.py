@@ -195,11 +195,13 @@ class Activity:
         starting: how many machines were requested from the cloud and are not up yet, by node type.
         failed: node types of which the cloud could not provide a machine, and why.
         failed_at: when that last happened to each, in seconds since the epoch.
+        booting: how many of those that start the cloud has provided.
     """
 
     starting: Mapping[str, int]
     failed: Mapping[str, str]
     failed_at: Mapping[str, float] = field(default_factory=dict)
+    booting: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """As a sentence."""
@@ -239,7 +241,8 @@ def activity_of(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[
     starting: Counter[str] = Counter()
     for launch in launches:
         starting[launch.ray_node_type_name] += launch.count
-    starting.update(node.ray_node_type_name for node in nodes)
+    booting = Counter(node.ray_node_type_name for node in nodes)
+    starting.update(booting)
     # Ray keeps all failures: only the latest of each type counts.
     latest: dict[str, Any] = {}
     for launch in sorted(failed, key=lambda each: each.failed_ts_s or 0):
@@ -248,6 +251,7 @@ def activity_of(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[
         starting=dict(starting),
         failed={name: _reason(launch.details) for name, launch in latest.items()},
         failed_at={name: float(launch.failed_ts_s or 0) for name, launch in latest.items()},
+        booting=dict(booting),
     )
 
 

@@ -9,7 +9,7 @@ started in the order of their priorities: on-demand machines while there are no 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import GPU_TYPE, NODE_TYPE, Activity, Limits, NodeType
@@ -34,8 +34,11 @@ class NodeChoice:
     """
 
     def __init__(self, slots: Slots, limits: Limits | None) -> None:
-        self._gpu_types = slots.gpu_types or ("",)
-        self._node_types = [each for each in (limits.types or () if limits else ()) if _has_slot(each, slots)]
+        self._gpu_types, self._per_group = slots.gpu_types or ("",), slots.taken
+        self._node_types = limits.types or () if limits else ()
+        self._slots = {
+            each.name: slots_of(each.resources, slots.kind, slots.cpus_per_slot) for each in self._node_types
+        }
         self._has_autoscaler = limits is not None
         self._activity = Activity(starting={}, failed={})
         self._looked_at = -LOOK_S
@@ -45,17 +48,36 @@ class NodeChoice:
         gpu_types = [each for each in self._gpu_types if self._oldest_if_all_failed(each) is None]
         return self._selector((gpu_types or self._gpu_types)[0])
 
-    def other(self, labels: Mapping[str, str], waited_s: float) -> dict[str, str] | None:
-        """What a group should ask for instead; None if it should keep waiting.
+    def others(self, waiting: Mapping[str, tuple[Mapping[str, str], float]]) -> dict[str, dict[str, str]]:
+        """What waiting groups should ask for instead, by name; those that should keep waiting are left out.
 
         Args:
-            labels: the label selector that it asked with.
-            waited_s: since then.
+            waiting: by name, in the order in which they get machines: what each asked for, and how many seconds ago.
         """
+        if not waiting:
+            return {}
         self._look()
-        gpu_type = labels.get(GPU_TYPE, "")
-        allowed = {each.name for each in self._of(gpu_type)} - _excluded(labels)
-        failed = self._failed()
+        room = {name: float(self._activity.booting.get(name, 0) * slots) for name, slots in self._slots.items()}
+        found = {}
+        for name, (labels, waited_s) in waiting.items():
+            allowed = {each.name for each in self._with(labels.get(GPU_TYPE, ""))} - _excluded(labels)
+            if not self._take(room, allowed) and (other := self._other(labels, allowed, waited_s)) is not None:
+                found[name] = other
+        return found
+
+    def _take(self, room: dict[str, float], allowed: Set[str]) -> bool:
+        """Take a group's slots from those of machines that boot; False if these are too few."""
+        needed: float = self._per_group
+        if sum(room[name] for name in allowed) < needed:
+            return False
+        for name in allowed:
+            taken = min(needed, room[name])
+            room[name] -= taken
+            needed -= taken
+        return True
+
+    def _other(self, labels: Mapping[str, str], allowed: Set[str], waited_s: float) -> dict[str, str] | None:
+        gpu_type, failed = labels.get(GPU_TYPE, ""), self._failed()
         if allowed & failed.keys():
             if self._oldest_if_all_failed(gpu_type) is not None:
                 gpu_type = self._next(gpu_type)
@@ -79,10 +101,14 @@ class NodeChoice:
         found = {GPU_TYPE: gpu_type} if gpu_type else {}
         return found | ({NODE_TYPE: f"!in({','.join(sorted(excluded))})"} if excluded else {})
 
+    def _with(self, gpu_type: str) -> list[NodeType]:
+        """Types of machines with slots, and with this type of GPU."""
+        types = [each for each in self._node_types if self._slots[each.name]]
+        return [each for each in types if each.may_have((gpu_type,) if gpu_type else ())]
+
     def _of(self, gpu_type: str) -> list[NodeType]:
-        """Types of machines with this type of GPU that a selector can exclude."""
-        types = [each for each in self._node_types if each.may_have((gpu_type,) if gpu_type else ())]
-        return [each for each in types if (each.labels or {}).get(NODE_TYPE) == each.name]
+        """Those of them that a selector can exclude."""
+        return [each for each in self._with(gpu_type) if (each.labels or {}).get(NODE_TYPE) == each.name]
 
     def _oldest_if_all_failed(self, gpu_type: str) -> str | None:
         """The type of machine with this type of GPU whose launch failed first, if those of all of them did lately."""
@@ -97,10 +123,6 @@ class NodeChoice:
     def _look(self) -> None:
         if self._has_autoscaler and time.monotonic() >= self._looked_at + LOOK_S:
             self._looked_at, self._activity = time.monotonic(), autoscaler.activity()
-
-
-def _has_slot(node_type: NodeType, slots: Slots) -> bool:
-    return slots_of(node_type.resources, slots.kind, slots.cpus_per_slot) > 0
 
 
 def _excluded(labels: Mapping[str, str]) -> set[str]:

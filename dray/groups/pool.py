@@ -297,11 +297,11 @@ class Groups:
         if news := self._node_wait.look(len(self._waiting()), len(self._groups)):
             self._display.say(news)
         self._display.waits(self._node_wait.status)
-        for name in self._waiting():
-            member = self._groups[name]
-            if (labels := self._choice.other(member.labels, time.monotonic() - member.since)) is not None:
-                self._end_group(name)
-                self._start_group(name, labels)
+        waiting = {name: self._groups[name] for name in self._waiting()}
+        asked = {name: (each.labels, self._looked_at - each.since) for name, each in waiting.items()}
+        for name, labels in self._choice.others(asked).items():
+            self._end_group(name)
+            self._start_group(name, labels)
         return True
 
     def make_room(self, *, at_once: bool) -> None:

@@ -152,7 +152,9 @@ def test_activity_is_what_starts_and_the_latest_failures() -> None:
     node = NodeInfo(instance_type_name="", ray_node_type_name="spot", instance_id="i", ip_address="")
     failed = [launch("b", 1, failed=9, details="second\n  try"), launch("b", 1, failed=2, details="first")]
     found = autoscaler.activity_of([launch("spot", 2)], [node], failed)
-    assert found == Activity(starting={"spot": 3}, failed={"b": "second try"}, failed_at={"b": 9.0})
+    assert found == Activity(
+        starting={"spot": 3}, failed={"b": "second try"}, failed_at={"b": 9.0}, booting={"spot": 1}
+    )
 
 
 @pytest.mark.parametrize("details", [None, "", "Failed to launch 1 nodes of type b with request id 7: "])
