@@ -20,17 +20,15 @@ from typing import Any
 import ray
 import yaml
 
-from dray.cluster.nodes import nodes
+from dray.cluster.nodes import GPU_TYPE, nodes
 from dray.text import one_line
 
 logger = logging.getLogger("dray")
 
 HEAD = "node:__internal_head__"
 """A resource that only the head has."""
-GPU_TYPE = "ray.io/accelerator-type"
-"""A label: the type of a node's GPUs. Ray sets it on running nodes; of those to be started, the cluster file has it."""
 NODE_TYPE = "ray.io/node-group"
-"""A label: the name of a node's type in the cluster's file. Set like `GPU_TYPE`."""
+"""A label: the name of a node's type in the cluster file. Ray sets it on running nodes; of others the file has it."""
 READ_TIMEOUT_S = 60.0
 """How long reading the file on the head may take: a process may have to start there."""
 JOIN_S = 60.0

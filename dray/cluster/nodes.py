@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+GPU_TYPE = "ray.io/accelerator-type"
+"""A label: the type of a node's GPUs. Ray sets it on running nodes; of those to be started, the cluster file has it."""
+
 
 class RayNode(NamedTuple):
     """What Ray knows about a node.
@@ -32,6 +35,20 @@ def known_nodes() -> list[RayNode]:
         RayNode(node["NodeID"], node["NodeManagerAddress"], node["Alive"], node["Resources"], node["Labels"])
         for node in ray.nodes()
     ]
+
+
+class NodeTypes:
+    """The types of nodes' GPUs. It asks Ray once for each node."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+
+    def gpu_type(self, node: str) -> str:
+        """Of the node with this id, by Ray's name; "" if it has no GPUs, or is unknown."""
+        if node and node not in self._found:
+            self._found = {each.id: each.labels.get(GPU_TYPE, "") for each in known_nodes()}
+            self._found.setdefault(node, "")
+        return self._found.get(node, "")
 
 
 def nodes() -> list[RayNode]:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dray.cluster import autoscaler
-from dray.cluster.autoscaler import GPU_TYPE, HEAD, Limits
+from dray.cluster.autoscaler import HEAD, Limits
 from dray.cluster.connection import Cluster
-from dray.cluster.nodes import nodes
+from dray.cluster.nodes import GPU_TYPE, nodes
 from dray.config.resources import Resources
 from dray.errors import ConfigError
 from dray.groups.group import Slots

@@ -16,8 +16,7 @@ from itertools import pairwise
 
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-from dray.cluster.autoscaler import GPU_TYPE
-from dray.cluster.nodes import nodes
+from dray.cluster.nodes import GPU_TYPE, nodes
 from dray.cluster.watch import draining_nodes
 from dray.groups.capacity import slots_of
 from dray.groups.group import Slots

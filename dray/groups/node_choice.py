@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping, Set
 
 from dray.cluster import autoscaler
-from dray.cluster.autoscaler import GPU_TYPE, NODE_TYPE, Activity, Limits, NodeType
+from dray.cluster.autoscaler import NODE_TYPE, Activity, Limits, NodeType
+from dray.cluster.nodes import GPU_TYPE
 from dray.groups.capacity import slots_of
 from dray.groups.group import Slots
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import Limits, NodeType
 from dray.cluster.connection import Cluster
+from dray.cluster.nodes import GPU_TYPE
 from dray.config.resources import MAX_SHARES, Resources
 from dray.errors import ConfigError
 from dray.groups.capacity import Capacity, find_slots, gpu_types, groups_in, most_slots, slot_kind, slots_of
@@ -26,7 +27,7 @@ UNKNOWN = Limits(types=None)
 
 def node(resources: dict[str, float], *, alive: bool = True, gpu_type: str = "") -> dict[str, Any]:
     """A node as Ray describes it."""
-    labels = {autoscaler.GPU_TYPE: gpu_type} if gpu_type else {}
+    labels = {GPU_TYPE: gpu_type} if gpu_type else {}
     return {"NodeID": "id", "NodeManagerAddress": "10.0.0.1", "Alive": alive, "Resources": resources, "Labels": labels}
 
 
@@ -185,7 +186,7 @@ def test_types_that_the_cluster_cannot_have_are_left_out_and_an_error_if_none_is
     assert gpu_types(asks("H100", "L4"), None) == ("L4",)
     with pytest.raises(ConfigError, match=r"has no such GPUs, and can start none; .* of its nodes: A100, L4"):
         find_slots(cluster, asks("H100"), 1)
-    h100 = NodeType(resources=GPU_NODE, max_count=5, labels={autoscaler.GPU_TYPE: "H100"})
+    h100 = NodeType(resources=GPU_NODE, max_count=5, labels={GPU_TYPE: "H100"})
     grown = Limits(types=(h100,), max_count=3)
     assert gpu_types(asks("H100", "L4"), grown) == ("H100", "L4")
     assert Capacity(slots(1, gpu_types=("H100", "L4")), grown).grown() == 6

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dray.cluster import autoscaler
-from dray.cluster.autoscaler import GPU_TYPE, NODE_TYPE, Activity, Limits, NodeType
+from dray.cluster.autoscaler import NODE_TYPE, Activity, Limits, NodeType
+from dray.cluster.nodes import GPU_TYPE
 from dray.groups.group import Slots
 from dray.groups.node_choice import LOOK_S, PATIENCE_S, RETRY_S, NodeChoice
 

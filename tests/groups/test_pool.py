@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from dray.cluster.autoscaler import GPU_TYPE
+from dray.cluster.nodes import GPU_TYPE
 from dray.display.counts import Counts
 from dray.groups.capacity import Capacity
 from dray.groups.group import Slots

@@ -28,7 +28,7 @@ def system(*samples: tuple[int, float, dict[str, float]]) -> pd.DataFrame:
 def read(directory: Path, events: list[tuple[float, str, dict[str, Any]]], *samples: Any) -> list[tuple[Any, ...]]:
     lines = [json.dumps({"time": at, "event": event, **fields}) for at, event, fields in events]
     (directory / FILE).write_text("".join(line + "\n" for line in lines))
-    return list(read_timeline(directory, system(*samples)).itertuples(index=False, name=None))
+    return list(read_timeline(directory, system(*samples)).drop(columns="gpu_type").itertuples(index=False, name=None))
 
 
 G, H = {"group": "g"}, {"group": "h"}
