@@ -13,9 +13,12 @@ CATEGORY, WHY = "InsufficientInstanceCapacity", "there are none in this zone now
 
 
 class NoCapacity(FakeMultiNodeProvider):  # type: ignore[misc]  # Ray's classes are untyped here
-    """Has no machine of the types whose names are in the file `out_of` of its config."""
+    """Has no machine of the types whose names are in the file `out_of` of its config; silently, if that says so."""
 
     def create_node_with_resources_and_labels(self, config: Any, tags: dict[str, str], *more: Any) -> None:
-        if tags[TAG_RAY_USER_NODE_TYPE] in Path(self.provider_config["out_of"]).read_text().split():
+        out_of = Path(self.provider_config["out_of"]).read_text().split()
+        if tags[TAG_RAY_USER_NODE_TYPE] in out_of:
+            if "silently" in out_of:
+                return
             raise NodeLaunchException(CATEGORY, WHY, None)
         super().create_node_with_resources_and_labels(config, tags, *more)

@@ -20,6 +20,7 @@ from ray.util.placement_group import placement_group_table
 
 import dray
 from dray.cluster.autoscaler import NODE_TYPE, limits
+from dray.cluster.nodes import GPU_TYPE
 from dray.groups import node_choice
 from tests.cluster.autoscaling import OUT_OF, Nodes, nodes
 from tests.cluster.no_capacity import WHY
@@ -33,9 +34,15 @@ TYPES: dict[str, dict[str, Any]] = {
     "spot_first": {
         "on_demand": {"priority": 0, "labels": {NODE_TYPE: "on_demand"}},
         "spot": {"priority": 1, "labels": {NODE_TYPE: "spot"}},
-    }
+    },
+    "gpu_types": {
+        "t4": {"priority": 2, "labels": {NODE_TYPE: "t4", GPU_TYPE: "T4"}},
+        "l4": {"priority": 1, "labels": {NODE_TYPE: "l4", GPU_TYPE: "L4"}},
+        "a100": {"max_workers": 1, "labels": {NODE_TYPE: "a100", GPU_TYPE: "A100"}},
+    },
 }
 """Types of machines, by what is run; otherwise there is one."""
+TYPES["spot_first_silently"] = TYPES["spot_first"]
 
 
 def node_type(most: int) -> dict[str, Any]:
@@ -201,7 +208,12 @@ def in_vain(directory: Path, most: int) -> dict[str, Any]:
     }
 
 
-def spot_first(directory: Path, most: int) -> dict[str, Any]:
+def spot_first_silently(directory: Path, most: int) -> dict[str, Any]:
+    """The same where the cloud does not say that there are none, as Ray's provider for Google Cloud."""
+    return spot_first(directory, most, "spot silently")
+
+
+def spot_first(directory: Path, most: int, sold_out: str = "spot") -> dict[str, Any]:
     """Two searches: while there are no spot machines, and when there are some again."""
     timeline, found = Timeline(), {}
     node_choice.RETRY_S = 5.0
@@ -210,7 +222,7 @@ def spot_first(directory: Path, most: int) -> dict[str, Any]:
     watch = {name: functools.partial(nodes, "GPU", name) for name in ("spot", "on_demand")}
     with Meanwhile(lambda: timeline.watch(**watch)):
         try:
-            for name, out_of in (("sold out", "spot"), ("to be had", "")):
+            for name, out_of in (("sold out", sold_out), ("to be had", "")):
                 OUT_OF.write_text(out_of)
                 timeline.note(name, 1)
                 made = config(directory, trials=2, at_once=2, slots_per_trial=1)
@@ -223,6 +235,23 @@ def spot_first(directory: Path, most: int) -> dict[str, Any]:
     return {"trials": found, "timeline": timeline.changes}
 
 
+def gpu_types(directory: Path, most: int) -> dict[str, Any]:
+    """Three trials at a time, on a machine with an A100 and others with L4s; T4s are not asked for."""
+    (directory / "longer").touch()
+
+    def look() -> None:
+        wait_for(lambda: groups("CREATED") == 3, "three groups", 120)
+        wait_for(lambda: len({line["trial"] for line in lines(directory / "record")}) == 3, "their trials", 120)
+        (directory / "until").touch()
+
+    made = config(directory, trials=3, at_once=3, slots_per_trial=1, slot_type=["A100", "L4"])
+    with Meanwhile(look):
+        result = dray.Experiment(made, model_dir=TRIALS, path=directory / "experiment").run()
+    table = result.timeline
+    spent = (table["end"] - table["start"]).groupby(table["gpu_type"]).sum()
+    return {"types": sorted(result.trials["gpu_type"]), "spent": spent.to_dict()}
+
+
 def main(what: str, directory: Path, most: int) -> None:
     types = {name: node_type(most) | more for name, more in TYPES.get(what, {"worker": {}}).items()}
     cluster = Nodes({"CPU": 0}, types, max_workers=most)
@@ -230,8 +259,7 @@ def main(what: str, directory: Path, most: int) -> None:
     try:
         ray.init("auto", log_to_driver=False)
         assert nodes("GPU") == 0
-        deeds = {"sweep": sweep, "shared": shared, "idle": idle, "killed": killed, "refused": refused}
-        seen = (deeds | {"in_vain": in_vain, "spot_first": spot_first})[what](directory, most)
+        seen = globals()[what](directory, most)
         seen["record"] = lines(directory / "record")
         (directory / "seen.json").write_text(json.dumps(seen))
     finally:
