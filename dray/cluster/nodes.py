@@ -37,20 +37,6 @@ def known_nodes() -> list[RayNode]:
     ]
 
 
-class NodeTypes:
-    """The types of nodes' GPUs. It asks Ray once for each node."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, str] = {}
-
-    def gpu_type(self, node: str) -> str:
-        """Of the node with this id, by Ray's name; "" if it has no GPUs, or is unknown."""
-        if node and node not in self._found:
-            self._found = {each.id: each.labels.get(GPU_TYPE, "") for each in known_nodes()}
-            self._found.setdefault(node, "")
-        return self._found.get(node, "")
-
-
 def nodes() -> list[RayNode]:
     """All nodes that are alive."""
     return [node for node in known_nodes() if node.is_alive]

@@ -18,7 +18,6 @@ from ray import cloudpickle
 from typing_extensions import assert_never
 
 from dray.cluster.connection import Cluster
-from dray.cluster.nodes import NodeTypes
 from dray.cluster.watch import Watch
 from dray.code.factory import ByValue, FromDirectory
 from dray.desk import messages
@@ -102,7 +101,6 @@ class Run:
         # may start; further groups wait until the first one trains.
         self._tune_may_start = not cluster.own
         self._timeline = Timeline(directory.metrics)
-        self._node_types = NodeTypes()
         self._restarts = Restarts(
             opened.records,
             config=config,
@@ -262,7 +260,7 @@ class Run:
             case messages.LeaseGranted():
                 if self._is_lent:  # it is this experiment's for the time of the lease
                     self._timeline.starts(message.group, self._workers.slots.taken, message.time)
-                gpu_type = self._node_types.gpu_type(message.node) if self._workers.slots.gpu else ""
+                gpu_type = message.gpu_type if self._workers.slots.gpu else ""
                 self._timeline.granted(message.group, message.trial, message.time, gpu_type)
                 self._bind(message)
             case messages.ReportReceived():
