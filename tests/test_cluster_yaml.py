@@ -110,6 +110,23 @@ def test_workers_scale_from_zero_spot_first_and_the_head_trains_nothing(name: st
     spot, on_demand = types.values()
     assert spot_field(spot["node_config"]) is not None
     assert spot_field(on_demand["node_config"]) is None
+    assert spot["priority"] > on_demand["priority"]
+    assert {name: node["labels"]["ray.io/node-group"] for name, node in types.items()} == {name: name for name in types}
+
+
+def test_the_example_of_reserved_machines_has_no_fault() -> None:
+    text = (ROOT / "cluster.yaml").read_text()
+    [block] = re.findall(r"(?m)^  # gpu_reserved:\n(?:  #.*\n)+", text)
+    shown = text.replace(block, re.sub(r"(?m)^  # ", "  ", block))
+    config = yaml.safe_load(re.sub(r"FILL_IN_\w+", "cr-1", shown))
+    reserved = config["available_node_types"]["gpu_reserved"]
+    assert faults(config) == []
+    assert ray_takes(config)
+    assert reserved["priority"] > config["available_node_types"]["gpu_spot"]["priority"]
+    reserved["node_config"]["CapacityReservationSpecification"]["CapacityReservationTarget"] = {"Id": "cr-1"}
+    [(path, told)] = faults(config)
+    assert path.endswith("gpu_reserved.node_config.CapacityReservationSpecification.CapacityReservationTarget.Id")
+    assert "CapacityReservationId" in told
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -234,6 +251,11 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
         "cluster.yaml",
         {f"{SPOT}.node_config.InstanceType": "g5.2xlrage"},
         {f"{SPOT}.node_config.InstanceType": "AWS has no InstanceType 'g5.2xlrage'; did you mean g5.2xlarge?"},
+    ),
+    "a label that is not the type's name": (
+        "cluster.yaml",
+        {f"{SPOT}.labels": {"ray.io/node-group": "spot"}},
+        {f"{SPOT}.labels.ray.io/node-group": "must be gpu_spot, the type's name, got spot"},
     ),
     "a mount that is not there": (
         "cluster.yaml",

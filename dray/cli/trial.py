@@ -57,6 +57,7 @@ def list_(
         names = _differing(read.hparams.values(), read.config.hyperparameters)
         rows = []
         any_since = any(read.trials[number]["nan_since"] is not None for number in numbers)
+        any_gpu = any("gpu_type" in read.trials[number] for number in numbers)
         validated = set(read.validations["trial_id"])
         for number in numbers:
             row = read.trials[number]
@@ -70,12 +71,13 @@ def list_(
                     row["best_metric"],
                     *([row["nan_since"]] if any_since else []),
                     row["restarts"],
+                    *([row["gpu_type"]] if any_gpu else []),
                     drawn,
                 )
             )
-        since = ["NaN since"] if any_since else []
-        headings = ["trial", "state", "batches", "last", "best", *since, "restarts", "hyperparameters"]
-        show.table(headings, rows, left=["state", "hyperparameters"])
+        since, gpu = ["NaN since"] if any_since else [], ["GPU"] if any_gpu else []
+        headings = ["trial", "state", "batches", "last", "best", *since, "restarts", *gpu, "hyperparameters"]
+        show.table(headings, rows, left=["state", "GPU", "hyperparameters"])
 
 
 @app.command()
@@ -256,6 +258,7 @@ def _trial(read: ExperimentReader, number: int) -> dict[str, Any]:
         "best_batches": read.best_batches.get(number),
         "nan_since": row["nan_since"],
         "restarts": row["restarts"],
+        "gpu_type": row.get("gpu_type") or None,
         "started": show.iso(_seconds(read, number, "started")),
         "ended": show.iso(_seconds(read, number, "ended")),
     }

@@ -1,33 +1,34 @@
 """Ray's autoscaler, where the cluster has one: what it may start, and what it is starting.
 
-Ray has no public interface for either. What the autoscaler may start is in the config file of its process on the head,
-or, on some platforms, in the cluster's state; what it is starting, versions 1 and 2 report differently. All private
-interfaces that this takes are used in this file. Without them an experiment still waits for nodes, but shows less.
+This is about its second version, Ray's default. There is no public interface for either. What the autoscaler may start
+is in the config file of its process on the head, or, on some platforms, in the cluster's state, which also has what it
+is starting. All private interfaces that this takes are used in this file. Without them an experiment still waits for
+nodes, but shows less, and keeps asking for machines that the cloud does not have.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
 import yaml
-from ray.experimental.internal_kv import _internal_kv_get
 
-from dray.cluster.nodes import nodes
+from dray.cluster.nodes import GPU_TYPE, nodes
 from dray.text import one_line
 
 logger = logging.getLogger("dray")
 
 HEAD = "node:__internal_head__"
 """A resource that only the head has."""
+NODE_TYPE = "ray.io/node-group"
+"""A label: the name of a node's type in the cluster file. Ray sets it on running nodes; of others the file has it."""
 READ_TIMEOUT_S = 60.0
 """How long reading the file on the head may take: a process may have to start there."""
 JOIN_S = 60.0
@@ -43,12 +44,20 @@ class NodeType:
     """A type of machine that the autoscaler may start.
 
     Attributes:
+        name: of the type.
         resources: of one machine.
+        labels: of one machine; None if unknown.
         max_count: of machines of this type.
     """
 
+    name: str = ""
     resources: Mapping[str, float]
+    labels: Mapping[str, str] | None = None
     max_count: int
+
+    def may_have(self, gpu_types: Collection[str]) -> bool:
+        """Whether its GPUs are, or may be, of one of these types; of any type if there is none."""
+        return not gpu_types or self.labels is None or self.labels.get(GPU_TYPE) in gpu_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +72,11 @@ class Limits:
     types: tuple[NodeType, ...] | None
     max_count: int = UNLIMITED
 
-    def nodes(self) -> list[Mapping[str, float]]:
-        """The resources of each machine, the maximum of each type; `max_count` does not limit their sum."""
-        return [each.resources for each in self.types or () for _ in range(min(each.max_count, self.max_count))]
+    def nodes(self, gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:
+        """The resources of each machine with such GPUs, the maximum of each type; `max_count` does not limit their
+        sum."""
+        types = [each for each in self.types or () if each.may_have(gpu_types)]
+        return [each.resources for each in types for _ in range(min(each.max_count, self.max_count))]
 
 
 def limits() -> Limits | None:
@@ -109,7 +120,9 @@ def limits_of(file: str) -> Limits:
         # Ray's own defaults.
         types=tuple(
             NodeType(
+                name=name,
                 resources=each.get("resources") or {},
+                labels=each.get("labels") or {},
                 max_count=int(each.get("max_workers", 0 if name == head else max_workers)),
             )
             for name, each in types.items()
@@ -124,7 +137,11 @@ def _limits_in_state() -> Limits | None:
         return None
     return Limits(
         types=tuple(
-            NodeType(resources=dict(each.resources), max_count=UNLIMITED if each.max_count < 0 else each.max_count)
+            NodeType(
+                name=each.name,
+                resources=dict(each.resources),
+                max_count=UNLIMITED if each.max_count < 0 else each.max_count,
+            )
             for each in config.node_group_configs
         )
     )
@@ -174,11 +191,15 @@ class Activity:
 
     Attributes:
         starting: how many machines were requested from the cloud and are not up yet, by node type.
-        failed: node types that the cloud could not provide lately, and why.
+        failed: node types of which the cloud could not provide a machine, and why.
+        failed_at: when that last happened to each, in seconds since the epoch.
+        booting: how many of those that start the cloud has provided.
     """
 
     starting: Mapping[str, int]
     failed: Mapping[str, str]
+    failed_at: Mapping[str, float] = field(default_factory=dict)
+    booting: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """As a sentence."""
@@ -196,61 +217,43 @@ class Activity:
 
 def activity() -> Activity:
     """What the autoscaler is starting now; nothing if there is none."""
-    if (found := _v2_activity()) is not None:
-        return found
-    return activity_of_v1((_v1_status() or {}).get("autoscaler_report") or {})
+    return _activity() or Activity(starting={}, failed={})
 
 
 def has_state() -> bool:
-    """Whether an autoscaler of either version has stored its state in the cluster."""
-    return _v2_activity() is not None or _v1_status() is not None
+    """Whether an autoscaler has stored its state in the cluster."""
+    return _activity() is not None
 
 
-def _v1_status() -> dict[str, Any] | None:
-    status = _internal_kv_get("__autoscaling_status")
-    return None if not status else dict(json.loads(status))
-
-
-def activity_of_v1(report: Mapping[str, Any]) -> Activity:
-    """The activity in the report that version 1 stores."""
-    starting = Counter(report.get("pending_launches") or {})
-    starting.update(name for *_, name, _ in report.get("pending_nodes") or [])
-    known = (report.get("node_availability_summary") or {}).get("node_availabilities") or {}
-    failed = {name: each["unavailable_node_information"] for name, each in known.items() if not each["is_available"]}
-    return Activity(
-        starting=dict(starting),
-        failed={name: _cause(why["category"], why["description"]) for name, why in failed.items() if why},
-    )
-
-
-def _v2_activity() -> Activity | None:
+def _activity() -> Activity | None:
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     if not int(status.stats.autoscaler_version or 0):
         return None
-    return activity_of_v2(status.pending_launches, status.pending_nodes, status.failed_launches)
+    return activity_of(status.pending_launches, status.pending_nodes, status.failed_launches)
 
 
-def activity_of_v2(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[Any]) -> Activity:
-    """The activity in version 2's lists of pending launches, pending nodes and failed launches."""
+def activity_of(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[Any]) -> Activity:
+    """The activity in Ray's lists of pending launches, pending nodes and failed launches."""
     starting: Counter[str] = Counter()
     for launch in launches:
         starting[launch.ray_node_type_name] += launch.count
-    starting.update(node.ray_node_type_name for node in nodes)
+    booting = Counter(node.ray_node_type_name for node in nodes)
+    starting.update(booting)
     # Ray keeps all failures: only the latest of each type counts.
     latest: dict[str, Any] = {}
     for launch in sorted(failed, key=lambda each: each.failed_ts_s or 0):
         latest[launch.ray_node_type_name] = launch
-    failures = {name: _reason(launch.details) for name, launch in latest.items()}
-    return Activity(starting=dict(starting), failed=failures)
+    return Activity(
+        starting=dict(starting),
+        failed={name: _reason(launch.details) for name, launch in latest.items()},
+        failed_at={name: float(launch.failed_ts_s or 0) for name, launch in latest.items()},
+        booting=dict(booting),
+    )
 
 
 def _reason(details: str | None) -> str:
-    reason = _cause(details)
-    # This version reports that a launch failed, but mostly not the cloud's reason.
+    reason = one_line(details or "")[:300]
+    # Ray reports that a launch failed, but mostly not the cloud's reason.
     return reason if reason and not reason.endswith(":") else _SEE_LOG
-
-
-def _cause(*texts: str | None) -> str:
-    return one_line(" ".join(text for text in texts if text))[:300]

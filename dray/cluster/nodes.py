@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+GPU_TYPE = "ray.io/accelerator-type"
+"""A label: the type of a node's GPUs. Ray sets it on running nodes; of those to be started, the cluster file has it."""
+
 
 class RayNode(NamedTuple):
     """What Ray knows about a node.
@@ -16,18 +19,21 @@ class RayNode(NamedTuple):
         id: Ray's id; a node that comes back gets another.
         address: its network address.
         resources: total, used or not; empty once it is gone.
+        labels: Ray's own, and those that the node was started with.
     """
 
     id: str
     address: str
     is_alive: bool
     resources: Mapping[str, float]
+    labels: Mapping[str, str]
 
 
 def known_nodes() -> list[RayNode]:
     """All nodes, including those that are gone."""
     return [
-        RayNode(node["NodeID"], node["NodeManagerAddress"], node["Alive"], node["Resources"]) for node in ray.nodes()
+        RayNode(node["NodeID"], node["NodeManagerAddress"], node["Alive"], node["Resources"], node["Labels"])
+        for node in ray.nodes()
     ]
 
 

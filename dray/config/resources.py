@@ -16,6 +16,18 @@ MAX_SLOTS = 1_000_000
 MAX_SHARES = 50
 
 
+#: Ray's names of GPUs, as in the label ray.io/accelerator-type of its nodes.
+GpuType: TypeAlias = Literal[
+    "A10G", "A100", "A100-40G", "A100-80G", "B200", "B300", "GB200", "GB300", "H20", "H100", "H200", "K80", "L4",
+    "L40S", "P4", "P100", "RTX-PRO-6000", "T4", "V100",
+    "AMD-Instinct-MI100", "AMD-Instinct-MI210", "AMD-Instinct-MI250X", "AMD-Instinct-MI250X-MI250",
+    "AMD-Instinct-MI300A", "AMD-Instinct-MI300X-HF", "AMD-Instinct-MI300X-OAM", "AMD-Instinct-MI308X",
+    "AMD-Instinct-MI325X-OAM",
+    "AMD-Instinct-MI350X-OAM", "AMD-Instinct-MI355X-OAM", "AMD-Radeon-HD-7900", "AMD-Radeon-R9-200-HD-7900",
+    "Intel-GPU-Max-1100", "Intel-GPU-Max-1550",
+]  # fmt: skip
+
+
 class SlotRange(Section):
     """As many slots as are available, within bounds; only if one trial runs at a time."""
 
@@ -111,6 +123,13 @@ class Resources(Section):
         default=None,
         description="what a slot is; by default, found from what the cluster has; trials on cpu slots see no GPUs",
         examples=["gpu"],
+    )
+    slot_type: list[GpuType] | None = Field(
+        default=None,
+        min_length=1,
+        description="types of GPUs that trials may run on, by Ray's names, the preferred one first; all slots of a "
+        "trial are of one type; by default, of any",
+        examples=[["A100", "L4"]],
     )
     cpus_per_slot: int = Field(default=1, ge=1, description="number of CPUs of each slot", examples=[1])
     mesh: MeshSizes | None = Field(

@@ -37,7 +37,6 @@ from dray.desk.messages import (
     LeaseOutcome,
     Message,
     Reply,
-    WorkerArrived,
     WorkerUnfit,
 )
 from dray.desk.results import PendingResults, TrialResult
@@ -136,9 +135,10 @@ class Desk:
                 self._leases.post(client, WorkerUnfit(group="", cause=cause))
 
     # ------------------------------------------------------------------ worker groups
-    async def arrived(self, owner: str, group: str, node: str) -> None:
-        """A process of an owner's group runs, on this node (Ray's id); it has not imported torch yet."""
-        self._leases.post(self._clients[owner], WorkerArrived(group=group, node=node))
+    async def arrived(self, owner: str, group: str, node: str, gpu_type: str) -> None:
+        """A process of an owner's group runs, on this node (Ray's id), which has such GPUs; it has not imported torch
+        yet."""
+        self._leases.arrive(self._clients[owner], group, node, gpu_type)
 
     async def address(self, start: int, mine: tuple[str, int] | None) -> tuple[str, int]:
         """Where the ranks of a group meet, host and port: rank 0 passes it as ``mine``, the others wait for it.

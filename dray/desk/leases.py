@@ -24,6 +24,7 @@ from dray.desk.messages import (
     Reply,
     ReportReceived,
     TrialLeft,
+    WorkerArrived,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Leases:
         self._wake = wake
         self._clients: list[Client] = []
         self._groups: dict[str, Group] = {}
+        self._gpu_types: dict[str, str] = {}
+        """Of the node of a process of each group."""
         self._ended_starts: set[int] = set()
         self._leases: dict[int, Lease] = {}
         """The latest lease of each trial: earlier ones are fenced off."""
@@ -92,6 +95,11 @@ class Leases:
         return start in self._ended_starts
 
     # ------------------------------------------------------------------ groups
+    def arrive(self, owner: Client, group: str, node: str, gpu_type: str) -> None:
+        """A process of a client's group runs on this node."""
+        self._gpu_types[group] = gpu_type
+        self.post(owner, WorkerArrived(group=group, node=node))
+
     def ask(
         self, owner: Client, group: str, start: int, rank: int, size: int, *, first: bool, shape: str = ""
     ) -> Group | None:
@@ -112,6 +120,7 @@ class Leases:
         group = self._groups.get(name)
         if group is not None and group.start == start:
             del self._groups[name]
+            self._gpu_types.pop(name, None)
             self._retire(group)
             if (lease := group.lease) is not None:
                 if lease.state in (State.GRANTED, State.MOVING):
@@ -217,7 +226,8 @@ class Leases:
         client.queue.remove(trial)
         lease = Lease(number=next(self._numbers), client=client, trial=trial, group=group)
         self._leases[lease.number] = client.leases[lease.number] = client.current[trial] = group.lease = lease
-        self.post(client, LeaseGranted(group=group.name, trial=trial, lease=lease.number))
+        gpu_type = self._gpu_types.get(group.name, "")
+        self.post(client, LeaseGranted(group=group.name, trial=trial, lease=lease.number, gpu_type=gpu_type))
 
     # ------------------------------------------------------------------ the life of a lease
     def bind(self, number: int, parameters: Any) -> None:

@@ -147,6 +147,8 @@ class LeaseGranted(_Event):
     lease: int
     group: str
     trial: int
+    gpu_type: str = ""
+    """Of the GPUs of the group's nodes, by Ray's name, also if it uses none; "" if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -269,7 +269,8 @@ class Run:
             case messages.LeaseGranted():
                 if self._is_lent:  # it is this experiment's for the time of the lease
                     self._timeline.starts(message.group, self._workers.slots.taken, message.time)
-                self._timeline.granted(message.group, message.trial, message.time)
+                gpu_type = message.gpu_type if self._workers.slots.gpu else ""
+                self._timeline.granted(message.group, message.trial, message.time, gpu_type)
                 self._bind(message)
             case messages.ReportReceived():
                 self._record(message)

@@ -17,7 +17,7 @@ from dray.config.schema import ExperimentConfig
 from dray.environment import Device, device
 from dray.experiment.preflight import check_nodes
 from dray.experiment.send_code import send_code
-from dray.groups.capacity import Capacity, find_slots
+from dray.groups.capacity import Capacity, find_slots, gpu_types
 from dray.groups.elastic import Elastic
 from dray.groups.group import Slots, WorkerGroup
 from dray.records.directory import ExperimentDirectory
@@ -123,6 +123,7 @@ def prepare_workers(
         runtime_env=runtime_env,
         placement_strategy=resources.placement_strategy,
         shared_by=resources.trials_per_slot,
+        gpu_types=gpu_types(resources, limits),
     )
     run = f"{directory.path.name}-{secrets.token_hex(4)}"
     is_elastic = len(sizes) > 1

@@ -7,12 +7,12 @@ with the driver, however that ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import HEAD, Limits
 from dray.cluster.connection import Cluster
-from dray.cluster.nodes import nodes
+from dray.cluster.nodes import GPU_TYPE, nodes
 from dray.config.resources import Resources
 from dray.errors import ConfigError
 from dray.groups.group import Slots
@@ -28,36 +28,47 @@ class Capacity:
         slots: the slots of a group.
         limits: what an autoscaler may start; None without an autoscaler.
         max_slots: how many slots all groups may have together; None: no limit.
+
+    Attributes:
+        limits: as given.
     """
 
     def __init__(self, slots: Slots, limits: Limits | None, max_slots: int | None = None) -> None:
-        self._slots, self._limits = slots, limits
+        self._slots, self.limits = slots, limits
         self._max_groups = math.inf if max_slots is None else max_slots * slots.shared_by // slots.per_trial
 
     @property
     def may_grow(self) -> bool:
         """Whether an autoscaler may start nodes."""
-        return self._limits is not None
+        return self.limits is not None
 
     def now(self) -> int:
         """How many groups fit on the nodes as they are; at least one, which waits if it does not fit."""
-        return int(self._fit(slots_now(self._slots.kind, self._slots.cpus_per_slot)))
+        slots = self._slots
+        return int(self._fit(lambda types: slots_now(slots.kind, slots.cpus_per_slot, types)) or 0)
 
     def grown(self) -> float:
         """How many groups fit once the cluster has grown as far as it can; at least one, infinity if unknown."""
-        slots = most_slots(self._slots.kind, self._slots.cpus_per_slot, self._limits)
-        return self._max_groups if slots is None else self._fit(slots)
+        slots = self._slots
+        fit = self._fit(lambda types: most_slots(slots.kind, slots.cpus_per_slot, self.limits, types))
+        return self._max_groups if fit is None else fit
 
     def starts_at_once(self) -> int:
         """How many groups may start at the same time: each worker takes several seconds of its node's CPUs."""
         kind, cpus = self._slots.kind, self._slots.cpus_per_slot
-        usable = [resources for resources in _node_resources() if slots_of(resources, kind, cpus)]
+        usable = [resources for resources in _node_resources(self._slots.gpu_types) if slots_of(resources, kind, cpus)]
         return max(1, sum(max(1, int(resources["CPU"] // CPUS_PER_START)) for resources in usable))
 
-    def _fit(self, slots: list[int]) -> float:
-        """How many groups fit on nodes with these numbers of slots."""
-        groups = groups_in(slots, self._slots.per_trial, self._slots.placement_strategy) * self._slots.shared_by
-        return max(1, min(groups, self._max_groups))
+    def _fit(self, slots_of_nodes: Callable[[Collection[str]], list[int] | None]) -> float | None:
+        """How many groups fit on nodes with so many slots, by the types of their GPUs; None if unknown."""
+        each, strategy = self._slots.per_trial, self._slots.placement_strategy
+        if (slots := slots_of_nodes(self._slots.gpu_types)) is None:
+            return None
+        groups = groups_in(slots, each, strategy)
+        if types := self._slots.gpu_types:
+            # All of a group are of one type, while an autoscaler's limit for all machines is for the types together.
+            groups = min(groups, sum(groups_in(slots_of_nodes((one,)) or [], each, strategy) for one in types))
+        return max(1, min(groups * self._slots.shared_by, self._max_groups))
 
 
 def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Limits | None]:
@@ -78,8 +89,14 @@ def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Lim
             "set it to gpu or cpu"
         )
         raise ConfigError([("resources.slot", fault)])
-    most = most_slots(kind, asked.cpus_per_slot, limits)
-    if most is not None and not groups_in(most, least, asked.placement_strategy):
+    types = gpu_types(asked, limits)
+    if asked.slot_type and not types:
+        known = ", ".join(_known_gpu_types(limits)) or "no node with that label"
+        fault = f"{cluster.description} has no such GPUs, and can start none; {GPU_TYPE} of its nodes: {known}"
+        raise ConfigError([("resources.slot_type", fault)])
+    most = most_slots(kind, asked.cpus_per_slot, limits, types)
+    of_types = [most_slots(kind, asked.cpus_per_slot, limits, (one,)) for one in types] or [most]
+    if most is not None and not any(groups_in(slots or [], least, asked.placement_strategy) for slots in of_types):
         other = "cpu" if kind == "gpu" else "gpu"
         where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}.get(asked.placement_strategy, "")
         fault = (
@@ -90,6 +107,13 @@ def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Lim
         )
         raise ConfigError([("resources.slots_per_trial", fault)])
     return kind, limits
+
+
+def gpu_types(asked: Resources, limits: Limits | None) -> tuple[str, ...]:
+    """Those of the config's types of GPUs that nodes have, or can have, in its order; () if it has none."""
+    unknown = limits is not None and (limits.types is None or any(each.labels is None for each in limits.types))
+    known = _known_gpu_types(limits)
+    return tuple(each for each in dict.fromkeys(asked.slot_type or ()) if unknown or each in known)
 
 
 def slots_of(resources: Mapping[str, float], kind: str, cpus_per_slot: float) -> int:
@@ -112,20 +136,22 @@ def slot_kind(asked: str | None, limits: Limits | None) -> str | None:
     return None if limits is not None and limits.types is None else "cpu"
 
 
-def slots_now(kind: str, cpus_per_slot: float) -> list[int]:
-    """How many slots each node has now."""
-    return [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources()]
+def slots_now(kind: str, cpus_per_slot: float, gpu_types: Collection[str] = ()) -> list[int]:
+    """How many slots each node with GPUs of these types has now; each node, if there are none."""
+    return [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources(gpu_types)]
 
 
-def most_slots(kind: str, cpus_per_slot: float, limits: Limits | None) -> list[int] | None:
-    """How many slots each node has once the cluster has grown as far as it can; None if unknown."""
-    now = slots_now(kind, cpus_per_slot)
+def most_slots(
+    kind: str, cpus_per_slot: float, limits: Limits | None, gpu_types: Collection[str] = ()
+) -> list[int] | None:
+    """The same once the cluster has grown as far as it can; None if unknown."""
+    now = slots_now(kind, cpus_per_slot, gpu_types)
     if limits is None:
         return now
     if limits.types is None:
         return None
-    slots = sorted((slots_of(resources, kind, cpus_per_slot) for resources in limits.nodes()), reverse=True)
-    most = [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources() if HEAD in resources]
+    slots = sorted((slots_of(resources, kind, cpus_per_slot) for resources in limits.nodes(gpu_types)), reverse=True)
+    most = [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources(gpu_types) if HEAD in resources]
     most += slots[: limits.max_count]
     # Machines may have been added manually.
     return max(now, most, key=sum)
@@ -149,5 +175,11 @@ def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
     return sum(nodes) // slots
 
 
-def _node_resources() -> list[Mapping[str, float]]:
-    return [node.resources for node in nodes()]
+def _node_resources(gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:
+    return [node.resources for node in nodes() if not gpu_types or node.labels.get(GPU_TYPE) in gpu_types]
+
+
+def _known_gpu_types(limits: Limits | None) -> list[str]:
+    """The types of GPUs that nodes have, or can have, as far as known."""
+    labels = [node.labels for node in nodes()] + [each.labels or {} for each in (limits and limits.types) or ()]
+    return sorted({each[GPU_TYPE] for each in labels if GPU_TYPE in each})

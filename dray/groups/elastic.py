@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-from dray.cluster.nodes import nodes
+from dray.cluster.nodes import GPU_TYPE, nodes
 from dray.cluster.watch import draining_nodes
 from dray.groups.capacity import slots_of
 from dray.groups.group import Slots
@@ -43,7 +44,11 @@ class Room:
     def __init__(self, slots: Slots, sizes: Sequence[int], *, name: str) -> None:
         self._slots, self._sizes = slots, sizes
         self._steps = [
-            placement_group([slots.resources] * (more - less), name=f"{name}/{uuid.uuid4().hex[:8]}")
+            placement_group(
+                [slots.resources] * (more - less),
+                name=f"{name}/{uuid.uuid4().hex[:8]}",
+                bundle_label_selector=[dict(slots.labels)] * (more - less) if slots.labels else None,
+            )
             for less, more in pairwise(sizes)
         ]
 
@@ -84,9 +89,14 @@ class Elastic:
         self._started_at = 0.0
         self._ready_at: float | None = None  # None until it can train, and once it has been asked to grow
 
-    def start(self) -> int:
-        """The size of a group that starts now: the largest with room, or the smallest, which then waits."""
+    def start(self, labels: Mapping[str, str]) -> int:
+        """The size of a group that starts now: the largest with room, or the smallest, which then waits.
+
+        Args:
+            labels: the label selector of its nodes, also when it grows.
+        """
         self.close()
+        self._slots = replace(self._slots, labels=labels)
         room = Room(self._slots, (0, *self._sizes), name=self._name)
         found = room.settled()
         room.release()
@@ -139,7 +149,9 @@ def _largest(sizes: Sequence[int], slots: int) -> int:
 
 
 def lasting_slots(slots: Slots) -> int:
-    """How many slots the nodes have, used or not, without nodes that will be removed."""
-    draining = draining_nodes()
-    lasting = [node.resources for node in nodes() if node.id not in draining]
+    """How many slots the nodes that the slots' labels ask for have, used or not, without nodes that will be removed."""
+    draining, gpu_type = draining_nodes(), slots.labels.get(GPU_TYPE)
+    lasting = [
+        node.resources for node in nodes() if node.id not in draining and gpu_type in (None, node.labels.get(GPU_TYPE))
+    ]
     return sum(slots_of(resources, slots.kind, slots.cpus_per_slot) for resources in lasting)

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,15 @@ class Slots:
     """How Ray spreads the workers over nodes."""
     shared_by: int = 1
     """How many groups of one worker share a slot."""
+    gpu_types: tuple[str, ...] = ()
+    """Types of GPUs, in the order of preference; all of a group are of one type. (): of any."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The label selector of a group's nodes."""
 
     def __str__(self) -> str:
         """The resources of a group, as text."""
-        gpu = f"{Fraction(1, self.shared_by)} GPU and " if self.gpu else ""
+        types = f"{' or '.join(self.gpu_types)} " if self.gpu_types else ""
+        gpu = f"{Fraction(1, self.shared_by)} {types}GPU and " if self.gpu else ""
         return f"{self.per_trial} x ({gpu}{self._cpus})"
 
     @property
@@ -124,6 +129,7 @@ class WorkerGroup:
         self._placement = placement_group(
             [slots.resources] * slots.per_trial,
             strategy=slots.placement_strategy,
+            bundle_label_selector=[dict(slots.labels)] * slots.per_trial if slots.labels else None,
             name=f"{spec.owner}/{self.name}/{self.start}",
         )
         # By rank, once the processes run: their nodes, their `ended` calls, and the earlier OOM kills on their nodes.

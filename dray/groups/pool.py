@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from dray.errors import ExperimentError
 from dray.groups.capacity import Capacity
 from dray.groups.elastic import Elastic
 from dray.groups.group import Slots, WorkerGroup, end_groups
+from dray.groups.node_choice import NodeChoice
 from dray.groups.waiting import NodeWait
 from dray.records.timeline import Timeline
 
@@ -59,6 +60,10 @@ class Announcer(Protocol):
 @dataclass(slots=True)
 class _Member:
     group: WorkerGroup
+    labels: Mapping[str, str]
+    """The label selector of its nodes."""
+    since: float
+    """When it asked for them."""
     is_ready: bool = False
     """All its processes can train."""
     is_waiting: bool = False
@@ -113,6 +118,7 @@ class Groups:
         self._capacity, self._elastic, self._own_cluster = capacity, elastic, own_cluster
         self._counts, self._timeline, self._display, self._experiment = counts, timeline, display, experiment
         self._node_wait = NodeWait(slots, has_autoscaler=capacity.may_grow)
+        self._choice = NodeChoice(slots, capacity.limits)
         self._names = (f"group-{number}" for number in numbers or itertools.count())
         self._starts = numbers or itertools.count(1)
         self._idle_s, self._least = idle_s, least
@@ -239,10 +245,13 @@ class Groups:
                 return
             self._start_group(next(self._names))
 
-    def _start_group(self, name: str) -> None:
-        slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
+    def _start_group(self, name: str, labels: Mapping[str, str] | None = None) -> None:
+        labels = self._choice.first() if labels is None else labels
+        slots = replace(self._slots, labels=labels)
+        if self._elastic is not None:
+            slots = replace(slots, per_trial=self._elastic.start(labels))
         self._timeline.starts(name, slots.taken)
-        self._groups[name] = _Member(self._make(name, next(self._starts), slots))
+        self._groups[name] = _Member(self._make(name, next(self._starts), slots), labels, time.monotonic())
 
     def _drain(self, name: str) -> None:
         """Have a group's trial save and continue in another group; this one ends, and is replaced."""
@@ -288,6 +297,11 @@ class Groups:
         if news := self._node_wait.look(len(self._waiting()), len(self._groups)):
             self._display.say(news)
         self._display.waits(self._node_wait.status)
+        waiting = {name: self._groups[name] for name in self._waiting()}
+        asked = {name: (each.labels, self._looked_at - each.since) for name, each in waiting.items()}
+        for name, labels in self._choice.others(asked).items():
+            self._end_group(name)
+            self._start_group(name, labels)
         return True
 
     def make_room(self, *, at_once: bool) -> None:

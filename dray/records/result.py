@@ -24,7 +24,7 @@ from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
 from dray.records.outcomes import nan_since, no_best_reason, ranked, sound
 from dray.records.overview import Overview
-from dray.records.timeline import read_timeline
+from dray.records.timeline import gpu_types, read_timeline
 from dray.script import Script
 from dray.storage import CheckpointStore
 from searchers.journal import Journal
@@ -116,7 +116,8 @@ class Result:
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """When each worker group was in which phase, a row each: group, slots, trial_id, phase, start, end (Unix, s).
+        """When each worker group was in which phase, a row each: group, slots, trial_id, phase, start, end (Unix, s),
+        gpu_type.
 
         ``docs/results.md`` has the phases.
         """
@@ -130,7 +131,7 @@ class Result:
         ``hparams.<name>`` (one column each), ``batches`` (int, trained), ``metric`` and ``best_metric`` (float: the
         searcher's metric at the last and at the best validation, NaN before the first), ``nan_since`` (the batches at
         which a loss was first reported as NaN or infinite, if it has stayed so), ``restarts`` (int), ``started`` and
-        ``ended`` (UTC; NaT if it has not).
+        ``ended`` (UTC; NaT if it has not). Where nodes have GPUs: ``gpu_type``, those that it ran on, by Ray's names.
 
         With several metrics, ``metric`` and ``best_metric`` are the first objective, and there are in addition, at the
         best validation, ``metrics.<name>`` (float), ``violation`` (float: by how much limits are exceeded, as a share
@@ -160,6 +161,8 @@ class Result:
             table["front"] = ids.map({t: order.front_of(t) for t in order}).astype("Int64")
         table["nan_since"] = ids.map(nan_since(self.metrics, self.config.searcher.first_metric)).astype("Int64")
         table["restarts"] = [restarts[view.id] for view in views]
+        if types := gpu_types(self._directory.metrics):
+            table["gpu_type"] = ids.map(types).fillna("")
         for name, times in (("started", started), ("ended", ended)):
             table[name] = pd.to_datetime([times.get(view.id, math.nan) for view in views], unit="s")
         return table

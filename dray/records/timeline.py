@@ -22,7 +22,7 @@ PHASES = ("starting", "training", "data", "validating", "checkpointing", "waitin
 """Phases of a trial: "starting", before its first batch; "data", waiting for data; "waiting", for the search's
 decisions and for other ranks; "ending", from its last report, with the decision on it, to its end. Phases of a group:
 "idle", up without a trial; "booting", its processes start."""
-COLUMNS = ("group", "slots", "trial_id", "phase", "start", "end")
+COLUMNS = ("group", "slots", "trial_id", "phase", "start", "end", "gpu_type")
 
 
 class Timeline:
@@ -53,10 +53,10 @@ class Timeline:
         """All processes of a group were up at this time, in seconds since the epoch."""
         self._note("joined", time=at, group=group)
 
-    def granted(self, group: str, trial: int, at: float) -> None:
-        """A group got a trial."""
+    def granted(self, group: str, trial: int, at: float, gpu_type: str = "") -> None:
+        """A group on such GPUs got a trial."""
         self._trains.add(group)
-        self._note("granted", time=at, group=group, trial=trial)
+        self._note("granted", time=at, group=group, trial=trial, **({"gpu_type": gpu_type} if gpu_type else {}))
 
     def left(self, group: str, trial: int, at: float) -> None:
         """The trial has left the group."""
@@ -87,24 +87,35 @@ def _at(time_: float | None) -> dict[str, float]:
 
 
 def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
-    """One row per phase: group, slots, trial_id (-1 without one), phase (one of `PHASES`), start, end (Unix time in s).
+    """One row per phase: group, slots, trial_id (-1 without one), phase (one of `PHASES`), start, end (Unix time in s),
+    gpu_type (Ray's name; "" without a GPU, or if unknown).
 
     Args:
         directory: of the metrics.
         system: the result of `dray.records.metrics.read_system`. A trial's report, of at most five seconds,
             becomes one piece for each of its phases, in the order of `PHASES`.
     """
-    path = directory / FILE
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     reports, times = _Reports(system), sorted(system["time"].unique())
-    rows = [
-        row for stretch in _stretches([json.loads(line) for line in lines], times) for row in reports.split(stretch)
-    ]
+    rows = [row for stretch in _stretches(_events(directory), times) for row in reports.split(stretch)]
     slots = "float64" if any(isinstance(row[1], float) for row in rows) else "int64"
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"slots": slots, "trial_id": "int64"})
 
 
-_Row = tuple[str, float, int, str, float, float]
+def gpu_types(directory: Path) -> dict[int, str]:
+    """The types of the GPUs that each trial ran on, the first one first, as text; {} if all are unknown."""
+    found: dict[int, dict[str, None]] = {}
+    for event in _events(directory, b'"gpu_type"'):
+        found.setdefault(event["trial"], {})[event["gpu_type"]] = None
+    return {trial: ", ".join(types) for trial, types in found.items()}
+
+
+def _events(directory: Path, containing: bytes = b"") -> list[dict[str, Any]]:
+    path = directory / FILE
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines if containing in line]
+
+
+_Row = tuple[str, float, int, str, float, float, str]
 
 
 def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Iterator[_Row]:
@@ -115,13 +126,14 @@ def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Itera
     """
     groups: dict[str, tuple[float, int, str, float]] = {}  # slots, trial, phase, since
     now = 0.0
+    of_starts, gpu_type = _gpu_types_of_starts(events), dict[str, str]()
 
     def end(group: str) -> Iterator[_Row]:
         slots, trial, phase, since = groups.pop(group)
         if now > since:
-            yield group, slots, trial, phase, since, now
+            yield group, slots, trial, phase, since, now, gpu_type.get(group, "")
 
-    for event in events:
+    for number, event in enumerate(events):
         if event["event"] == "opened":
             # The previous run has ended, or was killed; then its last known time may be that of a trial's report.
             now = max([now, *report_times[: bisect(report_times, event["time"])][-1:]])
@@ -142,7 +154,7 @@ def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Itera
             yield from end(group)
         match event["event"]:
             case "starts":
-                groups[group] = (slots, -1, "booting", now)
+                groups[group], gpu_type[group] = (slots, -1, "booting", now), of_starts[number]
             case "joined" | "left":
                 groups[group] = (slots, -1, "idle", now)
             case "granted":
@@ -150,6 +162,17 @@ def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Itera
     now = max([now, *report_times[-1:]])
     for one in list(groups):
         yield from end(one)
+
+
+def _gpu_types_of_starts(events: list[dict[str, Any]]) -> dict[int, str]:
+    """By the number of a group's start among the events: it is known when the group gets its first trial."""
+    found, later = dict[int, str](), dict[str, str]()
+    for number, event in reversed(list(enumerate(events))):
+        if "gpu_type" in event:
+            later[event["group"]] = event["gpu_type"]
+        elif event["event"] == "starts":
+            found[number] = later.pop(event["group"], "")
+    return found
 
 
 class _Reports:
@@ -164,7 +187,7 @@ class _Reports:
 
     def split(self, stretch: _Row) -> Iterator[_Row]:
         """Split a trial's stretch into its phases."""
-        group, slots, trial, phase, since, end = stretch
+        group, slots, trial, phase, since, end, gpu = stretch
         if phase:
             yield stretch
             return
@@ -174,12 +197,12 @@ class _Reports:
             reported_s = sum(seconds.values())
             begin = max(cursor, at - reported_s)
             if begin > cursor:
-                yield group, slots, trial, "starting" if first else "waiting", cursor, begin
+                yield group, slots, trial, "starting" if first else "waiting", cursor, begin, gpu
             cursor, first = begin, False
             for phase in PHASES:
                 if share := seconds.get(phase, 0.0):
                     until = min(at, cursor + share * (at - begin) / reported_s)
-                    yield group, slots, trial, phase, cursor, until
+                    yield group, slots, trial, phase, cursor, until, gpu
                     cursor = until
         if end > cursor:
-            yield group, slots, trial, "starting" if first else "ending", cursor, end
+            yield group, slots, trial, "starting" if first else "ending", cursor, end, gpu

@@ -66,6 +66,8 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     parts = ["<section><h2>Use of slot time</h2>"]
     # Its squares are the legend of the figures below.
     parts.append(f'<div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>')
+    if table["gpu_type"].nunique() > 1:
+        parts.append(html.table(["GPU", "slot time", "training"], by_gpu_type(table)))
     if before > 0:
         parts.append(f'<p class="quiet">Before the first worker group was started: {html.duration(before)}.</p>')
     parts.append(place("shares", shares(report)))
@@ -77,6 +79,19 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
         parts.append(f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>')
     parts.append(_system(report))
     return "\n".join(parts) + "</section>"
+
+
+def by_gpu_type(table: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """Each type of GPU, its slot time, and how much of that trials trained."""
+    spent = ((table["end"] - table["start"]) * table["slots"]).groupby([table["gpu_type"], table["phase"]]).sum()
+    return [
+        (
+            str(gpu_type) or "unknown",
+            html.duration(float(of.sum())),
+            f"{of.get((gpu_type, 'training'), 0) / of.sum():.1%}",
+        )
+        for gpu_type, of in spent.groupby(level=0)
+    ]
 
 
 def stretches(report: ReportData) -> Figure | None:

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from dray.cluster.checks.node import UnfitNode, name_of_this_node
+from dray.cluster.nodes import GPU_TYPE
 from dray.environment import set_variables
 from dray.text import one_line
 from dray.worker.spec import WorkerSpec
@@ -45,7 +46,9 @@ def _serve_leases(worker: WorkerSpec) -> None:
         set_variables({"CUDA_VISIBLE_DEVICES": ""})
     # Before torch is imported, which reads some of them.
     set_variables(worker.environment)
-    worker.desk.arrived.remote(worker.owner, worker.group, ray.get_runtime_context().get_node_id())
+    here = ray.get_runtime_context()
+    gpu_type = here.get_node_labels().get(GPU_TYPE, "")
+    worker.desk.arrived.remote(worker.owner, worker.group, here.get_node_id(), gpu_type)
     if worker.experiment is not None:
         try:
             worker.experiment.check_node()

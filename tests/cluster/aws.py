@@ -1,8 +1,8 @@
 """What test_aws.py runs in namespaces of its own: `python aws.py <directory>`.
 
-cluster.yaml, filled in, on a false AWS (moto) that checks who may what. A head is made as `ray up` makes one, and the
-autoscaler that it would run is here, with its file, its environment and its rights. What was seen is written to
-<directory>/seen.json.
+cluster.yaml, filled in, on a false AWS (moto) that checks who may what. A head is made as `ray up` makes one. The Ray
+that would run there, with its autoscaler, runs here, by the file's command and with the head's rights. What was seen is
+written to <directory>/seen.json.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import runpy
 import subprocess
 import sys
@@ -25,9 +24,7 @@ from botocore.exceptions import ClientError
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instances import InstanceBackend
 from moto.server import ThreadedMotoServer
-from ray.autoscaler._private.autoscaler import StandardAutoscaler
 from ray.autoscaler._private.commands import _bootstrap_config, _set_up_config_for_head_node
-from ray.autoscaler._private.load_metrics import LoadMetrics
 from ray.autoscaler._private.providers import _get_node_provider
 from ray.autoscaler.tags import TAG_RAY_NODE_KIND, TAG_RAY_NODE_NAME, TAG_RAY_NODE_STATUS, TAG_RAY_USER_NODE_TYPE
 
@@ -36,7 +33,8 @@ from dray.cluster.checks.launcher_file import faults
 from dray.records.directory import check_storage
 from dray.storage import Location, store_at
 from tests.cluster.namespaces import ROOT
-from tests.ray.harness import wait_for
+from tests.cluster.scaling import config
+from tests.ray.harness import TRIALS, Driver, write_config
 
 BUCKET = "results-of-ours"
 
@@ -51,12 +49,12 @@ def main(directory: Path) -> None:
     os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
     seen: dict[str, Any] = {}
     _become_somebody()
-    config = _filled(directory)
-    seen["faults"] = faults(config)
+    filled = _filled(directory)
+    seen["faults"] = faults(filled)
     seen["twice"] = [_access(), _access()]
 
     started = time.monotonic()
-    resolved = _bootstrap_config(config, no_config_cache=True)
+    resolved = _bootstrap_config(filled, no_config_cache=True)
     seen["bootstrap_s"] = time.monotonic() - started
     types = resolved["available_node_types"]
     seen["resources"] = {name: node["resources"] for name, node in types.items()}
@@ -68,7 +66,7 @@ def main(directory: Path) -> None:
     _only_who_may()
     seen["worker"] = _as(of_worker, "work", directory)
     _set_up(resolved, provider)
-    seen |= _as(of_head | _environment(resolved), "autoscale", directory)
+    seen |= _as(of_head, "autoscale", directory)
 
     # `ray down`: the nodes of this cluster's tags, and no others.
     [other] = boto3.client("ec2").run_instances(ImageId="ami-12345678", MinCount=1, MaxCount=1)["Instances"]
@@ -184,28 +182,34 @@ def work(directory: Path) -> dict[str, Any]:
 
 
 def autoscale(directory: Path) -> dict[str, Any]:
-    """Two GPUs are asked for; then two more, of which there are no spot machines."""
-    load = LoadMetrics()
-    file = Path.home() / "ray_bootstrap_config.yaml"
-    scaler = StandardAutoscaler(str(file), load, None, update_interval_s=0)
-    [head] = scaler.provider.non_terminated_nodes({TAG_RAY_NODE_KIND: "head"})
-    ip = scaler.provider.internal_ip(head)
+    """A search of two slots at a time; then one of four, while there are no spot machines but those that boot."""
+    text = (Path.home() / "ray_bootstrap_config.yaml").read_text()
+    [head] = _machines("head")
+    [command] = [each for each in json.loads(text)["head_start_ray_commands"] if "ray start" in each]
+    given = {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": head["id"], "RAY_NODE_TYPE_NAME": "head"}
+    given |= {"RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 4, "GPU": 0}), "RAY_AUTH_MODE": "token"}
+    os.environ |= given
+    subprocess.run(["bash", "-c", command], check=True, capture_output=True)
 
-    def ask(slots: int, kind: str, machines: int) -> float:
-        def there() -> bool:
-            load.update(ip, bytes(28), {"CPU": 4}, {"CPU": 4}, 0.0, [{"GPU": 1, "CPU": 1}] * slots)
-            scaler.update()
-            return len(_machines(kind)) == machines
-
+    def search(slots: int, kind: str) -> float:
+        (place := directory / f"search-{slots}").mkdir()
+        file = write_config(place, config(place, trials=slots, at_once=slots, slots_per_trial=1))
+        driver = Driver("create", file, TRIALS, "--path", place / "run", log=place / "log", RAY_ADDRESS="auto")
         start = time.monotonic()
-        wait_for(there, f"{machines} machines {kind} for {slots} slots", 60)
+        try:
+            driver.wait_for(lambda: len(_machines(kind)) == 2, f"two machines {kind} for {slots} slots")
+        finally:
+            driver.process.kill()
+            driver.close()
         return time.monotonic() - start
 
-    spot_s = ask(2, "gpu_spot", 2)
+    spot_s = search(2, "gpu_spot")
     (directory / "sold-out").touch()
-    on_demand_s = ask(4, "gpu_on_demand", 2)
-    most = sum(node.get("GPU", 0) for node in limits_of(file.read_text()).nodes())
-    return {"spot_s": spot_s, "on_demand_s": on_demand_s, "machines": _machines(), "gpus_at_most": most}
+    on_demand_s = search(4, "gpu_on_demand")
+    machines = _machines()
+    subprocess.run(["ray", "stop", "--force"], check=True, capture_output=True)
+    most = sum(node.get("GPU", 0) for node in limits_of(text).nodes())
+    return {"spot_s": spot_s, "on_demand_s": on_demand_s, "machines": machines, "gpus_at_most": most}
 
 
 def _set_up(resolved: dict[str, Any], provider: Any) -> None:
@@ -220,15 +224,9 @@ def _set_up(resolved: dict[str, Any], provider: Any) -> None:
             there.write_bytes(here.read_bytes())
     bootstrap.close()
     file = Path.home() / "ray_bootstrap_config.yaml"
-    config = json.loads(file.read_text())
-    config["provider"]["disable_node_updaters"] = True  # no machine is there to go to
-    file.write_text(json.dumps(config))
-
-
-def _environment(resolved: dict[str, Any]) -> dict[str, str]:
-    """What the command that starts the head gives its autoscaler, beside what it has by `ray up`."""
-    [command] = [each for each in resolved["head_start_ray_commands"] if "ray start" in each]
-    return {"RAY_enable_autoscaler_v2": "1"} | dict(re.findall(r"(RAY_\w+)=(\S+)", command))
+    bootstrapped = json.loads(file.read_text())
+    bootstrapped["provider"]["disable_node_updaters"] = True  # no machine is there to go to
+    file.write_text(json.dumps(bootstrapped))
 
 
 def _machines(kind: str | None = None) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
-"""What test_scaling.py runs in namespaces of its own: `python scaling.py <what> <directory> <nodes> <version>`.
+"""What test_scaling.py runs in namespaces of its own: `python scaling.py <what> <directory> <nodes>`.
 
-A head without CPUs, and Ray's autoscaler, of this version, that may start so many nodes of one false GPU each, none of
-which is there at the beginning. What was seen is written to <directory>/seen.json.
+A head without CPUs, and Ray's autoscaler that may start so many nodes of one false GPU each, none of which is there at
+the beginning. What was seen is written to <directory>/seen.json.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -18,13 +19,34 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 import dray
-from dray.cluster.autoscaler import limits
-from tests.cluster.autoscaling import Nodes, nodes
+from dray.cluster.autoscaler import NODE_TYPE, limits
+from dray.cluster.nodes import GPU_TYPE
+from dray.groups import node_choice
+from tests.cluster.autoscaling import OUT_OF, Nodes, nodes
 from tests.cluster.no_capacity import WHY
 from tests.ray.harness import ROOT, TRIALS, Driver, Meanwhile, lines, recorded, wait_for, write_config
 
 FALSE_GPUS = f"{ROOT / 'tests' / 'cluster' / 'false_gpus'}{os.pathsep}{ROOT}"
 """PYTHONPATH of all processes."""
+
+
+TYPES: dict[str, dict[str, Any]] = {
+    "spot_first": {
+        "on_demand": {"priority": 0, "labels": {NODE_TYPE: "on_demand"}},
+        "spot": {"priority": 1, "labels": {NODE_TYPE: "spot"}},
+    },
+    "gpu_types": {
+        "t4": {"priority": 2, "labels": {NODE_TYPE: "t4", GPU_TYPE: "T4"}},
+        "l4": {"priority": 1, "labels": {NODE_TYPE: "l4", GPU_TYPE: "L4"}},
+        "a100": {"max_workers": 1, "labels": {NODE_TYPE: "a100", GPU_TYPE: "A100"}},
+    },
+}
+"""Types of machines, by what is run; otherwise there is one."""
+TYPES["spot_first_silently"] = TYPES["spot_first"]
+
+
+def node_type(most: int) -> dict[str, Any]:
+    return {"resources": {"CPU": 1, "GPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": most}
 
 
 def config(directory: Path, *, trials: int, at_once: int, **resources: Any) -> dict[str, Any]:
@@ -160,17 +182,9 @@ def refused(directory: Path, most: int) -> dict[str, Any]:
     return {"told": told, "groups": groups(), "same from a worker node": elsewhere == limits()}
 
 
-class NoNodes(Nodes):
-    """Whose autoscaler is refused whatever it asks its cloud for."""
-
-    def _generate_config(self, *args: Any, **options: Any) -> dict[str, Any]:
-        made = super()._generate_config(*args, **options)
-        made["provider"]["module"] = "tests.cluster.no_capacity.NoCapacity"
-        return made
-
-
 def in_vain(directory: Path, most: int) -> dict[str, Any]:
     """No node comes; then Ctrl-C."""
+    OUT_OF.write_text("worker")
     file = write_config(directory, config(directory, trials=3, at_once=3, slots_per_trial=1))
     log = directory / "log"
     driver = Driver("create", file, TRIALS, "--path", directory / "run", log=log, RAY_ADDRESS="auto")
@@ -194,16 +208,58 @@ def in_vain(directory: Path, most: int) -> dict[str, Any]:
     }
 
 
-def main(what: str, directory: Path, most: int, version: int) -> None:
-    worker = {"resources": {"CPU": 1, "GPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": most}
-    kind = NoNodes if what == "in_vain" else Nodes
-    cluster = kind({"CPU": 0}, {"worker": worker}, max_workers=most, autoscaler_v2=version == 2)
+def spot_first_silently(directory: Path, most: int) -> dict[str, Any]:
+    """The same where the cloud does not say that there are none, as Ray's provider for Google Cloud."""
+    return spot_first(directory, most, "spot silently")
+
+
+def spot_first(directory: Path, most: int, sold_out: str = "spot") -> dict[str, Any]:
+    """Two searches: while there are no spot machines, and when there are some again."""
+    timeline, found = Timeline(), {}
+    node_choice.RETRY_S = 5.0
+    (directory / "until").touch()
+    (directory / "longer").touch()
+    watch = {name: functools.partial(nodes, "GPU", name) for name in ("spot", "on_demand")}
+    with Meanwhile(lambda: timeline.watch(**watch)):
+        try:
+            for name, out_of in (("sold out", sold_out), ("to be had", "")):
+                OUT_OF.write_text(out_of)
+                timeline.note(name, 1)
+                made = config(directory, trials=2, at_once=2, slots_per_trial=1)
+                result = dray.Experiment(made, model_dir=TRIALS, path=directory / name).run()
+                found[name] = result.trials[["state", "restarts"]].values.tolist()
+                timeline.note("done", 1)
+                wait_for(lambda: not nodes("GPU"), "all nodes to be given back", 90)
+        finally:
+            timeline.close()
+    return {"trials": found, "timeline": timeline.changes}
+
+
+def gpu_types(directory: Path, most: int) -> dict[str, Any]:
+    """Three trials at a time, on a machine with an A100 and others with L4s; T4s are not asked for."""
+    (directory / "longer").touch()
+
+    def look() -> None:
+        wait_for(lambda: groups("CREATED") == 3, "three groups", 120)
+        wait_for(lambda: len({line["trial"] for line in lines(directory / "record")}) == 3, "their trials", 120)
+        (directory / "until").touch()
+
+    made = config(directory, trials=3, at_once=3, slots_per_trial=1, slot_type=["A100", "L4"])
+    with Meanwhile(look):
+        result = dray.Experiment(made, model_dir=TRIALS, path=directory / "experiment").run()
+    table = result.timeline
+    spent = (table["end"] - table["start"]).groupby(table["gpu_type"]).sum()
+    return {"types": sorted(result.trials["gpu_type"]), "spent": spent.to_dict()}
+
+
+def main(what: str, directory: Path, most: int) -> None:
+    types = {name: node_type(most) | more for name, more in TYPES.get(what, {"worker": {}}).items()}
+    cluster = Nodes({"CPU": 0}, types, max_workers=most)
     cluster.start()
     try:
         ray.init("auto", log_to_driver=False)
         assert nodes("GPU") == 0
-        deeds = {"sweep": sweep, "shared": shared, "idle": idle, "killed": killed, "refused": refused}
-        seen = (deeds | {"in_vain": in_vain})[what](directory, most)
+        seen = globals()[what](directory, most)
         seen["record"] = lines(directory / "record")
         (directory / "seen.json").write_text(json.dumps(seen))
     finally:
@@ -211,4 +267,4 @@ def main(what: str, directory: Path, most: int, version: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

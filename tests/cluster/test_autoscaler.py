@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -25,7 +24,7 @@ max_workers: 6
 head_node_type: head
 available_node_types:
   head: {resources: {CPU: 4, GPU: 0}, node_config: {}}
-  spot: {resources: {CPU: 8, GPU: 2}, max_workers: 4, node_config: {}}
+  spot: {resources: {CPU: 8, GPU: 2}, max_workers: 4, node_config: {}, labels: {ray.io/accelerator-type: L4}}
   other: {resources: {CPU: 16}, node_config: {}}
 """
 
@@ -36,7 +35,13 @@ def test_limits_come_from_the_config_file() -> None:
     assert found.types is not None
     assert [kind.max_count for kind in found.types] == [0, 4, 6], "Ray's defaults: none of the head, else as of all"
     assert found.max_count == 6
+    assert [(kind.name, kind.labels) for kind in found.types] == [
+        ("head", {}),
+        ("spot", {"ray.io/accelerator-type": "L4"}),
+        ("other", {}),
+    ]
     assert sum(node.get("GPU", 0) for node in found.nodes()) == 8
+    assert [len(found.nodes([kind])) for kind in ("L4", "A100")] == [4, 0]
 
 
 @pytest.fixture
@@ -143,36 +148,19 @@ def launch(kind: str, count: int, *, failed: int | None = None, details: str | N
     )
 
 
-def test_the_activity_of_version_2() -> None:
+def test_activity_is_what_starts_and_the_latest_failures() -> None:
     node = NodeInfo(instance_type_name="", ray_node_type_name="spot", instance_id="i", ip_address="")
     failed = [launch("b", 1, failed=9, details="second\n  try"), launch("b", 1, failed=2, details="first")]
-    found = autoscaler.activity_of_v2([launch("spot", 2)], [node], failed)
-    assert found == Activity(starting={"spot": 3}, failed={"b": "second try"})
+    found = autoscaler.activity_of([launch("spot", 2)], [node], failed)
+    assert found == Activity(
+        starting={"spot": 3}, failed={"b": "second try"}, failed_at={"b": 9.0}, booting={"spot": 1}
+    )
 
 
 @pytest.mark.parametrize("details", [None, "", "Failed to launch 1 nodes of type b with request id 7: "])
-def test_without_a_reason_version_2_names_its_log(details: str | None) -> None:
-    told = str(autoscaler.activity_of_v2([], [], [launch("b", 1, failed=1, details=details)]))
+def test_without_a_reason_the_log_is_named(details: str | None) -> None:
+    told = str(autoscaler.activity_of([], [], [launch("b", 1, failed=1, details=details)]))
     assert told.endswith("it could not start b: see monitor.log in Ray's logs on the head")
-
-
-def test_the_activity_of_version_1() -> None:
-    no_capacity = {"category": "InsufficientInstanceCapacity", "description": "none\nin this zone"}
-    report = {
-        "pending_launches": {"spot": 2},
-        "pending_nodes": [["10.0.0.2", "spot", "setting-up"], ["10.0.0.3", "cpu", "waiting-for-ssh"]],
-        "node_availability_summary": {
-            "node_availabilities": {
-                "spot": {"is_available": True, "unavailable_node_information": None},
-                "gone": {"is_available": False, "unavailable_node_information": no_capacity},
-            }
-        },
-    }
-    found = autoscaler.activity_of_v1(json.loads(json.dumps(report)))
-    assert found == Activity(
-        starting={"spot": 3, "cpu": 1}, failed={"gone": "InsufficientInstanceCapacity none in this zone"}
-    )
-    assert autoscaler.activity_of_v1({}) == Activity(starting={}, failed={})
 
 
 def test_activity_as_text() -> None:

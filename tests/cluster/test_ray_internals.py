@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import ray
@@ -74,7 +75,6 @@ USES = [
         {
             "ray._private.state:GlobalState.get_cluster_config": set(),
             "ray.autoscaler.v2.sdk:get_cluster_status": {"gcs_address"},
-            "ray.experimental.internal_kv:_internal_kv_get": {"key"},
         },
     ),
     Use(
@@ -100,18 +100,6 @@ USES = [
         {
             "ray.autoscaler._private.util:prepare_config": {"config"},
             "ray.autoscaler._private.util:validate_config": {"config"},
-        },
-    ),
-    Use(
-        "dray/cluster/spot_first.py",
-        "choose spot machines first, and others where a launch of those failed",
-        {
-            "ray.autoscaler._private.resource_demand_scheduler:_resource_based_utilization_scorer": {
-                "node_resources",
-                "resources",
-                "node_availability_summary",
-            },
-            "ray.autoscaler._private.node_provider_availability_tracker:NodeProviderAvailabilityTracker.summary": set(),
         },
     ),
     Use(
@@ -226,7 +214,14 @@ NAMES = {(use.file, name): (use, given) for use in USES for name, given in use.n
 
 VARIABLES = {
     # The variable, and Ray's module that reads it: what we set it for.
-    "RAY_AUTOSCALER_UTILIZATION_SCORER": ("ray.autoscaler._private.constants", "choose spot machines first"),
+    "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S": (
+        "ray.autoscaler.v2.instance_manager.config",
+        "notice that Google Cloud is out of machines",
+    ),
+    "RAY_AUTOSCALER_RECONCILE_MAX_NUM_RETRY_REQUEST_TO_ALLOCATE": (
+        "ray.autoscaler.v2.instance_manager.config",
+        "notice that Google Cloud is out of machines",
+    ),
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": ("ray.tune.utils.callback", "leave out Tune's own loggers"),
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": ("ray.tune.execution.tune_controller", "report results without a metric"),
     "TUNE_GLOBAL_CHECKPOINT_S": ("ray.tune.execution.tune_controller", "leave saving to our own journal"),
@@ -295,7 +290,7 @@ def private_of_ray(tree: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_ray_still_reads_the_environment_variables_that_dray_sets(variable: str) -> None:
     module, why = VARIABLES[variable]
-    ours = [*(ROOT / "dray").rglob("*.py"), *(ROOT / "searchers").rglob("*.py"), ROOT / "cluster.yaml"]
+    ours = [*(ROOT / "dray").rglob("*.py"), *(ROOT / "searchers").rglob("*.py"), ROOT / "clusters" / "gcp.yaml"]
     setting = [str(path.relative_to(ROOT)) for path in ours if variable in path.read_text()]
     assert setting, f"nothing here sets {variable} any more: take it out of VARIABLES"
     so = f"in Ray {ray.__version__}; {' and '.join(setting)} sets it to {why}"
@@ -396,15 +391,14 @@ def test_ray_still_says_of_a_worker_that_it_was_killed_for_its_memory() -> None:
 
 
 def test_autoscalers_command_line_still_has_its_file_and_its_cluster() -> None:
-    from ray._private import ray_constants, services
+    from ray._private import services
 
     source = inspect.getsource(services.start_monitor)
     for given in ("--gcs-address=", "--autoscaling-config=", '"monitor.py"'):
         assert given in source, f"dray/cluster/autoscaler.py finds it by {given}"
-    assert ray_constants.DEBUG_AUTOSCALING_STATUS == "__autoscaling_status"
 
 
-def test_autoscaler_of_the_second_version_still_says_what_it_starts() -> None:
+def test_autoscaler_still_says_what_it_starts() -> None:
     from ray.autoscaler.v2.schema import ClusterStatus, LaunchRequest, NodeInfo, Stats
 
     for kind, names in {
@@ -414,3 +408,17 @@ def test_autoscaler_of_the_second_version_still_says_what_it_starts() -> None:
         Stats: {"autoscaler_version"},
     }.items():
         assert names <= {field.name for field in fields(kind)}, f"dray/cluster/autoscaler.py reads {names} of {kind}"
+
+
+def test_rays_names_of_gpus_and_labels_are_ours() -> None:
+    import ray._raylet
+    from ray.util.accelerators import accelerators
+
+    from dray.cluster.autoscaler import NODE_TYPE
+    from dray.cluster.nodes import GPU_TYPE
+    from dray.config.resources import GpuType
+
+    makers = ("NVIDIA_", "AMD_", "INTEL_MAX_")
+    theirs = {value for name, value in vars(accelerators).items() if name.startswith(makers)}
+    assert set(get_args(GpuType)) == theirs, "see resources.slot_type"
+    assert (ray._raylet.RAY_NODE_ACCELERATOR_TYPE_KEY, ray._raylet.RAY_NODE_GROUP_KEY) == (GPU_TYPE, NODE_TYPE)

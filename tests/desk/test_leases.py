@@ -109,6 +109,18 @@ def test_trials_are_granted_in_queue_order_and_a_restarted_one_goes_first(scene:
     assert granted(scene.news()) == [7, 8, 0, 1]
 
 
+def test_a_lease_says_which_gpus_the_group_has(scene: Scene) -> None:
+    types = []
+    for trial, (group, start, arrives) in enumerate([("g", 1, "A100"), ("h", 2, ""), ("g", 3, "L4")]):
+        scene.leases.arrive(scene.client, group, "node", arrives)
+        scene.ask(group, start=start)
+        scene.leases.enqueue(scene.client, [trial], first=False)
+        types += [message.gpu_type for message in scene.news_of(LeaseGranted)]
+        scene.leases.end_group(scene.client, group, start, {}, "")
+        scene.client.withdraw([trial])  # the group ended before it took the trial up
+    assert types == ["A100", "", "L4"]
+
+
 def test_no_lease_is_granted_before_every_rank_asks(scene: Scene) -> None:
     scene.leases.enqueue(scene.client, [0], first=False)
     scene.leases.ask(scene.client, "g", 1, 0, 2, first=True)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import Limits, NodeType
 from dray.cluster.connection import Cluster
+from dray.cluster.nodes import GPU_TYPE
 from dray.config.resources import MAX_SHARES, Resources
 from dray.errors import ConfigError
-from dray.groups.capacity import Capacity, find_slots, groups_in, most_slots, slot_kind, slots_of
+from dray.groups.capacity import Capacity, find_slots, gpu_types, groups_in, most_slots, slot_kind, slots_of
 from dray.groups.group import Slots
 
 HEAD = {autoscaler.HEAD: 1.0, "CPU": 4.0}
@@ -24,9 +25,10 @@ GPUS = Limits(types=(NodeType(resources=GPU_NODE, max_count=5),), max_count=3)
 UNKNOWN = Limits(types=None)
 
 
-def node(resources: dict[str, float], *, alive: bool = True) -> dict[str, Any]:
+def node(resources: dict[str, float], *, alive: bool = True, gpu_type: str = "") -> dict[str, Any]:
     """A node as Ray describes it."""
-    return {"NodeID": "id", "NodeManagerAddress": "10.0.0.1", "Alive": alive, "Resources": resources}
+    labels = {GPU_TYPE: gpu_type} if gpu_type else {}
+    return {"NodeID": "id", "NodeManagerAddress": "10.0.0.1", "Alive": alive, "Resources": resources, "Labels": labels}
 
 
 class World:
@@ -156,6 +158,40 @@ def test_slots_that_a_cluster_can_never_have_are_a_config_error(world: World) ->
         find_slots(cluster, Resources(slots_per_trial=0.25, cpus_per_slot=4), 1)
     with pytest.raises(ConfigError, match="3 slots requested on one node"):
         find_slots(cluster, Resources(slots_per_trial=3, placement_strategy="STRICT_PACK"), 3)
+
+
+# ------------------------------------------------------------------------------------------------- types of GPUs
+@pytest.fixture
+def two_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes, each with one GPU of another type."""
+    nodes = [node({"CPU": 4.0, "GPU": 1.0}, gpu_type=each) for each in ("A100", "L4")]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+
+
+def asks(*types: str, slots: int = 1) -> Resources:
+    return Resources.model_validate({"slot_type": list(types), "slots_per_trial": slots})
+
+
+@pytest.mark.usefixtures("two_types")
+def test_only_gpus_of_the_types_asked_for_count_and_all_of_a_group_are_of_one() -> None:
+    for types, per_trial, expected in [((), 1, 2), (("L4",), 1, 1), (("L4", "A100"), 1, 2), ((), 2, 1)]:
+        assert Capacity(slots(per_trial, gpu_types=types), None).now() == expected
+    with pytest.raises(ConfigError, match="2 slots requested"):  # one on each would be of two types
+        find_slots(Cluster(own=True, description="the cluster"), asks("L4", "A100", slots=2), 2)
+
+
+@pytest.mark.usefixtures("two_types")
+def test_types_that_the_cluster_cannot_have_are_left_out_and_an_error_if_none_is_left() -> None:
+    cluster = Cluster(own=True, description="the cluster")
+    assert gpu_types(asks("H100", "L4"), None) == ("L4",)
+    with pytest.raises(ConfigError, match=r"has no such GPUs, and can start none; .* of its nodes: A100, L4"):
+        find_slots(cluster, asks("H100"), 1)
+    h100 = NodeType(resources=GPU_NODE, max_count=5, labels={GPU_TYPE: "H100"})
+    grown = Limits(types=(h100,), max_count=3)
+    assert gpu_types(asks("H100", "L4"), grown) == ("H100", "L4")
+    assert Capacity(slots(1, gpu_types=("H100", "L4")), grown).grown() == 6
+    assert Capacity(slots(2, gpu_types=("H100", "L4")), grown).grown() == 3
+    assert gpu_types(asks("H100", "L4"), UNKNOWN) == ("H100", "L4"), "Kubernetes does not tell the labels"
 
 
 @pytest.mark.parametrize("gpu", [True, False])

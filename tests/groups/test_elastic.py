@@ -25,7 +25,8 @@ class World:
         self.pending: list[tuple[str, int]] = []
         self.created: dict[str, int] = {}
 
-    def placement_group(self, bundles: Sequence[dict[str, float]], *, name: str) -> Any:
+    def placement_group(self, bundles: Sequence[dict[str, float]], *, name: str, bundle_label_selector: Any) -> Any:
+        assert bundle_label_selector is None
         assert all(bundle == SLOTS.resources for bundle in bundles)
         self.pending.append((name, len(bundles)))
         self.schedule()
@@ -57,7 +58,7 @@ class World:
 
     def start(self, elastic: Elastic, *, takes_s: float = 10.0) -> int:
         """A group, up after so long; 0 if there are no resources for it."""
-        size = elastic.start()
+        size = elastic.start({})
         assert not self.pending, "a start leaves nothing behind"
         if size > self.free:
             return 0
@@ -82,20 +83,20 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 @pytest.mark.parametrize(("slots", "size"), [(1, 1), (2, 2), (3, 2), (4, 4), (9, 4)])
 def test_a_group_starts_with_the_largest_size_that_fits(world: World, slots: int, size: int) -> None:
     world.join(slots)
-    assert Elastic(SLOTS, SIZES, name="run").start() == size
+    assert Elastic(SLOTS, SIZES, name="run").start({}) == size
     assert (world.free, world.pending, world.created) == (slots, [], {}), "all of it is for the group"
 
 
 def test_slots_that_others_use_are_not_waited_for_long(world: World) -> None:
     world.join(4)
     world.free = 3
-    assert Elastic(SLOTS, SIZES, name="run").start() == 2
+    assert Elastic(SLOTS, SIZES, name="run").start({}) == 2
     assert world.now < 100 + 2 * elastic_module.SETTLE_S
 
 
 def test_without_room_the_smallest_size_waits(world: World) -> None:
     elastic = Elastic(SLOTS, (2, 4), name="run")
-    assert elastic.start() == 2
+    assert elastic.start({}) == 2
     assert not elastic.may_grow(), "nothing is asked for a group that is yet to come"
     assert not world.pending
 
@@ -129,7 +130,7 @@ def test_a_group_grows_once_room_is_held_and_it_has_trained_as_long_as_its_start
 
 def test_the_boot_of_a_machine_does_not_count_as_the_groups_start(world: World) -> None:
     elastic = Elastic(SLOTS, SIZES, name="run")
-    assert elastic.start() == 1
+    assert elastic.start({}) == 1
     world.now += 600
     world.join(2)
     elastic.arrived()
@@ -144,13 +145,13 @@ def test_the_boot_of_a_machine_does_not_count_as_the_groups_start(world: World) 
 def test_a_group_that_waits_for_slots_that_others_took_makes_way_for_a_smaller_one(world: World) -> None:
     world.join(2)
     elastic = Elastic(SLOTS, SIZES, name="run")
-    assert elastic.start() == 2
+    assert elastic.start({}) == 2
     world.free = 1
     world.now += elastic_module.TAKEN_S - 1
     assert not elastic.may_shrink()
     world.now += 2
     assert elastic.may_shrink()
-    assert elastic.start() == 1
+    assert elastic.start({}) == 1
     world.now += elastic_module.TAKEN_S + 1
     assert not elastic.may_shrink(), "there is no smaller size"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 
+from dray.cluster.nodes import GPU_TYPE
 from dray.display.counts import Counts
 from dray.groups.capacity import Capacity
 from dray.groups.group import Slots
@@ -355,6 +356,20 @@ def test_the_display_shows_what_groups_wait_for(worlds: Any) -> None:
     assert world.display.waits_for == "the worker group waits for nodes"
 
 
+def test_a_group_that_gets_no_gpu_of_a_type_asks_for_one_of_the_next(worlds: Any) -> None:
+    world = worlds(2, own=False)
+    world.slots = replace(world.slots, gpu_types=("A100", "L4"))
+    world, groups = started(world, trials=1)
+    world.made[0].is_placed = False
+    for _ in range(15):
+        world.later(groups, LOOK_S)
+    asked = [(group.name, group.slots.labels, group.was_ended) for group in world.made]
+    first, second = {GPU_TYPE: "A100"}, {GPU_TYPE: "L4"}
+    assert asked == [("group-0", first, True), ("group-0", second, False)]
+    ends(groups, world.made[0])  # which is reported late
+    assert groups.count == 1
+
+
 def test_a_group_on_a_draining_node_is_drained_once(worlds: Any) -> None:
     world, groups = started(worlds(4, own=False), trials=1)
     world.made[0].nodes = frozenset(["node-a", "node-b"])
@@ -376,7 +391,8 @@ class Sizes:
     def __init__(self) -> None:
         self.size, self.grows_to, self.shrinks = 2, 0, False
 
-    def start(self) -> int:
+    def start(self, labels: Mapping[str, str]) -> int:
+        assert labels == {}
         return self.size
 
     def arrived(self) -> None:

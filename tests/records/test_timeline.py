@@ -13,6 +13,7 @@ import pytest
 
 from dray.records import timeline
 from dray.records.timeline import FILE, Timeline, read_timeline
+from dray.report.slot_time import by_gpu_type
 
 
 def system(*samples: tuple[int, float, dict[str, float]]) -> pd.DataFrame:
@@ -28,7 +29,7 @@ def system(*samples: tuple[int, float, dict[str, float]]) -> pd.DataFrame:
 def read(directory: Path, events: list[tuple[float, str, dict[str, Any]]], *samples: Any) -> list[tuple[Any, ...]]:
     lines = [json.dumps({"time": at, "event": event, **fields}) for at, event, fields in events]
     (directory / FILE).write_text("".join(line + "\n" for line in lines))
-    return list(read_timeline(directory, system(*samples)).itertuples(index=False, name=None))
+    return list(read_timeline(directory, system(*samples)).drop(columns="gpu_type").itertuples(index=False, name=None))
 
 
 G, H = {"group": "g"}, {"group": "h"}
@@ -186,6 +187,39 @@ def test_the_timeline_is_read_while_the_driver_writes(tmp_path: Path, monkeypatc
     again = Timeline(tmp_path)
     again.close()
     assert read_timeline(tmp_path, system()).equals(table), "the torn line is cut off"
+
+
+def test_a_groups_gpu_type_counts_from_its_start_and_a_trial_has_all_that_it_ran_on(tmp_path: Path) -> None:
+    events: list[tuple[float, str, dict[str, Any]]] = [
+        (0, "opened", {}),
+        (1, "starts", {**G, "slots": 1}),
+        (2, "starts", {**H, "slots": 1}),
+        (3, "joined", G),
+        (4, "granted", {**G, "trial": 0, "gpu_type": "A100"}),
+        (5, "ends", G),  # it died; the next group of the name is elsewhere
+        (6, "starts", {**G, "slots": 1}),
+        (7, "granted", {**G, "trial": 0, "gpu_type": "L4"}),
+        (8, "left", {**G, "trial": 0}),
+        (9, "granted", {**G, "trial": 1, "gpu_type": "L4"}),
+        (10, "closed", {}),
+    ]
+    read(tmp_path, events)
+    table = read_timeline(tmp_path, system())
+    types = {(row.group, row.start): row.gpu_type for row in table.itertuples()}
+    assert types == {
+        ("g", 1): "A100",
+        ("g", 3): "A100",
+        ("g", 4): "A100",
+        ("g", 6): "L4",
+        ("g", 7): "L4",
+        ("g", 8): "L4",
+        ("g", 9): "L4",
+        ("h", 2): "",
+    }
+    assert timeline.gpu_types(tmp_path) == {0: "A100, L4", 1: "L4"}
+    spent = {kind: (time, training) for kind, time, training in by_gpu_type(table)}
+    assert spent.keys() == {"A100", "L4", "unknown"}
+    assert spent["A100"] == ("4.0 s", "0.0%")
 
 
 def test_an_experiment_without_a_timeline_has_an_empty_one(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], g
     """Enter a worker that can't import what it runs; returns the errors that it reports."""
     monkeypatch.setattr("ray.get", lambda answer: answer)
     monkeypatch.setattr("ray.get_gpu_ids", lambda: gpus)
-    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node-7"))
+    here = SimpleNamespace(get_node_id=lambda: "node-7", get_node_labels=lambda: {"ray.io/accelerator-type": "L4"})
+    monkeypatch.setattr("ray.get_runtime_context", lambda: here)
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
     monkeypatch.setitem(sys.modules, "dray.worker.serve", None)  # as if it were not there
     desk = Desk()

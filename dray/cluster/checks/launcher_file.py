@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dray.cluster.autoscaler import NODE_TYPE
 from dray.cluster.checks import ec2_model
 from dray.cluster.checks.ec2_model import Faults
 from dray.text import one_line
@@ -37,7 +38,7 @@ def faults(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = list(_schema(config))
     if found:  # the other checks rely on the schema
         return found
-    checks = [_ray, _files, _token, _ports, _head, _storage]
+    checks = [_ray, _labels, _files, _token, _ports, _head, _storage]
     if provider(config) == "aws":
         checks.append(ec2_model.check)
     return [fault for check in checks for fault in check(config)]
@@ -81,6 +82,16 @@ def _ray(config: Mapping[str, Any]) -> Faults:
         validate_config(prepare_config(given))
     except Exception as error:  # Ray raises anything, even KeyError
         yield "file", f"Ray refuses it: {one_line(error) or type(error).__name__}"
+
+
+def _labels(config: Mapping[str, Any]) -> Faults:
+    for name, node in _node_types(config):
+        if (label := node.get("labels", {}).get(NODE_TYPE, name)) != name:
+            why = "by this label searches avoid machines that the cloud does not have"
+            yield (
+                f"available_node_types.{name}.labels.{NODE_TYPE}",
+                f"must be {name}, the type's name, got {label}: {why}",
+            )
 
 
 # --------------------------------------------------------------------------------------------------- files and security
