@@ -26,8 +26,6 @@ from tests.ray.harness import TRIALS, lines, recorded, wait_for
 from tests.storage.s3 import LocalS3
 
 BATCHES, TRIAL_COUNT = 240, 2
-GRACE_S = 30.0
-"""Kubernetes' default."""
 TOKEN = "0123456789abcdef" * 4
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
@@ -104,12 +102,11 @@ class Cluster:
     def delete(self) -> dict[str, Any]:
         """All pods at a time, as when a RayJob is suspended."""
         with ThreadPoolExecutor() as pool:
-            ends = {
-                pod.name: pool.submit(
-                    pod.delete, GRACE_S, _hook(group["template"]["spec"]["containers"][0].get("lifecycle"))
-                )
-                for pod, group in self._pods
-            }
+            ends = {}
+            for pod, group in self._pods:
+                spec = group["template"]["spec"]
+                hook = spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
+                ends[pod.name] = pool.submit(pod.delete, spec["terminationGracePeriodSeconds"], hook)
         return {name: end.result() for name, end in ends.items()}
 
     def log(self) -> str:
@@ -119,10 +116,6 @@ class Cluster:
     def power_off(self) -> None:
         for pod, _ in self._pods:
             pod.power_off()
-
-
-def _hook(lifecycle: dict[str, Any] | None) -> list[str]:
-    return [] if lifecycle is None else list(lifecycle["preStop"]["exec"]["command"])
 
 
 def filled_in(s3: LocalS3) -> dict[str, Any]:
@@ -182,6 +175,7 @@ def main(directory: Path) -> None:
             last.submit()
             wait_for(lambda: last.status() not in ("PENDING", "RUNNING", "None"), "the job ends", 240)
             seen["status"] = last.status()
+            seen["ends"].update(last.delete())
         finally:
             seen["log"].append(last.log())
             last.power_off()

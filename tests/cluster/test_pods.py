@@ -22,7 +22,7 @@ def test_a_suspended_and_then_deleted_job_continues_in_other_pods_and_trains_no_
     for name, end in seen["ends"].items():
         print(f"{name}: the hook took {end['hook_s']:.1f} s, all {end['took_s']:.1f} s")
         assert not end["killed"], f"{name}: {end}"
-    assert len(seen["ends"]) == 4
+    assert len(seen["ends"]) == 6
     # At each end, all that was trained was saved.
     assert seen["saved"] == seen["trained"]
     assert all(0 < before < after < pods.BATCHES for before, after in zip(*seen["saved"], strict=True))
