@@ -64,6 +64,7 @@ class Host:
         own_processes: bool = True,
     ) -> None:
         self.name, self.address, self.log = name, address, directory / f"{name}.log"
+        self._own_processes = own_processes
         self._environment = {
             "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(HOME),
@@ -92,7 +93,9 @@ class Host:
         self, command: Sequence[str], environment: Mapping[str, str] = {}, **options: object
     ) -> subprocess.Popen[str]:
         """Start a command on the host, with the variables of its first process."""
-        enter = ["nsenter", f"--target={self.first}", "--mount", "--uts", "--ipc", "--net", "--pid", f"--wdns={HOME}"]
+        enter = ["nsenter", f"--target={self.first}", "--mount", "--uts", "--ipc", "--net", f"--wdns={HOME}"]
+        if self._own_processes:  # which takes a process between, that passes no signals on
+            enter.append("--pid")
         variables = {**self._environment, **environment}
         return subprocess.Popen([*enter, "--", *command], env=variables, text=True, **options)  # type: ignore[call-overload, no-any-return]
 

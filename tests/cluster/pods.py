@@ -87,7 +87,9 @@ class Cluster:
             return None
 
     def submit(self) -> None:
-        """As in HTTPMode."""
+        """As in HTTPMode, once the pods are ready."""
+        for pod, _ in self._pods:
+            wait_for(lambda log=pod.log: "Ray runtime started" in log.read_text(), f"Ray on {pod.name}", 200)  # type: ignore[misc]
         body = {"entrypoint": self._job["entrypoint"], "submission_id": self._job["jobId"]}
         wait_for(lambda: self._ask(body=body), "the job is submitted", 120)
 
@@ -154,7 +156,7 @@ def main(directory: Path) -> None:
         try:
             cluster.submit()
             before = trained()
-            wait_for(lambda: all(trained()[trial] > before[trial] + 10 for trial in before), "all trials train", 240)
+            wait_for(lambda: all(trained()[trial] > before[trial] + 10 for trial in before), "all trials train", 300)
             if by == "deletion":
                 cluster.stop_job()
                 time.sleep(2)  # until Kubernetes has found that nobody owns the pods
@@ -173,7 +175,7 @@ def main(directory: Path) -> None:
         last = Cluster(manifest, 2, directory)
         try:
             last.submit()
-            wait_for(lambda: last.status() not in ("PENDING", "RUNNING", "None"), "the job ends", 240)
+            wait_for(lambda: last.status() not in ("PENDING", "RUNNING", "None"), "the job ends", 300)
             seen["status"] = last.status()
             seen["ends"].update(last.delete())
         finally:

@@ -154,7 +154,7 @@ def main(directory: Path) -> None:
         """
         nodes, before = Nodes(number, directory), trained()
         try:
-            wait_for(lambda: all(now > then + 10 for now, then in zip(trained(), before, strict=True)), "training", 240)
+            wait_for(lambda: all(now > then + 10 for now, then in zip(trained(), before, strict=True)), "training", 300)
             began = time.monotonic()
             nodes.batch.send_signal(signal.SIGTERM) if batch else nodes.end_tasks()
             try:
@@ -173,7 +173,7 @@ def main(directory: Path) -> None:
         preempted(1, batch=False)
         nodes = Nodes(2, directory)
         try:
-            seen["codes"].append(nodes.batch.wait(240))
+            seen["codes"].append(nodes.batch.wait(300))
         finally:
             nodes.power_off()
     finally:
