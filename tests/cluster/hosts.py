@@ -37,6 +37,7 @@ ip address add {address}/24 dev eth0
 ip link set eth0 up
 ip route add default via {here}
 cd {home}
+touch /tmp/booted
 exec "$@" < /dev/null
 """
 
@@ -88,6 +89,9 @@ class Host:
         plug(name, self.process.pid)
         assert self.process.stdin is not None
         print("connected", file=self.process.stdin, flush=True)
+        while not Path(f"/proc/{self.first}/root/tmp/booted").exists():
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.01)
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str] = {}, **options: object

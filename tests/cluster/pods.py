@@ -45,20 +45,18 @@ class Cluster:
         head, worker = cluster["headGroupSpec"], cluster["workerGroupSpecs"][0]
         address = f"10.77.0.{2 * number + 2}"
         self._url = f"http://{address}:8265/api/jobs/"
-        self._pods = [
-            (self._pod(f"head-{number}", address, head, directory, address, "--head --dashboard-host=0.0.0.0"), head),
-            (
-                self._pod(
-                    f"worker-{number}",
-                    f"10.77.0.{2 * number + 3}",
-                    worker,
-                    directory,
-                    address,
-                    f"--address={address}:6379 --num-cpus={TRIAL_COUNT}",
-                ),
-                worker,
-            ),
-        ]
+        starts = "--head --dashboard-host=0.0.0.0"
+        self._pods = [(self._pod(f"head-{number}", address, head, directory, address, starts), head)]
+        # KubeRay has workers wait for the head.
+        self._wait_for_ray()
+        starts = f"--address={address}:6379 --num-cpus={TRIAL_COUNT}"
+        beside = f"10.77.0.{2 * number + 3}"
+        self._pods.append((self._pod(f"worker-{number}", beside, worker, directory, address, starts), worker))
+        self._wait_for_ray()
+
+    def _wait_for_ray(self) -> None:
+        pod = self._pods[-1][0]
+        wait_for(lambda: "Ray runtime started" in pod.log.read_text(), f"Ray on {pod.name}", 200)
 
     def _pod(self, name: str, address: str, group: dict[str, Any], directory: Path, head: str, options: str) -> Host:
         """As KubeRay 1.7 starts its container: the variables that it adds, and its command."""
@@ -87,9 +85,7 @@ class Cluster:
             return None
 
     def submit(self) -> None:
-        """As in HTTPMode, once the pods are ready."""
-        for pod, _ in self._pods:
-            wait_for(lambda log=pod.log: "Ray runtime started" in log.read_text(), f"Ray on {pod.name}", 200)  # type: ignore[misc]
+        """As in HTTPMode."""
         body = {"entrypoint": self._job["entrypoint"], "submission_id": self._job["jobId"]}
         wait_for(lambda: self._ask(body=body), "the job is submitted", 120)
 
