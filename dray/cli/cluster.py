@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -164,6 +167,7 @@ def validate(
     from dray.config.yaml_file import read_mapping
     from dray.errors import ConfigError
 
+    _check_not_kubernetes(file)
     config = read_mapping(file)
     # Imported after the file's own errors were reported: it takes a second.
     from dray.cluster.checks.launcher_file import faults, provider
@@ -175,3 +179,17 @@ def validate(
     if found:
         raise ConfigError(found, str(file))
     typer.echo(f"{file}: no errors found (provider {provider(config)}); start the cluster with `ray up {file}`")
+
+
+def _check_not_kubernetes(file: Path) -> None:
+    """Check that it is no manifest of Kubernetes, which may be several documents.
+
+    Raises:
+        BadUse: it is.
+    """
+    with suppress(OSError, UnicodeDecodeError):  # reported where it is read
+        if re.search("^apiVersion:", file.read_text(), re.MULTILINE):
+            check = f"kubectl apply --dry-run=server -f {shlex.quote(str(file))}"
+            raise BadUse(
+                f"{file} is for Kubernetes, not for Ray's cluster launcher; to check it against KubeRay: {check}"
+            )

@@ -48,7 +48,12 @@ def create(
     ] = False,
     path: Annotated[
         Path | None,
-        typer.Option("--path", "--storage", help="Store the experiment in this directory.", show_default=False),
+        typer.Option(
+            "--path",
+            "--storage",
+            help="Store the experiment in this directory; if there is one, or it is in the object store, continue it.",
+            show_default=False,
+        ),
     ] = None,
     storage_path: Annotated[
         str | None,
@@ -70,6 +75,7 @@ def create(
     dray experiment create asha.yaml . --local   one trial, for a debugger
     dray experiment create asha.yaml . --detach  submit it to the server
     dray experiment create asha.yaml . --config searcher.max_trials=8
+    dray experiment create asha.yaml . --path results/digits   again: continues it
     """
     if local and storage_path is not None:
         raise BadUse("--storage-path can't be used with --local, which stores all in one directory; use --path")

@@ -32,7 +32,7 @@ NODE_TYPE = "ray.io/node-group"
 READ_TIMEOUT_S = 60.0
 """How long reading the file on the head may take: a process may have to start there."""
 JOIN_S = 60.0
-"""How long existing machines may take to join: some ten seconds after `ray up` has started the head."""
+"""How long existing machines, or an autoscaler on Kubernetes, may take to join: some ten seconds after the head."""
 UNLIMITED = 10_000
 """The maximum of a node type without a limit."""
 NO_FILE = "none"
@@ -96,8 +96,11 @@ def limits() -> Limits | None:
             return limits_of(file)
         _wait_for(1 + len(provider["worker_ips"]))
         return None
-    # On Kubernetes the autoscaler is in a separate container.
-    return Limits(types=None) if has_state() else None
+    # On Kubernetes the autoscaler is in a separate container, which may be up later than the driver.
+    deadline = time.monotonic() + (JOIN_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0)
+    while not (found := has_state()) and time.monotonic() < deadline:
+        time.sleep(0.25)
+    return Limits(types=None) if found else None
 
 
 def _wait_for(machines: int) -> None:

@@ -20,6 +20,7 @@ from dray.config.search import build_sampler
 from dray.display.display import Display
 from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.checkpoint_source import with_source, with_storage
+from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.experiment.warm_start import read_sources
@@ -61,7 +62,9 @@ class Experiment:
             ``startup-hook.sh`` in it runs on each machine before its first worker imports from it.
         trial: the class itself, instead of an entrypoint. The class of a script or a notebook is sent to the workers
             of a cluster with the directory that it is in.
-        path: the experiment's directory; by default a new one in the config's storage.
+        path: the experiment's directory; by default a new one in the config's storage. If there is an
+            experiment already, it continues, with the code that it was created with: there, or with an object store
+            under the directory's name in the store. So the same call on another machine continues where the last ended.
         storage_path: a directory or ``s3://bucket/prefix``, instead of the config's ``checkpoint_storage``. If neither
             is given, that of the environment variable ``DRAY_STORAGE``.
         constraint: returns whether a dict of hyperparameters may be tried; if not, others are drawn.
@@ -237,9 +240,12 @@ class Experiment:
         """Create the experiment's directory, or open it; `run` does that too.
 
         Raises:
-            ConfigError: it can't be created, or its object store can't be used.
+            ConfigError: it can't be created, or its object store can't be used; or there is an experiment with another
+                config.
         """
-        if self._resumes or ExperimentDirectory(self.path).config_file.exists():
+        if not self._resumes and not self._links and (existing := config_of_existing(self.path, self._config)):
+            self._config, self._resumes = existing, True
+        if self._resumes:
             directory = ExperimentDirectory.open(self.path)
             check_storage(directory.storage)
         else:

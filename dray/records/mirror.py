@@ -14,7 +14,7 @@ import platform
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dray.errors import NoExperiment
@@ -152,18 +152,41 @@ def fetch_experiment(where: str | os.PathLike[str]) -> Path:
     if location.is_local:
         return location.path.resolve()
     path = results_root() / location.name
-    if ExperimentDirectory(path).config_file.exists():
-        return path
+    if not ExperimentDirectory(path).config_file.exists():
+        fetch_to(path, location)
+    return path
+
+
+def fetch_to(path: Path, location: Location) -> None:
+    """Copy an experiment from an object store to a new directory, to be continued there.
+
+    Raises:
+        NoExperiment: there is none.
+        StorageError: the object store can't be used.
+    """
     directory = ExperimentDirectory(path.with_name(f".{path.name}-partial"))
     shutil.rmtree(directory.path, ignore_errors=True)
     trials = fetch_without_trials(location, directory)
     directory.code.mkdir(exist_ok=True)
-    # Trials that began after the last copy start from scratch, perhaps with other hyperparameters.
     started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
-    for trial in trials - started:
-        RemoteDirectory(location.child(f"trial_{trial}"), patience_s=PATIENCE_S).delete()
+    _delete(trials - started, location)
     directory.path.rename(path)
-    return path
+
+
+def delete_trials(location: Location) -> None:
+    """Delete what trials have stored at the place of an experiment that was never copied there."""
+    _delete(_trials_of(RemoteDirectory(location, patience_s=PATIENCE_S).sizes()), location)
+
+
+def _delete(trials: Iterable[int], location: Location) -> None:
+    """Delete trials that no journal knows: they start from scratch, perhaps with other hyperparameters."""
+    for trial in trials:
+        RemoteDirectory(location.child(f"trial_{trial}"), patience_s=PATIENCE_S).delete()
+
+
+def _trials_of(names: Iterable[str]) -> set[int]:
+    """The trials that have files of these names."""
+    return {int(found[1]) for name in names if (found := _TRIAL.match(name))}
 
 
 def fetch_without_trials(location: Location, directory: ExperimentDirectory) -> set[int]:
@@ -177,10 +200,10 @@ def fetch_without_trials(location: Location, directory: ExperimentDirectory) -> 
         StorageError: the object store can't be used.
     """
     remote = RemoteDirectory(location, patience_s=PATIENCE_S)
-    by_name = {name: _TRIAL.match(name) for name in remote.sizes()}
-    names = [name for name, trial in by_name.items() if trial is None]
+    stored = remote.sizes()
+    names = [name for name in stored if not _TRIAL.match(name)]
     if directory.config_file.name not in names:
         raise NoExperiment(f"no experiment in {location}: it has no {directory.config_file.name}")
     remote.download(directory.path, names)
     directory.write_storage(location)
-    return {int(trial.group(1)) for trial in by_name.values() if trial is not None}
+    return _trials_of(stored)

@@ -128,11 +128,7 @@ class Machine:
 
     def connect(self) -> None:
         """Plug it in."""
-        for command in (
-            f"link add port-{self.name} type veth peer name eth0 netns {self._process.pid}",
-            f"link set port-{self.name} master switch up",
-        ):
-            _ip(command)
+        plug(self.name, self._process.pid)
         assert self._process.stdin is not None
         print("connected", file=self._process.stdin, flush=True)
         wait_for(self._answers, f"machine {self.name}", 60)
@@ -175,10 +171,7 @@ class Machines:
         directory.mkdir(parents=True, exist_ok=True)
         key = directory / "key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-        _ip("link add switch type bridge")
-        _ip(f"address add {HERE}/24 dev switch")
-        _ip("link set switch up")
-        _ip(f"route add default via {HERE}")  # by which Ray finds its own address
+        make_network()
         self._machines = [
             Machine(name, f"10.77.0.{number}", directory=directory, key=key, mounts=mounts)
             for number, name in enumerate(names, 2)
@@ -194,6 +187,20 @@ class Machines:
     ) -> None:
         for machine in self._machines:
             machine.power_off()
+
+
+def make_network() -> None:
+    """A network in these namespaces, of which this process has the address HERE."""
+    _ip("link add switch type bridge")
+    _ip(f"address add {HERE}/24 dev switch")
+    _ip("link set switch up")
+    _ip(f"route add default via {HERE}")  # by which Ray finds its own address
+
+
+def plug(name: str, process: int) -> None:
+    """Give the network namespace of a process an eth0 on that network."""
+    _ip(f"link add port-{name} type veth peer name eth0 netns {process}")
+    _ip(f"link set port-{name} master switch up")
 
 
 def _ip(command: str) -> None:

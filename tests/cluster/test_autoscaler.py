@@ -96,6 +96,17 @@ def test_whether_there_is_an_autoscaler(
     assert autoscaler.limits() == expected
 
 
+def test_an_autoscaler_on_kubernetes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its container starts beside that of the head, and a job as soon as the head is up."""
+    states = [True, False, False]
+    monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
+    monkeypatch.setattr(autoscaler, "config_file", lambda: None)
+    monkeypatch.setattr(autoscaler, "has_state", lambda: states.pop())
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert autoscaler.limits() == UNKNOWN
+    assert not states
+
+
 OWN_MACHINES = "provider: {type: local, head_ip: 10.0.0.1, worker_ips: [10.0.0.2, 10.0.0.3]}"
 
 

@@ -90,6 +90,8 @@ def test_all_code_is_fenced(page: str) -> None:
 def test_only_blocks_that_need_a_cluster_are_not_run() -> None:
     assert [(block.page, block.parsed_only) for block in blocks() if block.parsed_only is not None] == [
         ("clusters.md", "needs a cluster with a dashboard"),
+        ("kubernetes.md", "needs a cluster"),
+        ("kubernetes.md", "needs a cluster"),
         ("operating-clusters.md", "needs a cloud"),
         ("operating-clusters.md", "needs a cluster"),
     ]
@@ -161,7 +163,9 @@ def check(words: list[str], page: str) -> None:
             from ray.scripts.scripts import cli
 
             parse(cli, words)
-        case ["chmod", "600", _]:
+        case ["kubectl", *_, file] | ["sbatch", file] if file.startswith("clusters/"):
+            assert (ROOT / file).exists()
+        case ["chmod", "600", _] | ["kubectl" | "scancel", *_]:
             pass
         case _:
             raise AssertionError(f"{page}: unknown command {words}")

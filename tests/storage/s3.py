@@ -16,18 +16,18 @@ KEYS = (("access_key", "test"), ("secret_key", "test"))
 class LocalS3:
     """A moto server in this process, with a bucket. What is in it outlives `stop`."""
 
-    def __init__(self, bucket: str = "bucket") -> None:
+    def __init__(self, bucket: str = "bucket", host: str = "127.0.0.1") -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self.bucket = bucket
+        self.bucket, self.host = bucket, host
         self.port = 0
         self.start()
-        url = f"http://127.0.0.1:{self.port}/{bucket}"
+        url = f"http://{host}:{self.port}/{bucket}"
         urllib.request.urlopen(urllib.request.Request(url, method="PUT")).close()
 
     def start(self) -> None:
         from moto.server import ThreadedMotoServer  # which takes a second
 
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
+        self._server = ThreadedMotoServer(ip_address=self.host, port=self.port, verbose=False)
         self._server.start()
         self.port = self._server.get_host_and_port()[1]
 
@@ -36,14 +36,14 @@ class LocalS3:
 
     def uri(self, *names: str, bucket: str | None = None, port: int | None = None) -> str:
         place = "/".join((bucket or self.bucket, *names))
-        return f"s3://{place}?region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{port or self.port}"
+        return f"s3://{place}?region=us-east-1&scheme=http&endpoint_override={self.host}:{port or self.port}"
 
     def place(self, *names: str, port: int | None = None) -> Location:
         return Location(Location.of(self.uri(*names, port=port)).uri, KEYS)
 
     def demand_keys(self, wanted: bool) -> None:
         """Whether any key will do, as by default, or none that was not made."""
-        url = f"http://127.0.0.1:{self.port}/moto-api/reset-auth"
+        url = f"http://{self.host}:{self.port}/moto-api/reset-auth"
         body = b"0" if wanted else b"inf"
         urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "text/plain"})).close()
 
