@@ -2,86 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import json
+from pathlib import Path
 
 import pytest
 
-import dray
-from dray.desk.messages import Message, ReportReceived
 from dray.experiment.prometheus import METRICS
-from tests.ray.harness import TRIALS, Meanwhile, recorded, wait_for
-from tests.ray.scraping import Sample, scraped, values
+from tests.forks.process import run_script
+from tests.ray import exporting
+from tests.ray.exporting import ALONE, FAULTY, STATES, Found
+from tests.ray.harness import ROOT
+from tests.ray.scraping import values
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
-
-ALONE, FAULTY = "alone", "faulty"
-ONE_SLOT = {"slot": "cpu", "max_slots": 1}
-STATES = {
-    ALONE: {"COMPLETED": 1},
-    FAULTY: {"COMPLETED": 3, "ERRORED": 1, "INVALID_HP": 1},  # see `recorded.Faulty`; trial 2 is replaced
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What two experiments of one process have exported.
-
-    Attributes:
-        during: scraped while the only trial of the first one trained.
-        after: scraped after the second one's end.
-        reports: how many reports the first one's driver has received.
-    """
-
-    during: list[Sample]
-    after: list[Sample]
-    reports: int
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def found(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(shared_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """In a process of its own: Ray 2.60 counts once more for each earlier connection of a process to the cluster."""
     directory = tmp_path_factory.mktemp("prometheus")
-    during: list[Sample] = []
-    messages: list[Message] = []
-
-    def run(name: str, trial: str, hparams: dict[str, Any] | None = None, **fields: Any) -> None:
-        config = recorded(directory / f"{name}.record", resources=ONE_SLOT, **fields)
-        config["hyperparameters"] |= hparams or {}
-        experiment = dray.Experiment(
-            config | {"entrypoint": f"recorded:{trial}"}, model_dir=TRIALS, path=directory / name
-        )
-        experiment.run(on_message=messages.append if name == ALONE else None)
-
-    def look() -> None:
-        def busy() -> list[Sample] | None:
-            now = scraped()
-            return now if values(now, "dray_slots_busy", ALONE) else None
-
-        during.extend(wait_for(busy, "a busy slot at the endpoint") or [])
-        until.touch()
-
-    until = directory / "until"
-    asha = {
-        "name": "asha",
-        "metric": "error",
-        "max_length": {"batches": 40},
-        "max_trials": 1,
-        "num_rungs": 3,
-        "divisor": 2,
-    }
-    with Meanwhile(look):
-        held = {"until": str(until), "longer": str(until)}
-        run(ALONE, "Held", held, trials=1, batches=40, searcher=asha)
-    run(FAULTY, "Faulty", trials=4, batches=20)
-    reports = sum(isinstance(message, ReportReceived) for message in messages)
-
-    def ended() -> list[Sample] | None:
-        now = scraped()
-        return now if values(now, "dray_trials", FAULTY) == STATES[FAULTY] else None
-
-    after = wait_for(ended, "the second experiment's end at the endpoint")
-    assert after is not None
-    return Found(during=during, after=after, reports=reports)
+    run_script(
+        Path(exporting.__file__), str(directory), directory=directory, RAY_ADDRESS=shared_cluster, PYTHONPATH=str(ROOT)
+    )
+    return Found.read(json.loads((directory / exporting.FOUND).read_text()))
 
 
 def test_trials_are_counted_by_state(found: Found) -> None:
