@@ -25,7 +25,10 @@ def test_a_suspended_and_then_deleted_job_continues_in_other_pods_and_trains_no_
     assert len(seen["ends"]) == 6
     # At each end, all that was trained was saved.
     assert seen["saved"] == seen["trained"]
-    assert all(0 < before <= after < pods.BATCHES for before, after in zip(*seen["saved"], strict=True))
+    first, second = seen["saved"]
+    assert all(0 < before < pods.BATCHES for before in first)
+    assert all(before <= after for before, after in zip(first, second, strict=True))
+    assert sum(first) < sum(second) < pods.TRIAL_COUNT * pods.BATCHES  # one of the trials may have completed
 
     assert seen["status"] == "SUCCEEDED", seen["log"]
     found = attempts(tmp_path / "record")
