@@ -39,11 +39,11 @@ SEARCHERS: dict[str, dict[str, Any]] = {
 }
 WAYS = (*SEARCHERS, "ray")
 
-CONSTANTS = {"global_batch_size": 16, "aggregation_frequency": 1, "block": 64}
+CONSTANTS = {"global_batch_size": 16, "aggregation_frequency": 1, "block": 32}
 SPACE: dict[str, dict[str, Any]] = {
     "lr": {"type": "log", "base": 10, "minval": -4.5, "maxval": -1},
-    "layers": {"type": "int", "minval": 1, "maxval": 4},
-    "width": {"type": "categorical", "vals": [32, 64, 96, 128]},
+    "layers": {"type": "int", "minval": 1, "maxval": 3},
+    "width": {"type": "categorical", "vals": [16, 32, 48, 64]},
     "heads": {"type": "categorical", "vals": [1, 2, 4, 8]},
     "dropout": {"type": "double", "minval": 0.0, "maxval": 0.4},
     "warm_up_steps": {"type": "int", "minval": 1, "maxval": 100},
@@ -96,7 +96,7 @@ def by_ray(directory: Path, seed: int, seconds: float) -> None:
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     space = {
         "lr": tune.loguniform(10 ** SPACE["lr"]["minval"], 10 ** SPACE["lr"]["maxval"]),
-        "layers": tune.randint(1, 5),
+        "layers": tune.randint(1, 4),
         "width": tune.choice(SPACE["width"]["vals"]),
         "heads": tune.choice(SPACE["heads"]["vals"]),
         "dropout": tune.uniform(0.0, 0.4),
