@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -33,10 +34,11 @@ class SharedCluster:
     def when_free(self) -> str:
         """Its address, once all its CPUs are free."""
         if self._cluster is not None:
+            state = self._state()
             try:
-                wait_for(self._is_free, "free CPUs", FREE_WITHIN_S)
+                wait_for(lambda: state.available_resources().get("CPU") == CPUS, "free CPUs", FREE_WITHIN_S)
             except TimeoutError:
-                warnings.warn(f"the shared cluster is replaced, its CPUs are in use:\n{self._users()}", stacklevel=1)
+                warnings.warn(f"the shared cluster is replaced, its CPUs are in use:\n{_users(state)}", stacklevel=1)
                 self.shutdown()
         if self._cluster is None:
             only_what_is_needed = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
@@ -49,9 +51,6 @@ class SharedCluster:
             self._cluster.shutdown()
             self._cluster = None
 
-    def _is_free(self) -> bool:
-        return bool(self._state().available_resources().get("CPU") == CPUS)
-
     def _state(self) -> GlobalState:
         assert self._cluster is not None
         state, any_cluster = GlobalState(), {"allow_cluster_id_nil": True, "fetch_cluster_id_if_nil": True}
@@ -59,14 +58,16 @@ class SharedCluster:
         state._initialize_global_state(GcsClientOptions.create(self._cluster.address, None, **any_cluster))  # noqa: SLF001
         return state
 
-    def _users(self) -> str:
-        """What Ray knows of that runs, and where the processes of its workers are."""
-        state = self._state()
-        groups = {key: value for key, value in state.placement_group_table().items() if value["state"] != "REMOVED"}
-        actors = {key: value for key, value in state.actor_table(None, None, None).items() if value["State"] != "DEAD"}
-        said = [f"free: {state.available_resources()}", f"placement groups: {groups}", f"actors: {actors}"]
-        for pid, name in descendants(os.getpid()).items():
-            if name.startswith("ray::"):
-                stack = [Path(sys.executable).with_name("py-spy"), "dump", "--pid", str(pid)]
-                said += [name, subprocess.run(stack, capture_output=True, text=True, timeout=30, check=False).stdout]
-        return "\n".join(said)
+
+def _users(state: GlobalState) -> str:
+    """What Ray knows of that runs, and where the processes of its workers are."""
+    groups = {key: value for key, value in state.placement_group_table().items() if value["state"] != "REMOVED"}
+    actors = {key: value for key, value in state.actor_table(None, None, None).items() if value["State"] != "DEAD"}
+    said = [f"free: {state.available_resources()}", f"placement groups: {groups}", f"actors: {actors}"]
+    for pid, name in descendants(os.getpid()).items():
+        if name.startswith("ray::"):
+            said.append(name)
+            stack = [Path(sys.executable).with_name("py-spy"), "dump", "--pid", str(pid)]
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # it has ended, or can't be read
+                said.append(subprocess.run(stack, capture_output=True, text=True, timeout=30, check=False).stdout)
+    return "\n".join(said)
