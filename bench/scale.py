@@ -13,11 +13,13 @@ the trials.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import random
 import sys
 import threading
 import time
+from asyncio import wrap_future
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,20 +96,25 @@ class Players:
 
     def __init__(self, plain: int) -> None:
         self._plain, self._waits = plain, list[float]()
+        self._endpoint: Any = None
 
-    async def play(self, desk: Any, run: str, group: str, start: int, shape: str, rungs: list[int]) -> None:
+    async def play(self, actor: Any, run: str, group: str, start: int, shape: str, rungs: list[int]) -> None:
         """What a group does from its start to the end of the search."""
+        from dray.desk.connection import DeskConnection
         from dray.desk.messages import Departure
         from dray.worker.lease import TrialLease
 
-        await desk.arrived.remote(run, group, "")
+        await actor.arrived.remote(run, group, "", "")
+        if self._endpoint is None:
+            self._endpoint = await actor.endpoint.remote()
+        desk = await asyncio.to_thread(DeskConnection, self._endpoint)
         number = 0
-        while (given := await desk.next_lease.remote(run, group, start, 0, 1, number, shape)) is not None:
+        while (given := await wrap_future(desk.next_lease(run, group, start, 0, 1, number, shape))) is not None:
             assert isinstance(given, TrialLease)
             number = given.number
-            desk.begun.remote(number)
+            desk.begun(number)
             outcome = await self._trial(desk, number, given.trial_id, rungs)
-            await desk.leave.remote(number, 0, Departure(outcome=outcome))
+            await wrap_future(desk.leave(number, 0, Departure(outcome=outcome)))
 
     async def _trial(self, desk: Any, number: int, trial: int, rungs: list[int]) -> LeaseOutcome:
         from dray.desk.messages import DeskReport
@@ -116,13 +123,12 @@ class Players:
         rng = random.Random(trial)
         for rung in rungs:
             for step in range(self._plain):
-                await desk.report.remote(
-                    number, DeskReport(rows=rows(rung - self._plain + step, "training"))._asdict(), False
-                )
+                plain = DeskReport(rows=rows(rung - self._plain + step, "training"))
+                await wrap_future(desk.report(number, plain, False))
             final = rung == rungs[-1]
             report = DeskReport(rows=rows(rung, "validation"), step=rung, value=rng.random(), final=final)
             began = time.monotonic()
-            verdict = await desk.report.remote(number, report._asdict(), True)
+            verdict = await wrap_future(desk.report(number, report, True))
             if not final:
                 self._waits.append(time.monotonic() - began)
             if verdict != "continue":

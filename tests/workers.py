@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import Future
 from typing import Any
 
 from dray.worker.spec import ExperimentSpec, WorkerSpec
+
+
+def connected(desk: object) -> Any:
+    """A `DeskConnection` to a fake desk, whose plain methods answer at once."""
+
+    def call(method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(getattr(desk, method)(*args, **kwargs))
+        return answer
+
+    class Connection:
+        def __getattr__(self, method: str) -> Any:
+            return functools.partial(call, method)
+
+    return Connection()
 
 
 def experiment_spec(settings: Any, *, run: str = "run", load_trial: Any = None, needs: Any = None) -> ExperimentSpec:

@@ -13,7 +13,8 @@ Four parties call it:
 * the driver enqueues trials, binds leases to parameters, answers results, and long-polls ``messages``.
 
 This class only waits and wakes. It does not know Ray, so its tests are plain asyncio; ``dray.groups.group`` makes an
-actor of it.
+actor of it. What happens for every trial is called over a connection of its own (``dray.desk.connection``), the rest
+through Ray.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from dray.desk.messages import (
     Departure,
     DeskReport,
     HandleStarted,
-    LeaseOutcome,
     Message,
     Reply,
     WorkerUnfit,
@@ -43,7 +43,7 @@ from dray.desk.results import PendingResults, TrialResult
 from dray.desk.wakeup import Wakeups
 
 if TYPE_CHECKING:
-    from searchers.events import Decision
+    from searchers.events import Decision, Reason
 
 
 SERVER = "server"
@@ -207,7 +207,7 @@ class Desk:
         """Rank 0 has taken up the lease."""
         self._leases.begin(lease)
 
-    async def report(self, lease: int, fields: Mapping[str, Any], decides: bool) -> Reply:
+    async def report(self, lease: int, report: DeskReport, decides: bool) -> Reply:
         """Take a report of rank 0. With ``decides`` this waits for the search's decision, and returns it.
 
         The search gets a report only once the driver has recorded its rows: a driver that is killed may not know of a
@@ -215,13 +215,12 @@ class Desk:
 
         Args:
             lease: the trial's.
-            fields: of a `DeskReport`.
+            report: what the trial reports.
             decides: the search is to decide on it.
         """
         state = self._leases.live(lease)
         if state is None:
             return "fenced"
-        report = DeskReport(**fields)
         final = decides and report.final
         self._leases.report(state, report, is_final=final)
         if not decides:
@@ -364,12 +363,12 @@ class Desk:
         state.results.answer(trial, number, decision)
         self._leases.decide(state, trial, number, decision)
 
-    async def end_trial(self, client: str, trial: int, outcome: LeaseOutcome) -> None:
+    async def end_trial(self, client: str, trial: int, reason: Reason) -> None:
         """Tell the search, through Tune, that a trial has ended other than by its last report."""
         state = self._clients[client]
         for lease in self._leases.unrecorded(state, trial):  # whose results come first
             await self._recorded(lease)
-        state.results.add(trial, outcome=outcome)
+        state.results.add(trial, outcome=reason)
 
     async def set_best(self, client: str, score: float | None) -> None:
         """The best score so far (smaller is better), known from the journal."""

@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dray.desk.messages import LeaseOutcome
-
 if TYPE_CHECKING:
-    from searchers.events import Decision
+    from searchers.events import Decision, Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +21,7 @@ class TrialResult:
     step: float | None = None
     value: float | None = None
     metrics: tuple[float | None, ...] = ()
-    outcome: LeaseOutcome | None = None
+    outcome: Reason | None = None
     """Set when the trial ends with this result."""
 
 
@@ -48,7 +46,7 @@ class PendingResults:
         step: float | None = None,
         value: float | None = None,
         metrics: Sequence[float | None] = (),
-        outcome: LeaseOutcome | None = None,
+        outcome: Reason | None = None,
     ) -> int:
         """Add a result of a trial. Returns its number."""
         result = TrialResult(

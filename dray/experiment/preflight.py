@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dray.cluster.checks.node import REMEDIES, Needs, Trouble, UnfitNode, nodes_without, versions, write_sign
 from dray.code.startup_hook import HOOK, StartupHookFailed
+from dray.desk.connection import DeskUnreachable
 from dray.errors import ConfigError, ExperimentError
 from dray.records.directory import ExperimentDirectory
 
@@ -61,6 +62,6 @@ def error_of_unfit_worker(cause: Exception, experiment: Path) -> Exception:
             return ExperimentError(f"a trial can't run on the node that it was placed on: {cause}; {resume}")
         case StartupHookFailed():
             return ConfigError([(HOOK, str(cause))], "The model's directory")
-        case ImportError():
+        case ImportError() | DeskUnreachable():
             return ExperimentError(f"{cause}, {resume}")
     return ExperimentError(f"a worker can't run any trial: {cause!r}")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 import ray
 from ray import cloudpickle
@@ -21,6 +22,7 @@ from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.code.factory import ByValue, FromDirectory
 from dray.desk import messages
+from dray.desk.connection import DeskConnection, DeskUnreachable
 from dray.desk.messages import LeaseGranted, Message, ReportReceived, TrialLeft
 from dray.display.counts import Counts
 from dray.display.display import Display
@@ -97,6 +99,9 @@ class Run:
         self._on_message, self._interrupts = on_message, interrupts
         self._error: BaseException | None = None
         self._trains = False
+        self._connection: DeskConnection | None = None
+        """For what happens with every trial; what is rare goes to `desk`, the actor."""
+        self._mail: Future[list[Message]] = Future()
         self._recorded: Counter[int] = Counter()
         """Reports of each lease recorded since the desk was last asked for messages."""
         # On a local cluster Tune and the groups share few CPUs. While the first group imports torch, on one core, Tune
@@ -134,9 +139,7 @@ class Run:
         else:
             env, shape = self._workers.slots.runtime_env, self._workers.shape
             self.desk = start_desk(desk_name, self._name, shape=shape, runtime_env=env)
-        self._queue = TrialQueue(
-            search, desk=self.desk, name=self._name, directory=directory, changed=self._retention.changed
-        )
+        self._queue = TrialQueue(search, name=self._name, directory=directory, changed=self._retention.changed)
         self._prometheus = Prometheus(
             directory.path.name,
             counts=self.counts,
@@ -190,10 +193,11 @@ class Run:
                 silent=self._head_is_silent,
             )
             try:
-                self._queue.begin(self._workers.experiment.settings.score)
+                self._connection = DeskConnection(ray.get(self.desk.endpoint.remote()))
+                self._queue.begin(self._connection, self._workers.experiment.settings.score)
                 self._retention.start(self._records)
                 self._serve(tune)
-            except ray.exceptions.RayError as e:
+            except (ray.exceptions.RayError, DeskUnreachable) as e:
                 self._error = DeskLost(
                     f"lost the experiment's desk, or Ray itself: {str(e).splitlines()[0]}; what trials have reported "
                     f"and saved is safe; resume with: dray experiment resume {self._directory.path}"
@@ -236,14 +240,14 @@ class Run:
             self.display.update(self.counts, self.groups.ready_count, self.groups.count)
 
     def _ask_for_mail(self) -> None:
-        self._mail = self.desk.messages.remote(self._name, dict(self._recorded))
+        assert self._connection is not None
+        self._mail = self._connection.messages(self._name, dict(self._recorded))
         self._recorded.clear()
 
     def _read_mail(self) -> None:
         """Read the desk's messages, after a short wait for them."""
-        ready, _ = ray.wait([self._mail], timeout=POLL_S)
-        if ready:
-            for message in ray.get(self._mail):
+        if wait([self._mail], timeout=POLL_S).done:
+            for message in self._mail.result():
                 self._read(message)
             self._ask_for_mail()
         self._prometheus.update()
@@ -326,7 +330,7 @@ class Run:
             self._error = FoundInTraining([(field_path, fault)])
             return
         if (reason := self._restarts.end_of(left)) is not None:
-            self.desk.end_trial.remote(self._name, left.trial, reason)
+            self._queue.end(left.trial, reason)
         else:
             self._queue.retry(left.trial)
 
@@ -337,7 +341,7 @@ class Run:
         self.display.closing(self._interrupts.wanted)
         try:
             if not self._directory.is_gone():
-                with contextlib.suppress(ray.exceptions.RayError):  # the desk may be gone
+                with contextlib.suppress(ray.exceptions.RayError, DeskUnreachable):  # the desk may be gone
                     self._let_trials_save(watch)
         finally:  # also if it is interrupted again
             self._tune.stop()
@@ -351,6 +355,8 @@ class Run:
         self._prometheus.update(at_once=True)
         if watch.answers():
             self._end_groups()
+        if self._connection is not None:
+            self._connection.close()
 
     def _let_trials_save(self, watch: Watch) -> None:
         self.desk.close.remote(self._name)

@@ -7,6 +7,7 @@ their groups would end with them.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 import threading
@@ -20,6 +21,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from dray.desk.connection import Endpoint, listen
 from dray.desk.desk import Desk
 from dray.desk.failure import LOW_MEMORY
 from dray.groups.deaths import oom_kills, oom_kills_of, why_it_died
@@ -44,9 +46,20 @@ TITLE = "RayTrainWorker"
 def start_desk(name: str, client: str, *, shape: str = "", runtime_env: Mapping[str, Any]) -> Any:
     """The desk as an actor on the head node, found by its name in this job's namespace. It dies with the driver, its
     first client."""
-    # The long polls of all ranks and handles are open at the same time.
-    actor = ray.remote(num_cpus=0, resources=HEAD_NODE, max_concurrency=100_000)(Desk)
+    # Calls that wait for hours are open at the same time.
+    actor = ray.remote(num_cpus=0, resources=HEAD_NODE, max_concurrency=100_000)(DeskActor)
     return actor.options(name=name, runtime_env=dict(runtime_env) or None).remote(client, shape)
+
+
+class DeskActor(Desk):
+    """The desk, which listens once somebody wants to connect."""
+
+    _listening: asyncio.Future[Endpoint] | None = None
+
+    async def endpoint(self) -> Endpoint:
+        """Where to connect: calls cost a tenth there."""
+        self._listening = self._listening or asyncio.ensure_future(listen(self, ray.util.get_node_ip_address()))
+        return await self._listening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dray.desk.connection import DeskConnection
 from dray.desk.messages import DeskReport, LeaseOutcome
 from dray.storage.manifest import Listed
 from dray.training.host import Reached, Report
@@ -28,7 +29,7 @@ class RayHost:
     """The `dray.training.host.Host` of one rank for one lease; see there for its attributes and methods.
 
     Args:
-        desk: the desk's actor handle.
+        desk: the connection to the desk.
         lease: the trial to run.
         settings: of the trial's experiment.
         code_dir: copied into every checkpoint, or None.
@@ -44,7 +45,13 @@ class RayHost:
     secrets: Sequence[str] = ()  # the experiment's copy of the code has none
 
     def __init__(
-        self, *, desk: Any, lease: TrialLease, settings: SharedSettings, code_dir: Path | None, is_program: bool = False
+        self,
+        *,
+        desk: DeskConnection,
+        lease: TrialLease,
+        settings: SharedSettings,
+        code_dir: Path | None,
+        is_program: bool = False,
     ) -> None:
         self.trial_id, self.trial_seed = lease.trial_id, lease.trial_seed
         self.latest_checkpoint: str | None = None

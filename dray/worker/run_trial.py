@@ -10,11 +10,12 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import ray
 
 from dray import core, pytorch
+from dray.desk.connection import DeskConnection
 from dray.desk.failure import LOG_TAIL, Failure, failure_of, users_line, with_users_line
 from dray.desk.messages import Departure, LeaseOutcome
 from dray.hosts import use_host
@@ -46,7 +47,7 @@ def run_trial(
     program: Program,
     code: Path | None,
     lease: TrialLease,
-    desk: Any,
+    desk: DeskConnection,
     experiment: ExperimentSpec,
     distributed: core.DistributedContext,
 ) -> Departure:
@@ -56,7 +57,7 @@ def run_trial(
         program: the trial's class, or the program to run.
         code: the directory of the user's code, if there is one.
         lease: the trial.
-        desk: the desk's actor handle.
+        desk: the connection to the desk.
         experiment: the trial's.
         distributed: the group's ranks.
     """
@@ -169,13 +170,15 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
     return Departure(outcome="errored", error=text, failure=failure_of(error, host.batches))
 
 
-def _exit_if_hung(host: RayHost, desk: Any, rank: int, log: TrialLog) -> contextlib.AbstractContextManager[None]:
+def _exit_if_hung(
+    host: RayHost, desk: DeskConnection, rank: int, log: TrialLog
+) -> contextlib.AbstractContextManager[None]:
     """End the process if the trial hangs."""
 
     def report(what: str) -> None:
         failure = Failure(kind="hung", batches=host.batches)
         error = f"{what}; the stacks of all threads are in {log.path}"
-        ray.get(desk.leave.remote(host.lease.number, rank, Departure(outcome="errored", error=error, failure=failure)))
+        desk.leave(host.lease.number, rank, Departure(outcome="errored", error=error, failure=failure)).result()
 
     timeout_s = host.settings.hang_timeout_s
     # The chief may wait for an object store, and the others for the chief, without knowing why.

@@ -18,6 +18,7 @@ import ray.train
 
 from dray import core
 from dray.code.startup_hook import run_startup_hook_once
+from dray.desk.connection import DeskConnection, DeskUnreachable
 from dray.desk.messages import Departure
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
@@ -70,8 +71,9 @@ def serve(worker: WorkerSpec) -> None:
                 loaded = None if experiment is None else Loaded(experiment, experiment.load_trial(), code)
             except Exception as error:
                 return worker.give_up(error)
-            serve_joined(worker, loaded, distributed)
-    except GpuConflict as error:
+            with contextlib.closing(worker.connect()) as desk:
+                serve_joined(worker, desk, loaded, distributed)
+    except (GpuConflict, DeskUnreachable) as error:
         worker.give_up(error)
 
 
@@ -83,38 +85,41 @@ def _place(experiment: ExperimentSpec) -> Path | None:
     return code
 
 
-def serve_joined(worker: WorkerSpec, loaded: Loaded | None, distributed: core.DistributedContext) -> None:
+def serve_joined(
+    worker: WorkerSpec, desk: DeskConnection, loaded: Loaded | None, distributed: core.DistributedContext
+) -> None:
     """Serve leases until the desk has no more, on a rank that has joined its process group.
 
     Args:
+        desk: the connection to the desk.
         loaded: the experiment that the group was started for; None if it was started for any.
         distributed: the group's ranks.
     """
     distributed.side_store()  # now, on all ranks together: later each asks for it at another time
-    desk, rank = worker.desk, distributed.rank
+    rank = distributed.rank
     snapshot = ProcessSnapshot()
     number = 0
     with contextlib.closing(LogUploader()) as uploader:
         while True:
-            granted = desk.next_lease.remote(
+            granted = desk.next_lease(
                 worker.owner, worker.group, worker.start, rank, distributed.size, number, worker.shape
             )
-            lease: TrialLease | None = ray.get(granted)
+            lease: TrialLease | None = granted.result()
             if lease is None:
                 return
             number = lease.number
             if rank == 0:
                 # Before the code is loaded: if that ends the process, it counts as the trial's failure.
-                desk.begun.remote(number)
+                desk.begun(number)
             if loaded is None or loaded.spec.run != lease.client:
                 try:
-                    spec = pickle.loads(ray.get(desk.spec.remote(lease.client)))
+                    spec = pickle.loads(desk.spec(lease.client).result())
                     spec.check_node()
                     loaded, code = None, _place(spec)
                     loaded = Loaded(spec, spec.load_trial(), code)
                 except Exception as error:
                     worker.give_up(error, lease.client)
-                    ray.get(desk.leave.remote(number, rank, Departure(outcome="interrupted")))
+                    desk.leave(number, rank, Departure(outcome="interrupted")).result()
                     continue
             spec, settings = loaded.spec, loaded.spec.settings
             log = log_path(lease, rank)
@@ -127,7 +132,7 @@ def serve_joined(worker: WorkerSpec, loaded: Loaded | None, distributed: core.Di
             uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)
-            ray.get(desk.leave.remote(number, rank, departure))
+            desk.leave(number, rank, departure).result()
 
 
 def _is_shared_with_driver(lease: TrialLease) -> bool:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from dray.cluster.checks.node import Needs
+from dray.cluster.checks.node import Needs, name_of_this_node
+from dray.desk.connection import DeskConnection, DeskUnreachable
 from dray.worker.lease import SharedSettings
 
 if TYPE_CHECKING:
@@ -68,6 +69,17 @@ class WorkerSpec:
     deterministic: bool = False
     experiment: ExperimentSpec | None
     shared_by: int
+
+    def connect(self) -> DeskConnection:
+        """Connect to the desk.
+
+        Raises:
+            DeskUnreachable: this node can't; the message names it.
+        """
+        try:
+            return DeskConnection(ray.get(self.desk.endpoint.remote()))
+        except DeskUnreachable as error:
+            raise DeskUnreachable(f"node {name_of_this_node()} {error}") from None
 
     def give_up(self, error: Exception, run: str | None = None) -> None:
         """Report an error that any process in this one's place would have too; wait until the driver ends the run.

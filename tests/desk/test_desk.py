@@ -24,8 +24,8 @@ from dray.desk.messages import (
 )
 from dray.desk.results import TrialResult
 
-REPORT = DeskReport(step=1, value=0.5)._asdict()
-FINAL = DeskReport(step=4, value=0.25, final=True)._asdict()
+REPORT = DeskReport(step=1, value=0.5)
+FINAL = DeskReport(step=4, value=0.25, final=True)
 
 
 def scene(play: Any) -> Any:

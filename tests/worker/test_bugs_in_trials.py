@@ -13,11 +13,10 @@ import torch.distributed as dist
 from dray.code.load import load_entrypoint
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
-from dray.desk.messages import Departure
+from dray.desk.messages import Departure, DeskReport
 from dray.storage import CheckpointStore
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
-from dray.worker import desk_link
 from dray.worker import run_trial as run_trial_module
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import outliving_programs
@@ -25,7 +24,7 @@ from dray.worker.run_trial import run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.model_code import imports_undone
 from tests.ray.harness import recorded
-from tests.workers import experiment_spec
+from tests.workers import connected, experiment_spec
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
 ALONE |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -41,14 +40,13 @@ class Desk:
 
     def __init__(self, verdict: str = "continue", *, stops: bool = False) -> None:
         self.verdict = verdict
-        self.final: list[dict[str, Any]] = []
+        self.final: list[DeskReport] = []
         answers = {"may_commit": True, "improves": True, "stop_wanted": stops, "saved": None, "best": None}
         for name, answer in answers.items():
-            setattr(self, name, SimpleNamespace(remote=lambda *_, answer=answer: answer))
-        self.report = SimpleNamespace(remote=self._report)
+            setattr(self, name, lambda *_, answer=answer: answer)
 
-    def _report(self, lease: int, report: dict[str, Any], decides: bool) -> str:
-        if report["final"]:
+    def report(self, lease: int, report: DeskReport, decides: bool) -> str:
+        if report.final:
             self.final.append(report)
         return self.verdict if decides else "continue"
 
@@ -72,10 +70,8 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_ray(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(get=lambda answer: answer, wait=lambda answers, timeout: (answers, []))
-    fake.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
-    for module in (desk_link, run_trial_module):
-        monkeypatch.setattr(module, "ray", fake)
+    util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+    monkeypatch.setattr(run_trial_module, "ray", SimpleNamespace(util=util))
     for name, value in ALONE.items():
         monkeypatch.setenv(name, value)
 
@@ -99,7 +95,7 @@ def left(
     lease = TrialLease(number=1, client="run", trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
     desk = Desk(verdict, stops=stops)
     program = load_entrypoint(parse_entrypoint(entrypoint), model)
-    return run_trial(program, model, lease, desk, experiment_spec(settings), DistributedContext()), desk
+    return run_trial(program, model, lease, connected(desk), experiment_spec(settings), DistributedContext()), desk
 
 
 @pytest.mark.parametrize("bug", OF_A_CLASS)

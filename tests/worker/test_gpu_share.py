@@ -15,7 +15,7 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.worker import gpu_share
 from dray.worker import serve as worker
 from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory
-from tests.workers import worker_spec
+from tests.workers import connected, worker_spec
 
 GB = 1 << 30
 
@@ -64,11 +64,18 @@ class Desk:
     """Grants two leases to one rank, then no more."""
 
     def __init__(self, directory: Path) -> None:
-        leases = iter(
+        self._leases = iter(
             [SimpleNamespace(number=number, client="run", store=None, trial_dir=directory) for number in (1, 2)]
         )
-        self.next_lease = SimpleNamespace(remote=lambda *_: next(leases, None))
-        self.begun = self.leave = SimpleNamespace(remote=lambda *_, **__: None)
+
+    def next_lease(self, *_: object) -> object:
+        return next(self._leases, None)
+
+    def begun(self, lease: int) -> None:
+        """Nothing."""
+
+    def leave(self, lease: int, rank: int, departure: Departure) -> None:
+        """Nothing."""
 
 
 @pytest.fixture
@@ -83,11 +90,12 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, li
         return Departure(outcome="completed")
 
     def serve(shared_by: int, gpu_ids: list[int]) -> list[int]:
-        ray = SimpleNamespace(get=lambda answer: answer, get_gpu_ids=lambda: gpu_ids)
+        ray = SimpleNamespace(get_gpu_ids=lambda: gpu_ids)
         monkeypatch.setattr(worker, "ray", ray)
         settings = SimpleNamespace(reuse_workers=True, secrets=[])
-        spec = worker_spec(Desk(tmp_path), settings, shared_by=shared_by)
-        worker.serve_joined(spec, worker.Loaded(spec.experiment, type("Trial", (), {}), None), DistributedContext())
+        spec = worker_spec(None, settings, shared_by=shared_by)
+        loaded = worker.Loaded(spec.experiment, type("Trial", (), {}), None)
+        worker.serve_joined(spec, connected(Desk(tmp_path)), loaded, DistributedContext())
         return found
 
     monkeypatch.setattr(worker, "run_trial", trial)

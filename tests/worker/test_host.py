@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 
+from dray.desk.connection import DeskUnreachable
+from dray.desk.messages import DeskReport, Reply
 from dray.storage import CheckpointStore, checkpoints
 from dray.training.host import Report
 from dray.training.units import Batch
-from dray.worker import desk_link
 from dray.worker.host import RayHost
 from dray.worker.lease import SharedSettings, TrialLease
 from searchers import Metric, Objectives
@@ -39,19 +40,17 @@ class Desk:
 
     def __init__(self) -> None:
         self.reports: list[list[int]] = []
-        self.report = self
 
-    def remote(self, lease: int, report: dict[str, Any], decides: bool) -> object:
-        self.reports.append([row["batches"] for row in report["rows"]])
-        return object()
+    def report(self, lease: int, report: DeskReport, decides: bool) -> Future[Reply]:
+        self.reports.append([row["batches"] for row in report.rows])
+        return Future()
 
 
 @pytest.mark.parametrize(("send_every_s", "expected"), [(0.0, [[1], [2], [3]]), (1000.0, [[1], [2, 3]])])
 def test_metrics_within_an_interval_are_sent_together(
-    send_every_s: float, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    send_every_s: float, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(desk_link, "ray", SimpleNamespace(wait=lambda refs, timeout: ([], refs)))
-    desk = Desk()
+    desk: Any = Desk()
     host = RayHost(desk=desk, lease=lease_in(tmp_path, send_every_s=send_every_s), settings=SETTINGS, code_dir=None)
     for batches in (1, 2, 3):
         assert not host.publish(Report(batches=batches, training={"loss": 0.5}))
@@ -59,45 +58,50 @@ def test_metrics_within_an_interval_are_sent_together(
     assert desk.reports == expected
 
 
-def test_a_request_to_stop_is_heard_after_the_desk_was_unreachable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers: list[Exception | bool] = [ray.exceptions.ActorUnavailableError("no connection", None), True]
-
-    def get(answer: Exception | bool) -> bool:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    fake = SimpleNamespace(get=get, wait=lambda refs, timeout: (refs, []), exceptions=ray.exceptions)
-    monkeypatch.setattr(desk_link, "ray", fake)
-    desk = SimpleNamespace(stop_wanted=SimpleNamespace(remote=lambda lease: answers.pop(0)))
+def test_a_lost_desk_asks_no_trial_to_stop(tmp_path: Path) -> None:
+    """Its next report fails, with a better error."""
+    answer: Future[bool] = Future()
+    desk: Any = SimpleNamespace(stop_wanted=lambda lease: answer)
     host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
-    assert [host.stop_requested() for _ in range(3)] == [False, True, True]
+    assert not host.stop_requested()
+    answer.set_exception(DeskUnreachable("lost"))
+    assert not host.stop_requested()
+
+
+def test_a_request_to_stop_is_heard(tmp_path: Path) -> None:
+    answer: Future[bool] = Future()
+    desk: Any = SimpleNamespace(stop_wanted=lambda lease: answer)
+    host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+    assert not host.stop_requested()
+    answer.set_result(True)
+    assert host.stop_requested()
+    assert host.stop_requested(), "for good"
+
+
+def answered(value: Any) -> Future[Any]:
+    answer: Future[Any] = Future()
+    answer.set_result(value)
+    return answer
 
 
 class Judge:
-    """A desk that keeps the best score, and answers at once; `ray` of the module is then this object too."""
+    """A desk that keeps the best score and the reports, and answers at once."""
 
     def __init__(self) -> None:
         self.best = float("inf")
-        self.improves = SimpleNamespace(remote=self._improves)
-        self.report = SimpleNamespace(remote=lambda *_: "continue")
+        self.reports: list[DeskReport] = []
 
-    def _improves(self, lease: int, score: float) -> bool:
+    def improves(self, lease: int, score: float) -> Future[bool]:
         better, self.best = score < self.best, min(score, self.best)
-        return better
+        return answered(better)
 
-    def get(self, answer: Any) -> Any:
-        return answer
-
-    def wait(self, refs: list[Any], timeout: float) -> Any:
-        return refs, []
+    def report(self, lease: int, report: DeskReport, decides: bool) -> Future[Reply]:
+        self.reports.append(report)
+        return answered("continue")
 
 
-def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Judge()
-    monkeypatch.setattr(desk_link, "ray", desk)
+def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path) -> None:
+    desk: Any = Judge()
     host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
     host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
     assert not host.is_best({"loss": 0.6})
@@ -108,8 +112,8 @@ def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path, m
 SEVERAL = replace(SETTINGS, objectives=Objectives((Metric(name="mb", at_most=100), Metric(name="loss"))))
 
 
-def test_best_validation_of_several_metrics_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_link, "ray", desk := Judge())
+def test_best_validation_of_several_metrics_keeps_the_limits(tmp_path: Path) -> None:
+    desk: Any = Judge()
     host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
     assert list(host.metrics) == ["loss", "mb"]
     assert not host.is_best({"loss": 0.1, "mb": 101.0})
@@ -117,22 +121,12 @@ def test_best_validation_of_several_metrics_keeps_the_limits(tmp_path: Path, mon
     assert not host.is_best({"loss": 0.6, "mb": 1.0})
 
 
-def test_report_has_all_metrics_in_the_searches_order_and_so_has_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[dict[str, Any]] = []
-    desk = Judge()
-
-    def take(lease: int, report: dict[str, Any], decides: bool) -> str:
-        sent.append(report)
-        return "continue"
-
-    desk.report = SimpleNamespace(remote=take)
-    monkeypatch.setattr(desk_link, "ray", desk)
+def test_report_has_all_metrics_in_the_searches_order_and_so_has_a_checkpoint(tmp_path: Path) -> None:
+    desk: Any = Judge()
     host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
     for mb in (50.0, 150.0):
         host.publish(Report(batches=1, validation={"loss": 0.5, "mb": mb}, decides=True))
-    assert [(report["value"], report["metrics"]) for report in sent] == [(0.5, (50.0, 0.5)), (None, (150.0, 0.5))]
+    assert [(report.value, report.metrics) for report in desk.reports] == [(0.5, (50.0, 0.5)), (None, (150.0, 0.5))]
     carried = host.reports.carried(Report(batches=1, validation={"loss": 0.5, "mb": 50.0}))
     assert carried.metrics == (50.0, 0.5)
 

@@ -7,7 +7,6 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from dray.storage import CheckpointStore
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.host import ProgramHost, Report
 from dray.training.units import Batch, Epoch, Records, TrainUnit
-from dray.worker import desk_link
 from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.lease import SharedSettings, TrialLease
+from tests.workers import connected
 
 BY_BATCHES = SharedSettings(
     config={},
@@ -44,44 +43,35 @@ class Desk:
         self.saves: list[tuple[int, float | None]] = []
         self.save_s: list[float | None] = []
         self.score: float | None = None
-        for name in ("report", "may_commit", "saved", "improves", "best", "damaged", "stop_wanted"):
-            setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
 
-    def _report(self, lease: int, fields: dict[str, Any], decides: bool) -> str:
-        report = DeskReport(**fields)
+    def report(self, lease: int, report: DeskReport, decides: bool) -> str:
         self.reports.append(report)
         if decides:
             self.decided.append((report.step, report.value))
             return self.answers.get(f"at_{report.step}", "continue")
         return "continue"
 
-    def _may_commit(self, lease: int) -> bool:
+    def may_commit(self, lease: int) -> bool:
         return True
 
-    def _saved(
+    def saved(
         self, client: str, trial: int, checkpoint: str, batches: int, value: float | None, seconds: float | None
     ) -> None:
         self.saves.append((batches, value))
         self.save_s.append(seconds)
 
-    def _improves(self, lease: int, score: float) -> bool:
+    def improves(self, lease: int, score: float) -> bool:
         self.score = score if self.score is None else min(self.score, score)
         return self.score == score
 
-    def _best(self, client: str) -> float | None:
+    def best(self, client: str) -> float | None:
         return self.score
 
-    def _damaged(self, client: str, trial: int, checkpoint: str, why: str) -> None:
+    def damaged(self, client: str, trial: int, checkpoint: str, why: str) -> None:
         self.saves.remove(next(saved for saved in self.saves if f"checkpoint_{saved[0]}" in checkpoint))
 
-    def _stop_wanted(self, lease: int) -> bool:
+    def stop_wanted(self, lease: int) -> bool:
         return False
-
-
-@pytest.fixture(autouse=True)
-def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = SimpleNamespace(get=lambda answer: answer, wait=lambda answers, timeout: (answers, []))
-    monkeypatch.setattr(desk_link, "ray", ray)
 
 
 def host_of(
@@ -103,7 +93,7 @@ def host_of(
         store=store,
         last_step=last_step,
     )
-    return RayProgramHost(desk=desk, lease=lease, settings=settings, code_dir=None)
+    return RayProgramHost(desk=connected(desk), lease=lease, settings=settings, code_dir=None)
 
 
 def validation(batches: int, /, loss: float = 0.5, **more: float) -> Report:
@@ -323,7 +313,7 @@ def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> No
     lease = TrialLease(
         number=1, client="run", trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None
     )
-    host = RayHost(desk=desk, lease=lease, settings=settings, code_dir=None)
+    host = RayHost(desk=connected(desk), lease=lease, settings=settings, code_dir=None)
     assert list(host.metrics) == [], "so that the executor does not look for it"
     host.publish(Report(batches=1, validation={"accuracy": 0.5}, checkpoint="checkpoint_1"))
     host.publish(Report(batches=2, validation={"accuracy": 0.5}, final=True))
@@ -379,7 +369,7 @@ def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> Non
     lease = TrialLease(
         number=1, client="run", trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None
     )
-    host = RayHost(desk=desk, lease=lease, settings=STOPPING, code_dir=None)
+    host = RayHost(desk=connected(desk), lease=lease, settings=STOPPING, code_dir=None)
     assert not host.publish(Report(batches=1, training={"loss": 0.5}))
     assert host.publish(Report(batches=2, training={"loss": math.nan}))
     # What the loop saves at its end.
