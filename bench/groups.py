@@ -121,7 +121,7 @@ def child(directory: Path, size: int) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    from dray.groups.group import start_desk
+    from dray.desk.actor import start_desk
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": size, "include_dashboard": False})
     try:

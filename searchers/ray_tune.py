@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -47,24 +48,21 @@ ENVIRONMENT = {
 
 
 class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
-    """The Tune trial: fetches results from the actor that its configuration names.
+    """The Tune trial: fetches results from the source in its configuration.
 
-    The actor has ``serve(search, process)``, which returns each `Result` of the search with this name that this process
-    has not fetched yet, and None when the search is over. This class is pickled by value; its configuration says where
-    to import other classes from.
+    That is a pickled function. What it returns is called with this process's id, waits, and returns each `Result` of
+    the search that this process has not got yet; None when the search is over, or the source gone. This class is
+    pickled by value; its configuration says where to import other modules from.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         if config["path"] is not None:
             sys.path.insert(0, config["path"])
-        self._source, self._search = ray.get_actor(config["source"], namespace=config["namespace"]), config["search"]
+        self._fetch = pickle.loads(config["source"])()
 
     def step(self) -> dict[str, Any]:
         """Wait for the next results."""
-        try:
-            results = ray.get(self._source.serve.remote(self._search, os.getpid()))
-        except ray.exceptions.RayActorError:  # the actor died: the driver starts over with another handle
-            results = None
+        results = self._fetch(os.getpid())
         return {"done": True} if results is None else {"results": results}
 
 
@@ -115,11 +113,10 @@ class TuneDriver:
         lock: Held while the search is used.
         together: Entered around the events of several results, so that the journal waits for the disk only once.
         act: Carries out what the search decided. Called in Tune's thread, without the lock.
-        source, namespace: Name and Ray namespace of the actor that the handle fetches results from.
-        name: The search's name at that actor.
+        source: Connects to what the handle fetches results from, see `Handle`. Called in the handle's process.
         directory: Where Tune keeps its state, which is never read back.
-        path: Returns the directory on the head node from which to import this package and that actor's class. None:
-            Python finds them.
+        path: Returns the directory on the head node from which to import this package and the source's. None: Python
+            finds them.
 
     Attributes:
         error: The error that ended the run, if any.
@@ -132,14 +129,12 @@ class TuneDriver:
         lock: threading.RLock,
         together: Callable[[], AbstractContextManager[None]],
         act: Callable[[Answer], None],
-        source: str,
-        name: str,
-        namespace: str,
+        source: Callable[[], Callable[[int], Sequence[Result] | None]],
         directory: Path,
         path: Callable[[], str] | None = None,
     ) -> None:
         self._search, self._lock, self._together, self._act = search, lock, together, act
-        self._source: dict[str, str | None] = {"source": source, "namespace": namespace, "search": name}
+        self._source = source
         self._path = path
         self._directory = directory
         self._stopping = False
@@ -153,15 +148,15 @@ class TuneDriver:
             self._run()
 
     def _run(self) -> None:
-        source = {**self._source, "path": None}
+        config: dict[str, Any] = {"source": pickle.dumps(self._source), "path": None}
         if self._path is not None:
             try:
-                source["path"] = self._path()
-            except ray.exceptions.RayError:  # the actor died, as the driver will notice
+                config["path"] = self._path()
+            except ray.exceptions.RayError:  # the source died, as the driver will notice
                 return
         tuner = tune.Tuner(
             tune.with_resources(Handle, tune.PlacementGroupFactory([HEAD_NODE])),
-            param_space=source,
+            param_space=config,
             tune_config=tune.TuneConfig(scheduler=_Scheduler(self.take, self._died)),
             run_config=tune.RunConfig(
                 name=self._directory.name,

@@ -12,7 +12,7 @@ Four parties call it:
 * each search's Tune handle long-polls ``serve`` for results; if its process is killed, the next one gets them again;
 * the driver enqueues trials, binds leases to parameters, answers results, and long-polls ``messages``.
 
-This class only waits and wakes. It does not know Ray, so its tests are plain asyncio; ``dray.groups.group`` makes an
+This class only waits and wakes. It does not know Ray, so its tests are plain asyncio; ``dray.desk.actor`` makes an
 actor of it. What happens for every trial is called over a connection of its own (``dray.desk.connection``), the rest
 through Ray.
 """

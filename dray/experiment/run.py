@@ -22,6 +22,7 @@ from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.code.factory import ByValue, FromDirectory
 from dray.desk import messages
+from dray.desk.actor import connect, results_of, start_desk
 from dray.desk.connection import DeskConnection, DeskUnreachable
 from dray.desk.messages import LeaseGranted, Message, ReportReceived, TrialLeft
 from dray.display.counts import Counts
@@ -35,7 +36,6 @@ from dray.experiment.restarts import Restarts
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from dray.experiment.trial_queue import TrialQueue
 from dray.experiment.workers import prepare_workers
-from dray.groups.group import start_desk
 from dray.groups.lent import DESK, GroupServer, LentGroups
 from dray.groups.pool import IN_TURN_S, Groups
 from dray.observers.observer import Observers
@@ -169,9 +169,7 @@ class Run:
             lock=self._queue.lock,
             together=journal.together,
             act=self._act,
-            source=desk_name,
-            name=self._name,
-            namespace=ray.get_runtime_context().namespace,
+            source=functools.partial(results_of, desk_name, ray.get_runtime_context().namespace, self._name),
             directory=directory.ray / f"tune-{time.time_ns()}",
             path=None if cluster.local else lambda: str(ray.get(self.desk.import_path.remote())),
         )
@@ -193,7 +191,7 @@ class Run:
                 silent=self._head_is_silent,
             )
             try:
-                self._connection = DeskConnection(ray.get(self.desk.endpoint.remote()))
+                self._connection = connect(self.desk)
                 self._queue.begin(self._connection, self._workers.experiment.settings.score)
                 self._retention.start(self._records)
                 self._serve(tune)

@@ -1,4 +1,4 @@
-"""Starts what the driver owns on a Ray cluster: the desk actor, and the worker groups that run trials.
+"""The worker groups that run trials, on a Ray cluster.
 
 The driver owns the groups directly: their processes and resource requests end with it, however it ends, and no other
 process between them can die. They don't belong to a Tune trainable: Tune ends cached actors when nothing is queued, and
@@ -7,7 +7,6 @@ their groups would end with them.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
 import threading
@@ -21,15 +20,12 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from dray.desk.connection import Endpoint, listen
-from dray.desk.desk import Desk
 from dray.desk.failure import LOW_MEMORY
 from dray.groups.deaths import oom_kills, oom_kills_of, why_it_died
 from dray.groups.train_workers import start_workers
 from dray.text import one_line
 from dray.worker.entry import ended, serve_leases
 from dray.worker.spec import WorkerSpec
-from searchers.ray_tune import HEAD_NODE
 
 WAIT_S = 60.0
 """How often a group that waits for its slots checks whether it has been ended."""
@@ -41,25 +37,6 @@ END_S = 30.0
 """How long the threads of groups may take to end, once their groups have ended."""
 TITLE = "RayTrainWorker"
 """The name of a group's processes in `ps`."""
-
-
-def start_desk(name: str, client: str, *, shape: str = "", runtime_env: Mapping[str, Any]) -> Any:
-    """The desk as an actor on the head node, found by its name in this job's namespace. It dies with the driver, its
-    first client."""
-    # Calls that wait for hours are open at the same time.
-    actor = ray.remote(num_cpus=0, resources=HEAD_NODE, max_concurrency=100_000)(DeskActor)
-    return actor.options(name=name, runtime_env=dict(runtime_env) or None).remote(client, shape)
-
-
-class DeskActor(Desk):
-    """The desk, which listens once somebody wants to connect."""
-
-    _listening: asyncio.Future[Endpoint] | None = None
-
-    async def endpoint(self) -> Endpoint:
-        """Where to connect: calls cost a tenth there."""
-        self._listening = self._listening or asyncio.ensure_future(listen(self, ray.util.get_node_ip_address()))
-        return await self._listening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

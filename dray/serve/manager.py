@@ -20,10 +20,10 @@ from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.code.packages import runtime_env
+from dray.desk.actor import start_desk
 from dray.desk.desk import SERVER
 from dray.desk.messages import Demand
 from dray.errors import ConfigError, ExperimentError
-from dray.groups.group import start_desk
 from dray.groups.lent import DESK, GroupServer
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.listing import StoredExperiment

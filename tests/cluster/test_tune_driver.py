@@ -38,6 +38,10 @@ class Scripted:
         return []
 
 
+def _no_results() -> Any:
+    raise AssertionError("no handle runs here")
+
+
 class Tune:
     """Hands results to a driver as Tune does: `told` are the answers, in order."""
 
@@ -51,9 +55,7 @@ class Tune:
             lock=threading.RLock(),
             together=self._on_disk,
             act=self._carry_out,
-            source="desk",
-            name="run",
-            namespace="",
+            source=_no_results,
             directory=Path(),
         )
         self.search.start()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from pathlib import Path
 
 import pytest
 import ray
 
+from dray.desk.actor import results_of
 from searchers import ray_tune
 from searchers.random_search import RandomSearch
 from searchers.ray_tune import TuneDriver
@@ -28,9 +30,7 @@ def test_a_handle_that_never_starts_ends_the_search(tmp_path: Path, monkeypatch:
         lock=threading.RLock(),
         together=contextlib.nullcontext,
         act=lambda answer: None,
-        source="nobody",
-        name="search",
-        namespace=ray.get_runtime_context().namespace,
+        source=functools.partial(results_of, "nobody", ray.get_runtime_context().namespace, "search"),
         directory=tmp_path / "tune",
     )
     driver.run()

@@ -17,11 +17,12 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
+from dray.desk.actor import start_desk
 from dray.desk.failure import LOW_MEMORY
 from dray.desk.messages import GroupEnded, Message
 from dray.groups import group as lending
 from dray.groups.deaths import oom_kills, oom_kills_of
-from dray.groups.group import Slots, WorkerGroup, start_desk
+from dray.groups.group import Slots, WorkerGroup
 from tests.ray.harness import wait_for
 from tests.workers import worker_spec
 
