@@ -112,9 +112,9 @@ class Players:
         while (given := await wrap_future(desk.next_lease(run, group, start, 0, 1, number, shape))) is not None:
             assert isinstance(given, TrialLease)
             number = given.number
-            desk.begun(number)
+            desk.tell("begun", number)
             outcome = await self._trial(desk, number, given.trial_id, rungs)
-            await wrap_future(desk.leave(number, 0, Departure(outcome=outcome)))
+            desk.tell("leave", number, 0, Departure(outcome=outcome))
 
     async def _trial(self, desk: Any, number: int, trial: int, rungs: list[int]) -> LeaseOutcome:
         from dray.desk.messages import DeskReport

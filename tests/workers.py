@@ -18,6 +18,8 @@ def connected(desk: object) -> Any:
         return answer
 
     class Connection:
+        tell = staticmethod(call)
+
         def __getattr__(self, method: str) -> Any:
             return functools.partial(call, method)
 

@@ -2,7 +2,8 @@
 0.06.
 
 A frame is its length, in four bytes, and a pickle: of a call, ``(number, method, args, kwargs)``, or of its answer,
-``(number, value, error)``, an error as text. Answers come in any order; a call may wait for hours. Nothing is unpickled
+``(number, value, error)``, an error as text. Answers come in any order; a call may wait for hours. One whose answer
+nobody needs has the number None. Nothing is unpickled
 of a client that has not proven that it knows the desk's key, which it has from Ray: the desk begins with a nonce, and
 the client answers with its HMAC. Where Ray uses TLS (``RAY_USE_TLS``), so does this, with the same certificates.
 
@@ -87,7 +88,7 @@ def tls(*, server: bool, variables: Mapping[str, str] = os.environ) -> ssl.SSLCo
 class DeskConnection:
     """The desk, as its clients see it: each method of `Desk` is one of this object, and returns a future.
 
-    For any thread. Calls of one thread begin in their order.
+    For any thread. Calls of one thread begin in their order, also those by `tell`.
 
     Args:
         endpoint: of the desk.
@@ -125,10 +126,15 @@ class DeskConnection:
                 answer.set_exception(DeskUnreachable(f"the connection to the desk at {self._endpoint} is closed"))
             else:
                 frame = _frame((number, method, args, kwargs))
-                self._loop.call_soon_threadsafe(self._answers.send, number, answer, frame)
+                self._loop.call_soon_threadsafe(self._answers.ask, number, answer, frame)
             return answer
 
         return call
+
+    def tell(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method whose answer nobody needs, which saves half of its cost; if it fails, the desk logs it."""
+        if not self._is_closed:
+            self._loop.call_soon_threadsafe(self._answers.tell, _frame((None, method, args, kwargs)))
 
     def close(self) -> None:
         """End the connection, once all calls so far have been sent; what has not been answered fails. Idempotent."""
@@ -179,7 +185,7 @@ class _Frames(asyncio.Protocol):
         """Whether these first bytes allow to go on."""
         raise NotImplementedError
 
-    def received(self, number: int, *frame: Any) -> None:
+    def received(self, number: int | None, *frame: Any) -> None:
         """A frame has come."""
         raise NotImplementedError
 
@@ -202,19 +208,20 @@ class _Caller(_Frames):
         self.transport.abort()
         return False
 
-    def received(self, number: int, *frame: Any) -> None:
+    def received(self, number: int | None, *frame: Any) -> None:
         # Not cancelled if the caller dies: what it has reported counts.
         call = asyncio.ensure_future(self._answer(number, *frame))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
-    async def _answer(self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    async def _answer(self, number: int | None, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            answer = _frame((number, await getattr(self._desk, method)(*args, **kwargs), None))
+            value = await getattr(self._desk, method)(*args, **kwargs)
+            answer = b"" if number is None else _frame((number, value, None))
         except Exception as error:
             log.exception("a call of the desk's %s failed", method)
-            answer = _frame((number, None, f"{type(error).__name__}: {error}"))
-        if not self.transport.is_closing():
+            answer = b"" if number is None else _frame((number, None, f"{type(error).__name__}: {error}"))
+        if answer and not self.transport.is_closing():
             self.transport.write(answer)
 
 
@@ -232,7 +239,12 @@ class _Answers(_Frames):
         self.trusted.set_result(None)
         return True
 
-    def send(self, number: int, answer: Future[Any], frame: bytes) -> None:
+    def tell(self, frame: bytes) -> None:
+        """Send a call that is not answered."""
+        if not self.transport.is_closing():
+            self.transport.write(frame)
+
+    def ask(self, number: int, answer: Future[Any], frame: bytes) -> None:
         """Send a call."""
         if self.transport.is_closing():
             return answer.set_exception(self._error())
@@ -244,7 +256,8 @@ class _Answers(_Frames):
         self.transport.close()
         asyncio.get_running_loop().call_soon(asyncio.get_running_loop().stop)
 
-    def received(self, number: int, *frame: Any) -> None:
+    def received(self, number: int | None, *frame: Any) -> None:
+        assert number is not None
         value, error = frame
         answer = self._awaited.pop(number)
         if error is None:

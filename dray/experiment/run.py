@@ -102,6 +102,7 @@ class Run:
         self._connection: DeskConnection | None = None
         """For what happens with every trial; what is rare goes to `desk`, the actor."""
         self._mail: Future[list[Message]] = Future()
+        self._granted: list[LeaseGranted] = []
         self._recorded: Counter[int] = Counter()
         """Reports of each lease recorded since the desk was last asked for messages."""
         # On a local cluster Tune and the groups share few CPUs. While the first group imports torch, on one core, Tune
@@ -139,7 +140,13 @@ class Run:
         else:
             env, shape = self._workers.slots.runtime_env, self._workers.shape
             self.desk = start_desk(desk_name, self._name, shape=shape, runtime_env=env)
-        self._queue = TrialQueue(search, name=self._name, directory=directory, changed=self._retention.changed)
+        self._queue = TrialQueue(
+            search,
+            name=self._name,
+            directory=directory,
+            together=journal.together,
+            changed=self._retention.changed,
+        )
         self._prometheus = Prometheus(
             directory.path.name,
             counts=self.counts,
@@ -247,6 +254,7 @@ class Run:
         if wait([self._mail], timeout=POLL_S).done:
             for message in self._mail.result():
                 self._read(message)
+            self._bind()
             self._ask_for_mail()
         self._prometheus.update()
 
@@ -273,7 +281,7 @@ class Run:
                     self._timeline.starts(message.group, self._workers.slots.taken, message.time)
                 gpu_type = message.gpu_type if self._workers.slots.gpu else ""
                 self._timeline.granted(message.group, message.trial, message.time, gpu_type)
-                self._bind(message)
+                self._granted.append(message)
             case messages.ReportReceived():
                 self._record(message)
             case messages.TrialLeft():
@@ -292,11 +300,13 @@ class Run:
             case _:
                 assert_never(message)
 
-    def _bind(self, granted: LeaseGranted) -> None:
+    def _bind(self) -> None:
+        """Give the leases that were granted their parameters."""
+        granted, self._granted = self._granted, []
         try:
             self._queue.bind(
                 granted,
-                revived=granted.trial in self._restarts.ended_before,
+                revived=self._restarts.ended_before,
                 send_every_s=max(SEND_EVERY_S, self.groups.count / REPORTS_PER_S),
             )
         except SpaceError as error:

@@ -85,7 +85,7 @@ class DeskLink:
     # ------------------------------------------------------------------ the best of the experiment
     def offer_best(self, score: float) -> None:
         """Record a score as the best, if it is; does not wait."""
-        self._desk.improves(self._lease.number, score)
+        self._desk.tell("improves", self._lease.number, score)
 
     def is_best(self, score: float) -> bool:
         """Record a score as the best, if it is; returns whether."""
@@ -114,11 +114,11 @@ class DeskLink:
             value: the search's metric at its batch, if known.
             seconds: how long it took to write and commit, if it has just been.
         """
-        self._desk.saved(self._lease.client, self._lease.trial_id, checkpoint, batches, value, seconds)
+        self._desk.tell("saved", self._lease.client, self._lease.trial_id, checkpoint, batches, value, seconds)
 
     def damaged(self, checkpoint: str, why: str) -> None:
         """A checkpoint can no longer be used."""
-        self._desk.damaged(self._lease.client, self._lease.trial_id, checkpoint, why)
+        self._desk.tell("damaged", self._lease.client, self._lease.trial_id, checkpoint, why)
 
     def lost(self) -> LeaseLost:
         """The error to raise when the desk has fenced off this lease."""

@@ -110,7 +110,7 @@ def serve_joined(
             number = lease.number
             if rank == 0:
                 # Before the code is loaded: if that ends the process, it counts as the trial's failure.
-                desk.begun(number)
+                desk.tell("begun", number)
             if loaded is None or loaded.spec.run != lease.client:
                 try:
                     spec = pickle.loads(desk.spec(lease.client).result())
@@ -119,7 +119,7 @@ def serve_joined(
                     loaded = Loaded(spec, spec.load_trial(), code)
                 except Exception as error:
                     worker.give_up(error, lease.client)
-                    desk.leave(number, rank, Departure(outcome="interrupted")).result()
+                    desk.tell("leave", number, rank, Departure(outcome="interrupted"))
                     continue
             spec, settings = loaded.spec, loaded.spec.settings
             log = log_path(lease, rank)
@@ -132,7 +132,7 @@ def serve_joined(
             uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)
-            desk.leave(number, rank, departure).result()
+            desk.tell("leave", number, rank, departure)
 
 
 def _is_shared_with_driver(lease: TrialLease) -> bool:

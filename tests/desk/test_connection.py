@@ -25,7 +25,7 @@ class Desk:
         self.told: list[Any] = []
         self._given: list[asyncio.Future[Any]] = []
 
-    async def tell(self, what: Any, *, twice: bool = False) -> int:
+    async def note(self, what: Any, *, twice: bool = False) -> int:
         self.told += [what] * (1 + twice)
         return len(self.told)
 
@@ -83,46 +83,47 @@ def desk(server: Server) -> Iterator[DeskConnection]:
 
 
 def test_calls_of_a_thread_begin_in_their_order(server: Server, desk: DeskConnection) -> None:
-    calls = [desk.tell({"number": number}) for number in range(1000)]
+    calls = [desk.note({"number": number}) for number in range(1000)]
     assert [call.result(30) for call in calls] == list(range(1, 1001))
     assert server.desk.told == [{"number": number} for number in range(1000)]
-    assert desk.tell("more", twice=True).result(30) == 1002
+    assert desk.note("more", twice=True).result(30) == 1002
 
 
 def test_a_call_that_waits_holds_up_no_other(desk: DeskConnection, server: Server) -> None:
     waiting: Future[Any] = desk.take()
-    assert desk.tell("meanwhile").result(30) == 1
+    assert desk.note("meanwhile").result(30) == 1
     assert not waiting.done()
     other = DeskConnection(server.endpoint)
-    other.give(large := bytes(5_000_000)).result(30)
+    other.tell("give", large := bytes(5_000_000))
     other.close()
-    assert waiting.result(30) == large
+    assert waiting.result(30) == large, "what was told before the end of the connection has come"
 
 
 def test_what_the_desk_raises_is_an_error_of_the_call_alone(desk: DeskConnection) -> None:
+    desk.tell("fail")
     for call in (desk.fail(), desk.lock(), desk.unknown()):
         with pytest.raises(RuntimeError, match=r"^the experiment's desk failed: (KeyError|TypeError|AttributeError): "):
             call.result(30)
-    assert desk.tell("still there").result(30) == 1
+    assert desk.note("still there").result(30) == 1
 
 
 def test_calls_fail_when_the_desk_is_gone(desk: DeskConnection, server: Server) -> None:
     waiting = desk.take()
-    desk.tell("it has come").result(30)
+    desk.note("it has come").result(30)
     server.die()
     lost = f"lost the connection to the experiment's desk at 127.0.0.1:{server.endpoint.port}"
-    for call in (waiting, desk.tell("too late")):
+    for call in (waiting, desk.note("too late")):
         with pytest.raises(DeskUnreachable, match=lost):
             call.result(30)
 
 
 def test_calls_fail_once_it_is_closed(desk: DeskConnection) -> None:
-    waiting, told = desk.take(), desk.tell("the last")
+    waiting, told = desk.take(), desk.note("the last")
     desk.close()
     desk.close()
     assert not wait([waiting, told], 30).not_done
     with pytest.raises(DeskUnreachable, match="is closed"):
-        desk.tell("more").result(30)
+        desk.note("more").result(30)
 
 
 def test_no_desk_listens() -> None:
@@ -154,8 +155,8 @@ class Trap:
 def test_nothing_is_unpickled_of_who_does_not_know_the_key(server: Server, key: bytes) -> None:
     stranger = DeskConnection(Endpoint(host="127.0.0.1", port=server.endpoint.port, key=key))
     with pytest.raises(DeskUnreachable):
-        stranger.tell(Trap()).result(30)
-    frame = pickle.dumps((0, "tell", (Trap(),), {}))
+        stranger.note(Trap()).result(30)
+    frame = pickle.dumps((0, "note", (Trap(),), {}))
     with socket.create_connection(("127.0.0.1", server.endpoint.port)) as raw:
         raw.sendall(bytes(32) + len(frame).to_bytes(4, "big") + frame)
         raw.settimeout(30)
@@ -195,7 +196,7 @@ def test_with_rays_certificates_it_is_encrypted(certificates: dict[str, str], mo
         monkeypatch.setenv(name, value)
     server = Server()
     desk = DeskConnection(server.endpoint)
-    assert desk.tell("hidden").result(30) == 1
+    assert desk.note("hidden").result(30) == 1
     desk.close()
     monkeypatch.delenv("RAY_USE_TLS")
     monkeypatch.setattr(connection, "CONNECT_S", 0.5)
