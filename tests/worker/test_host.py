@@ -18,6 +18,7 @@ from dray.training.units import Batch
 from dray.worker.host import RayHost
 from dray.worker.lease import SharedSettings, TrialLease
 from searchers import Metric, Objectives
+from tests.workers import connected
 
 SETTINGS = SharedSettings(
     config={},
@@ -78,12 +79,6 @@ def test_a_request_to_stop_is_heard(tmp_path: Path) -> None:
     assert host.stop_requested(), "for good"
 
 
-def answered(value: Any) -> Future[Any]:
-    answer: Future[Any] = Future()
-    answer.set_result(value)
-    return answer
-
-
 class Judge:
     """A desk that keeps the best score and the reports, and answers at once."""
 
@@ -91,18 +86,18 @@ class Judge:
         self.best = float("inf")
         self.reports: list[DeskReport] = []
 
-    def improves(self, lease: int, score: float) -> Future[bool]:
+    def improves(self, lease: int, score: float) -> bool:
         better, self.best = score < self.best, min(score, self.best)
-        return answered(better)
+        return better
 
-    def report(self, lease: int, report: DeskReport, decides: bool) -> Future[Reply]:
+    def report(self, lease: int, report: DeskReport, decides: bool) -> Reply:
         self.reports.append(report)
-        return answered("continue")
+        return "continue"
 
 
 def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path) -> None:
-    desk: Any = Judge()
-    host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+    desk = Judge()
+    host = RayHost(desk=connected(desk), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
     host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
     assert not host.is_best({"loss": 0.6})
     assert host.is_best({"loss": 0.4})
@@ -113,8 +108,8 @@ SEVERAL = replace(SETTINGS, objectives=Objectives((Metric(name="mb", at_most=100
 
 
 def test_best_validation_of_several_metrics_keeps_the_limits(tmp_path: Path) -> None:
-    desk: Any = Judge()
-    host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
+    desk = Judge()
+    host = RayHost(desk=connected(desk), lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
     assert list(host.metrics) == ["loss", "mb"]
     assert not host.is_best({"loss": 0.1, "mb": 101.0})
     assert host.is_best({"loss": 0.5, "mb": 100.0})
@@ -122,8 +117,8 @@ def test_best_validation_of_several_metrics_keeps_the_limits(tmp_path: Path) -> 
 
 
 def test_report_has_all_metrics_in_the_searches_order_and_so_has_a_checkpoint(tmp_path: Path) -> None:
-    desk: Any = Judge()
-    host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
+    desk = Judge()
+    host = RayHost(desk=connected(desk), lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
     for mb in (50.0, 150.0):
         host.publish(Report(batches=1, validation={"loss": 0.5, "mb": mb}, decides=True))
     assert [(report.value, report.metrics) for report in desk.reports] == [(0.5, (50.0, 0.5)), (None, (150.0, 0.5))]
