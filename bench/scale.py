@@ -95,7 +95,7 @@ class Players:
     """Plays worker groups of one rank each."""
 
     def __init__(self, plain: int) -> None:
-        self._plain, self._waits = plain, list[float]()
+        self._plain, self._waits, self._sent = plain, list[float](), 0
         self._endpoint: Any = None
 
     async def play(self, actor: Any, run: str, group: str, start: int, shape: str, rungs: list[int]) -> None:
@@ -125,9 +125,11 @@ class Players:
             for step in range(self._plain):
                 plain = DeskReport(rows=rows(rung - self._plain + step, "training"))
                 await wrap_future(desk.report(number, plain, False))
+                self._sent += 1
             final = rung == rungs[-1]
             report = DeskReport(rows=rows(rung, "validation"), step=rung, value=rng.random(), final=final)
             began = time.monotonic()
+            self._sent += 1
             verdict = await wrap_future(desk.report(number, report, True))
             if not final:
                 self._waits.append(time.monotonic() - began)
@@ -135,9 +137,9 @@ class Players:
                 return outcomes[verdict]
         return "completed"
 
-    async def waits(self) -> list[float]:
-        """Seconds from each report to the decision on it."""
-        return self._waits
+    async def figures(self) -> tuple[list[float], int]:
+        """Seconds from each report to the decision on it, and how many reports were sent."""
+        return self._waits, self._sent
 
 
 def rows(batches: int, kind: str) -> list[dict[str, Any]]:
@@ -178,7 +180,7 @@ class Window:
     """Listens to the desk's messages, and measures usage from the first 10% of ended trials to the last 5%."""
 
     def __init__(self, trials: int) -> None:
-        self._trials, self._ended, self._reports, self._decided = trials, 0, 0, 0
+        self._trials, self._ended, self.reports, self._decided = trials, 0, 0, 0
         self._began: dict[str, float] = {}
         self._half: dict[str, float] = {}
 
@@ -186,7 +188,7 @@ class Window:
         from dray.desk.messages import ReportReceived, TrialLeft
 
         if isinstance(message, ReportReceived):
-            self._reports += 1
+            self.reports += 1
             self._decided += message.step is not None
         if not isinstance(message, TrialLeft):
             return
@@ -212,7 +214,7 @@ class Window:
         for pid, name in parts():
             used[name] = used.get(name, 0.0) + cpu_s(pid)
             used[f"{name} rss"] = used.get(f"{name} rss", 0.0) + memory_mb(pid)["Rss"]
-        return {**used, "reports": self._reports, "decided": self._decided, "trials": self._ended}
+        return {**used, "reports": self.reports, "decided": self._decided, "trials": self._ended}
 
 
 def light(directory: Path, groups: int, trials: int, plain: int) -> None:
@@ -232,10 +234,12 @@ def light(directory: Path, groups: int, trials: int, plain: int) -> None:
         ray.init(address=cluster.address, log_to_driver=False)
         player = ray.remote(num_cpus=0, max_concurrency=1000)(Players)
         LightGroup.players = [player.remote(plain) for _ in range(-(-groups // GROUPS_PER_PLAYER))]
-        experiment.run(on_message=Window(trials))
-        stamp("ended")
+        window = Window(trials)
+        experiment.run(on_message=window)
+        stamp("ended", reports=window.reports)
         for one in LightGroup.players:
-            stamp("waits", s=ray.get(one.waits.remote()))
+            waits, sent = ray.get(one.figures.remote())
+            stamp("player", waits=waits, sent=sent)
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -272,6 +276,8 @@ class Figures:
     plain: int
     used: Mapping[str, float]
     waits: list[float]
+    lost: int
+    """Reports that were sent, but never reached the driver."""
     wait_to_end: float
     """Seconds from the last trial's end to that of the run."""
 
@@ -287,7 +293,7 @@ def report(paper: Paper, figures: list[Figures]) -> None:
     )
     head = ["groups", "reports a trial", "driver", "of it Tune's thread", "main thread", "desk", "handle", "GCS",
             "raylet", "players", "trials / s", "reports / s", "decisions / s", "decision, median",
-            "90th %"]  # fmt: skip
+            "90th %", "reports lost"]  # fmt: skip
     columns = ("driver", "dray-tune", "MainThread", "desk", "handle", "gcs", "raylet", "players")
     lines = []
     for f in figures:
@@ -299,6 +305,7 @@ def report(paper: Paper, figures: list[Figures]) -> None:
                 *(f"{f.ms(name, 'trials'):.2f}" for name in columns),
                 *(f"{rate:.0f}" for rate in rates),
                 *(f"{1000 * quantile(f.waits, share):.0f} ms" for share in (0.5, 0.9)),
+                str(f.lost),
             ]
         )
     paper.table(head, lines)
@@ -374,9 +381,16 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
             where = directory / f"{groups}-{plain}"
             ran = run(__file__, ["--child", "light", str(where), str(groups), str(options.trials), str(plain)], where)
             [window], [last, ended] = of_kind(ran.stamps, "window"), of_kind(ran.stamps, "last", "ended")
-            waits = [s for each in of_kind(ran.stamps, "waits") for s in each.fields["s"]]
+            players = of_kind(ran.stamps, "player")
             figures.append(
-                Figures(groups=groups, plain=plain, used=window.fields, waits=waits, wait_to_end=ended.time - last.time)
+                Figures(
+                    groups=groups,
+                    plain=plain,
+                    used=window.fields,
+                    waits=[s for each in players for s in each.fields["waits"]],
+                    lost=sum(each.fields["sent"] for each in players) - ended.fields["reports"],
+                    wait_to_end=ended.time - last.time,
+                )
             )
             print(f"{groups} groups, {plain} reports before each decision: {ran.wall_s:.1f} s", flush=True)
     report(paper, figures)
