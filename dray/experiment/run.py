@@ -50,8 +50,9 @@ from searchers.ray_tune import TuneDriver
 
 POLL_S = 0.25
 """How often the driver checks signals and updates the display when nothing happens."""
-REPORTS_PER_S = 300
-"""Reports of all trials together that nobody waits for: a third of what the desk can take (`bench/scale.py`)."""
+REPORTS_PER_S = 1000
+"""Reports of all trials together that nobody waits for: half of what driver and desk take on two cores
+(`bench/scale.py`)."""
 TUNE_END_S = 60.0
 """How long Tune may take to end. A thread that is inside Ray when Ray is shut down may end the process."""
 STOP_GRACE_S = 120.0
