@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -48,7 +48,7 @@ class Client:
     weight: float = 1.0
     max_slots: float | None = None
     had: float = 0.0
-    queue: deque[int] = field(default_factory=deque)
+    queue: OrderedDict[int, None] = field(default_factory=OrderedDict)
     leases: dict[int, Lease] = field(default_factory=dict)
     current: dict[int, Lease] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
@@ -62,16 +62,15 @@ class Client:
 
     def enqueue(self, trials: Iterable[int], *, first: bool) -> None:
         """Queue trials for a group, at the end or before all others."""
-        if first:
-            self.queue.extendleft(reversed(list(trials)))
-        else:
-            self.queue.extend(trials)
+        trials = list(trials)
+        self.queue.update(dict.fromkeys(trials))
+        for trial in reversed(trials) if first else ():
+            self.queue.move_to_end(trial, last=False)
 
     def withdraw(self, trials: Iterable[int]) -> None:
         """Take trials out of the queue."""
         for trial in trials:
-            if trial in self.queue:
-                self.queue.remove(trial)
+            self.queue.pop(trial, None)
 
     @property
     def slots(self) -> float:

@@ -47,6 +47,8 @@ class Leases:
         self._wake = wake
         self._clients: list[Client] = []
         self._groups: dict[str, Group] = {}
+        self._maybe_free: dict[str, Group] = {}
+        """Of thousands, those that `match` looks at: all that are free, and some that were."""
         self._gpu_types: dict[str, str] = {}
         """Of the node of a process of each group."""
         self._ended_starts: set[int] = set()
@@ -109,6 +111,7 @@ class Leases:
             return None
         state = self._groups.setdefault(group, Group(owner=owner, name=group, shape=shape, start=start, size=size))
         state.idle.add(rank)
+        self._maybe_free[group] = state
         if len(state.idle) == size and first and state.lease is None:
             self.post(owner, GroupReady(group=group))
         self.match()
@@ -190,8 +193,12 @@ class Leases:
     def match(self) -> None:
         """Grant a lease for each free group while trials are queued for its shape; for those of a higher priority, ask
         others to save and leave."""
-        for group in self._groups.values():
-            if group.is_free and not group.owner.closing and (waiting := self._waiting(group.shape)):
+        if not any(client.queue for client in self._clients):
+            return
+        for group in list(self._maybe_free.values()):
+            if not group.is_free:
+                del self._maybe_free[group.name]
+            elif not group.owner.closing and (waiting := self._waiting(group.shape)):
                 client, trial = waiting[0]
                 self._grant(client, trial, group)
         for shape in {client.shape for client in self._clients} if len(self._clients) > 1 else ():
@@ -223,7 +230,7 @@ class Leases:
                     wanted -= 1
 
     def _grant(self, client: Client, trial: int, group: Group) -> None:
-        client.queue.remove(trial)
+        client.withdraw([trial])
         lease = Lease(number=next(self._numbers), client=client, trial=trial, group=group)
         self._leases[lease.number] = client.leases[lease.number] = client.current[trial] = group.lease = lease
         gpu_type = self._gpu_types.get(group.name, "")
@@ -350,6 +357,7 @@ class Leases:
         """The lease is over: its group is free for another trial, and all that comes from it is fenced off."""
         lease.state = State.OVER
         lease.group.lease = None
+        self._maybe_free[lease.group.name] = lease.group
         del self._leases[lease.number], lease.client.leases[lease.number]
         if lease.client.current.get(lease.trial) is lease:
             del lease.client.current[lease.trial]

@@ -109,6 +109,22 @@ def test_trials_are_granted_in_queue_order_and_a_restarted_one_goes_first(scene:
     assert granted(scene.news()) == [7, 8, 0, 1]
 
 
+def test_each_free_group_gets_a_trial_also_one_that_was_replaced(scene: Scene) -> None:
+    first = scene.lend(0, "a")
+    for group in "bc":
+        scene.ask(group, start=ord(group))
+    scene.leave(first, 0, "completed")
+    scene.ask("a", after=first.number)
+    scene.leases.end_group(scene.client, "b", ord("b"), {}, "")
+    scene.ask("b", start=99)  # the one in its place
+    scene.news()
+    scene.leases.enqueue(scene.client, [1, 2, 3, 4], first=False)
+    leases = scene.news_of(LeaseGranted)
+    assert sorted(lease.group for lease in leases) == ["a", "b", "c"]
+    assert [lease.trial for lease in leases] == [1, 2, 3]
+    assert list(scene.client.queue) == [4]
+
+
 def test_a_lease_says_which_gpus_the_group_has(scene: Scene) -> None:
     types = []
     for trial, (group, start, arrives) in enumerate([("g", 1, "A100"), ("h", 2, ""), ("g", 3, "L4")]):
