@@ -95,16 +95,12 @@ class DeskConnection:
 
     Raises:
         DeskUnreachable: no connection within half a minute.
-
-    >>> desk = DeskConnection(endpoint)                                                     # doctest: +SKIP
-    >>> desk.report(lease, fields, True).result()                                           # doctest: +SKIP
-    'continue'
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint, self._numbers, self._is_closed = endpoint, itertools.count(), False
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="dray-desk", daemon=True).start()
+        threading.Thread(target=self._run, name="dray-desk", daemon=True).start()
         try:
             self._answers = asyncio.run_coroutine_threadsafe(self._open(endpoint), self._loop).result()
         except OSError as error:
@@ -114,6 +110,12 @@ class DeskConnection:
                 f"can't connect to the experiment's desk at {endpoint}: {why}; between the nodes of a Ray cluster all "
                 "TCP ports must be open"
             ) from None
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
 
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):
@@ -233,6 +235,7 @@ class _Answers(_Frames):
         self._endpoint = endpoint
         self._awaited: dict[int, Future[Any]] = {}
         self.trusted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def proves(self, first: bytes) -> bool:
         self.transport.write(hmac.digest(self._endpoint.key, first, "sha256"))
@@ -252,9 +255,9 @@ class _Answers(_Frames):
         self.transport.write(frame)
 
     def close(self) -> None:
-        """End the connection, and the loop."""
+        """End the connection once all is sent, then the loop."""
         self.transport.close()
-        asyncio.get_running_loop().call_soon(asyncio.get_running_loop().stop)
+        self._lost.add_done_callback(lambda lost: lost.get_loop().stop())
 
     def received(self, number: int | None, *frame: Any) -> None:
         assert number is not None
@@ -271,6 +274,7 @@ class _Answers(_Frames):
         for answer in self._awaited.values():
             answer.set_exception(self._error())
         self._awaited.clear()
+        self._lost.set_result(None)
 
     def _error(self) -> DeskUnreachable:
         return DeskUnreachable(f"lost the connection to the experiment's desk at {self._endpoint}")

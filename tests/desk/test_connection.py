@@ -7,6 +7,7 @@ import pickle
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -66,6 +67,7 @@ class Server:
             asyncio.run_coroutine_threadsafe(close(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            self._loop.close()
 
 
 @pytest.fixture
@@ -124,6 +126,19 @@ def test_calls_fail_once_it_is_closed(desk: DeskConnection) -> None:
     assert not wait([waiting, told], 30).not_done
     with pytest.raises(DeskUnreachable, match="is closed"):
         desk.note("more").result(30)
+
+
+def test_no_thread_stays(server: Server) -> None:
+    for is_lost in (False, True):
+        made = DeskConnection(server.endpoint)
+        made.note("something").result(30)
+        if is_lost:
+            server.die()
+        made.close()
+        deadline = time.monotonic() + 30
+        while any(thread.name == "dray-desk" for thread in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_no_desk_listens() -> None:
