@@ -71,9 +71,13 @@ def serve(worker: WorkerSpec) -> None:
                 loaded = None if experiment is None else Loaded(experiment, experiment.load_trial(), code)
             except Exception as error:
                 return worker.give_up(error)
-            with contextlib.closing(worker.connect()) as desk:
+            try:
+                desk = worker.connect()
+            except DeskUnreachable as error:
+                return worker.give_up(error)
+            with contextlib.closing(desk):
                 serve_joined(worker, desk, loaded, distributed)
-    except (GpuConflict, DeskUnreachable) as error:
+    except GpuConflict as error:
         worker.give_up(error)
 
 
