@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
@@ -48,7 +49,7 @@ from searchers.records import (
 )
 from searchers.samplers import RandomSampler, Sampler, drawn, notify_extended
 from searchers.space import Space
-from searchers.views import TrainedShares, TrialView
+from searchers.views import State, TrainedShares, TrialView
 
 Record = dict[str, object]
 
@@ -75,6 +76,8 @@ class Search:
         started: Whether `start()` was called or replayed.
         objectives: As given.
         trials: A view of every trial created, by number.
+        live: The views of those that have not ended.
+        states: How many trials are in each state.
 
     >>> from searchers import Exited, RandomSearch, parse_space
     >>> space = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}})
@@ -110,6 +113,9 @@ class Search:
         self._log = log
         self._trials: dict[int, TrialView] = {}
         self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)
+        self._live: dict[int, TrialView] = {}
+        self.live: Mapping[int, TrialView] = MappingProxyType(self._live)
+        self.states: Counter[State] = Counter()
 
     def start(self) -> list[Action]:
         """The first actions. Called once, and not after a `replay` that started the search."""
@@ -327,7 +333,7 @@ class Search:
         view = self._trials[event.trial].after(
             event, hparams=hparams, smaller_is_better=self._smaller_is_better, objectives=self.objectives
         )
-        self._trials[event.trial] = view
+        self._put(view)
         self._follow(actions)
         self.sampler.tell(its, _NO_HPARAMS if view.hparams is None else view.hparams)
         return actions
@@ -336,11 +342,22 @@ class Search:
         for action in actions:
             match action:
                 case Create(trial=trial):
-                    self._trials[trial] = TrialView(id=trial)
+                    self._put(TrialView(id=trial))
                 case Done():
                     self.done = action
                 case _:
-                    self._trials[action.trial] = self._trials[action.trial].under(action)
+                    self._put(self._trials[action.trial].under(action))
+
+    def _put(self, view: TrialView) -> None:
+        before = self._trials.get(view.id)
+        if before is not None:
+            self.states[before.state] -= 1
+        self.states[view.state] += 1
+        self._trials[view.id] = view
+        if view.ended:
+            self._live.pop(view.id, None)
+        else:
+            self._live[view.id] = view
 
 
 def _as_int(value: int | None) -> int | None:
