@@ -371,6 +371,8 @@ class Driver:
             done = threading.Event()
             self._retention._work.put(done.set)
             done.wait()
+        self.display._due = 0.0
+        self.display.update(self._counts, GROUPS, GROUPS)
         while any(self._observers._new.values()):
             time.sleep(0.1)
         time.sleep(0.5)  # an update has taken them, and is writing
