@@ -4,11 +4,12 @@ The driver's parts are real, and are called in the order of `dray/experiment/run
 queue, Tune's side of the search (`TuneDriver.take`), retention, restarts, timeline, metrics, display, and the observers
 that every experiment has. The desk is played: so are the groups and the trials, which report twice on the way to each
 rung of an ASHA search and save a checkpoint there; some fail once and restart. Messages travel as pickles, as they do
-through Ray, so that nothing is shared that isn't on a cluster. Checkpoints are not written.
+through Ray, so that nothing is shared that isn't on a cluster. Checkpoints are not written, and nothing waits for the
+disk.
 
-Memory is what /proc/self/smaps_rollup calls anonymous, once the threads have done their work, the rows of metrics are in
-Parquet, the garbage is collected, and the C library has given back what is free. The slope is the least squares line
-through all sizes but the first. By what holds it: tracemalloc, between the two middle sizes, in another process.
+Memory is what /proc/self/smaps_rollup calls anonymous, once the threads have done their work, the rows of metrics are
+in Parquet, the garbage is collected, and the C library has given back what is free. The slope is that of the least
+squares line through all sizes. By what holds it: tracemalloc, between the two middle sizes, in another process.
 
     python bench/driver_memory.py [--trials 10000 25000 50000 100000] [--before CHECKOUT] [--save]
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import io
 import itertools
 import os
 import pickle
@@ -49,6 +51,10 @@ GROUPS = 64
 RUNGS = (400, 1600, 6400)
 FAILS_EVERY = 25
 """One in so many of the trials that continue after the first rung fails once, and restarts."""
+STEP_S = 2.0
+"""How long a step of all groups is to take, to the metrics: they write their rows every five seconds."""
+OBSERVED_EVERY_S = 0.1
+"""How often observers are updated, rather than once a second, in which hundreds of trials end here."""
 BYTES_A_TRIAL = 1000.0
 """The target."""
 CASES: dict[str, list[str]] = {
@@ -61,7 +67,7 @@ SAMPLERS = {"tpe": 20_000, "multi_fidelity": 2_000}
 """Trials of the searches whose samplers learn."""
 
 
-# ------------------------------------------------------------------------------------------------ the desk and its groups
+# --------------------------------------------------------------------------------------------- the desk and its groups
 def travelled(value: T) -> T:
     """The value as it arrives in another process."""
     copy: T = pickle.loads(pickle.dumps(value))
@@ -219,6 +225,13 @@ def rows(batches: int, kind: str, value: float) -> list[Row]:
     return [{**common, "kind": its, "name": name, "value": number} for its, name, number in named]
 
 
+class Nowhere(io.StringIO):
+    """A file that keeps nothing."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 class NoStore:
     """Stands in for a trial's checkpoints: there are none on the disk."""
 
@@ -268,8 +281,7 @@ class Driver:
         self._observers = Observers(where, _observers(where, checked))
         opened = open_search(checked, Custom(), {}, journal=self.journal, records=[], observers=self._observers)
         self.search = search = opened.search
-        output = open(os.devnull, "w")
-        console = Console(file=output, force_terminal=terminal, width=160, height=50)
+        console = Console(file=Nowhere(), force_terminal=terminal, width=160, height=50)
         self.display = Display(
             name="driver-memory",
             path=where.path,
@@ -320,11 +332,12 @@ class Driver:
 
     def step(self) -> None:
         """One turn of the driver's loop, and of Tune's."""
+        self._now += STEP_S
         messages, results = self.desk.step()
         for message in messages:
             self._read(message)
         if results:
-            self._tune.take(results)
+            self._tune.take(results)  # type: ignore[arg-type]  # as Ray brings them
             if self._tune.error is not None:
                 raise self._tune.error
         self._queue.states()
@@ -365,7 +378,7 @@ class Driver:
 
     def settle(self) -> None:
         """Let the threads do what they have, and write the rows of metrics."""
-        self._now += 1e9  # due now, and not before the next time
+        self._now += 60.0
         self._metrics.pack()
         for _ in range(2):  # the second comes after the work of the first
             done = threading.Event()
@@ -430,7 +443,13 @@ def anonymous() -> int:
 
 def child(options: argparse.Namespace) -> None:
     """Play a search, and stamp the memory at each size; or, if traced, what holds it, between the two sizes."""
+    import dray.observers.observer
+
+    os.fsync = lambda fd: None
     sizes: list[int] = options.trials
+    dray.observers.observer.EVERY_S = OBSERVED_EVERY_S
+    if options.traced:
+        tracemalloc.start()  # from here on: a table that grows later is counted as what it grows by
     settings = config(options.variant, options.sampler, sizes[-1] + 1000)
     driver = Driver(options.directory / "experiment", settings, terminal=options.terminal)
     before: tracemalloc.Snapshot | None = None
@@ -445,7 +464,6 @@ def child(options: argparse.Namespace) -> None:
             continue
         gc.collect()
         if before is None:
-            tracemalloc.start()
             before = tracemalloc.take_snapshot()
         else:
             held = held_by_file(before, tracemalloc.take_snapshot())
