@@ -330,6 +330,11 @@ class Driver:
             self._timeline.starts(group, 1)
             self._read(GroupReady(group=group))
 
+    def play(self, trials: int) -> None:
+        """Go on until so many trials, and one for each group, have been created."""
+        while len(self.search.trials) < trials + GROUPS:
+            self.step()
+
     def step(self) -> None:
         """One turn of the driver's loop, and of Tune's."""
         self._now += STEP_S
@@ -388,7 +393,8 @@ class Driver:
         self.display.update(self._counts, GROUPS, GROUPS)
         while any(self._observers._new.values()):
             time.sleep(0.1)
-        time.sleep(0.5)  # an update has taken them, and is writing
+            if not any(self._observers._new.values()):
+                time.sleep(1.0)  # an update has taken them, and is writing
 
     def close(self) -> None:
         """End the threads."""
@@ -455,8 +461,7 @@ def child(options: argparse.Namespace) -> None:
     before: tracemalloc.Snapshot | None = None
     for size in sizes:
         began = time.process_time()
-        while len(driver.search.trials) - GROUPS < size:
-            driver.step()
+        driver.play(size)
         used = time.process_time() - began
         driver.settle()
         if not options.traced:

@@ -134,7 +134,10 @@ class Retention:
 
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Start with the checkpoints of earlier runs, from the journal's records and from the trials' stores."""
-        self._work.put(lambda: self._recover(records))
+        started = sorted({record["trial"] for record in records if record.get("event") == "started"})
+        damaged = [str(record["checkpoint"]) for record in records if record.get("event") == "damaged"]
+        saved = saved_in(records)
+        self._work.put(lambda: self._recover(started, saved, damaged))
         self._thread.start()
 
     def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
@@ -176,12 +179,12 @@ class Retention:
             else:
                 log.warning("can't delete all old checkpoints: %s; %s", next(iter(errors.values())), _LATER)
 
-    def _recover(self, records: Sequence[Mapping[str, Any]]) -> None:
-        for each in saved_in(records):
+    def _recover(self, started: Sequence[int], saved: Iterable[Saved], damaged: Iterable[str]) -> None:
+        for each in saved:
             self._saved.setdefault(each.trial, {})[each.batches] = each
         self._changed.update(self._saved)
-        self._damaged.update(str(record["checkpoint"]) for record in records if record.get("event") == "damaged")
-        for trial in sorted({record["trial"] for record in records if record.get("event") == "started"}):
+        self._damaged.update(damaged)
+        for trial in started:
             store = self._store_of(trial)
             found, mine = dict(store.listed()), self._saved.setdefault(trial, {})
             for batches in mine.keys() - found.keys():
@@ -193,6 +196,8 @@ class Retention:
                     self._add(trial, batches, checkpoint, _metric_at(store, batches))
                 elif not self._needs(trial) and not store.is_complete(batches):
                     store.delete(batches)  # unfinished; while its trial runs, it may be being written
+            if not mine:
+                del self._saved[trial]
 
     def _add(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
         value = value if value is not None and math.isfinite(value) else None

@@ -192,6 +192,7 @@ class Run:
             try:
                 self._queue.begin(self._workers.experiment.settings.score)
                 self._retention.start(self._records)
+                self._records.clear()
                 self._serve(tune)
             except ray.exceptions.RayError as e:
                 self._error = DeskLost(

@@ -190,6 +190,7 @@ class Observers:
             is_last = self._over.is_set()
             try:
                 observer = self._made(make, metrics)
+                del metrics  # after a resume, all that trials have ever reported
                 if failed:
                     failed = False
                     self._say(f"{name}: works again, and has everything that it missed")

@@ -61,6 +61,8 @@ class MetricsLog:
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory, self._clock = directory, clock
+        # Arrow's own pool keeps tens of MB of what `_pack` has freed.
+        pa.set_memory_pool(pa.system_memory_pool())
         directory.mkdir(parents=True, exist_ok=True)
         self._tail = directory / TAIL
         _cut_torn_line(self._tail)
