@@ -9,11 +9,11 @@ disk.
 
 Memory is what /proc/self/smaps_rollup calls anonymous, once the threads have done their work, the rows of metrics are
 in Parquet, the garbage is collected, and the C library has given back what is free. The slope is that of the least
-squares line through all sizes. By what holds it: tracemalloc, between the two middle sizes, in another process.
+squares line through all sizes. By what holds it: tracemalloc, between the first two sizes, in another process.
 
     python bench/driver_memory.py [--trials 10000 25000 50000 100000] [--before CHECKOUT] [--save]
 
-`--before` measures the code of another checkout, by the same groups, and prints both.
+`--before` measures the code of another checkout too.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import time
 import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import linear_regression
@@ -55,8 +56,8 @@ STEP_S = 2.0
 """How long a step of all groups is to take, to the metrics: they write their rows every five seconds."""
 OBSERVED_EVERY_S = 0.1
 """How often observers are updated, rather than once a second, in which hundreds of trials end here."""
-BYTES_A_TRIAL = 1000.0
-"""The target."""
+TARGET = 1000.0
+"""Bytes a trial."""
 CASES: dict[str, list[str]] = {
     "ASHA, output to a file": [],
     "ASHA, on a terminal": ["--terminal"],
@@ -521,10 +522,10 @@ def figures_of(ran: Ran) -> Figures:
 
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
-    """Run every case, with the code before and after, and print the tables."""
+    """Run every case, two at a time, and print the tables."""
     paper.say(f"{machine()}\n`{command()}`")
     codes = {"before": options.before, "after": None} if options.before else {"now": None}
-    numbers = itertools.count(1)
+    sizes, numbers = options.trials, itertools.count(1)
 
     def ran(code: Path | None, trials: Sequence[int], *given: str) -> Ran:
         where = directory / str(next(numbers))
@@ -532,46 +533,37 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
         print(*arguments, flush=True)
         return run(str(Path(__file__)), ["--child", str(where), *arguments], where)
 
-    sizes = options.trials
-    reached: dict[str, float] = {}
-    head = [*(f"{size:,}" for size in sizes), "bytes a trial", "CPU, ms a trial", "CPU, the last ones"]
+    with ThreadPoolExecutor(2) as two:
+        runs = {
+            (case, when): (sizes, two.submit(ran, code, sizes, *given))
+            for case, given in CASES.items()
+            for when, code in codes.items()
+        }
+        for sampler, most in SAMPLERS.items():
+            some = [max(most * size // sizes[-1], 1) for size in sizes]
+            name = f"ASHA, sampler: {sampler}", list(codes)[-1]
+            runs[name] = some, two.submit(ran, None, some, "--sampler", sampler)
+        traced = {when: two.submit(ran, code, sizes[:2], "--traced") for when, code in codes.items()}
+
     lines = []
-    for case, given in CASES.items():
-        for when, code in codes.items():
-            found = figures_of(ran(code, sizes, *given))
-            reached[case] = found.slope
-            megabytes = [f"{found.memory[size] / 1e6:.1f} MB" for size in sizes]
-            costs = [f"{found.cpu_ms[sizes[at]]:.2f}" for at in (0, -1)]
-            lines.append([case, when, *megabytes, f"{found.slope:,.0f}", *costs])
-            print(*lines[-1], flush=True)
+    for (case, when), (some, one) in runs.items():
+        found = figures_of(one.result())
+        memory = [f"{size:,}: {each / 1e6:.1f} MB" for size, each in found.memory.items()]
+        costs = [f"{found.cpu_ms[some[at]]:.2f}" for at in (0, -1)]
+        reached = ["", ""] if when == "before" else [f"<= {TARGET:,.0f}", verdict(found.slope <= TARGET)]
+        lines.append([case, when, *memory, f"{found.slope:,.0f}", *reached, *costs])
     paper.say("\nThe driver's memory after so many trials\n")
-    paper.table(["search", "code", *head], lines)
-    for case, slope in reached.items():
-        paper.say(f"\n{case}: <= {BYTES_A_TRIAL:,.0f} bytes a trial, {verdict(slope <= BYTES_A_TRIAL)}")
+    head = ["search", "code", *[""] * len(sizes), "bytes a trial", "target", "", "CPU, ms a trial, first", "last"]
+    paper.table(head, lines)
 
-    lines = []
-    for sampler, most in SAMPLERS.items():
-        some = [max(most * size // sizes[-1], 1) for size in sizes]
-        for when, code in codes.items():
-            found = figures_of(ran(code, some, "--sampler", sampler))
-            megabytes = [f"{found.memory[size] / 1e6:.1f} MB" for size in some]
-            lines.append([sampler, when, f"{some[0]:,} to {some[-1]:,}", *megabytes, f"{found.slope:,.0f}"])
-            print(*lines[-1], flush=True)
-    paper.say("\nWith samplers that learn\n")
-    paper.table(["sampler", "code", "trials", *(f"{n + 1}." for n in range(len(sizes))), "bytes a trial"], lines)
-
-    middle = sizes[1:3]
-    held = {when: of_kind(ran(code, middle, "--traced").stamps, "held")[0].fields for when, code in codes.items()}
-    total = {when: sum(each.values()) for when, each in held.items()}
-    names = sorted(
-        {name for each in held.values() for name in each}, key=lambda name: -held[next(iter(held))].get(name, 0)
-    )
-    kept = [name for name in names if any(abs(each.get(name, 0)) >= 1 for each in held.values())]
-    lines = [[name, *(f"{each.get(name, 0):,.0f}" for each in held.values())] for name in kept]
+    held = {when: of_kind(one.result().stamps, "held")[0].fields for when, one in traced.items()}
+    files = {name for each in held.values() for name, size in each.items() if abs(size) >= 1}
+    ordered = sorted(files, key=lambda name: [-each.get(name, 0) for each in held.values()])
+    lines = [[name, *(f"{each.get(name, 0):,.0f}" for each in held.values())] for name in ordered]
     paper.say(
-        f"\nWhat holds it: bytes a trial from {middle[0]:,} to {middle[1]:,} trials, by the file that asked for it\n"
+        f"\nWhat holds it: bytes a trial from {sizes[0]:,} to {sizes[1]:,} trials, by the file that asked for it\n"
     )
-    paper.table(["file", *codes], [*lines, ["all", *(f"{each:,.0f}" for each in total.values())]])
+    paper.table(["file", *held], [*lines, ["all", *(f"{sum(each.values()):,.0f}" for each in held.values())]])
 
 
 def main() -> None:
