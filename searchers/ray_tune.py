@@ -139,6 +139,7 @@ class TuneDriver:
         self._directory = directory
         self._stopping = False
         self._answered: dict[int, int] = {}
+        """The latest result of each trial that has not ended. One of a trial that has may be answered again."""
         self._deaths = 0
         self.error: BaseException | None = None
 
@@ -203,8 +204,12 @@ class TuneDriver:
         return self._answered.get(result.trial, -1) < result.number
 
     def _decide(self, result: Result) -> Answer:
+        answer = decide(self._search, result)
         self._answered[result.trial] = result.number
-        return decide(self._search, result)
+        for trial in (result.trial, *answer.stops):
+            if self._search.trials[trial].ended:
+                self._answered.pop(trial, None)
+        return answer
 
 
 @contextlib.contextmanager

@@ -27,7 +27,9 @@ from __future__ import annotations
 import copy
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 from typing import cast
@@ -37,6 +39,7 @@ from searchers.events import Action, Create, Done, Event, Reported, Started
 from searchers.method import Method
 from searchers.normalise import normalised, with_first
 from searchers.objectives import Objectives
+from searchers.points import Points
 from searchers.recorded import RecordedMethod
 from searchers.records import (
     EVENT_KINDS,
@@ -48,7 +51,7 @@ from searchers.records import (
 )
 from searchers.samplers import RandomSampler, Sampler, drawn, notify_extended
 from searchers.space import Space
-from searchers.views import TrainedShares, TrialView
+from searchers.views import State, TrainedShares, TrialView
 
 Record = dict[str, object]
 
@@ -75,6 +78,8 @@ class Search:
         started: Whether `start()` was called or replayed.
         objectives: As given.
         trials: A view of every trial created, by number.
+        live: The views of those that have not ended.
+        states: How many trials are in each state.
 
     >>> from searchers import Exited, RandomSearch, parse_space
     >>> space = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}})
@@ -108,8 +113,12 @@ class Search:
         if objectives is not None:
             self._identity["metrics"] = objectives.to_json()
         self._log = log
+        self._points = Points(space)
         self._trials: dict[int, TrialView] = {}
         self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)
+        self._live: dict[int, TrialView] = {}
+        self.live: Mapping[int, TrialView] = MappingProxyType(self._live)
+        self.states: Counter[State] = Counter()
 
     def start(self) -> list[Action]:
         """The first actions. Called once, and not after a `replay` that started the search."""
@@ -132,7 +141,7 @@ class Search:
         if isinstance(event, Reported) and (event.metrics or self.objectives is not None):
             event = with_first(event, self.objectives)
         record = event_to_json(event)
-        event = event_from_json(record)  # as a replay will see it
+        event = self._event(record)  # as a replay will see it
         if self._is_late(event):
             return []
         hparams = self.params(event.trial) if isinstance(event, Started) else None
@@ -293,7 +302,7 @@ class Search:
                 raise ValueError("the search is extended before it starts")
             # The method checks the budget.
             return self._enlarge(*(cast("int | None", record.get(name)) for name in ("max_trials", "max_length")))
-        event = event_from_json(record)
+        event = self._event(record)
         if self._is_late(event):
             raise ValueError(f"{event} comes after the trial's end")
         # From the log, not drawn again: the sampler may have known more than the trial's number.
@@ -312,6 +321,11 @@ class Search:
             raise never_created(trial, created=len(self._trials))
         return self._trials[trial]
 
+    def _event(self, record: Mapping[str, object]) -> Event:
+        event = event_from_json(record)
+        # Every table has the trial's number: the same object takes less memory than an equal one in each.
+        return replace(event, trial=self._view(event.trial).id)
+
     def _is_late(self, event: Event) -> bool:
         view = self._view(event.trial)
         match event:
@@ -325,22 +339,36 @@ class Search:
         its = normalised(event, self._smaller_is_better, self.objectives)
         actions = self.method.on(its)
         view = self._trials[event.trial].after(
-            event, hparams=hparams, smaller_is_better=self._smaller_is_better, objectives=self.objectives
+            event,
+            hparams=None if hparams is None else self._points(hparams),
+            smaller_is_better=self._smaller_is_better,
+            objectives=self.objectives,
         )
-        self._trials[event.trial] = view
+        self._put(view)
         self._follow(actions)
-        self.sampler.tell(its, _NO_HPARAMS if view.hparams is None else view.hparams)
+        self.sampler.tell(its, _NO_HPARAMS if view.hparams is None else dict(view.hparams))
         return actions
 
     def _follow(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Create(trial=trial):
-                    self._trials[trial] = TrialView(id=trial)
+                    self._put(TrialView(id=trial))
                 case Done():
                     self.done = action
                 case _:
-                    self._trials[action.trial] = self._trials[action.trial].under(action)
+                    self._put(self._trials[action.trial].under(action))
+
+    def _put(self, view: TrialView) -> None:
+        before = self._trials.get(view.id)
+        if before is not None:
+            self.states[before.state] -= 1
+        self.states[view.state] += 1
+        self._trials[view.id] = view
+        if view.ended:
+            self._live.pop(view.id, None)
+        else:
+            self._live[view.id] = view
 
 
 def _as_int(value: int | None) -> int | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict, deque
+from array import array
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -38,14 +39,35 @@ _HEAD = 7
 """Lines of the picture without a trial: four above the table, its heading, one for omitted trials, the last."""
 
 
+class _Best(NamedTuple):
+    """A trial's best validation.
+
+    Attributes:
+        score: smaller is better.
+        step: the length at which it was reached, in the search's unit; None if unknown.
+    """
+
+    score: float
+    trial: int
+    value: float
+    step: float | None
+
+
 @dataclass(slots=True)
 class _Trained:
-    """What a running trial has reported."""
+    """What a trial that has not ended has reported."""
 
-    curve: deque[float] = field(default_factory=lambda: deque(maxlen=max(CURVE_WIDTHS)))
+    curve: array[float] = field(default_factory=lambda: array("d"))
     batches: int = 0
     epochs: float | None = None
     speed: float | None = None
+    best: tuple[float, float | None] | None = None
+    """The best validation, and its length: the search sees only those at rungs."""
+
+    def validated(self, value: float) -> None:
+        """Add a value to the curve, which keeps as many as are drawn."""
+        self.curve.append(value)
+        del self.curve[: -max(CURVE_WIDTHS)]
 
 
 class Board:
@@ -62,7 +84,9 @@ class Board:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
         self._search: Search
         self._trained: dict[int, _Trained] = {}
-        self._bests: dict[int, tuple[float, float | None]] = {}
+        self._created = 0  # trials at the last update
+        self._open: set[int] = set()  # those of them that had never ended
+        self._best_ended: _Best | None = None
         self._diverged: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)  # each trial's losses that are NaN
         self._compared: dict[int, Losses] = {}
         self._front_size = 0
@@ -80,7 +104,7 @@ class Board:
         self._forecast = None if is_simulated(search.method) else Forecast(preview(search.method))
         for record in records:
             if record.get("event") == "reported" and isinstance(value := record.get("value"), int | float):
-                self._trained.setdefault(record["trial"], _Trained()).curve.append(value)
+                self._trained.setdefault(record["trial"], _Trained()).validated(value)
             elif record.get("event") == "exited":
                 self._trained.pop(record["trial"], None)
 
@@ -98,39 +122,48 @@ class Board:
                 elif trial in self._diverged:
                     self._diverged[trial].discard(loss)
             if row["kind"] == "validation" and row["name"] == self._metric:
-                trained.curve.append(row["value"])
-                if self._search.objectives is None:  # else it may exceed a limit
-                    self._validated(trial, row)
+                value = row["value"]
+                trained.validated(value)
+                # With objectives it may exceed a limit.
+                if self._search.objectives is None and math.isfinite(value):
+                    trained.best = self._better(trained.best, (value, row.get(self._unit)))
             elif row["kind"] == "system" and row["name"] == "batches_per_second":
                 trained.speed = row["value"]
 
     def update(self, groups: int) -> None:
         """Take note of the search's progress; at most a few times a second."""
-        views = list(self._search.trials.values())
-        for view in views:
-            if view.ended:
-                self._trained.pop(view.id, None)
+        trials = self._search.trials
+        # Before the live ones: Tune's thread may create trials meanwhile.
+        began, self._created = self._created, len(trials)
+        live = dict(self._search.live)
+        opened = self._open.union(range(began, self._created))
+        self._open = opened & live.keys()
+        ended = [trials[trial] for trial in opened - live.keys()]
+        late = [trials[trial] for trial in self._trained if trial not in live]
+        for view in (*ended, *late):
+            if view.state not in NEVER_BEST and (best := self._best_of(view)) is not None:
+                self._best_ended = min(best, self._best_ended or best, key=_rank)
+            self._trained.pop(view.id, None)
         if self._forecast is not None:
+            views = [live[trial] for trial in self._open]
             running = {view.id: self._step(view) for view in views if view.state == "RUNNING"}
-            self._forecast.update(views, running, groups, time.monotonic())
+            self._forecast.update(views, running, groups, time.monotonic(), ended=ended)
 
     def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
         """The status in one line."""
-        views = list(self._search.trials.values())
-        best = self._best(views)
+        best = self._best()
         share = "" if self._forecast is None or not self._forecast.share else f"{self._forecast.share:.0%}"
         parts = [
             f"{self._name}  {share}",
-            *self._numbers(views, counts, groups, groups_wanted),
-            f"best {self._metric} {best[1]:.5g} (trial {best[0].id})" if best else "",
-            self._front(views),
+            *self._numbers(counts, groups, groups_wanted),
+            f"best {self._metric} {best.value:.5g} (trial {best.trial})" if best else "",
+            self._front(),
             *self._times(),
         ]
         return " · ".join(part.strip() for part in parts if part)
 
     def picture(self, counts: Counts, groups: int, groups_wanted: int, *, width: int, height: int) -> RenderableType:
         """The overall progress, the best trial, and a table of as many running trials as fit."""
-        views = list(self._search.trials.values())
         head = Table.grid(padding=(0, 2), expand=True)
         head.add_column(no_wrap=True, max_width=width // 3)
         head.add_column(ratio=1)
@@ -142,17 +175,18 @@ class Board:
         lines: list[RenderableType] = [
             "",
             head,
-            self._cut(" · ".join(self._numbers(views, counts, groups, groups_wanted))),
+            self._cut(" · ".join(self._numbers(counts, groups, groups_wanted))),
         ]
-        best = self._best(views)
+        best = self._best()
         if best is not None:
-            view, value, step = best
-            at = "" if step is None else f" at {amount(number(step), self._unit)}"
-            line = Text.assemble(f"best {self._metric} ", (number(value), "bold green"), f", trial {view.id}{at}")
-            lines.append(self._cut(line.append(f": {self._drawn(view)}", "dim")))
-            if front := self._front(views):
+            at = "" if best.step is None else f" at {amount(number(best.step), self._unit)}"
+            line = Text.assemble(
+                f"best {self._metric} ", (number(best.value), "bold green"), f", trial {best.trial}{at}"
+            )
+            lines.append(self._cut(line.append(f": {self._drawn(self._search.trials[best.trial])}", "dim")))
+            if front := self._front():
                 lines.append(self._cut(front))
-        running = [view for view in views if view.state == "RUNNING"]
+        running = sorted((view for view in self._live() if view.state == "RUNNING"), key=lambda view: view.id)
         if running and groups:  # without groups, these are trials that have yet to resume
             lines.append(
                 self._table(running, counts, width, room=max(height - _HEAD - (self._search.objectives is not None), 1))
@@ -217,10 +251,10 @@ class Board:
             "again": str(counts.restarts[view.id] or ""),
         }
 
-    def _numbers(self, views: Sequence[TrialView], counts: Counts, groups: int, groups_wanted: int) -> list[str]:
+    def _numbers(self, counts: Counts, groups: int, groups_wanted: int) -> list[str]:
         """The number of trials in each state, and of groups."""
-        states = Counter(view.state for view in views)
-        ended = sum(view.ended for view in views)
+        states = self._search.states
+        ended = len(self._search.trials) - len(self._search.live)
         of, total = ("", ended) if self._forecast is None else (f"{ended} of ", self._forecast.trials)
         restarts = sum(counts.restarts.values())
         parts = [
@@ -254,34 +288,36 @@ class Board:
                 return max(known, float(trained.batches * records)) if isinstance(records, int) else known
         return known
 
-    def _validated(self, trial: int, row: Mapping[str, Any]) -> None:
-        """Note a trial's best validation: the search sees only those at rungs."""
-        value, before = row["value"], self._bests.get(trial)
-        if math.isfinite(value) and (before is None or self._sign * value < self._sign * before[0]):
-            self._bests[trial] = value, row.get(self._unit)
+    def _better(
+        self, best: tuple[float, float | None] | None, other: tuple[float, float | None]
+    ) -> tuple[float, float | None]:
+        return other if best is None or self._sign * other[0] < self._sign * best[0] else best
 
-    def _best_of(self, view: TrialView) -> tuple[float, float | None] | None:
+    def _best_of(self, view: TrialView) -> _Best | None:
         """A trial's best value, and the length at which it was reached."""
-        seen, known = self._bests.get(view.id), None if view.best is None else (view.best, view.best_step)
-        if seen is None or known is None:
-            return seen or known
-        return known if self._sign * known[0] <= self._sign * seen[0] else seen
+        trained = self._trained.get(view.id)
+        best = None if trained is None else trained.best
+        if view.best is not None:
+            known = view.best, view.best_step
+            best = known if best is None else self._better(known, best)
+        return None if best is None else _Best(self._sign * best[0], view.id, *best)
 
     def _score(self, view: TrialView) -> float:
         best = self._best_of(view)
-        return math.inf if best is None else self._sign * best[0]
+        return math.inf if best is None else best.score
 
-    def _best(self, views: Sequence[TrialView]) -> tuple[TrialView, float, float | None] | None:
-        ranked = [view for view in views if view.state not in NEVER_BEST and self._best_of(view) is not None]
-        if not ranked:
-            return None
-        view = min(ranked, key=self._score)
-        best = self._best_of(view)
-        assert best is not None, "it was ranked"
-        return view, *best
+    def _best(self) -> _Best | None:
+        bests = (self._best_ended, *map(self._best_of, self._live()))
+        return min((best for best in bests if best is not None), key=_rank, default=None)
 
-    def _front(self, views: Sequence[TrialView]) -> str:
+    def _live(self) -> list[TrialView]:
+        return list(self._search.live.values())
+
+    def _front(self) -> str:
         """How large the Pareto front is; "" with one metric."""
+        if self._search.objectives is None:
+            return ""
+        views = list(self._search.trials.values())
         there = {view.id: view.losses for view in views if view.losses is not None and view.state not in NEVER_BEST}
         if there != self._compared:  # the search has decided on something since
             self._compared, self._front_size = there, len(ordered(there).front)
@@ -297,6 +333,10 @@ class Board:
         line = Text(text) if isinstance(text, str) else text
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
+
+
+def _rank(best: _Best) -> tuple[float, int]:
+    return best.score, best.trial
 
 
 def _starting(groups: int, wanted: int) -> str:

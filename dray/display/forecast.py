@@ -47,8 +47,8 @@ class Forecast:
             self._stages.append(_Stage(end, end - begin, arriving))
             begin = end
         self._ends = [stage.end for stage in self._stages]
-        self._counted: set[int] = set()
-        self._trained = 0.0
+        self._trained = 0.0  # by trials that have ended
+        self._valid = 0  # of them
         self._seen: deque[tuple[float, float, float]] = deque()
         self._busy_s = 0.0
         self._updated: float | None = None
@@ -69,29 +69,34 @@ class Forecast:
         """The number of rungs."""
         return len(self._ends)
 
-    def update(self, trials: Iterable[TrialView], steps: Mapping[int, float], groups: int, now: float) -> None:
+    def update(
+        self,
+        live: Iterable[TrialView],
+        steps: Mapping[int, float],
+        groups: int,
+        now: float,
+        *,
+        ended: Iterable[TrialView] = (),
+    ) -> None:
         """Take note of how far the trials are.
 
         Args:
-            trials: all trials of the search.
+            live: the trials that have not ended.
             steps: how far running trials are, where that is beyond their last reports to the search.
             groups: worker groups that run, each with one trial.
             now: time in seconds, from a monotonic clock.
+            ended: the trials that have ended since the last call.
         """
+        for view in ended:
+            is_valid = view.state != "INVALID_HP"
+            self._valid += is_valid
+            self._trained += is_valid if self.in_trials else self._reached(view)
         on_stage = [0] * len(self._stages)  # trials on each stage now
         left = [0.0] * len(self._stages)  # their remaining lengths
-        trained, created, waiting, running, longest = 0.0, 0, 0, 0, 0.0
-        for view in trials:
-            created += view.state != "INVALID_HP"
-            if view.id in self._counted:
-                continue
-            step = min(max(view.last_step or 0.0, steps.get(view.id, 0.0)), self._ends[-1])
-            if self.in_trials:
-                step = float(view.ended and view.state != "INVALID_HP")
-            if view.ended:
-                self._counted.add(view.id)
-                self._trained += step
-                continue
+        trained, created, waiting, running, longest = self._trained, self._valid, 0, 0, 0.0
+        for view in live:
+            created += 1
+            step = 0.0 if self.in_trials else self._reached(view, steps.get(view.id, 0.0))
             trained += step
             running += view.state == "RUNNING"
             waiting += view.state == "PENDING"
@@ -107,13 +112,16 @@ class Forecast:
             if number + 1 < len(self._stages):
                 arriving = (arriving + on_stage[number]) * self._stages[number + 1].trials / max(stage.trials, 1)
         total = sum(left)
-        trained += self._trained
         self.share = max(self.share, trained / (trained + total) if total else 1.0)
         if waiting or missing:
             # At the end some groups are idle while the last trials run: on average for half of the longest stage.
             unused = (groups - 1) * max(stage.length for stage in self._stages if stage.trials) / 2
             total += min(unused, total)
         self._time(trained, total, longest, running, groups, now)
+
+    def _reached(self, view: TrialView, step: float = 0.0) -> float:
+        """How far a trial is: by its last report, or by this length if that is greater."""
+        return min(max(view.last_step or 0.0, step), self._ends[-1])
 
     def _time(self, trained: float, left: float, longest: float, running: int, groups: int, now: float) -> None:
         """Estimate the time from the recent training speed of one group."""

@@ -285,11 +285,12 @@ class Experiment:
                 display.ended()
             losses = 0
             while opened.search.done is None:
+                num_before = len(opened.records)
                 try:
                     self._run(opened, directory, journal, observers, display, interrupts, on_message)
                 except DeskLost as lost:
                     records = Journal.read(directory.journal)
-                    reported = any(record["event"] == "reported" for record in records[len(opened.records) :])
+                    reported = any(record["event"] == "reported" for record in records[num_before:])
                     losses = 1 if reported else losses + 1
                     # A server's desk is the server's matter, and the experiment ends with the server.
                     if losses == MAX_DESK_LOSSES and self.lender is None:

@@ -28,7 +28,7 @@ class OpenSearch:
     Attributes:
         search: started; its events go to the journal.
         config: of the experiment, as extended.
-        records: the journal before the search was opened.
+        records: the journal before the search was opened; `Run.run` empties it, as it may be larger than all else.
     """
 
     search: Search

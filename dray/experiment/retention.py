@@ -14,7 +14,6 @@ import math
 import queue
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -119,7 +118,9 @@ class Retention:
         say: Callable[[str], None],
     ) -> None:
         self._policy, self._store_of, self._needs, self._note, self._say = policy, store_of, needs, note, say
-        self._saved: defaultdict[int, dict[int, Saved]] = defaultdict(dict)  # all that exist, by trial and batches
+        # Those that may be removed some day, by trial and batches; of an ended trial, only if one is among the
+        # experiment's best.
+        self._saved: dict[int, dict[int, Saved]] = {}
         self._damaged: set[str] = set()  # ids of those that exist and do not count; none of them is in `_saved`
         self._best: set[Saved] = set()  # the experiment's best, when they were last removed
         self._changed: set[int] = set()  # trials that may have too many; in other trials, all are kept
@@ -133,7 +134,10 @@ class Retention:
 
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Start with the checkpoints of earlier runs, from the journal's records and from the trials' stores."""
-        self._work.put(lambda: self._recover(records))
+        started = sorted({record["trial"] for record in records if record.get("event") == "started"})
+        damaged = [str(record["checkpoint"]) for record in records if record.get("event") == "damaged"]
+        saved = saved_in(records)
+        self._work.put(lambda: self._recover(started, saved, damaged))
         self._thread.start()
 
     def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
@@ -175,14 +179,14 @@ class Retention:
             else:
                 log.warning("can't delete all old checkpoints: %s; %s", next(iter(errors.values())), _LATER)
 
-    def _recover(self, records: Sequence[Mapping[str, Any]]) -> None:
-        for each in saved_in(records):
-            self._saved[each.trial][each.batches] = each
+    def _recover(self, started: Sequence[int], saved: Iterable[Saved], damaged: Iterable[str]) -> None:
+        for each in saved:
+            self._saved.setdefault(each.trial, {})[each.batches] = each
         self._changed.update(self._saved)
-        self._damaged.update(str(record["checkpoint"]) for record in records if record.get("event") == "damaged")
-        for trial in sorted({record["trial"] for record in records if record.get("event") == "started"}):
+        self._damaged.update(damaged)
+        for trial in started:
             store = self._store_of(trial)
-            found, mine = dict(store.listed()), self._saved[trial]
+            found, mine = dict(store.listed()), self._saved.setdefault(trial, {})
             for batches in mine.keys() - found.keys():
                 del mine[batches]
             for batches, checkpoint in found.items():
@@ -192,18 +196,33 @@ class Retention:
                     self._add(trial, batches, checkpoint, _metric_at(store, batches))
                 elif not self._needs(trial) and not store.is_complete(batches):
                     store.delete(batches)  # unfinished; while its trial runs, it may be being written
+            if not mine:
+                del self._saved[trial]
 
     def _add(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
         value = value if value is not None and math.isfinite(value) else None
         saved = Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value)
         self._damaged.discard(checkpoint)  # it was written again
+        if trial not in self._saved:  # it is new, or it has ended
+            self._saved[trial] = self._earlier(trial, batches)
         self._changed.add(trial)
         if self._saved[trial].get(batches) != saved:
             self._record("saved", saved, value=value)
         self._saved[trial][batches] = saved
 
+    def _earlier(self, trial: int, batches: int) -> dict[int, Saved]:
+        """The checkpoints in a trial's store from before this one."""
+        store = self._store_of(trial)
+        return {
+            at: Saved(trial=trial, batches=at, checkpoint=checkpoint, value=_metric_at(store, at))
+            for at, checkpoint in store.listed()
+            if at < batches and checkpoint not in self._damaged and store.find(at) is not None
+        }
+
     def _forget(self, trial: int, checkpoint: str, why: str) -> None:
-        self._saved[trial] = {at: each for at, each in self._saved[trial].items() if each.checkpoint != checkpoint}
+        mine = self._saved.get(trial, {})
+        for at in [at for at, each in mine.items() if each.checkpoint == checkpoint]:
+            del mine[at]
         if checkpoint not in self._damaged:
             self._damaged.add(checkpoint)
             self._note(
@@ -215,10 +234,13 @@ class Retention:
         while not self._are_on_disk(kept := self._kept()):
             pass  # one of them is gone, so another one is kept instead
         for trial in sorted(self._changed):
-            for each in [each for each in self._saved[trial].values() if each not in kept]:
+            mine = self._saved.get(trial, {})
+            for each in [each for each in mine.values() if each not in kept]:
                 self._store_of(trial).delete(each.batches)
-                del self._saved[trial][each.batches]
+                del mine[each.batches]
                 self._record("deleted", each)
+            if not self._needs(trial) and self._best.isdisjoint(mine.values()):
+                self._saved.pop(trial, None)
             self._changed.discard(trial)
 
     def _kept(self) -> set[Saved]:
@@ -227,7 +249,11 @@ class Retention:
         self._changed |= {each.trial for each in self._best - best}
         self._best = best
         return best.union(
-            *(self._policy.keeps_of(self._saved[trial].values(), self._needs(trial)) for trial in self._changed)
+            *(
+                self._policy.keeps_of(mine.values(), self._needs(trial))
+                for trial in self._changed
+                if (mine := self._saved.get(trial))
+            )
         )
 
     def _are_on_disk(self, kept: set[Saved]) -> bool:

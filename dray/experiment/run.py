@@ -202,6 +202,7 @@ class Run:
                 self._connection = connect(self.desk)
                 self._queue.begin(self._connection, self._workers.experiment.settings.score)
                 self._retention.start(self._records)
+                self._records.clear()
                 self._serve(tune)
             except (ray.exceptions.RayError, DeskUnreachable) as e:
                 self._error = DeskLost(

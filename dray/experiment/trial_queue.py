@@ -18,7 +18,10 @@ from dray.worker.lease import TrialLease
 from searchers.answers import Answer
 from searchers.events import Reason, Started
 from searchers.search import Search
-from searchers.views import NEVER_BEST, State, TrialView
+from searchers.views import NEVER_BEST, State
+
+_RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")
+"""States of trials that should have workers."""
 
 
 class TrialQueue:
@@ -59,17 +62,17 @@ class TrialQueue:
         trials = self._search.trials.values()
         best = [trial.best for trial in trials if trial.best is not None and trial.state not in NEVER_BEST]
         self._desk.tell("set_best", self._name, min(map(score, best), default=None))
-        self._desk.tell("enqueue", self._name, [trial.id for trial in trials if _is_runnable(trial)])
+        self._desk.tell("enqueue", self._name, [trial.id for trial in trials if trial.state in _RUNNABLE])
 
     def count_runnable(self) -> int:
         """How many trials could run now, including those that do."""
         with self.lock:
-            return sum(map(_is_runnable, self._search.trials.values()))
+            return sum(self._search.states[state] for state in _RUNNABLE)
 
     def states(self) -> Counter[State]:
         """How many trials are in each state."""
         with self.lock:
-            return Counter(view.state for view in self._search.trials.values())
+            return self._search.states.copy()
 
     def act(self, answer: Answer) -> None:
         """Carry out a decision that is already in the journal. Called in Tune's thread."""
@@ -100,7 +103,7 @@ class TrialQueue:
         with self.lock, self._together():
             for each in granted:
                 view = self._search.trials[each.trial]
-                if not _is_runnable(view):
+                if view.state not in _RUNNABLE:
                     self._desk.tell("drop", each.lease)
                     continue
                 self._search.on(Started(trial=each.trial))
@@ -131,8 +134,3 @@ class TrialQueue:
             if self._search.trials[trial].state == "RUNNING":
                 # Within the lock: a decision in Tune's thread may withdraw it, and must not reach the desk before this.
                 self._desk.tell("enqueue", self._name, [trial], first=True)
-
-
-def _is_runnable(trial: TrialView) -> bool:
-    """Whether the trial should have workers."""
-    return trial.state in ("PENDING", "RUNNING")

@@ -8,6 +8,7 @@ the experiment's directory.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from dray.config.search import recorded_search
+from dray.records.by_trial import ByTrial
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import read_metrics
 from searchers.journal import Journal
@@ -75,21 +77,22 @@ class _Known:
     """What the driver knows of all trials."""
 
     views: dict[int, TrialView] = field(default_factory=dict)
-    started: dict[int, float] = field(default_factory=dict)
-    ended: dict[int, float] = field(default_factory=dict)
+    started: ByTrial[float] = field(default_factory=lambda: ByTrial(math.nan))
+    ended: ByTrial[float] = field(default_factory=lambda: ByTrial(math.nan))
 
     def happened(self, record: Mapping[str, Any]) -> None:
         trial, now = record.get("trial"), record.get("time")
         if isinstance(trial, int) and isinstance(now, float):
             if record.get("event") == "started":
-                self.started.setdefault(trial, now)
+                if math.isnan(self.started[trial]):
+                    self.started[trial] = now
             elif record.get("event") == "exited":
                 self.ended[trial] = now
 
     def news(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> News:
         view = self.views[trial]
-        ended = self.ended.get(trial) if view.ended else None
-        return News(view=view, started=self.started.get(trial), ended=ended, rows=rows)
+        ended = self.ended[trial] if view.ended else math.nan
+        return News(view=view, started=_known_time(self.started[trial]), ended=_known_time(ended), rows=rows)
 
     def replay(self, observer: Observer, metrics: pd.DataFrame) -> None:
         """Pass everything to an observer, some trials at a time."""
@@ -102,7 +105,11 @@ class _Known:
             observer.update([self.news(trial, rows[trial]) for trial in some])
 
     def copy(self) -> _Known:
-        return _Known(dict(self.views), dict(self.started), dict(self.ended))
+        return _Known(dict(self.views), self.started.copy(), self.ended.copy())
+
+
+def _known_time(time: float) -> float | None:
+    return None if math.isnan(time) else time
 
 
 class Observers:
@@ -183,6 +190,7 @@ class Observers:
             is_last = self._over.is_set()
             try:
                 observer = self._made(make, metrics)
+                del metrics  # after a resume, all that trials have ever reported
                 if failed:
                     failed = False
                     self._say(f"{name}: works again, and has everything that it missed")

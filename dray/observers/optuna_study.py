@@ -65,6 +65,7 @@ class OptunaStudy:
         [[self._study]] = self._database.execute("SELECT study_id FROM studies")
         self._begun = False
         self._with_params: set[int] = set()
+        """Trials that have not ended and whose parameters are written."""
 
     def update(self, news: Sequence[News]) -> None:
         """See `Observer`."""
@@ -121,9 +122,13 @@ class OptunaStudy:
         self._database.close()
 
     def _params(self, view: TrialView) -> Iterator[tuple[str, float, str]]:
-        if view.hparams is None or view.id in self._with_params:
+        is_written = view.id in self._with_params
+        if view.ended:
+            self._with_params.discard(view.id)
+        elif view.hparams is not None:
+            self._with_params.add(view.id)
+        if view.hparams is None or is_written:
             return
-        self._with_params.add(view.id)
         for name, value in encoded(self._space.root, view.hparams, self._internal).items():
             yield (self._shown[name][0], float(value), self._shown[name][1])
 

@@ -22,6 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dray.records.by_trial import ByTrial
+
 SCHEMA = pa.schema(
     {
         "trial_id": pa.int64(),
@@ -59,11 +61,13 @@ class MetricsLog:
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory, self._clock = directory, clock
+        # Arrow's own pool keeps tens of MB of what `_pack` has freed.
+        pa.set_memory_pool(pa.system_memory_pool())
         directory.mkdir(parents=True, exist_ok=True)
         self._tail = directory / TAIL
         _cut_torn_line(self._tail)
         #: By trial, the last batch in the full parts, and the first one that was measured again since.
-        self._last: dict[int, int] = {}
+        self._last = ByTrial(-1)
         self._remeasured: dict[int, int] = {}
         self._full, self._open = 0, SCHEMA.empty_table()
         parts = _parts(directory)
@@ -103,14 +107,14 @@ class MetricsLog:
             self._file.close()
 
     def _note(self, trial_id: int, batches: int) -> None:
-        if batches <= self._last.get(trial_id, -1):
+        if batches <= self._last[trial_id]:
             self._remeasured[trial_id] = min(batches, self._remeasured.get(trial_id, batches))
 
     def _count_full(self, part: pa.Table) -> None:
         self._full += 1
         last = part.select(["trial_id", "batches"]).group_by("trial_id").aggregate([("batches", "max")])
         for trial_id, batches in zip(last["trial_id"].to_pylist(), last["batches_max"].to_pylist(), strict=True):
-            self._last[trial_id] = max(batches, self._last.get(trial_id, -1))
+            self._last[trial_id] = max(batches, self._last[trial_id])
 
     def _pack(self) -> None:
         """Move the tail into the newest part. After a kill in between, rows are in both, but are read once."""

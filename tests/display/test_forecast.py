@@ -26,10 +26,13 @@ EPOCH_S = 10.0
 def told(method: Method, seed: int) -> list[tuple[float, float, float | None]]:
     """Of a whole search at each of its events: the time, the share that is done, the seconds left."""
     forecast, seen, drawn = Forecast(preview(method)), [], random.Random(seed)
+    counted: set[int] = set()
     search = Search(method, parse({}), seed=seed, smaller_is_better=True, log=lambda record: None)
 
     def watch(time: float, event: Event, actions: list[Action]) -> None:
-        forecast.update(search.trials.values(), {}, WORKERS, time)
+        ended = search.trials.keys() - search.live.keys() - counted
+        counted.update(ended)
+        forecast.update(search.live.values(), {}, WORKERS, time, ended=[search.trials[trial] for trial in ended])
         seen.append((time, forecast.share, forecast.left_s))
 
     def trial(hparams: Mapping[str, object]) -> Curve:
@@ -85,7 +88,7 @@ def test_no_time_is_forecast_until_trials_have_trained_for_a_while() -> None:
     for second in range(200):
         # A hundred seconds of starting up, and then a tenth of an epoch a second.
         steps = {0: max(second - 100, 0) / 10, 1: 0.0}
-        forecast.update(made.trials.values(), steps, 2, float(second))
+        forecast.update(made.live.values(), steps, 2, float(second))
         if forecast.left_s is not None and first is None:
             first = second
             # 80 epochs in all, by two trials of which one trains; and an idle place for half a trial in the end.
@@ -98,7 +101,7 @@ def test_trials_are_counted_if_the_search_sets_no_lengths() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=2)
     forecast = Forecast(preview(method))
     made = search(method, Started(trial=0), Reported(trial=0, step=7, value=0.5), Exited(trial=0, reason="completed"))
-    forecast.update(made.trials.values(), {1: 1000.0}, 2, 0.0)
+    forecast.update(made.live.values(), {1: 1000.0}, 2, 0.0, ended=[made.trials[0]])
     assert forecast.share == 0.25
 
 
@@ -106,7 +109,7 @@ def test_a_failed_trial_is_no_work_left() -> None:
     method = RandomSearch(max_trials=2, max_concurrent_trials=2, max_length=10)
     forecast = Forecast(preview(method))
     made = search(method, Started(trial=0), Exited(trial=0, reason="errored"), Started(trial=1))
-    forecast.update(made.trials.values(), {1: 5.0}, 1, 0.0)
+    forecast.update(made.live.values(), {1: 5.0}, 1, 0.0, ended=[made.trials[0]])
     assert forecast.share == 0.5
 
 
@@ -115,7 +118,7 @@ def test_an_extended_search_has_more_to_do() -> None:
     made = search(method, Started(trial=0), Reported(trial=0, step=10, value=1), Exited(trial=0, reason="completed"))
     made.extend(max_trials=4)
     forecast = Forecast(preview(method))
-    forecast.update(made.trials.values(), {}, 1, 0.0)
+    forecast.update(made.live.values(), {}, 1, 0.0, ended=[made.trials[0]])
     assert forecast.share == 0.25
 
 
