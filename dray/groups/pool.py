@@ -131,6 +131,7 @@ class Groups:
         self._idle_since: float | None = None
         self._tried_at = self._looked_at = -math.inf
         self._has_news = False
+        self._starts_in_turn = False  # there is room for more groups, but enough are starting
 
     @property
     def count(self) -> int:
@@ -214,18 +215,22 @@ class Groups:
 
         Not to be called when the search is done: then groups end by themselves.
         """
-        while self._ended and self.error is None:
-            name = self._ended.pop()
-            if self._runnable() > len(self._groups):
-                self._start_group(name)
         if self.error is not None:
             return
+        if self._ended:
+            runnable = self._runnable()
+            while self._ended:
+                name = self._ended.pop()
+                if runnable > len(self._groups):
+                    self._start_group(name)
         looked = self._look_at_cluster()
-        # Not for every message: it asks Ray for its nodes, and goes through all trials.
+        # Not for every message: it asks Ray for its nodes (20 ms for 1,000), and goes through all trials.
         if not self._more_may_start():
             pause_s = IN_TURN_S
-        elif looked or self._has_news:
+        elif looked or (self._has_news and self._starts_in_turn):
             pause_s = 0.0
+        elif not self._own_cluster:
+            return
         else:
             pause_s = START_EVERY_S if self.ready_count == self.count else START_SLOWLY_EVERY_S
         if time.monotonic() - self._tried_at >= pause_s:
@@ -233,17 +238,22 @@ class Groups:
 
     def start(self) -> None:
         """Start groups that are wanted, as many as may start at the same time."""
-        self._tried_at, self._has_news = time.monotonic(), False
+        self._tried_at, self._has_news, self._starts_in_turn = time.monotonic(), False, False
         runnable = self._runnable()
         if runnable <= len(self._groups):  # the usual case; the rest asks Ray for its nodes
             return
-        wanted, fit = min(runnable, self._capacity.grown()), self._capacity.now()
+        wanted = min(runnable, self._capacity.grown())
+        if len(self._groups) >= wanted:
+            return
+        fit, at_once = self._capacity.now(), self._capacity.starts_at_once()
+        # Groups that wait for a node do not slow down those whose workers start.
+        starting = sum(not member.is_ready and not member.is_waiting for member in self._groups.values())
         while len(self._groups) < wanted:
-            # Groups that wait for a node do not slow down those whose workers start.
-            starting = sum(not member.is_ready and not member.is_waiting for member in self._groups.values())
-            if len(self._groups) < fit and starting >= self._capacity.starts_at_once():
+            if len(self._groups) < fit and starting >= at_once:
+                self._starts_in_turn = True
                 return
             self._start_group(next(self._names))
+            starting += 1
 
     def _start_group(self, name: str, labels: Mapping[str, str] | None = None) -> None:
         labels = self._choice.first() if labels is None else labels
