@@ -37,6 +37,7 @@ from _measure import (
     Paper,
     Stamp,
     arguments,
+    command,
     end_on_sigterm,
     machine,
     of_kind,
@@ -66,8 +67,8 @@ SETTLE_S, STORM_S, WATCH_S = 30.0, 30.0, 75.0
 PATIENCE_S = 200.0
 IDLE_ABOVE = 0.05
 """Of a core, above its level: the head is idle again."""
-OVER_S = 3.0
-"""Seconds over which the head's CPU is averaged for that."""
+OVER_S = REPORTS_EVERY_S
+"""Seconds over which the head's CPU is averaged for that: each trial reports once."""
 GOAL_START, GOAL_IDLE_S = 1.2, 60.0
 ON_PAPER = 10_000
 END = "end"
@@ -127,7 +128,7 @@ class Players:
             if reply == "fenced":
                 return "interrupted"
             leaves = final or reply != "continue" or (stop.done() and stop.result())
-            if leaves or at % SAVES_EVERY == 0:
+            if leaves or (at + lease.trial_id) % SAVES_EVERY == 0:
                 if not await desk.may_commit.remote(lease.number):
                     return "interrupted"
                 checkpoint = await asyncio.to_thread(_save, lease.store, at)
@@ -593,7 +594,7 @@ def on_paper(paper: Paper, all_: list[Figures]) -> None:
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     """Run all sizes, and print the results."""
-    paper.say(machine())
+    paper.say(f"{machine()}\n\n`{command()}`")
     ran: list[Figures] = []
     for groups in options.groups:
         where = directory / str(groups)
