@@ -383,6 +383,24 @@ def test_ray_is_asked_for_its_nodes_as_often_for_a_thousand_groups_as_for_one(
     assert groups.count == 1001
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_groups_that_were_not_needed_start_again_when_they_are(worlds: Any, own: bool) -> None:
+    world = worlds(16, own=own)
+    groups = world.groups()
+    groups.trains()
+    bring_up(world, groups, 16)
+    world.trials = 20
+    world.later(groups, LOOK_S)
+    world.trials = 2
+    for group in world.made[2:]:
+        ends(groups, group)
+    world.later(groups, LOOK_S)
+    assert groups.count == 2
+    world.trials = 6
+    world.later(groups, START_EVERY_S)
+    assert groups.count == 6
+
+
 def test_trials_are_counted_once_for_all_groups_that_are_lost_together(worlds: Any) -> None:
     world = worlds(*[4] * 100, own=False)
     runnable = Counted(lambda: world.trials)
