@@ -8,6 +8,7 @@ started in the order of their priorities: on-demand machines while there are no 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Set
 
@@ -59,11 +60,24 @@ class NodeChoice:
             return {}
         self._look()
         room = {name: float(self._activity.booting.get(name, 0) * slots) for name, slots in self._slots.items()}
+
+        # Of a thousand groups most ask for the same.
+        @functools.cache
+        def allowed(asked: frozenset[tuple[str, str]]) -> Set[str]:
+            labels = dict(asked)
+            return {each.name for each in self._with(labels.get(GPU_TYPE, ""))} - _excluded(labels)
+
+        @functools.cache
+        def other(asked: frozenset[tuple[str, str]], *, is_new: bool) -> dict[str, str] | None:
+            return self._other(dict(asked), allowed(asked), is_new=is_new)
+
         found = {}
         for name, (labels, waited_s) in waiting.items():
-            allowed = {each.name for each in self._with(labels.get(GPU_TYPE, ""))} - _excluded(labels)
-            if not self._take(room, allowed) and (other := self._other(labels, allowed, waited_s)) is not None:
-                found[name] = other
+            asked = frozenset(labels.items())
+            if self._take(room, allowed(asked)):
+                continue
+            if (instead := other(asked, is_new=waited_s < PATIENCE_S)) is not None:
+                found[name] = instead
         return found
 
     def _take(self, room: dict[str, float], allowed: Set[str]) -> bool:
@@ -77,12 +91,19 @@ class NodeChoice:
             needed -= taken
         return True
 
-    def _other(self, labels: Mapping[str, str], allowed: Set[str], waited_s: float) -> dict[str, str] | None:
+    def _other(self, labels: Mapping[str, str], allowed: Set[str], *, is_new: bool) -> dict[str, str] | None:
+        """What a group should ask for instead; None if it should keep waiting.
+
+        Args:
+            labels: what it asks for.
+            allowed: the types of machines that this allows.
+            is_new: it has asked for less than `PATIENCE_S`.
+        """
         gpu_type, failed = labels.get(GPU_TYPE, ""), self._failed()
         if allowed & failed.keys():
             if self._oldest_if_all_failed(gpu_type) is not None:
                 gpu_type = self._next(gpu_type)
-        elif waited_s < PATIENCE_S or any(self._activity.starting.get(name) for name in allowed):
+        elif is_new or any(self._activity.starting.get(name) for name in allowed):
             return None
         else:
             gpu_type = self._next(gpu_type)

@@ -131,6 +131,8 @@ class Groups:
         self._idle_since: float | None = None
         self._tried_at = self._looked_at = -math.inf
         self._has_news = False
+        # There was no room for more groups when there were so many trials; 0 once that may have changed.
+        self._full_for = 0
 
     @property
     def count(self) -> int:
@@ -214,14 +216,16 @@ class Groups:
 
         Not to be called when the search is done: then groups end by themselves.
         """
-        while self._ended and self.error is None:
-            name = self._ended.pop()
-            if self._runnable() > len(self._groups):
-                self._start_group(name)
         if self.error is not None:
             return
+        if self._ended:
+            runnable = self._runnable()
+            while self._ended:
+                name = self._ended.pop()
+                if runnable > len(self._groups):
+                    self._start_group(name)
         looked = self._look_at_cluster()
-        # Not for every message: it asks Ray for its nodes, and goes through all trials.
+        # Not for every message: it goes through all trials.
         if not self._more_may_start():
             pause_s = IN_TURN_S
         elif looked or self._has_news:
@@ -235,15 +239,21 @@ class Groups:
         """Start groups that are wanted, as many as may start at the same time."""
         self._tried_at, self._has_news = time.monotonic(), False
         runnable = self._runnable()
-        if runnable <= len(self._groups):  # the usual case; the rest asks Ray for its nodes
+        # The usual cases; the rest asks Ray for its nodes, which takes 20 ms for 1,000.
+        if runnable <= max(len(self._groups), self._full_for):
             return
-        wanted, fit = min(runnable, self._capacity.grown()), self._capacity.now()
+        wanted = min(runnable, self._capacity.grown())
+        if len(self._groups) >= wanted:
+            self._full_for = runnable
+            return
+        fit, at_once = self._capacity.now(), self._capacity.starts_at_once()
+        # Groups that wait for a node do not slow down those whose workers start.
+        starting = sum(not member.is_ready and not member.is_waiting for member in self._groups.values())
         while len(self._groups) < wanted:
-            # Groups that wait for a node do not slow down those whose workers start.
-            starting = sum(not member.is_ready and not member.is_waiting for member in self._groups.values())
-            if len(self._groups) < fit and starting >= self._capacity.starts_at_once():
+            if len(self._groups) < fit and starting >= at_once:
                 return
             self._start_group(next(self._names))
+            starting += 1
 
     def _start_group(self, name: str, labels: Mapping[str, str] | None = None) -> None:
         labels = self._choice.first() if labels is None else labels
@@ -261,6 +271,7 @@ class Groups:
     def _end_group(self, name: str) -> None:
         self._groups.pop(name).group.end()
         self._timeline.ends(name)
+        self._full_for = 0
 
     def _more_may_start(self) -> bool:
         """Whether groups after the first may start: on a cluster at once, on a local one when the first group trains.
@@ -283,7 +294,7 @@ class Groups:
         """
         if self._own_cluster or time.monotonic() < self._looked_at + LOOK_S:
             return False
-        self._looked_at = time.monotonic()
+        self._looked_at, self._full_for = time.monotonic(), 0
         for member in self._groups.values():
             member.is_waiting = not member.is_ready and not member.group.is_placed
         if self._elastic is not None:

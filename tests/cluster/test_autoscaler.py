@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
-from ray.autoscaler.v2.schema import LaunchRequest, NodeInfo
-from ray.core.generated.autoscaler_pb2 import ClusterConfig
+from ray.autoscaler.v2.schema import ClusterStatus, LaunchRequest, NodeInfo, Stats
+from ray.autoscaler.v2.utils import ClusterStatusParser
+from ray.core.generated.autoscaler_pb2 import ClusterConfig, GetClusterStatusReply
 
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import Activity, Limits, limits_of
@@ -157,6 +159,28 @@ def launch(kind: str, count: int, *, failed: int | None = None, details: str | N
         failed_ts_s=failed,
         details=details,
     )
+
+
+def test_activity_is_read_from_the_head_without_its_demands_and_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = GetClusterStatusReply()
+    reply.autoscaling_state.autoscaler_state_version = 1
+    reply.autoscaling_state.pending_instance_requests.add(ray_node_type_name="spot", count=2)
+    reply.autoscaling_state.failed_instance_requests.add(ray_node_type_name="b", reason="no capacity", failed_ts=9)
+    reply.cluster_resource_state.node_states.add(ray_node_type_name="spot")
+    parse, parsed = ClusterStatusParser.from_get_cluster_status_reply, []
+
+    def noted(given: GetClusterStatusReply, stats: Stats) -> ClusterStatus:
+        parsed.append(given.HasField("cluster_resource_state"))
+        return parse(given, stats)
+
+    monkeypatch.setattr(ClusterStatusParser, "from_get_cluster_status_reply", noted)
+    client = SimpleNamespace(get_cluster_status=lambda **_: reply.SerializeToString())
+    monkeypatch.setattr("ray.autoscaler.v2.sdk.GcsClient", lambda address: client)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:1"))
+    assert autoscaler.activity() == Activity(starting={"spot": 2}, failed={"b": "no capacity"}, failed_at={"b": 9.0})
+    reply.autoscaling_state.autoscaler_state_version = 0
+    assert not autoscaler.has_state(), "no autoscaler has written it yet"
+    assert parsed == [False, False], "Ray makes an object of each group that waits, and of each node"
 
 
 def test_activity_is_what_starts_and_the_latest_failures() -> None:

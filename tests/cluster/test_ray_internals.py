@@ -74,7 +74,10 @@ USES = [
         "find out how large the cluster may become, and what its autoscaler is starting or failed to start",
         {
             "ray._private.state:GlobalState.get_cluster_config": set(),
-            "ray.autoscaler.v2.sdk:get_cluster_status": {"gcs_address"},
+            "ray.autoscaler.v2.sdk:GcsClient": None,
+            "ray.autoscaler.v2.utils:ClusterStatusParser.from_get_cluster_status_reply": {"proto", "stats"},
+            "ray.autoscaler.v2.schema:Stats": set(),
+            "ray.core.generated.autoscaler_pb2:GetClusterStatusReply": None,
         },
     ),
     Use(
@@ -400,7 +403,9 @@ def test_autoscalers_command_line_still_has_its_file_and_its_cluster() -> None:
 
 def test_autoscaler_still_says_what_it_starts() -> None:
     from ray.autoscaler.v2.schema import ClusterStatus, LaunchRequest, NodeInfo, Stats
+    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
 
+    assert "cluster_resource_state" in GetClusterStatusReply.DESCRIPTOR.fields_by_name, "it is left out, as it is long"
     for kind, names in {
         ClusterStatus: {"stats", "pending_launches", "pending_nodes", "failed_launches"},
         LaunchRequest: {"ray_node_type_name", "count", "details", "failed_ts_s"},

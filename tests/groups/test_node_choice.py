@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dray.cluster import autoscaler
@@ -105,6 +107,30 @@ def test_groups_that_machines_boot_for_keep_waiting(world: World) -> None:
     world.fails("spot")
     waiting: dict[str, tuple[Labels, float]] = {name: ({}, LONG) for name in "abcd"}
     assert choice.others(waiting) == {name: without("spot") for name in "cd"}
+
+
+class Counted(dict[str, float]):
+    """Counts how often all of it is read."""
+
+    reads = 0
+
+    def items(self) -> Any:
+        Counted.reads += 1
+        return super().items()
+
+
+def test_what_to_ask_for_instead_is_found_once_for_groups_that_ask_for_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = world.choice(spot="L4", on_demand="L4")
+    world.fails("spot")
+    failed = Counted(world.failed_at)
+    activity = Activity(starting={}, failed={}, failed_at=failed, booting={"spot": 1})
+    monkeypatch.setattr(autoscaler, "activity", lambda: activity)
+    waiting: dict[str, tuple[Labels, float]] = {f"group-{n}": ({}, float(n)) for n in range(1000)}
+    found = choice.others(waiting)
+    assert found == {f"group-{n}": without("spot") for n in range(1, 1000)}, "but one, for which a machine boots"
+    assert failed.reads < 30
 
 
 def test_failures_of_types_without_slots_do_not_matter(world: World) -> None:

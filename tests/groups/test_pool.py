@@ -83,14 +83,18 @@ class World:
 
     def groups(self, **fields: Any) -> Groups:
         display: Any = self.display
-        options: dict[str, Any] = {"capacity": Capacity(self.slots, None), "elastic": None, **fields}
+        options: dict[str, Any] = {
+            "capacity": Capacity(self.slots, None),
+            "elastic": None,
+            "runnable": lambda: self.trials,
+            **fields,
+        }
         return Groups(
             self._make,
             desk=self.desk,
             owner="run",
             slots=self.slots,
             own_cluster=self.own,
-            runnable=lambda: self.trials,
             counts=self.counts,
             timeline=self.timeline,
             display=display,
@@ -344,6 +348,70 @@ def test_n_groups_share_each_slot(worlds: Any, own: bool) -> None:
     starts = [json.loads(line) for line in (world.directory / FILE).read_text().splitlines()]
     assert [each["slots"] for each in starts if each["event"] == "starts"] == [0.25] * 8
     assert groups.count == 8
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self) -> Any:
+        self.calls += 1
+        return self.function()
+
+
+def test_ray_is_asked_for_its_nodes_as_often_for_a_thousand_groups_as_for_one(
+    worlds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = worlds(*[4] * 1000, own=False)
+    monkeypatch.setattr(ray, "nodes", nodes := Counted(ray.nodes))
+    world.slots = replace(world.slots, cpus_per_slot=4)
+    groups, world.trials = world.groups(), 2000
+    groups.start()
+    assert groups.count == 1000
+    assert nodes.calls <= 5
+    world.later(groups, LOOK_S)
+    nodes.calls = 0
+    for name in world.names:  # what the desk sends while they start
+        comes_up(groups, name)
+        groups.reconcile()
+    assert groups.ready_count == 1000
+    assert nodes.calls == 0, "all groups exist that fit; it looks again after a while"
+    world.nodes += [4]
+    world.later(groups, LOOK_S)
+    assert groups.count == 1001
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_groups_that_were_not_needed_start_again_when_they_are(worlds: Any, own: bool) -> None:
+    world = worlds(16, own=own)
+    groups = world.groups()
+    groups.trains()
+    bring_up(world, groups, 16)
+    world.trials = 20
+    world.later(groups, LOOK_S)
+    world.trials = 2
+    for group in world.made[2:]:
+        ends(groups, group)
+    world.later(groups, LOOK_S)
+    assert groups.count == 2
+    world.trials = 6
+    world.later(groups, START_EVERY_S)
+    assert groups.count == 6
+
+
+def test_trials_are_counted_once_for_all_groups_that_are_lost_together(worlds: Any) -> None:
+    world = worlds(*[4] * 100, own=False)
+    runnable = Counted(lambda: world.trials)
+    groups = world.groups(runnable=runnable)
+    bring_up(world, groups, 100)
+    for group in world.made[:50]:
+        ends(groups, group, lost=True)
+    world.trials, runnable.calls = 80, 0
+    groups.reconcile()
+    assert groups.count == 80, "as many as there are trials"
+    assert runnable.calls <= 3
 
 
 def test_the_display_shows_what_groups_wait_for(worlds: Any) -> None:
