@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+from asyncio import wrap_future
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,16 +100,18 @@ class Players:
     async def _serve(self, spec: SimpleNamespace) -> None:
         import ray
 
+        from dray.desk.actor import connect
         from dray.desk.messages import Departure
 
-        desk, number = spec.desk, 0
-        await desk.arrived.remote(spec.owner, spec.group, ray.get_runtime_context().get_node_id(), "")
+        await spec.desk.arrived.remote(spec.owner, spec.group, ray.get_runtime_context().get_node_id(), "")
+        desk, number = await asyncio.to_thread(connect, spec.desk), 0
         asked = spec.owner, spec.group, spec.start, 0, 1
-        while (lease := await desk.next_lease.remote(*asked, number, spec.shape)) is not None:
+        while (lease := await wrap_future(desk.next_lease(*asked, number, spec.shape))) is not None:
             number = lease.number
-            desk.begun.remote(number)
+            desk.tell("begun", number)
             outcome = await self._trial(desk, lease, spec.group)
-            await desk.leave.remote(number, 0, Departure(outcome=outcome))
+            desk.tell("leave", number, 0, Departure(outcome=outcome))
+        desk.close()
 
     async def _trial(self, desk: Any, lease: Any, group: str) -> Any:
         from dray.desk.messages import DeskReport
@@ -117,22 +120,22 @@ class Players:
         found = await asyncio.to_thread(lease.store.latest)
         at = 0 if found is None else lease.store.batches_of(found)
         stamp("trains", trial=lease.trial_id, group=group, at=at)
-        stop = asyncio.ensure_future(_result(desk.stop_wanted.remote(lease.number)))
+        stop = desk.stop_wanted(lease.number)
         # Groups that came up together report at different times, as different trials do.
         await self._train(random.random() * REPORTS_EVERY_S)
         while True:
             final = self._end.exists()
             at = MAX_LENGTH if final else at + 1
             report = DeskReport(rows=rows(at, "validation"), step=at, value=1 / at, final=final)
-            reply = await desk.report.remote(lease.number, report._asdict(), final)
+            reply = await wrap_future(desk.report(lease.number, report, final))
             if reply == "fenced":
                 return "interrupted"
             leaves = final or reply != "continue" or (stop.done() and stop.result())
             if leaves or (at + lease.trial_id) % SAVES_EVERY == 0:
-                if not await desk.may_commit.remote(lease.number):
+                if not await wrap_future(desk.may_commit(lease.number)):
                     return "interrupted"
                 checkpoint = await asyncio.to_thread(_save, lease.store, at)
-                desk.saved.remote(lease.client, lease.trial_id, checkpoint, at, 1 / at, 0.0)
+                desk.tell("saved", lease.client, lease.trial_id, checkpoint, at, 1 / at, 0.0)
             if leaves:
                 return "completed" if final else outcomes.get(reply, "interrupted")
             await self._train(REPORTS_EVERY_S)
@@ -141,10 +144,6 @@ class Players:
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self._end.exists():
             await asyncio.sleep(min(2.0, seconds))
-
-
-async def _result(call: Any) -> Any:
-    return await call
 
 
 def _save(store: Any, batches: int) -> str:
