@@ -91,13 +91,14 @@ class Ran:
         return self.ended - self.began
 
 
-def run(script: str, arguments: Sequence[str], directory: Path) -> Ran:
+def run(script: str, arguments: Sequence[str], directory: Path, *, limit_s: float = RUN_LIMIT_S) -> Ran:
     """Run ``script`` in a fresh interpreter, wait for its end, and collect what it stamped.
 
     Args:
         script: its path.
         arguments: its command line.
         directory: empty; for the stamps and the output.
+        limit_s: how long it may take.
     """
     directory.mkdir(parents=True)
     stamps, output = directory / "stamps.jsonl", directory / "output.txt"
@@ -115,7 +116,7 @@ def run(script: str, arguments: Sequence[str], directory: Path) -> Ran:
             [sys.executable, script, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT
         )
         try:
-            code = process.wait(RUN_LIMIT_S)
+            code = process.wait(limit_s)
             ended = time.time()
         except BaseException:
             # Ray's processes end with their driver only if it is terminated, not if it is killed.

@@ -56,6 +56,7 @@ STEP_S = 2.0
 """How long a step of all groups is to take, to the metrics: they write their rows every five seconds."""
 OBSERVED_EVERY_S = 0.1
 """How often observers are updated, rather than once a second, in which hundreds of trials end here."""
+LIMIT_S = 3600.0
 TARGET = 1000.0
 """Bytes a trial."""
 CASES: dict[str, list[str]] = {
@@ -531,7 +532,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
         where = directory / str(next(numbers))
         arguments = [*given, "--trials", *map(str, trials), *([] if code is None else ["--code", str(code)])]
         print(*arguments, flush=True)
-        return run(str(Path(__file__)), ["--child", str(where), *arguments], where)
+        return run(str(Path(__file__)), ["--child", str(where), *arguments], where, limit_s=LIMIT_S)
 
     with ThreadPoolExecutor(2) as two:
         runs = {

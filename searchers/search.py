@@ -29,7 +29,6 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 from typing import cast
@@ -39,7 +38,7 @@ from searchers.events import Action, Create, Done, Event, Reported, Started
 from searchers.method import Method
 from searchers.normalise import normalised, with_first
 from searchers.objectives import Objectives
-from searchers.points import Points
+from searchers.points import Points, as_dict
 from searchers.recorded import RecordedMethod
 from searchers.records import (
     EVENT_KINDS,
@@ -322,9 +321,10 @@ class Search:
         return self._trials[trial]
 
     def _event(self, record: Mapping[str, object]) -> Event:
-        event = event_from_json(record)
+        trial = record.get("trial")
+        view = self._trials.get(trial) if isinstance(trial, int) else None
         # Every table has the trial's number: the same object takes less memory than an equal one in each.
-        return replace(event, trial=self._view(event.trial).id)
+        return event_from_json(record if view is None else {**record, "trial": view.id})
 
     def _is_late(self, event: Event) -> bool:
         view = self._view(event.trial)
@@ -346,7 +346,7 @@ class Search:
         )
         self._put(view)
         self._follow(actions)
-        self.sampler.tell(its, _NO_HPARAMS if view.hparams is None else dict(view.hparams))
+        self.sampler.tell(its, _NO_HPARAMS if view.hparams is None else as_dict(view.hparams))
         return actions
 
     def _follow(self, actions: list[Action]) -> None:
@@ -361,9 +361,10 @@ class Search:
 
     def _put(self, view: TrialView) -> None:
         before = self._trials.get(view.id)
-        if before is not None:
-            self.states[before.state] -= 1
-        self.states[view.state] += 1
+        if before is None or before.state != view.state:
+            if before is not None:
+                self.states[before.state] -= 1
+            self.states[view.state] += 1
         self._trials[view.id] = view
         if view.ended:
             self._live.pop(view.id, None)

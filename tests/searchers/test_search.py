@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from random import Random
 
@@ -31,7 +32,7 @@ from searchers import (
     parse_space,
 )
 from searchers.events import Action, Event, Reason
-from searchers.histories import play
+from searchers.histories import Extension, play
 from searchers.search import Record
 from searchers.views import TrainedShares, TrialView
 from tests.searchers.states import state
@@ -205,6 +206,16 @@ def test_the_view_of_a_trial_through_its_life() -> None:
     assert (view.best, view.best_step, view.last, view.last_step, view.ended) == (0.3, 2, 0.4, 4, False)
     search.on(Exited(trial=0, reason="completed"))
     assert (search.trials[0].state, search.trials[0].ended) == ("COMPLETED", True)
+
+
+@pytest.mark.parametrize("kind", [ASHA, PromotionASHA])
+def test_states_and_live_trials_are_those_of_all_trials(kind: type[ASHA]) -> None:
+    for seed in range(5):
+        method = kind(max_trials=12, max_length=16, num_rungs=3, max_concurrent_trials=4)
+        search = new(method=method)
+        play(search, seed=seed, length=16, normalised=False, extensions=[Extension(max_trials=20, max_length=64)])
+        assert search.states == Counter(view.state for view in search.trials.values())
+        assert dict(search.live) == {trial: view for trial, view in search.trials.items() if not view.ended}
 
 
 def test_best_is_as_measured() -> None:
