@@ -11,9 +11,7 @@ Memory is what /proc/self/smaps_rollup calls anonymous, once the threads have do
 in Parquet, the garbage is collected, and the C library has given back what is free. The slope is that of the least
 squares line through all sizes. By what holds it: tracemalloc, between the first two sizes, in another process.
 
-    python bench/driver_memory.py [--trials 10000 25000 50000 100000] [--before CHECKOUT] [--save]
-
-`--before` measures the code of another checkout too.
+    python bench/driver_memory.py [--trials 10000 25000 50000 100000] [--save]
 """
 
 from __future__ import annotations
@@ -26,12 +24,11 @@ import itertools
 import os
 import pickle
 import random
-import sys
 import threading
 import time
 import tracemalloc
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +38,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from _measure import Paper, Ran, arguments, command, machine, of_kind, perform, run, stamp, verdict
 
 if TYPE_CHECKING:
-    from dray.desk.messages import LeaseOutcome, Message, Row
+    from dray.desk.messages import LeaseGranted, LeaseOutcome, Message, Row
     from dray.desk.results import TrialResult
     from dray.worker.lease import TrialLease
     from searchers.events import Decision
@@ -76,17 +73,6 @@ def travelled(value: T) -> T:
     return copy
 
 
-class Remote:
-    """A method of an actor: called by ``remote``."""
-
-    def __init__(self, method: Callable[..., None]) -> None:
-        self._method = method
-
-    def remote(self, *args: Any, **named: Any) -> None:
-        args, named = travelled((args, named))
-        self._method(*args, **named)
-
-
 @dataclass(slots=True, kw_only=True)
 class Played:
     """A trial on a group."""
@@ -102,7 +88,7 @@ class Played:
 
 
 class PlayedDesk:
-    """A desk with groups of its own, for one driver. It keeps nothing of a trial that has left its group."""
+    """A `DeskConnection` to a desk with groups of its own. It keeps nothing of a trial that has left its group."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -114,10 +100,11 @@ class PlayedDesk:
         self._results: list[TrialResult] = []
         self._numbers, self._result_numbers = itertools.count(1), itertools.count(1)
 
-    def __getattr__(self, name: str) -> Remote:
-        return Remote(getattr(self, f"_{name}"))
-
     # what the driver calls
+    def tell(self, method: str, *args: Any, **named: Any) -> None:
+        args, named = travelled((args, named))
+        getattr(self, f"_{method}")(*args, **named)
+
     def _set_best(self, client: str, score: float | None) -> None:
         """The score of the best trial so far: of no use here."""
 
@@ -293,6 +280,7 @@ class Driver:
             console=console,
         )
         self._observers.begin(opened.records, search.trials, self.display.say)
+        self._granted: list[LeaseGranted] = []
         self._now = 0.0
         self._metrics = MetricsLog(where.metrics, clock=lambda: self._now)
         self.display.__enter__()
@@ -314,19 +302,23 @@ class Driver:
             note=lambda record: self.journal.append(record, wait=False),
             say=self.display.say,
         )
-        self.desk = PlayedDesk(where.path)
-        self._queue = TrialQueue(search, desk=self.desk, name="run", directory=where, changed=self._retention.changed)
+        self.desk: Any = PlayedDesk(where.path)
+        self._queue = TrialQueue(
+            search,
+            name="run",
+            directory=where,
+            together=self.journal.together,
+            changed=self._retention.changed,
+        )
         self._tune = TuneDriver(
             search,
             lock=self._queue.lock,
             together=self.journal.together,
             act=self._act,
-            source="desk",
-            name="run",
-            namespace="",
+            source=list,  # type: ignore[arg-type]  # no handle runs here
             directory=where.ray,
         )
-        self._queue.begin(lambda value: value)
+        self._queue.begin(self.desk, lambda value: value)
         self._retention.start(opened.records)
         for group in self.desk._free:
             self._timeline.starts(group, 1)
@@ -343,6 +335,8 @@ class Driver:
         messages, results = self.desk.step()
         for message in messages:
             self._read(message)
+        granted, self._granted = self._granted, []
+        self._queue.bind(granted, revived=self._restarts.ended_before, send_every_s=1.0)
         if results:
             self._tune.take(results)  # type: ignore[arg-type]  # as Ray brings them
             if self._tune.error is not None:
@@ -361,8 +355,7 @@ class Driver:
                 self._timeline.ready(message.group, message.time)
             case messages.LeaseGranted():
                 self._timeline.granted(message.group, message.trial, message.time)
-                revived = message.trial in self._restarts.ended_before
-                self._queue.bind(message, revived=revived, send_every_s=1.0)
+                self._granted.append(message)
             case messages.ReportReceived():
                 self._metrics.append(message.trial, message.rows)
                 self._observers.rows(message.trial, message.rows)
@@ -372,7 +365,7 @@ class Driver:
                 self._timeline.left(message.group, message.trial, message.time)
                 if message.outcome == "errored" and not self.search.trials[message.trial].ended:
                     if (reason := self._restarts.end_of(message)) is not None:
-                        self.desk.end_trial.remote("run", message.trial, reason)
+                        self._queue.end(message.trial, reason)
                     else:
                         self._queue.retry(message.trial)
             case messages.CheckpointSaved():
@@ -525,46 +518,38 @@ def figures_of(ran: Ran) -> Figures:
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     """Run every case, two at a time, and print the tables."""
     paper.say(f"{machine()}\n`{command()}`")
-    codes = {"before": options.before, "after": None} if options.before else {"now": None}
     sizes, numbers = options.trials, itertools.count(1)
 
-    def ran(code: Path | None, trials: Sequence[int], *given: str) -> Ran:
+    def ran(trials: Sequence[int], *given: str) -> Ran:
         where = directory / str(next(numbers))
-        arguments = [*given, "--trials", *map(str, trials), *([] if code is None else ["--code", str(code)])]
+        arguments = [*given, "--trials", *map(str, trials)]
         print(*arguments, flush=True)
         return run(str(Path(__file__)), ["--child", str(where), *arguments], where, limit_s=LIMIT_S)
 
     with ThreadPoolExecutor(2) as two:
-        runs = {
-            (case, when): (sizes, two.submit(ran, code, sizes, *given))
-            for case, given in CASES.items()
-            for when, code in codes.items()
-        }
+        runs = {case: two.submit(ran, sizes, *given) for case, given in CASES.items()}
         for sampler, most in SAMPLERS.items():
             some = [max(most * size // sizes[-1], 1) for size in sizes]
-            name = f"ASHA, sampler: {sampler}", list(codes)[-1]
-            runs[name] = some, two.submit(ran, None, some, "--sampler", sampler)
-        traced = {when: two.submit(ran, code, sizes[:2], "--traced") for when, code in codes.items()}
+            runs[f"ASHA, sampler: {sampler}"] = two.submit(ran, some, "--sampler", sampler)
+        traced = two.submit(ran, sizes[:2], "--traced")
 
     lines = []
-    for (case, when), (some, one) in runs.items():
+    for case, one in runs.items():
         found = figures_of(one.result())
         memory = [f"{size:,}: {each / 1e6:.1f} MB" for size, each in found.memory.items()]
-        costs = [f"{found.cpu_ms[some[at]]:.2f}" for at in (0, -1)]
-        reached = ["", ""] if when == "before" else [f"<= {TARGET:,.0f}", verdict(found.slope <= TARGET)]
-        lines.append([case, when, *memory, f"{found.slope:,.0f}", *reached, *costs])
+        costs = [f"{each:.2f}" for each in found.cpu_ms.values()]
+        reached = f"<= {TARGET:,.0f}", verdict(found.slope <= TARGET)
+        lines.append([case, *memory, f"{found.slope:,.0f}", *reached, costs[0], costs[-1]])
     paper.say("\nThe driver's memory after so many trials\n")
-    head = ["search", "code", *[""] * len(sizes), "bytes a trial", "target", "", "CPU, ms a trial, first", "last"]
+    head = ["search", *[""] * len(sizes), "bytes a trial", "target", "", "CPU, ms a trial, first", "last"]
     paper.table(head, lines)
 
-    held = {when: of_kind(one.result().stamps, "held")[0].fields for when, one in traced.items()}
-    files = {name for each in held.values() for name, size in each.items() if abs(size) >= 1}
-    ordered = sorted(files, key=lambda name: [-each.get(name, 0) for each in held.values()])
-    lines = [[name, *(f"{each.get(name, 0):,.0f}" for each in held.values())] for name in ordered]
+    held = {name: size for name, size in of_kind(traced.result().stamps, "held")[0].fields.items() if abs(size) >= 1}
+    lines = [[name, f"{held[name]:,.0f}"] for name in sorted(held, key=lambda name: -held[name])]
     paper.say(
         f"\nWhat holds it: bytes a trial from {sizes[0]:,} to {sizes[1]:,} trials, by the file that asked for it\n"
     )
-    paper.table(["file", *held], [*lines, ["all", *(f"{sum(each.values()):,.0f}" for each in held.values())]])
+    paper.table(["file", "bytes"], [*lines, ["all", f"{sum(held.values()):,.0f}"]])
 
 
 def main() -> None:
@@ -574,17 +559,13 @@ def main() -> None:
     parser.add_argument(
         "--trials", type=int, nargs="+", default=sizes, help="sizes to measure at (default: up to 100000)"
     )
-    parser.add_argument("--before", type=Path, help="measure this checkout's code too")
     parser.add_argument("--child", dest="directory", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--code", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--variant", default="stopping", help=argparse.SUPPRESS)
     parser.add_argument("--sampler", default="random", help=argparse.SUPPRESS)
     parser.add_argument("--terminal", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--traced", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.directory is not None:
-        if options.code is not None:
-            sys.path.insert(0, str(options.code.resolve()))
         child(options)
         return
     perform(measure, options, name="driver_memory", title="What the driver keeps of each trial")

@@ -61,8 +61,6 @@ class MetricsLog:
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory, self._clock = directory, clock
-        # Arrow's own pool keeps tens of MB of what `_pack` has freed.
-        pa.set_memory_pool(pa.system_memory_pool())
         directory.mkdir(parents=True, exist_ok=True)
         self._tail = directory / TAIL
         _cut_torn_line(self._tail)
@@ -136,6 +134,7 @@ class MetricsLog:
             self._file.close()
             self._file = file
         self._rows = []
+        pa.default_memory_pool().release_unused()  # or it keeps tens of MB
         now = self._clock()
         self._due = now + max(PACK_EVERY_S, (now - began) / PACK_SHARE)
 
