@@ -352,7 +352,7 @@ def host(directory: Path, groups: int) -> None:
         watch.driver = driver.pid
         timeline = directory / "experiment" / "metrics" / "_timeline.jsonl"
         wait_for(lambda _: timeline.exists() and timeline.read_text().count('"starts"') >= groups, driver, "groups")
-        time.sleep(5.0)
+        time.sleep(8.0)
         stamp("grows")
         cluster.grow(raylets)
         wait_for(lambda stamps: len(trained(stamps)) == groups, driver, "all groups trained")

@@ -238,7 +238,7 @@ def _activity() -> Activity | None:
 
     client = sdk.GcsClient(ray.get_runtime_context().gcs_address)
     reply = GetClusterStatusReply.FromString(client.get_cluster_status(timeout_s=STATUS_TIMEOUT_S))
-    # The demands and the nodes, which Ray's own `get_cluster_status` makes objects of: 0.1 s for 1,000 waiting groups.
+    # Without demands and nodes, of which Ray's own `get_cluster_status` makes objects: 20 ms for 1,000 waiting groups.
     reply.ClearField("cluster_resource_state")
     status = ClusterStatusParser.from_get_cluster_status_reply(reply, Stats())
     if not int(status.stats.autoscaler_version or 0):

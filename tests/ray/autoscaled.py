@@ -23,7 +23,7 @@ from tests.ray.test_elastic import config
 def main(directory: Path) -> None:
     record = directory / "record"
     worker = {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 1, "max_workers": 2}
-    cluster = Nodes({"CPU": 0}, {"worker": worker}, autoscaler_v2=True)
+    cluster = Nodes({"CPU": 0}, {"worker": worker})
     cluster.start()
     try:
         ray.init("auto", log_to_driver=False)
