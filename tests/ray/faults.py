@@ -189,7 +189,7 @@ class Play:
             case "Tune handle":
                 os.kill(self._process("ray::ResourceTr"), signal.SIGKILL)
             case "desk":
-                os.kill(self._process("ray::Desk"), signal.SIGKILL)
+                os.kill(self._process("ray::DeskActor"), signal.SIGKILL)
             case "rank that raises":
                 self._file("raise", trial, 1).touch()
             case "rank 0 saving" | "another saving":
@@ -248,7 +248,7 @@ class Play:
         return [line for line in mine if line["pid"] not in older]
 
     def _process(self, name: str) -> int:
-        found = wait_for(lambda: [pid for pid, its in descendants(os.getpid()).items() if its == name], name, 30)
+        found = wait_for(lambda: [pid for pid, its in descendants(os.getpid()).items() if its.startswith(name)], name, 30)
         return found[-1]
 
 
