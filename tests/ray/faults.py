@@ -248,8 +248,10 @@ class Play:
         return [line for line in mine if line["pid"] not in older]
 
     def _process(self, name: str) -> int:
-        found = wait_for(lambda: [pid for pid, its in descendants(os.getpid()).items() if its.startswith(name)], name, 30)
-        return found[-1]
+        def found() -> list[int]:
+            return [pid for pid, its in descendants(os.getpid()).items() if its.startswith(name)]
+
+        return wait_for(found, name, 30)[-1]
 
 
 class _Nodes:
