@@ -350,7 +350,7 @@ class Run:
         watch.close()
         self.display.closing(self._interrupts.wanted)
         try:
-            if not self._directory.is_gone():
+            if self._connection is not None and not self._directory.is_gone():
                 with contextlib.suppress(ray.exceptions.RayError, DeskUnreachable):  # the desk may be gone
                     self._let_trials_save(watch)
         finally:  # also if it is interrupted again
