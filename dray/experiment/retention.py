@@ -239,7 +239,9 @@ class Retention:
                 self._store_of(trial).delete(each.batches)
                 del mine[each.batches]
                 self._record("deleted", each)
-            if not self._needs(trial) and self._best.isdisjoint(mine.values()):
+            # By what an ended trial keeps: it may have ended since `kept` was found, and more of it goes next time.
+            is_final = set(mine.values()) <= self._policy.keeps_of(mine.values(), needs=0)
+            if is_final and not self._needs(trial) and self._best.isdisjoint(mine.values()):
                 self._saved.pop(trial, None)
             self._changed.discard(trial)
 

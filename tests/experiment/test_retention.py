@@ -173,6 +173,24 @@ def test_an_ended_trial_needs_no_checkpoint(experiment: Experiment) -> None:
     assert experiment.end() == {0: []}
 
 
+def test_a_trial_that_ends_as_its_checkpoints_are_looked_at_loses_the_rest_later(experiment: Experiment) -> None:
+    class Needs(dict[int, int]):
+        """Two checkpoints when first asked, then none."""
+
+        def get(self, trial: int, default: Any = 0) -> int:
+            return self.pop(trial, 0)
+
+    experiment.begin(Policy(trial_best=0))
+    experiment.needs = Needs()
+    for batches in (10, 20):
+        experiment.needs[1] = 2
+        experiment.save(1, batches, None)
+        settle(experiment)
+    assert experiment.retention is not None
+    experiment.retention.changed([1])
+    assert experiment.end() == {1: [20]}
+
+
 def test_a_better_trial_takes_the_place_among_the_experiments_best(experiment: Experiment) -> None:
     experiment.begin(Policy(experiment_best=1, trial_best=0, trial_latest=0))
     for trial, value in ((0, 0.5), (1, 0.75), (2, 0.25), (3, 0.3)):
