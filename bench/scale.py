@@ -73,21 +73,27 @@ def memory_mb(pid: int) -> dict[str, float]:
     return {name.rstrip(":"): int(value) / 1024 for name, value, _ in lines if name in ("Rss:", "Pss:")}
 
 
-def parts() -> list[tuple[int, str]]:
-    """Processes below this one that `PARTS` names."""
-    parents, names = {}, {}
+def below(root: int) -> dict[int, str]:
+    """The processes below one, with their titles, by pid."""
+    parents, titles = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             line = path.read_text()
         except OSError:  # it has ended
             continue
-        pid, parent = int(path.parent.name), int(line.rpartition(")")[2].split()[1])
-        parents[pid], names[pid] = parent, line.partition("(")[2].rpartition(")")[0]
-    below, found = {os.getpid()}, 0
-    while len(below) > found:
-        found = len(below)
-        below |= {pid for pid, parent in parents.items() if parent in below}
-    return [(pid, part) for pid in sorted(below) for name, part in PARTS.items() if names[pid].startswith(name)]
+        pid = int(path.parent.name)
+        parents[pid], titles[pid] = int(line.rpartition(")")[2].split()[1]), line.partition("(")[2].rpartition(")")[0]
+    found, known = {root}, 0
+    while len(found) > known:
+        known = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return {pid: titles[pid] for pid in found - {root}}
+
+
+def parts() -> list[tuple[int, str]]:
+    """Processes below this one that `PARTS` names."""
+    processes = sorted(below(os.getpid()).items())
+    return [(pid, part) for pid, title in processes for name, part in PARTS.items() if title.startswith(name)]
 
 
 # --------------------------------------------------------------------------------------------- groups that only report

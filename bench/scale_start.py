@@ -49,7 +49,7 @@ from _measure import (
     verdict,
 )
 from groups import slope
-from scale import cpu_s, rows
+from scale import below, config, cpu_s, rows
 
 PER_RAYLET = 50
 """Slots of a raylet, each of which stands for a node."""
@@ -216,14 +216,9 @@ def drive(directory: Path, groups: int, address: str) -> None:
         elif isinstance(message, TrialLeft) and message.outcome == "errored":
             stamp("failed", trial=message.trial)
 
-    config = {
+    settings = {
+        **config(int(groups * QUEUED), MAX_LENGTH),
         "name": "scale-start",
-        "entrypoint": "model_def:DigitsTrial",
-        "hyperparameters": {
-            "global_batch_size": 64,
-            "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
-            "hidden": {"type": "int", "minval": 16, "maxval": 256},
-        },
         "searcher": {
             "name": "random",
             "metric": "validation_loss",
@@ -233,7 +228,7 @@ def drive(directory: Path, groups: int, address: str) -> None:
         },
         "resources": {"slots_per_trial": 1, "slot": "cpu", "cpus_per_slot": CPUS_PER_SLOT},
     }
-    experiment = dray.Experiment(config, model_dir=DIGITS, path=directory / "experiment", address=address)
+    experiment = dray.Experiment(settings, model_dir=DIGITS, path=directory / "experiment", address=address)
     trials = experiment.run(on_message=heard).trials
     stamp("result", states=trials["state"].value_counts().to_dict(), restarts=int(trials["restarts"].sum()))
 
@@ -276,23 +271,6 @@ class Watch:
         """End the thread."""
         self._ends.set()
         self._thread.join()
-
-
-def below(root: int) -> dict[int, str]:
-    """The processes below one, with their titles, by pid."""
-    parents, titles = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            line = path.read_text()
-        except OSError:  # it has ended
-            continue
-        pid = int(path.parent.name)
-        parents[pid], titles[pid] = int(line.rpartition(")")[2].split()[1]), line.partition("(")[2].rpartition(")")[0]
-    found, known = {root}, 0
-    while len(found) > known:
-        known = len(found)
-        found |= {pid for pid, parent in parents.items() if parent in found}
-    return {pid: titles[pid] for pid in found - {root}}
 
 
 class Cluster:

@@ -3,9 +3,9 @@
 
 A frame is its length, in four bytes, and a pickle: of a call, ``(number, method, args, kwargs)``, or of its answer,
 ``(number, value, error)``, an error as text. Answers come in any order; a call may wait for hours. One whose answer
-nobody needs has the number None. Nothing is unpickled
-of a client that has not proven that it knows the desk's key, which it has from Ray: the desk begins with a nonce, and
-the client answers with its HMAC. Where Ray uses TLS (``RAY_USE_TLS``), so does this, with the same certificates.
+nobody needs has the number None. Nothing is unpickled of a client that has not proven that it knows the desk's key,
+which it has from Ray: the desk begins with a nonce, and the client answers with its HMAC. Where Ray uses TLS
+(``RAY_USE_TLS``), so does this, with the same certificates.
 
 This module does not know Ray.
 """
@@ -23,7 +23,6 @@ import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -73,13 +72,13 @@ async def listen(desk: object, host: str) -> Endpoint:
     return Endpoint(host=host, port=server.sockets[0].getsockname()[1], key=key)
 
 
-def tls(*, server: bool, variables: Mapping[str, str] = os.environ) -> ssl.SSLContext | None:
+def tls(*, server: bool) -> ssl.SSLContext | None:
     """How to encrypt what is sent, by Ray's variables; None if Ray does not."""
-    if variables.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
     purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
-    context = ssl.create_default_context(purpose, cafile=variables["RAY_TLS_CA_CERT"])
-    context.load_cert_chain(variables["RAY_TLS_SERVER_CERT"], variables["RAY_TLS_SERVER_KEY"])
+    context = ssl.create_default_context(purpose, cafile=os.environ["RAY_TLS_CA_CERT"])
+    context.load_cert_chain(os.environ["RAY_TLS_SERVER_CERT"], os.environ["RAY_TLS_SERVER_KEY"])
     context.check_hostname = False  # certificates of nodes are often made without their addresses; Ray does not either
     context.verify_mode = ssl.CERT_REQUIRED
     return context
