@@ -48,6 +48,7 @@ ROWS = 8
 PARTS = {
     "ray::Desk": "desk",
     "ray::ResourceTr": "handle",
+    "ray::Handle": "handle",  # between two calls of it
     "ray::Players": "players",
     "gcs_server": "gcs",
     "raylet": "raylet",
