@@ -97,3 +97,21 @@ class DirectoryGone(ExperimentError):
 
     def __str__(self) -> str:
         return f"the experiment's directory {self.path} was deleted or moved while it ran, so it was ended"
+
+
+class TakenOver(ExperimentError):
+    """Another driver runs the experiment, for this one was silent.
+
+    Args:
+        by: that driver, as text.
+    """
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.by = by
+
+    def __str__(self) -> str:
+        return (
+            f"this driver could not reach the object store for a while, and {self.by} has continued the experiment "
+            "meanwhile; this one has ended"
+        )

@@ -282,6 +282,7 @@ def delete(
     """
     from dray.records import copies
     from dray.records.checkpoints import list_checkpoints
+    from dray.records.driver_lock import last_driver
     from dray.records.listing import open_experiment
     from searchers.journal import Journal
 
@@ -290,13 +291,12 @@ def delete(
             raise BadUse(
                 f"{stored.where} is running, in process {driver}; stop it first: dray experiment stop {stored.name}"
             )
+        last_driver(stored.directory)
         if not yes:
             checkpoints = list_checkpoints(stored.directory)
             what = f"{len(checkpoints)} checkpoints, {show.size(sum(each.size for each in checkpoints))}"
             storage = stored.directory.storage
             places = stored.where if stored.is_copy or storage.is_local else f"{stored.where} and {storage}"
-            if not storage.is_local:
-                what += "; it may be running on another machine"
             _ask(f"Delete {places} ({what})?")
         if stored.is_copy or not server.delete(stored.where):
             copies.delete(stored)

@@ -27,6 +27,7 @@ from dray.experiment.warm_start import read_sources
 from dray.observers import loggers
 from dray.observers.observer import Make, Observer, Observers
 from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path, results_root
+from dray.records.driver_lock import DriverLock
 from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
 from dray.records.mirror import Mirror, fetch_experiment
@@ -259,12 +260,14 @@ class Experiment:
     def _run_in(
         self, directory: ExperimentDirectory, interrupts: Interrupts, on_message: Callable[[Message], None] | None
     ) -> Result:
-        # The mirror is closed last, once everything is on the disk.
+        # The mirror is closed once everything is on the disk, and the lock after the last copy.
         with (
-            contextlib.closing(Mirror(directory)) as mirror,
+            contextlib.closing(DriverLock(directory)) as lock,
+            contextlib.closing(Mirror(directory, lock.is_held)) as mirror,
             Journal(directory.journal) as journal,
             contextlib.closing(Observers(directory, _observers(directory, self._config))) as observers,
         ):
+            lock.acquire()
 
             def opened_from(records: list[dict[str, Any]]) -> OpenSearch:
                 given = self._config, self._custom, self._extension
@@ -287,7 +290,7 @@ class Experiment:
             while opened.search.done is None:
                 num_before = len(opened.records)
                 try:
-                    self._run(opened, directory, journal, observers, display, interrupts, on_message)
+                    self._run(opened, directory, lock, journal, observers, display, interrupts, on_message)
                 except DeskLost as lost:
                     records = Journal.read(directory.journal)
                     reported = any(record["event"] == "reported" for record in records[num_before:])
@@ -309,6 +312,7 @@ class Experiment:
         self,
         opened: OpenSearch,
         directory: ExperimentDirectory,
+        lock: DriverLock,
         journal: Journal,
         observers: Observers,
         display: Display,
@@ -344,6 +348,7 @@ class Experiment:
                 self.last_run = run.Run(
                     opened=opened,
                     directory=directory,
+                    lock=lock,
                     journal=journal,
                     observers=observers,
                     metrics=metrics,

@@ -27,7 +27,7 @@ from dray.desk.connection import DeskConnection, DeskUnreachable
 from dray.desk.messages import LeaseGranted, Message, ReportReceived, TrialLeft
 from dray.display.counts import Counts
 from dray.display.display import Display
-from dray.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining
+from dray.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining, TakenOver
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.preflight import error_of_unfit_worker
@@ -40,6 +40,7 @@ from dray.groups.lent import DESK, GroupServer, LentGroups
 from dray.groups.pool import IN_TURN_S, Groups
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
+from dray.records.driver_lock import DriverLock
 from dray.records.metrics import MetricsLog
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S
@@ -66,7 +67,7 @@ class Run:
 
     Args:
         opened: the experiment's search.
-        directory, journal, observers, metrics: of the experiment.
+        directory, lock, journal, observers, metrics: of the experiment.
         load_trial: loads the trial's class, or the program, on workers on this machine.
         cluster: where to run.
         interrupts: signals that ask the run to stop.
@@ -83,6 +84,7 @@ class Run:
         *,
         opened: OpenSearch,
         directory: ExperimentDirectory,
+        lock: DriverLock,
         journal: Journal,
         observers: Observers,
         metrics: MetricsLog,
@@ -96,7 +98,7 @@ class Run:
         config, search = opened.config, opened.search
         self.search, self.config, self._records = search, config, opened.records
         self.display, self.cluster = display, cluster
-        self._directory, self._metrics, self._observers = directory, metrics, observers
+        self._directory, self._lock, self._metrics, self._observers = directory, lock, metrics, observers
         self._on_message, self._interrupts = on_message, interrupts
         self._error: BaseException | None = None
         self._trains = False
@@ -231,8 +233,7 @@ class Run:
                 break
             if time.monotonic() >= check_at:
                 check_at = time.monotonic() + CHECK_S
-                if self._directory.is_gone():
-                    self._error = DirectoryGone(self._directory.path)
+                if self._is_taken():
                     break
             if tune.ident is None:
                 if self._tune_may_start or time.monotonic() - began > IN_TURN_S:
@@ -245,6 +246,14 @@ class Run:
                 self._error = self.groups.error
             self._metrics.pack()
             self.display.update(self.counts, self.groups.ready_count, self.groups.count)
+
+    def _is_taken(self) -> bool:
+        """Whether the experiment is this driver's no more."""
+        if self._directory.is_gone():
+            self._error = DirectoryGone(self._directory.path)
+        elif self._lock.lost_to is not None:
+            self._error = TakenOver(self._lock.lost_to)
+        return isinstance(self._error, DirectoryGone | TakenOver)
 
     def _ask_for_mail(self) -> None:
         assert self._connection is not None
@@ -350,7 +359,7 @@ class Run:
         watch.close()
         self.display.closing(self._interrupts.wanted)
         try:
-            if self._connection is not None and not self._directory.is_gone():
+            if self._connection is not None and not self._is_taken():
                 with contextlib.suppress(ray.exceptions.RayError, DeskUnreachable):  # the desk may be gone
                     self._let_trials_save(watch)
         finally:  # also if it is interrupted again

@@ -45,6 +45,7 @@ class ExperimentDirectory:
                trial_7/checkpoint_352/ see `dray.training.checkpoint.files`; or in an object store, below a like path
                storage.json            where that is, and the config's credentials for it; only its owner can read it
                secrets.yaml            the config's secrets; only its owner can read it
+               driver.json             this directory's id, in an object store see `dray.records.driver_lock`
                ray.log                 Ray's output in the driver's process, see `dray.cluster.ray_output`
                ray/                    Ray's own state of this experiment; never read back
                .seen-by-all            lets the nodes of a cluster check that they see this very directory

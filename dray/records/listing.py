@@ -16,6 +16,7 @@ from typing import Any
 
 from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
+from dray.records.driver_lock import read_driver
 from dray.records.local_runs import LocalRun, is_local_run
 from dray.records.lookup import Name, experiment_directories, locate, parse_location
 from dray.records.mirror import PATIENCE_S, fetch_without_trials
@@ -62,7 +63,10 @@ class StoredExperiment:
         """
         directory = self.directory
         # Checked before the journal is read: if a driver ends in between, its last record is read too.
-        is_running = None if self.is_copy else Journal.writer(directory.journal) is not None
+        if self.is_copy:
+            is_running = _seems_to_run(RemoteDirectory(directory.storage, patience_s=PATIENCE_S))
+        else:
+            is_running = Journal.writer(directory.journal) is not None
         records = Journal.read(directory.journal) if directory.journal.exists() else []
         seen = _overview(self.where, directory.config_file.read_bytes(), records, is_running)
         return replace(seen, number=self.number)
@@ -143,9 +147,14 @@ def _overview_of_remote(location: Location) -> Overview | None:
         return None
     try:
         records = Journal.parse(remote.read("journal.jsonl"), where=str(location.child("journal.jsonl")))
-        return _overview(location.uri, config, records, None)
+        return _overview(location.uri, config, records, _seems_to_run(remote))
     except (FileNotFoundError, ValueError) as error:
         return Overview(name=location.name, path=location.uri, why=str(error))
+
+
+def _seems_to_run(remote: RemoteDirectory) -> bool | None:
+    driver = read_driver(remote)
+    return None if driver is None else driver.seems_to_run
 
 
 def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], is_running: bool | None) -> Overview:

@@ -14,10 +14,11 @@ import platform
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from dray.errors import NoExperiment
+from dray.records import driver_lock
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.lookup import parse_location
 from dray.storage import Location, RemoteDirectory
@@ -44,12 +45,16 @@ _TRIAL = re.compile(r"trial_(\d+)/")
 class Mirror:
     """Copies an experiment to where its checkpoints are, in a thread; does nothing if that is its own directory.
 
+    Args:
+        directory: of the experiment.
+        may_copy: whether its driver is still the one that runs it.
+
     Attributes:
         missing: after `close`, what the copy lacks, and how to copy it; None if it is complete.
     """
 
-    def __init__(self, directory: ExperimentDirectory) -> None:
-        self._directory = directory
+    def __init__(self, directory: ExperimentDirectory, may_copy: Callable[[], bool] = lambda: True) -> None:
+        self._directory, self._may_copy = directory, may_copy
         self._remote = RemoteDirectory(directory.storage, patience_s=PATIENCE_S)
         self._copied: dict[str, tuple[int, int]] = {}
         self._over = threading.Event()
@@ -90,6 +95,8 @@ class Mirror:
     def _copy(self) -> int:
         """Copy what has changed; returns the bytes that were sent."""
         sent = 0
+        if not self._may_copy():
+            return 0
         for path, name, state in self._changed():
             with contextlib.suppress(FileNotFoundError):  # metrics that were moved to another part meanwhile
                 content = path.read_bytes()
@@ -146,6 +153,7 @@ def fetch_experiment(where: str | os.PathLike[str]) -> Path:
 
     Raises:
         NoExperiment: there is none.
+        ExperimentError: a driver runs it elsewhere.
         StorageError: the object store can't be used.
     """
     location = parse_location(where)
@@ -162,15 +170,18 @@ def fetch_to(path: Path, location: Location) -> None:
 
     Raises:
         NoExperiment: there is none.
+        ExperimentError: a driver runs it.
         StorageError: the object store can't be used.
     """
     directory = ExperimentDirectory(path.with_name(f".{path.name}-partial"))
     shutil.rmtree(directory.path, ignore_errors=True)
+    driver_lock.wait_for_silence(location)
     trials = fetch_without_trials(location, directory)
     directory.code.mkdir(exist_ok=True)
     started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
     _delete(trials - started, location)
     directory.path.rename(path)
+    driver_lock.take_over(ExperimentDirectory(path))
 
 
 def delete_trials(location: Location) -> None:
@@ -201,7 +212,7 @@ def fetch_without_trials(location: Location, directory: ExperimentDirectory) -> 
     """
     remote = RemoteDirectory(location, patience_s=PATIENCE_S)
     stored = remote.sizes()
-    names = [name for name in stored if not _TRIAL.match(name)]
+    names = [name for name in stored if not _TRIAL.match(name) and name != driver_lock.FILE]
     if directory.config_file.name not in names:
         raise NoExperiment(f"no experiment in {location}: it has no {directory.config_file.name}")
     remote.download(directory.path, names)

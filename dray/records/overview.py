@@ -28,8 +28,8 @@ class Overview:
         title: the config's ``name``.
         state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed. STOPPED:
             it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
-            store, where a driver elsewhere can't be seen; or it is a local run whose end was not recorded. DAMAGED:
-            its files can't be read; ``why`` says why.
+            store, where its driver has fallen silent; or it is a local run whose end was not recorded. DAMAGED: its
+            files can't be read; ``why`` says why.
         trials, ended: how many trials there are so far, and how many of them have ended.
         max_trials: how many there will be; None if that is not known in advance.
         metric: the searcher's metric; of several the first objective.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import dray
 from dray.errors import ConfigError
 from dray.experiment.retention import Policy, saved_in
 from dray.records.directory import ExperimentDirectory
+from dray.storage import RemoteDirectory
 from tests.ray.harness import (
     OWN_CLUSTER,
     TRIALS,
@@ -205,3 +207,35 @@ def test_another_machine_goes_on_with_what_is_in_the_bucket(
     assert ends(result.path) == dict.fromkeys(range(TRIAL_COUNT + 1), 1)
     assert set(result.metrics["trial_id"]) == set(range(TRIAL_COUNT + 1))
     assert f"trial_{TRIAL_COUNT}/checkpoint_{BATCHES}/manifest.json" in s3.files("results", story.path.name)
+
+
+def test_a_driver_that_was_taken_for_dead_ends_when_it_is_back(
+    s3: LocalS3, drive: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """Its machine froze, say; another has continued the search meanwhile. A third is refused while that one runs."""
+    record, path = tmp_path / "record", tmp_path / "one" / "frozen"
+    config = recorded(record, trials=2, batches=BATCHES, pause_s=0.1)
+    config["min_validation_period"] = {"batches": PERIOD}
+    file = write_config(tmp_path, {**config, "checkpoint_storage": storage(s3)})
+    first = drive("create", file, TRIALS, "--path", path, **OWN_CLUSTER)
+    first.wait_for(lambda: f"{path.name}/journal.jsonl" in s3.files("results"), "a copy is in the bucket")
+    first.wait_for(lambda: any(mine[-1].batches for mine in attempts(record).values()), "a trial trains")
+    first.process.send_signal(signal.SIGSTOP)
+    there = tmp_path / "two" / "frozen"
+    second = drive("create", file, TRIALS, "--path", there, **OWN_CLUSTER)
+    try:
+        second.wait_for(lambda: (there / "journal.jsonl").exists() and len(attempts(record)) > 0, "it goes on there")
+        third = drive("create", file, TRIALS, "--path", tmp_path / "three" / "frozen", **OWN_CLUSTER)
+        assert third.wait() == 1
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+    assert first.wait() == 1
+    assert second.wait() == 0, second.log.read_text()
+    output = second.log.read_text()
+    assert f"({path}) did not end properly, or still runs the experiment in s3://" in output
+    assert f"({there}) runs this experiment, which is in s3://" in output
+    assert f"({there}) has continued the experiment meanwhile; this one has ended" in output
+    assert ends(there) == {0: 1, 1: 1}
+    remote = RemoteDirectory(s3.place("results", "frozen"))
+    assert remote.read("journal.jsonl") == (there / "journal.jsonl").read_bytes()
+    assert ends(path) != ends(there)
