@@ -11,7 +11,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -191,10 +191,12 @@ class WorkerGroup:
         ends = self._ends_of_ranks(within_s=0.0)
         died = any(isinstance(end, Exception) for end in ends.values())
         ends = self._ends_of_ranks(SURVIVORS_S if died else LEAVE_S)
+        # Each node is asked once: one that is gone takes seconds not to answer.
+        kills_of = functools.cache(lambda node: oom_kills_of(node, self._slots.runtime_env))
         dead, error = {}, ""
         for rank, end in ends.items():
             if isinstance(end, Exception):
-                dead[rank] = why_it_died(end) or self._killed_by_kernel(rank)
+                dead[rank] = why_it_died(end) or self._killed_by_kernel(rank, kills_of)
             else:
                 error = error or end
         self._report_end(dead, "" if dead else error)
@@ -211,12 +213,12 @@ class WorkerGroup:
                     found[rank] = error
         return found
 
-    def _killed_by_kernel(self, rank: int) -> str:
+    def _killed_by_kernel(self, rank: int, kills_of: Callable[[str], int]) -> str:
         try:
             node, before = ray.get(self._oom_kills_before[rank], timeout=0)
         except ray.exceptions.RayError:  # it died before it could answer
             return ""
-        if oom_kills_of(self._nodes[rank], self._slots.runtime_env) <= before:
+        if kills_of(self._nodes[rank]) <= before:
             return ""
         return f"meanwhile the kernel has killed a process of {node}, which was {LOW_MEMORY}"
 

@@ -138,16 +138,19 @@ def test_a_process_that_died_when_the_kernel_killed_one_of_its_node_was_out_of_m
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[tuple[Any, ...]] = []
-    group = world.start(slots=1, cpus=0.5)
-    [process] = world.processes(1)
+    asked: list[str] = []
+    group = world.start(slots=2, cpus=0.5)
+    both = world.processes(2)
     desk = SimpleNamespace(group_ended=SimpleNamespace(remote=lambda *told: heard.append(told)))
     spec = replace(group._spec, desk=desk)  # noqa: SLF001 - the desk of the driver only, not of the process
     monkeypatch.setattr(group, "_spec", spec)
-    monkeypatch.setattr(lending, "oom_kills_of", lambda node, runtime_env: oom_kills()[1] + 1)
-    os.kill(process["pid"], signal.SIGKILL)
+    monkeypatch.setattr(lending, "oom_kills_of", lambda node, runtime_env: asked.append(node) or oom_kills()[1] + 1)
+    for process in both:
+        os.kill(process["pid"], signal.SIGKILL)
     assert group.ended(by=time.monotonic() + 60)
     why = f"meanwhile the kernel has killed a process of {os.uname().nodename}, which was {LOW_MEMORY}"
-    assert heard == [(world.directory.name, "g", 1, {0: why}, "")]
+    assert heard == [(world.directory.name, "g", 1, {0: why, 1: why}, "")]
+    assert asked == [ray.get_runtime_context().get_node_id()], "once for both"
     group.end()
     wait_for(lambda: is_over(group), "its slots")
 
