@@ -156,8 +156,9 @@ class ExperimentConfig(Section):
         min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
         checkpoint_format: With "full", the first slot's machine must have memory for the whole model and its optimizer.
             A program sets it with ``pytorch.init(exp_conf={"checkpoint_format": "full"})``.
-        max_restarts: How often one trial may be started again after a failure. It is given up before that when it runs
-            out of memory twice, or fails twice with the same error, in the same line, after the same number of batches.
+        max_restarts: How often one trial may be started again after a failure other than the loss of its node. It is
+            given up before that when it runs out of memory twice, or fails twice with the same error, in the same line,
+            after the same number of batches.
         stop_on_nan: Losses are the searcher's metric, and training and validation metrics with ``loss`` in their names.
             The trial is not restarted; what it reported and saved before stands, and the search continues without it.
         hang_timeout_s: A trial that for this long trains and validates no batch and saves no checkpoint is ended, with

@@ -12,16 +12,18 @@ from typing import Literal, cast
 
 from dray.imports import is_installed
 
-FailureKind = Literal["error", "oom", "device", "collective", "died", "hung"]
+FailureKind = Literal["error", "oom", "device", "collective", "died", "node", "hung"]
 """An exception; out of memory, on the machine or a GPU; a GPU error, after which this process can't use the GPU any
-more; an error in a collective, perhaps because another rank exited; a process that died without an exception; no
-progress for ``hang_timeout_s``."""
+more; an error in a collective, perhaps because another rank exited; a process that died without an exception; one that
+died with its node; no progress for ``hang_timeout_s``."""
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
 _DEVICE_ERRORS = ("cuda error", "cudnn", "cublas", "cuda driver error")
 _COLLECTIVE_ERRORS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 LOW_MEMORY = "running low on memory"
 """Ray's words for a node on which it killed a process to save the others."""
+LOST_NODE = "Ray has lost the node"
+"""The cause of a death, in an error; for which a trial can't be blamed."""
 LOG_TAIL = "the last lines of its log"
 """Heads the output in an error without a traceback."""
 
@@ -35,7 +37,7 @@ class Failure:
     Attributes:
         kind: see ``FailureKind``.
         where: the exception's type, and the innermost line of the user's code; "" without an exception.
-        batches: batches trained before it failed; -1 if unknown.
+        batches: batches trained before it failed, or, if its node was lost, before its last checkpoint; -1 if unknown.
     """
 
     kind: FailureKind

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from dray.desk.failure import LOW_MEMORY, Failure
+from dray.desk.failure import LOST_NODE, LOW_MEMORY, Failure, FailureKind
 from dray.desk.messages import Departure, LeaseOutcome
 
 if TYPE_CHECKING:
@@ -101,8 +101,9 @@ class Group:
         if ranks and self.size > 1:
             who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
         cause = next((each for each in dead.values() if each), "")
+        kind: FailureKind = "oom" if LOW_MEMORY in cause else "node" if LOST_NODE in cause else "died"
         return Departure(
             outcome="errored",
             error=f"{who} of worker group {self.name} died{cause and f': {cause}'}",
-            failure=Failure(kind="oom" if LOW_MEMORY in cause else "died", batches=batches),
+            failure=Failure(kind=kind, batches=batches),
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dray.config.schema import ExperimentConfig
@@ -12,6 +13,7 @@ from dray.desk.failure import Failure
 from dray.desk.messages import TrialLeft
 from dray.display.display import Display
 from dray.experiment.log_policies import forbidden, printed
+from dray.records.by_trial import ByTrial
 from dray.records.directory import ExperimentDirectory
 from dray.text import counted
 from dray.worker.log.tail import with_log_tail
@@ -48,6 +50,11 @@ class Restarts:
         self._failures = failures_in(records)
         self.ended_before = {each["trial"]: each["reason"] for each in records if each.get("event") == "exited"}
         self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
+        self._saved = ByTrial(-1)
+
+    def saved(self, trial: int, batches: int) -> None:
+        """A trial has saved a checkpoint after so many batches, or resumed from it."""
+        self._saved[trial] = batches
 
     def end_of(self, left: TrialLeft) -> Reason | None:
         """Record how a trial failed ("errored", "diverged" or "invalid_hp"). Returns how it ends; None: it restarts."""
@@ -62,6 +69,8 @@ class Restarts:
             return kept or "invalid_hp"
         failure = left.failure
         assert failure is not None, "an error is of some kind, unless it ends the search"
+        if failure.kind == "node":
+            failure = replace(failure, batches=self._saved[trial])
         failures = self._failures.setdefault(trial, [])
         failures.append(failure)
         why = why_given_up(failures, self._config.max_restarts) or self._forbidden(trial, error)
@@ -105,8 +114,8 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
         max_restarts: how often a trial may restart.
     """
     last, before = failures[-1], failures[-2] if len(failures) > 1 else None
-    if len(failures) > max_restarts:
-        return f"{counted(len(failures), 'failure')}, max_restarts is {max_restarts}"
+    if (number := len(list(_counting(failures)))) > max_restarts:
+        return f"{counted(number, 'failure')}, max_restarts is {max_restarts}"
     if last.kind == "oom" and sum(failure.kind == "oom" for failure in failures) > 1:
         # The second try was in new processes, so memory that the first ones had kept is not the cause.
         return "out of memory twice"
@@ -114,6 +123,17 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
         # It has failed at the same batch in the same way after a restart, so it will do so again.
         return f"the same error twice, after {last.batches} batches: {last.where}"
     return ""
+
+
+def _counting(failures: Iterable[Failure]) -> Iterator[Failure]:
+    """Those that count for ``max_restarts``. As in Determined, the loss of a node does not; unless the trial has saved
+    no checkpoint since such a loss before, as one that brings its nodes down."""
+    furthest = -2  # before any checkpoint it is -1
+    for failure in failures:
+        if failure.kind != "node" or failure.batches <= furthest:
+            yield failure
+        else:
+            furthest = failure.batches
 
 
 def _fields(trial: int, error: str, failure: Failure) -> dict[str, Any]:

@@ -301,6 +301,7 @@ class Run:
                     self._timeline.ends(message.group, message.time)
                 self._left(message)
             case messages.CheckpointSaved():
+                self._restarts.saved(message.trial, message.batches)
                 self._retention.saved(message.trial, message.batches, message.checkpoint, message.value)
                 if message.seconds is not None:
                     self._prometheus.saved(message.seconds)

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from dray.cluster.nodes import on_node
-from dray.desk.failure import LOW_MEMORY
+from dray.desk.failure import LOST_NODE, LOW_MEMORY
 
 NODE_DIED = "node has died"
 """What Ray says about a process whose node it has lost."""
@@ -29,7 +29,7 @@ def why_it_died(error: Exception) -> str:
     """
     if LOW_MEMORY in str(error):
         return f"Ray killed it, because its node was {LOW_MEMORY}"
-    return "Ray has lost the node" if NODE_DIED in str(error) else ""
+    return LOST_NODE if NODE_DIED in str(error) else ""
 
 
 def oom_kills() -> tuple[str, int]:
@@ -38,8 +38,8 @@ def oom_kills() -> tuple[str, int]:
     return os.uname().nodename, _kills()
 
 
-def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int:
-    """The same count for a node by Ray's id; 0 if it does not answer."""
+def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int | None:
+    """The same count for a node by Ray's id; None if it does not answer."""
     if node == ray.get_runtime_context().get_node_id():
         return _kills()  # without a process for it
     task = on_node(oom_kills, node, runtime_env=dict(runtime_env) or None)
@@ -47,7 +47,7 @@ def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int:
         _, kills = ray.get(task.remote(), timeout=ANSWER_TIMEOUT_S)
         return int(kills)
     except ray.exceptions.RayError:
-        return 0
+        return None
 
 
 def _kills() -> int:

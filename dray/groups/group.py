@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from dray.desk.failure import LOW_MEMORY
+from dray.desk.failure import LOST_NODE, LOW_MEMORY
 from dray.groups.deaths import oom_kills, oom_kills_of, why_it_died
 from dray.groups.train_workers import start_workers
 from dray.text import one_line
@@ -213,12 +213,14 @@ class WorkerGroup:
                     found[rank] = error
         return found
 
-    def _killed_by_kernel(self, rank: int, kills_of: Callable[[str], int]) -> str:
+    def _killed_by_kernel(self, rank: int, kills_of: Callable[[str], int | None]) -> str:
         try:
             node, before = ray.get(self._oom_kills_before[rank], timeout=0)
         except ray.exceptions.RayError:  # it died before it could answer
             return ""
-        if kills_of(self._nodes[rank]) <= before:
+        if (now := kills_of(self._nodes[rank])) is None:
+            return f"{LOST_NODE}, or it does not answer"
+        if now <= before:
             return ""
         return f"meanwhile the kernel has killed a process of {node}, which was {LOW_MEMORY}"
 

@@ -539,11 +539,9 @@ def test_a_failed_trial_is_reported_once_and_with_its_own_error_even_if_a_proces
 
 
 @pytest.mark.parametrize(
-    ("cause", "kind"), [("", "died"), ("Ray has lost the node", "died"), ("its node was running low on memory", "oom")]
+    ("cause", "kind"), [("", "died"), ("Ray has lost the node", "node"), ("its node was running low on memory", "oom")]
 )
-def test_a_process_that_ray_killed_for_its_memory_was_out_of_memory(
-    scene: Scene, cause: str, kind: FailureKind
-) -> None:
+def test_the_cause_of_a_death_is_the_kind_of_failure(scene: Scene, cause: str, kind: FailureKind) -> None:
     scene.lend(3)
     scene.leases.end_group(scene.client, "g", 1, {0: cause}, "")
     [left] = scene.news_of(TrialLeft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -29,6 +30,12 @@ def error(batches: int, where: str = "ValueError at model.py:3 in train_batch", 
 
 DIED, HUNG, OOM = Failure(kind="died"), Failure(kind="hung", batches=7), error(4, "OutOfMemoryError", "oom")
 
+
+def lost(batches: int = -1) -> Failure:
+    """Its node was lost; its last checkpoint was saved after so many batches."""
+    return Failure(kind="node", batches=batches)
+
+
 # The failures of a trial that may be started again five times; whether it is after the last one.
 CASES: dict[str, tuple[list[Failure], bool]] = {
     "any first failure": ([error(4)], True),
@@ -47,6 +54,11 @@ CASES: dict[str, tuple[list[Failure], bool]] = {
     "nor is another rank's": ([error(4, kind="collective")] * 5, True),
     "nor is a hang the same each time": ([HUNG] * 5, True),
     "but there is an end": ([DIED] * 6, False),
+    "nodes that are lost do not count": ([lost(n) for n in range(100)], True),
+    "nor do they before the first checkpoint, once": ([lost(), *[DIED] * 5], True),
+    "without a checkpoint between they do": ([lost()] * 7, False),
+    "but not the first": ([lost(4)] * 6, True),
+    "others count beside them": ([lost(1), *[DIED] * 3, lost(2), *[DIED] * 3], False),
     "ever other errors, until the end": ([error(n) for n in range(6)], False),
 }
 
@@ -71,27 +83,41 @@ def test_the_reason_names_the_place() -> None:
     assert why_given_up([OOM, OOM], 5) == "out of memory twice"
 
 
-def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_path: Path) -> None:
-    config = load_config(CONFIG)
-    directory = ExperimentDirectory.create(tmp_path / "experiment", config, None)
-    screen = StringIO()
+def restarts_of(
+    directory: ExperimentDirectory, journal: Journal, screen: StringIO, records: list[dict[str, Any]]
+) -> Restarts:
     display = Display(
         name="x",
-        path=tmp_path,
+        path=directory.path,
         metric="loss",
         smaller_is_better=True,
         unit="batches",
         console=Console(file=screen, width=200),
     )
+    return Restarts(
+        records, config=directory.config(), directory=directory, journal=journal, display=display, has_logs=True
+    )
+
+
+def test_a_lost_node_is_recorded_with_the_last_checkpoint_before_it(tmp_path: Path) -> None:
+    directory = ExperimentDirectory.create(tmp_path / "experiment", load_config({**CONFIG, "max_restarts": 0}), None)
     with Journal(directory.journal) as journal:
-        restarts = Restarts(
-            [{"event": "exited", "trial": 3, "reason": "completed"}],
-            config=config,
-            directory=directory,
-            journal=journal,
-            display=display,
-            has_logs=True,
-        )
+        restarts = restarts_of(directory, journal, StringIO(), [])
+        left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error="it died", failure=lost())
+        ends = [restarts.end_of(left)]
+        for batches in (8, 16, 16):
+            restarts.saved(3, batches)
+            ends.append(restarts.end_of(left))
+    assert ends == [None, None, None, "errored"]
+    assert [record["batches"] for record in Journal.read(directory.journal)] == [-1, 8, 16, 16]
+    assert failures_in(Journal.read(directory.journal)) == {3: [lost(), lost(8), lost(16)]}
+
+
+def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_path: Path) -> None:
+    directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), None)
+    screen = StringIO()
+    with Journal(directory.journal) as journal:
+        restarts = restarts_of(directory, journal, screen, [{"event": "exited", "trial": 3, "reason": "completed"}])
         left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error="ValueError: over", failure=error(16))
         assert restarts.end_of(left) is None
         assert restarts.end_of(left) == "completed"
