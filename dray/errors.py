@@ -16,9 +16,12 @@ def did_you_mean(name: object, known: Collection[str], otherwise: str = "") -> s
 
     >>> did_you_mean("max_trails", ["max_trials", "max_length"])
     '; did you mean max_trials?'
+    >>> did_you_mean("a100", ["V100", "A100"])
+    '; did you mean A100?'
     """
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {near[0]}?" if near else otherwise
+    by_lower = {each.lower(): each for each in known}  # case is no difference that counts
+    near = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]}?" if near else otherwise
 
 
 class Fault(NamedTuple):

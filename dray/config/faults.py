@@ -150,7 +150,7 @@ def _wrong_value(details: ErrorDetails, field: _Field) -> str:
         return f"must be {_KINDS_OF_VALUES[kind]}, got {_shown(got)}{example}"
     if kind == "string_too_long":
         return f"must have at most {context['max_length']} characters, got {len(got)}"
-    if kind == "string_too_short":
+    if kind in ("string_too_short", "too_short"):
         return f"must not be empty{example}"
     for limit, sign in (("gt", ">"), ("ge", ">="), ("le", "<=")):
         if limit in context:

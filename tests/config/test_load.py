@@ -457,6 +457,8 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"hyperparameters__lr__maxval": -5}, "hyperparameters.lr.minval", "must be < maxval"),
         ({"hyperparameters": []}, "hyperparameters", "must be a mapping"),
         ({"name": ""}, "name", "must not be empty"),
+        ({"resources__slot_type": []}, "resources.slot_type", "must not be empty; for example slot_type: [A100, L4]"),
+        ({"resources__slot_type": ["a100"]}, "resources.slot_type.0", "; did you mean A100?"),
     ],
 )
 def test_a_fault_has_its_path(change: dict[str, Any], path: str, what: str) -> None:
