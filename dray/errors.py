@@ -103,7 +103,7 @@ class DirectoryGone(ExperimentError):
 
 
 class TakenOver(ExperimentError):
-    """Another driver runs the experiment, for this one was silent.
+    """Another driver has taken over the experiment, because this one's heartbeat had stopped.
 
     Args:
         by: that driver, as text.
@@ -115,6 +115,6 @@ class TakenOver(ExperimentError):
 
     def __str__(self) -> str:
         return (
-            f"this driver could not reach the object store for a while, and {self.by} has continued the experiment "
-            "meanwhile; this one has ended"
+            f"this driver's heartbeat did not reach the object store for a while, and {self.by} has taken over the "
+            "experiment; this driver has exited"
         )

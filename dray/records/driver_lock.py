@@ -1,10 +1,10 @@
-"""One driver at a time for an experiment in an object store.
+"""Only one driver at a time runs an experiment that is in an object store, whatever machine it is on.
 
-On one machine the journal's lock sees to that. Between machines there is only the store, and no lock that every store
-has. So the driver that runs the experiment writes `driver.json` there every few seconds. One elsewhere that is to
-continue the experiment first waits until that file has not changed for a while; and a driver that finds another's file
-in its place ends, for it was taken for dead while its machine or network was away. Of two drivers one always goes on:
-each looks before it writes, and the one that finds the other's file does not write again.
+On one machine the journal's lock ensures that. Across machines there is only the store, and no lock that every store
+supports. So the running driver rewrites `driver.json` there every few seconds, as a heartbeat. A driver on another
+machine takes over only once the heartbeat has stopped for a while. A driver that finds another one's file in place of
+its own was presumed dead, such as during a network failure, and exits. One of two drivers always goes on: each reads
+the file before it writes, and the one that reads the other's does not write again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 FILE = "driver.json"
 EVERY_S = 10.0
-"""Seconds between two writes."""
+"""Seconds between heartbeats."""
 SILENT_S = 3 * EVERY_S
-"""A driver that has not written for so long is taken for dead."""
+"""A driver without a heartbeat for so long is presumed dead."""
 PATIENCE_S = 5.0
 """How long the store is tried for each request."""
 
@@ -41,7 +41,7 @@ class Driver:
         directory: an id of the experiment's directory on the driver's machine; a copy of the experiment gets another.
         host, path: the machine's name, and that directory.
         time: when it was written, in seconds since 1970 by the driver's clock.
-        runs: False once it has ended properly.
+        runs: False once it has exited cleanly.
     """
 
     directory: str
@@ -55,7 +55,7 @@ class Driver:
 
     @property
     def seems_to_run(self) -> bool | None:
-        """Whether it runs, as far as one look tells; None if it has not ended properly, or the clocks differ."""
+        """Whether it runs, as far as one look tells; None if it has not exited cleanly, or the clocks differ."""
         if not self.runs:
             return False
         return True if abs(time.time() - self.time) < SILENT_S else None
@@ -65,7 +65,7 @@ class DriverLock:
     """Held by the driver that runs an experiment; for one that is not in an object store it does nothing.
 
     Attributes:
-        lost_to: who has taken over the experiment, as text, because this driver was silent; None while nobody has.
+        lost_to: the driver that has taken over the experiment, as text; None while none has.
     """
 
     def __init__(self, directory: ExperimentDirectory) -> None:
@@ -88,16 +88,16 @@ class DriverLock:
         is_other = last is not None and last.directory != self._driver.directory
         if is_other and self._directory.config_file.name in self._remote.sizes():
             raise ExperimentError(
-                f"{last} has continued this experiment since; what is in {path} is older than what is in {place}. "
-                f"Continue it there, or move {path} away to continue from the newest copy. To go back to the state in "
-                f"{path} instead, delete {place}/{FILE} first"
+                f"{last} has continued this experiment since, so {path} is older than {place}. Resume it there, or "
+                f"move {path} away to resume from the newest copy. To go back to the state in {path} instead, delete "
+                f"{place}/{FILE} first"
             )
         self._write(runs=True)
         self._thread = threading.Thread(target=self._run, name="dray-driver-lock", daemon=True)
         self._thread.start()
 
     def is_held(self) -> bool:
-        """Look whether it is held.
+        """Check whether it is held.
 
         Raises:
             StorageError: the store can't be used.
@@ -160,7 +160,7 @@ def wait_for_silence(place: Location, own: str | None = None) -> Driver | None:
     if last is None or not last.runs or (last.directory == own and last.host == platform.node()):
         return last
     log.warning(
-        "%s did not end properly, or still runs the experiment in %s: looking for %g s whether it does",
+        "%s did not exit cleanly, or is still running the experiment in %s: watching its heartbeat for %g s",
         last, place, SILENT_S,
     )  # fmt: skip
     deadline = time.monotonic() + SILENT_S
@@ -170,7 +170,7 @@ def wait_for_silence(place: Location, own: str | None = None) -> Driver | None:
         if now is None or not now.runs:
             return now
         if now != last:
-            raise ExperimentError(f"{now} runs this experiment, which is in {place}; stop that one first")
+            raise ExperimentError(f"{now} is running this experiment, in {place}; stop it first")
     return last
 
 

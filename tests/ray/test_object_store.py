@@ -232,9 +232,9 @@ def test_a_driver_that_was_taken_for_dead_ends_when_it_is_back(
     assert first.wait() == 1
     assert second.wait() == 0, second.log.read_text()
     output = second.log.read_text()
-    assert f"({path}) did not end properly, or still runs the experiment in s3://" in output
-    assert f"({there}) runs this experiment, which is in s3://" in output
-    assert f"({there}) has continued the experiment meanwhile; this one has ended" in output
+    assert f"({path}) did not exit cleanly, or is still running the experiment in s3://" in output
+    assert f"({there}) is running this experiment, in s3://" in output
+    assert f"({there}) has taken over the experiment; this driver has exited" in output
     assert ends(there) == {0: 1, 1: 1}
     remote = RemoteDirectory(s3.place("results", "frozen"))
     assert remote.read("journal.jsonl") == (there / "journal.jsonl").read_bytes()

@@ -78,7 +78,7 @@ Lock = Callable[[ExperimentDirectory], DriverLock]
 def test_what_a_driver_runs_is_not_fetched_to_be_continued(first: ExperimentDirectory, lock_of: Lock) -> None:
     copied(first, lock_of(first))
     with pytest.raises(
-        ExperimentError, match=r"the driver on .*first/digits\) runs this experiment, .*; stop that one"
+        ExperimentError, match=r"the driver on .*first/digits\) is running this experiment, in memory://.*; stop it"
     ):
         fetched(first)
     assert not (first.path.parents[1] / "second" / "digits").exists()
@@ -103,8 +103,8 @@ def test_a_silent_driver_is_replaced_and_ends_when_it_finds_out(
     copied(first, lock)
     dies(lock)
     second = fetched(first)
-    assert "did not end properly, or still runs the experiment in memory://locks/" in caplog.text
-    assert "looking for 0.5 s" in caplog.text
+    assert "did not exit cleanly, or is still running the experiment in memory://locks/" in caplog.text
+    assert "watching its heartbeat for 0.5 s" in caplog.text
     mine = lock_of(second)
     with Journal(first.journal) as journal:
         journal.append({"event": "started", "trial": 7})
@@ -147,9 +147,7 @@ def test_a_directory_that_was_continued_elsewhere_is_too_old_to_go_on(
     lock.close()
     lock = lock_of(fetched(first))
     lock.close()
-    with pytest.raises(
-        ExperimentError, match=r"second/digits\) has continued this experiment since; what is in .*first"
-    ):
+    with pytest.raises(ExperimentError, match=r"second/digits\) has continued this experiment since, so .*first"):
         lock_of(first)
     filesystem, path = first.storage.child(FILE).filesystem()
     filesystem.delete_file(path)
