@@ -291,7 +291,7 @@ def delete(
             raise BadUse(
                 f"{stored.where} is running, in process {driver}; stop it first: dray experiment stop {stored.name}"
             )
-        last_driver(stored.directory)
+        last_driver(stored.directory)  # raises if one runs it on another machine
         if not yes:
             checkpoints = list_checkpoints(stored.directory)
             what = f"{len(checkpoints)} checkpoints, {show.size(sum(each.size for each in checkpoints))}"

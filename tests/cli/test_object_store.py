@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dray.records import driver_lock
 from dray.records.directory import ExperimentDirectory
+from dray.records.driver_lock import DriverLock
 from dray.records.result import Result
 from dray.report import write_report
 from dray.storage import RemoteDirectory, store_at
@@ -69,6 +71,26 @@ def test_it_is_listed_and_read_and_nothing_changes_there(
     assert dray("t", "logs", where, "0").out == f"{PRINTED}\n"
     assert "has printed nothing" in dray("t", "logs", where, "1").err
     assert s3.files() == before
+
+
+def test_what_a_driver_runs_elsewhere_is_shown_as_running_and_cannot_be_deleted(
+    original: ExperimentDirectory, s3: LocalS3, dray: Dray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_lock, "EVERY_S", 0.1)
+    lock = DriverLock(ExperimentDirectory.open(original.path))
+    lock.acquire()
+    try:
+        [found] = dray("e", "list", s3.uri("results"), "--json").value
+        assert found["state"] == "RUNNING"
+        where = s3.uri("results", "digits-1")
+        said = dray("e", "delete", where, "--yes")
+        assert said.code == 1
+        assert f"({original.path}) is running this experiment, in s3://bucket/results/digits-1" in said.err
+        assert dray("c", "verify", where).out == f"{TRIALS} checkpoints verified, 0 damaged\n"
+    finally:
+        lock.close()
+    assert dray("e", "delete", where, "--yes").code == 0
+    assert not s3.files("results", "digits-1")
 
 
 def test_a_result_reads_it_from_a_copy_that_goes_with_it(original: ExperimentDirectory, s3: LocalS3) -> None:
