@@ -96,7 +96,7 @@ def test_processes_that_had_no_random_numbers_get_some_of_their_own(ranks: list[
 
 @STORY
 @pytest.mark.parametrize("kind", ["tensor parallel"])
-def test_ranks_with_the_same_data_draw_the_same_random_numbers_and_others_do_not(
+def test_tensor_parallel_ranks_draw_the_same_random_numbers_and_others_do_not(
     ranks: list[Any], story: str, kind: str
 ) -> None:
     for part, (size, _) in enumerate(STORIES[story]):
