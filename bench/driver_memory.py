@@ -369,6 +369,7 @@ class Driver:
                     else:
                         self._queue.retry(message.trial)
             case messages.CheckpointSaved():
+                self._restarts.saved(message.trial, message.batches)
                 self._retention.saved(message.trial, message.batches, message.checkpoint, message.value)
 
     def _act(self, answer: Any) -> None:

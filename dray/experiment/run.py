@@ -248,7 +248,7 @@ class Run:
             self.display.update(self.counts, self.groups.ready_count, self.groups.count)
 
     def _is_taken(self) -> bool:
-        """Whether the experiment is this driver's no more."""
+        """Whether the experiment no longer belongs to this driver."""
         if self._directory.is_gone():
             self._error = DirectoryGone(self._directory.path)
         elif self._lock.lost_to is not None:

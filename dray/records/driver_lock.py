@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
@@ -29,8 +30,10 @@ EVERY_S = 10.0
 """Seconds between heartbeats."""
 SILENT_S = 3 * EVERY_S
 """A driver without a heartbeat for so long is presumed dead."""
+POLL_S = 1.0
+"""How often the heartbeat of another driver is looked at."""
 PATIENCE_S = 5.0
-"""How long the store is tried for each request."""
+"""How long an object store is tried: a user, or the next heartbeat or copy, waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,8 @@ class DriverLock:
         place, path = self._directory.storage, self._directory.path
         if place.is_local:
             return
-        last, self._driver = last_driver(self._directory), _driver_of(self._directory)
+        self._driver = _driver_of(self._directory, path)
+        last = wait_for_silence(place, own=self._driver.directory)
         is_other = last is not None and last.directory != self._driver.directory
         if is_other and self._directory.config_file.name in self._remote.sizes():
             raise ExperimentError(
@@ -92,7 +96,8 @@ class DriverLock:
                 f"move {path} away to resume from the newest copy. To go back to the state in {path} instead, delete "
                 f"{place}/{FILE} first"
             )
-        self._write(runs=True)
+        with contextlib.suppress(StorageError):  # the copies of the experiment go there too, and say so
+            self._write(runs=True)
         self._thread = threading.Thread(target=self._run, name="dray-driver-lock", daemon=True)
         self._thread.start()
 
@@ -126,8 +131,7 @@ class DriverLock:
                 return
 
     def _write(self, *, runs: bool) -> None:
-        with contextlib.suppress(StorageError):  # the copies of the experiment go there too, and say so
-            write_driver(self._remote, replace(self._driver, time=time.time(), runs=runs))
+        write_driver(self._remote, replace(self._driver, time=time.time(), runs=runs))
 
 
 def last_driver(directory: ExperimentDirectory) -> Driver | None:
@@ -142,7 +146,7 @@ def last_driver(directory: ExperimentDirectory) -> Driver | None:
     """
     if directory.storage.is_local:
         return None
-    return wait_for_silence(directory.storage, own=_driver_of(directory).directory)
+    return wait_for_silence(directory.storage, own=_driver_of(directory, directory.path).directory)
 
 
 def wait_for_silence(place: Location, own: str | None = None) -> Driver | None:
@@ -165,7 +169,7 @@ def wait_for_silence(place: Location, own: str | None = None) -> Driver | None:
     )  # fmt: skip
     deadline = time.monotonic() + SILENT_S
     while time.monotonic() < deadline:
-        time.sleep(min(1.0, SILENT_S / 10))
+        time.sleep(POLL_S)
         now = read_driver(remote)
         if now is None or not now.runs:
             return now
@@ -174,9 +178,10 @@ def wait_for_silence(place: Location, own: str | None = None) -> Driver | None:
     return last
 
 
-def take_over(directory: ExperimentDirectory) -> None:
-    """Say that this copy of an experiment, just made, is the one that goes on."""
-    write_driver(RemoteDirectory(directory.storage, patience_s=PATIENCE_S), _driver_of(directory))
+def take_over(directory: ExperimentDirectory, path: Path) -> None:
+    """Say that this copy of an experiment, which is about to move to this path, is the one that goes on."""
+    remote = RemoteDirectory(directory.storage, patience_s=PATIENCE_S)
+    write_driver(remote, replace(_driver_of(directory, path), runs=False))
 
 
 def read_driver(remote: RemoteDirectory) -> Driver | None:
@@ -192,9 +197,9 @@ def write_driver(remote: RemoteDirectory, driver: Driver) -> None:
     remote.write(FILE, json.dumps(asdict(driver), indent=1).encode())
 
 
-def _driver_of(directory: ExperimentDirectory) -> Driver:
+def _driver_of(directory: ExperimentDirectory, path: Path) -> Driver:
     file = directory.path / FILE  # made at its first use
     if not file.exists():
         file.write_text(json.dumps({"directory": uuid.uuid4().hex}))
     mine = str(json.loads(file.read_text())["directory"])
-    return Driver(directory=mine, host=platform.node(), path=str(directory.path), time=time.time())
+    return Driver(directory=mine, host=platform.node(), path=str(path), time=time.time())

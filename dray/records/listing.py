@@ -16,10 +16,10 @@ from typing import Any
 
 from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
-from dray.records.driver_lock import read_driver
+from dray.records.driver_lock import PATIENCE_S, read_driver
 from dray.records.local_runs import LocalRun, is_local_run
 from dray.records.lookup import Name, experiment_directories, locate, parse_location
-from dray.records.mirror import PATIENCE_S, fetch_without_trials
+from dray.records.mirror import fetch_without_trials
 from dray.records.numbering import number_of, numbers_by_path
 from dray.records.overview import Glance, Overview, first_metric
 from dray.storage import Location, RemoteDirectory

@@ -20,6 +20,7 @@ from pathlib import Path
 from dray.errors import NoExperiment
 from dray.records import driver_lock
 from dray.records.directory import ExperimentDirectory, results_root
+from dray.records.driver_lock import PATIENCE_S
 from dray.records.lookup import parse_location
 from dray.storage import Location, RemoteDirectory
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as
@@ -34,8 +35,6 @@ grow (journal, newest metrics, logs) are larger than `EVERY_S * BYTES_PER_S`: 10
 trials that ended in that time run again, from their checkpoints."""
 FIRST_S = 1.0
 """The first copy is made this long after the run begins."""
-PATIENCE_S = 5.0
-"""How long an object store is tried: a user, or the next copy, waits for the answer."""
 LAST_PATIENCE_S = 60.0
 """How long the last copy is retried while the store is away: there is no other after it."""
 _SHOWN = 5
@@ -180,8 +179,9 @@ def fetch_to(path: Path, location: Location) -> None:
     directory.code.mkdir(exist_ok=True)
     started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
     _delete(trials - started, location)
+    # First: without it, the directory could not be resumed.
+    driver_lock.take_over(directory, path)
     directory.path.rename(path)
-    driver_lock.take_over(ExperimentDirectory(path))
 
 
 def delete_trials(location: Location) -> None:

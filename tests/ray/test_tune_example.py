@@ -82,6 +82,7 @@ def test_after_kill_9_the_search_continues(tmp_path: Path) -> None:
     before, records_before, brought_back = known(path), len(records(path)), saved_by_tune(path)
     assert first.returncode == -signal.SIGKILL
     assert len(before) >= 2
+    assert sum(each["event"] == "exited" for each in records(path)) < TRIALS, "some trials, not all"
 
     printed = run_script(SCRIPT, *arguments, directory=tmp_path, **settings)
     assert f"best of {TRIALS} trials" in printed

@@ -26,6 +26,7 @@ RAW = {"entrypoint": "m:T", "searcher": {"name": "single", "metric": "m", "max_l
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_lock, "EVERY_S", 0.05)
     monkeypatch.setattr(driver_lock, "SILENT_S", 0.5)
+    monkeypatch.setattr(driver_lock, "POLL_S", 0.05)
 
 
 @pytest.fixture
@@ -162,6 +163,28 @@ def test_a_driver_that_died_before_its_first_copy_keeps_nobody_out(
         fetched(first)
     again = ExperimentDirectory.create(tmp_path / "again" / "digits", first.config(), None)
     assert lock_of(again).is_held()
+
+
+def test_a_copy_that_could_not_take_over_is_made_again(
+    first: ExperimentDirectory, lock_of: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = lock_of(first)
+    copied(first, lock)
+    lock.close()
+
+    def away(*_: object) -> None:
+        raise StorageError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_lock, "write_driver", away)
+        with pytest.raises(StorageError):
+            fetched(first, "second")
+    assert not (first.path.parents[1] / "second" / "digits").exists(), "it could not be resumed"
+    third = fetched(first, "third")
+    found = read_driver(RemoteDirectory(first.storage))
+    assert found is not None
+    assert (found.path, found.runs) == (str(third.path), False)
+    assert lock_of(third).is_held()
 
 
 def test_a_store_that_is_away_for_a_while_costs_nothing(
