@@ -18,8 +18,10 @@ from typing import Any
 
 import ray
 
+from dray.cluster import token_file
 from dray.text import one_line
 
+LOOPBACK = "127.0.0.1"
 CONNECT_S = 5.0
 """How long a cluster may take to accept a TCP connection."""
 
@@ -55,7 +57,8 @@ def connect(address: str | None, namespace: str | None = None) -> Cluster:
     this machine. Never the cluster in Ray's address file, which may have died long ago.
 
     Raises:
-        ConnectionError: there is no cluster at the address, or a new one does not start.
+        ConnectionError: there is no cluster at the address, or a new one does not start, or another user may know the
+            token that it would require.
     """
     if ray.is_initialized():
         return Cluster(
@@ -65,6 +68,7 @@ def connect(address: str | None, namespace: str | None = None) -> Cluster:
     if address and address != "local":
         join(address, namespace)
         return Cluster(own=False, description=f"the Ray cluster at {address}")
+    token_file.secure()
     try:
         _start(namespace)
     except Exception:
@@ -82,12 +86,13 @@ def connect(address: str | None, namespace: str | None = None) -> Cluster:
 
 
 def _start(namespace: str | None) -> None:
-    """Start a cluster on this machine, and connect to it."""
+    """Start a cluster that only this machine can reach, and connect to it."""
     # No dashboard: a user who wants one starts Ray first.
-    with _without_needless_processes(), _keep_signal_handlers():
+    with _without_needless_processes(), _keep_signal_handlers(), _keep_loopback():
         try:
             ray.init(
                 address="local",
+                _node_ip_address=LOOPBACK,  # what all of Ray's processes then listen at
                 namespace=namespace,
                 include_dashboard=False,
                 log_to_driver=False,
@@ -115,7 +120,7 @@ def join(address: str, namespace: str | None = None) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
             refused = auth_error(address)
         if not refused:
-            with _keep_signal_handlers():
+            with _keep_signal_handlers(), _keep_loopback():
                 ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         refused = local_auth_error() if address == "auto" else ""
@@ -170,6 +175,22 @@ def _keep_signal_handlers() -> Iterator[None]:
         utils.set_sigterm_handler = set_handler
         if threading.current_thread() is threading.main_thread() and (own := signal.getsignal(signal.SIGTERM)):
             signal.signal(signal.SIGTERM, own)
+
+
+@contextlib.contextmanager
+def _keep_loopback() -> Iterator[None]:
+    """``ray.init()`` in the block uses a loopback address as it is given.
+
+    On Linux, Ray would replace it by an address that other machines reach; on macOS it does not either.
+    """
+    from ray._private import services
+
+    resolve = services.resolve_ip_for_localhost
+    services.resolve_ip_for_localhost = lambda host: host
+    try:
+        yield
+    finally:
+        services.resolve_ip_for_localhost = resolve
 
 
 def _count(resources: dict[str, float]) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from dray import private
 from dray.code.ignore import IGNORE_FILES, MAX_CODE_BYTES, MAX_ENTRIES, Code, code_of, copied, make_links
 
 MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)
@@ -108,9 +109,7 @@ class Archived:
         It stays there until this process ends or places other code, and no process of this user needs it.
         """
         root = Path(tempfile.gettempdir(), f"dray-code-{os.getuid()}")
-        root.mkdir(mode=0o700, exist_ok=True)
-        if root.lstat().st_uid != os.getuid():  # not of a link, which another user may have made
-            raise PermissionError(f"{root} belongs to another user")
+        private.make_directory(root)
         place = root / hashlib.sha256(self.packed).hexdigest()[:32]
         with _locked(root, fcntl.LOCK_EX):
             if not place.exists():

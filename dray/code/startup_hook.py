@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from dray import private
 from dray.environment import set_variables
 
 HOOK = "startup-hook.sh"
@@ -71,11 +72,10 @@ def run_startup_hook_once(code: Path, run: str) -> None:
     if not (code / HOOK).is_file():
         return
     place = Path(tempfile.gettempdir()) / f"dray-hooks-{os.getuid()}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    if place.stat().st_uid != os.getuid():
-        raise StartupHookFailed(
-            f"can't be run: {place} belongs to another user; remove it, or set TMPDIR to another directory"
-        )
+    try:
+        private.make_directory(place)
+    except PermissionError as error:
+        raise StartupHookFailed(f"can't be run: {error}") from None
     before = dict(os.environ)
     with (place / run).open("a+") as file:
         # Held while the hook runs; the system releases it if this process dies.

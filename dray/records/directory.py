@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from dray import private
 from dray.code.ignore import Code, code_of
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
@@ -102,8 +103,7 @@ class ExperimentDirectory:
 
     def write_storage(self, where: Location) -> None:
         """Record where checkpoints are, if not here."""
-        descriptor = os.open(self.storage_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
+        with private.create(self.storage_file) as file:
             json.dump({"location": where.uri, "secrets": dict(where.secrets)}, file, indent=1)
 
     @classmethod

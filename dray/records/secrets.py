@@ -7,13 +7,14 @@ credentials of a store are kept in ``storage.json`` in the same way.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dray import private
 from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.masking import MASK, PLACES, hidden, leaves
@@ -39,8 +40,7 @@ def write_secrets(path: Path, config: ExperimentConfig) -> None:
     found = {place: secret for place, secret in _secrets(config).items() if secret}
     if not found:
         return
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with private.create(path) as file:
         yaml.safe_dump(found, file, sort_keys=False)
 
 
@@ -53,6 +53,8 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     masked = _masked_in(config)
     if not masked:
         return config
+    with suppress(OSError):
+        path.chmod(0o600)  # it may have been written by hand
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from dray import private
 from dray.errors import ConfigError
 
 FILE = ".server.json"
@@ -86,8 +87,7 @@ def write(results: Path, url: str, token: str) -> None:
 def _write(results: Path, address: Address) -> None:
     results.mkdir(parents=True, exist_ok=True)
     temporary = results / f"{FILE}.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with private.create(temporary) as file:
         json.dump(asdict(address), file)
     os.replace(temporary, results / FILE)
 

@@ -70,6 +70,11 @@ USES = [
         },
     ),
     Use(
+        "dray/cluster/connection.py",
+        "have Ray listen at 127.0.0.1 alone, and join such a cluster",
+        {"ray._private.services:resolve_ip_for_localhost": {"host"}},
+    ),
+    Use(
         "dray/cluster/autoscaler.py",
         "find out how large the cluster may become, and what its autoscaler is starting or failed to start",
         {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import ray
 
@@ -11,7 +13,7 @@ TIMED_OUT = "The current node timed out during startup."
 
 
 @pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseException | None]:
     """What each start of Ray raises; None: nothing."""
     outcomes: list[BaseException | None] = []
 
@@ -20,6 +22,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
             raise error
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     return outcomes

@@ -103,7 +103,9 @@ def test_values_of_environment_variables_are_secrets(tmp_path: Path) -> None:
 def test_both_kinds_are_in_one_file(tmp_path: Path) -> None:
     config = load_config({**CONFIG, "environment": {"environment_variables": ["A=1"]}})
     directory = ExperimentDirectory.create(tmp_path / "experiment", config, model_dir(tmp_path))
+    directory.secrets_file.chmod(0o644)  # as one that was written by hand
     again = with_secrets(directory.config(), directory.secrets_file)
+    assert directory.secrets_file.stat().st_mode & 0o777 == 0o600
     assert (again.data, again.environment) == (config.data, config.environment)
     directory.secrets_file.unlink()
     with pytest.raises(ConfigError) as told:

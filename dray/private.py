@@ -1,0 +1,24 @@
+"""Files and directories with secrets, which only this user may read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TextIO
+
+
+def create(path: Path) -> TextIO:
+    """Open a new file that only this user may read, in place of any file or link at this path."""
+    path.unlink(missing_ok=True)  # an existing file would keep its permissions
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w")
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory that only this user may use; its parent may be writable by all, as the temporary directory is.
+
+    Raises:
+        PermissionError: another user has made it, or a link in its place.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.lstat().st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user; remove it, or set TMPDIR to another directory")
