@@ -1,4 +1,4 @@
-"""Files and directories with secrets, which only this user may read."""
+"""Files and directories with secrets, which only this user may read, and addresses that only this machine reaches."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ def make_directory(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
     if path.lstat().st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user; remove it, or set TMPDIR to another directory")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    import ipaddress  # here, as most commands need it not
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dray import private
 from dray.errors import ConfigError
+from dray.private import is_loopback
 
 FILE = ".server.json"
 URL, TOKEN = "DRAY_SERVER", "DRAY_SERVER_TOKEN"
@@ -141,16 +142,6 @@ def token_for(host: str, results: Path) -> str:
         raise ConfigError([(TOKEN, what)], _HERE)
     before = read(results)
     return before.token if before is not None and before.token else secrets.token_urlsafe(32)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is reached from this machine alone."""
-    import ipaddress
-
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _is_up(address: Address) -> bool:

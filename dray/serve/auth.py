@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from dray.serve.address import is_loopback
+from dray.private import is_loopback
 from dray.serve.answers import refuse
 from dray.serve.messages import API
 

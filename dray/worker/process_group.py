@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from dray.private import is_loopback
 from dray.training.parallel import ddp
 from dray.training.parallel.device import CPU, GpuConflict, check_gpus, gpu_of
-from dray.training.parallel.transport import StoreTransport
+from dray.training.parallel.transport import StoreTransport, serve_store
 
 TIMEOUT_S = 1800
 """The timeout of collectives, as in Ray Train and torchrun."""
@@ -43,11 +45,10 @@ def joined(
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.set_device(device)
-    # Port 0: the system chooses one as the socket opens. One that was found free before may be taken by then.
-    store = None
-    if rank == 0:
-        host = ray.util.get_node_ip_address()
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
+    host = ray.util.get_node_ip_address()
+    if is_loopback(host):  # otherwise gloo listens at the address of the machine's name
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    store = serve_store(host, timedelta(seconds=TIMEOUT_S)) if rank == 0 else None
     address = (store.host, store.port) if store is not None else None
     if size > 1:
         address = meet(address)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dray.serve.address import is_loopback
+from dray.private import is_loopback
 from dray.serve.app import make_app
 from dray.serve.auth import LOOPBACK, host_names
 from tests.serve.conftest import TOKEN, Served

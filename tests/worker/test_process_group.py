@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,6 +52,9 @@ def test_ranks_with_gpus_connect_when_they_join(size: int, monkeypatch: pytest.M
         context: Any = Placed(place)
         with joined(context, meet):
             together.wait(HANGS_S)  # the store is rank 0's
+            with pytest.raises(ConnectionRefusedError):  # it would not be, if it listened at all addresses
+                socket.create_connection(("127.0.0.2", int(os.environ["MASTER_PORT"])))
+            together.wait(HANGS_S)
 
     with ThreadPoolExecutor(size) as pool:
         list(pool.map(join, nodes(size)))

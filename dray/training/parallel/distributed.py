@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from dray.compat import lacks
-from dray.training.parallel.transport import StoreTransport, TorchTransport, Transport
+from dray.training.parallel.transport import StoreTransport, TorchTransport, Transport, serve_store
 
 T = TypeVar("T")
 
@@ -93,7 +93,11 @@ class DistributedContext:
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() == self.size:
             return TorchTransport()
         wait = timedelta(seconds=TIMEOUT_S)
-        store = dist.TCPStore(self.chief_ip, PORT + port_offset, self.size, is_master=self._is_chief, timeout=wait)  # type: ignore[attr-defined]
+        port = PORT + port_offset
+        if self._is_chief:
+            store = serve_store(self.chief_ip, wait, port)
+        else:
+            store = dist.TCPStore(self.chief_ip, port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
         return StoreTransport(self.rank, self.size, store)
 
     @classmethod
@@ -188,11 +192,8 @@ class DistributedContext:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
             wait = timedelta(seconds=TIMEOUT_S)
-            store, port = None, 0
-            if self._is_chief:  # the system chooses the port when it opens
-                store = TCPStore(self.chief_ip, 0, is_master=True, wait_for_workers=False, timeout=wait)
-                port = store.port
-            port = self.broadcast(port)
+            store = serve_store(self.chief_ip, wait) if self._is_chief else None
+            port = self.broadcast(0 if store is None else store.port)
             self._side_store = store or TCPStore(self.chief_ip, port, is_master=False, timeout=wait)
         return self._side_store
 

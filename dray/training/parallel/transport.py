@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import pickle
+import socket
 import time
 from datetime import timedelta
 from typing import Any, Protocol
+
+from dray.private import is_loopback
 
 TOO_LONG = 2**32 - 1
 """Sent in place of its length by a rank whose message does not fit."""
@@ -24,6 +27,32 @@ class Transport(Protocol):
     def gather(self, stuff: Any) -> list[Any] | None: ...
 
     def close(self) -> None: ...
+
+
+def serve_store(host: str, timeout: timedelta, port: int = 0) -> Any:
+    """A ``torch.distributed.TCPStore`` that this process serves, at a loopback host to this machine alone.
+
+    What is in it is unpickled, and torch's own server listens at all addresses of the machine.
+
+    Args:
+        host: its address for the other ranks.
+        timeout: of its operations.
+        port: 0: the system chooses one.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if not is_loopback(host):
+        return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout)
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    return TCPStore(
+        host,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listener.detach(),
+        use_libuv=False,  # its server takes no socket before torch 2.8
+    )
 
 
 class TorchTransport:
