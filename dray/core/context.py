@@ -20,6 +20,7 @@ from dray.training.cluster_info import ClusterInfo, get_cluster_info
 from dray.training.host import ProgramHost
 from dray.training.parallel.device import own_device
 from dray.training.parallel.distributed import DistributedContext, check_peers
+from dray.training.parallel.launcher import launched
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Context:
         self.info, self.distributed = info, distributed
         hparams = {} if info is None else info.trial.hparams
         config = None if info is None else info.trial.config
-        device = own_device(distributed, config)
+        device = own_device(distributed.local_rank, config)
         reporter = Reporter(host)
         self.train = TrainContext(host, distributed, reporter, TensorboardMode(tensorboard_mode), hparams, device)
         self.checkpoint = CheckpointContext(host, distributed, reporter)
@@ -138,8 +139,8 @@ def init(
     local run: metrics and checkpoints go to a directory in `~/dray_results/local`, and SIGTERM requests a stop.
 
     Args:
-        distributed: the trial's processes; `DistributedContext.from_torch_distributed()` under torchrun. By default all
-            processes of the trial in an experiment, else this one alone.
+        distributed: the trial's processes. By default, in an experiment, all of the trial's; otherwise those that
+            torchrun has started; else this one alone. torch.distributed is left to the program.
         checkpoint_storage: where a local run stores its checkpoints: a directory, a URI such as `s3://bucket/prefix`,
             or a `checkpoint_storage` section of a config. By default the run's directory. No effect in an experiment,
             whose config sets it.
@@ -150,6 +151,8 @@ def init(
         RuntimeError: torch.distributed has several processes, but `distributed` is not given; or the trial is a class.
         ValueError: checkpoint_storage is invalid.
     """
+    if distributed is None and current_host() is None and launched():
+        distributed = DistributedContext.from_torch_distributed()
     peers = distributed or current_peers() or DistributedContext()
     check_peers(peers, "core.init()")
     found = current_host()

@@ -6,7 +6,6 @@ import abc
 import contextlib
 import logging
 import math
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sized
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch.utils.data import Dataset
 
 from dray import core
 from dray.core import DistributedContext, get_cluster_info
-from dray.hosts import current_peers
 from dray.pytorch.batch_functions import to_device
 from dray.pytorch.data import DataLoader
 from dray.storage import Location, RemoteDirectory
@@ -167,7 +165,7 @@ class TorchBatchProcessor(abc.ABC):
 def get_default_device(core_context: core.Context) -> torch.device:
     """This process's GPU, or else the CPU; in an experiment with `resources.slot: cpu` always the CPU."""
     info = core_context.info
-    return own_device(core_context.distributed, None if info is None else info.trial.config)
+    return own_device(core_context.distributed.local_rank, None if info is None else info.trial.config)
 
 
 def torch_batch_process(
@@ -211,8 +209,6 @@ def torch_batch_process(
     if not isinstance(dataset, Sized):
         raise TypeError(f"torch_batch_process() needs a dataset with a length, got {type(dataset).__name__}")
     arguments.setdefault("batch_size", 1 if batch_size is None else batch_size)
-    if distributed_context is None and current_peers() is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        distributed_context = DistributedContext.from_torch_distributed()
     with core.init(distributed=distributed_context) as core_context:
         _process(core_context, batch_processor_cls, DataLoader(dataset, **arguments), max_batches, checkpoint_interval)
 

@@ -22,6 +22,7 @@ from dray.training.checkpoint import files
 from dray.training.determinism import deterministic
 from dray.training.parallel.device import check_gpus, own_device
 from dray.training.parallel.distributed import check_peers
+from dray.training.parallel.launcher import process_group
 from dray.training.plan import check_length
 from dray.training.units import TrainUnit, is_int
 
@@ -52,8 +53,9 @@ def init(
         exp_conf: an experiment config, for `context.get_experiment_config()`; by default the experiment's, if any. With
             `resources.slot: cpu` in it the trial trains on the CPU, also where there is a GPU; with
             `reproducibility.deterministic: true` torch uses deterministic algorithms only.
-        distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. By default all
-            of the trial's in an experiment, else this one alone.
+        distributed: the trial's processes. By default, in an experiment, all of the trial's; otherwise those of the
+            process group that the program has initialised, or those that torchrun has started, for which a process
+            group is initialised until the end of the block; else this one alone.
         aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
         enable_tensorboard_logging: write metrics for TensorBoard, to `context.get_tensorboard_path()`.
         max_length: the length of the training, as for `Trainer.fit()`, if the trial's constructor needs it for
@@ -66,21 +68,20 @@ def init(
         ValueError: global_batch_size is not an int, or below the number of slots; aggregation_frequency is below 1;
             mesh does not divide the slots, or has another dimension than dp_replicate, dp_shard and tp.
         TypeError: max_length is neither Batch nor Epoch.
-        RuntimeError: there are several processes, but torch.distributed is not initialised for them; or two of them
-            would train on one GPU.
+        RuntimeError: `distributed` has several processes, but torch.distributed is not initialised for them; or two of
+            them would train on one GPU.
     """
     check_length(max_length, "max_length")
-    peers = distributed or current_peers() or DistributedContext()
-    check_peers(peers, "pytorch.init()")
-    _check_backend(peers)
     drop_if_low()
     with contextlib.ExitStack() as stack:
         host = current_host()
         if host is None:
             seeds = _seed_in(exp_conf) is not None
-            host, device = stack.enter_context(_local_run(peers, exp_conf))
+            host, peers, device = stack.enter_context(_local_run(distributed, exp_conf))
         else:
             seeds = True
+            peers = distributed or current_peers() or DistributedContext()
+            _check_peers(peers)
             if (info := get_cluster_info()) is not None:
                 hparams = dict(info.trial.hparams) if hparams is None else hparams
                 exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
@@ -109,18 +110,22 @@ def init(
 
 
 @contextlib.contextmanager
-def _local_run(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> Iterator[tuple[LocalHost, torch.device]]:
-    """The host and the device of a local run, set up here as an experiment's worker sets them up for a trial."""
+def _local_run(
+    distributed: DistributedContext | None, exp_conf: dict[str, Any] | None
+) -> Iterator[tuple[LocalHost, DistributedContext, torch.device]]:
+    """What an experiment's worker sets up for a trial, set up here for a local run."""
     with contextlib.ExitStack() as stack:
         # Before CUDA is used.
         stack.enter_context(deterministic(_deterministic_in(exp_conf)))
+        peers = distributed or stack.enter_context(process_group(exp_conf))
+        _check_peers(peers)
         device = _device(peers, exp_conf)
         check_gpus(device, peers.allgather)
         host = stack.enter_context(_local_host(peers, exp_conf))
         if peers.rank > 0:
             stack.enter_context(_only_errors())
         log.info("local run %s, seed %d", host.directory, host.trial_seed)
-        yield host, device
+        yield host, peers, device
 
 
 def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> LocalHost:
@@ -159,7 +164,8 @@ def _deterministic_in(exp_conf: dict[str, Any] | None) -> bool:
     return wanted
 
 
-def _check_backend(peers: DistributedContext) -> None:
+def _check_peers(peers: DistributedContext) -> None:
+    check_peers(peers, "pytorch.init()")
     import torch.distributed as dist
 
     initialised = dist.is_available() and dist.is_initialized()
@@ -167,12 +173,13 @@ def _check_backend(peers: DistributedContext) -> None:
     if wanted and not initialised:
         raise RuntimeError(
             f"training in {peers.size} process(es) needs torch.distributed: call "
-            "torch.distributed.init_process_group('gloo' or 'nccl') before pytorch.init(), and start with torchrun"
+            "torch.distributed.init_process_group('gloo' or 'nccl') before pytorch.init(); or leave out distributed= "
+            "and start with torchrun"
         )
 
 
 def _device(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> torch.device:
-    device = own_device(peers, exp_conf)
+    device = own_device(peers.local_rank, exp_conf)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

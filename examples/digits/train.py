@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 
-import torch.distributed
 from model_def import DigitsTrial
 
 import dray
 from dray import pytorch
-from dray.core import DistributedContext
 
 
 def main() -> None:
@@ -30,12 +27,8 @@ def main() -> None:
         hparams, latest_checkpoint = dict(info.trial.hparams), info.latest_checkpoint
     else:
         hparams, latest_checkpoint = {"global_batch_size": 64, "lr": 3e-3, "hidden": 128}, None
-    distributed = None
-    if info is None and "RANK" in os.environ:
-        torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        distributed = DistributedContext.from_torch_distributed()
     print(f"training with {hparams}")
-    with pytorch.init(hparams=hparams, distributed=distributed) as context:
+    with pytorch.init(hparams=hparams) as context:
         pytorch.Trainer(DigitsTrial(context), context).fit(
             max_length=pytorch.Epoch(arguments.epochs),
             validation_period=pytorch.Epoch(1),

@@ -8,24 +8,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from pathlib import Path
 
 import torch
-import torch.distributed
 import yaml
 from model_def import GANTrial
 
 import dray
-from dray import core, pytorch
-
-
-def peers() -> core.DistributedContext | None:
-    """The processes that torchrun has started; None if this is the only one."""
-    if "RANK" not in os.environ:
-        return None
-    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    return core.DistributedContext.from_torch_distributed()
+from dray import pytorch
 
 
 def as_text(image: torch.Tensor) -> str:
@@ -42,7 +32,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=config["searcher"]["max_length"]["epochs"])
     epochs = parser.parse_args().epochs
     logging.basicConfig(level=logging.INFO, format=dray.LOG_FORMAT)
-    with pytorch.init(hparams=config["hyperparameters"], exp_conf=config, distributed=peers()) as context:
+    with pytorch.init(hparams=config["hyperparameters"], exp_conf=config) as context:
         trial = GANTrial(context)
         pytorch.Trainer(trial, context).fit(
             max_length=pytorch.Epoch(epochs), validation_period=pytorch.Epoch(20), checkpoint_policy="none"
@@ -50,8 +40,6 @@ def main() -> None:
         if context.distributed.rank == 0:
             for image in trial.imagine(3).detach():
                 print(as_text(image), end="\n\n")
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -8,25 +8,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from pathlib import Path
 
-import torch
-import torch.distributed
 import yaml
 from data import decode, encode
 from model_def import GPTTrial
 
 import dray
-from dray import core, pytorch
-
-
-def peers() -> core.DistributedContext | None:
-    """The processes that torchrun has started; None if this is the only one."""
-    if "RANK" not in os.environ:
-        return None
-    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    return core.DistributedContext.from_torch_distributed()
+from dray import pytorch
 
 
 def main() -> None:
@@ -42,7 +31,6 @@ def main() -> None:
     with pytorch.init(
         hparams=hparams,
         exp_conf=config,
-        distributed=peers() if info is None else None,
         aggregation_frequency=hparams["aggregation_frequency"],
         max_length=pytorch.Batch(options.batches),
     ) as context:
@@ -56,8 +44,6 @@ def main() -> None:
             trial.model.eval()
             start = encode("\n\ndef ").long().to(context.device)
             print(decode(trial.model.write(start, options.characters)))
-    if info is None and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import HashStore
 
 from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info
@@ -20,7 +21,9 @@ from dray.training.checkpoint.opening import open_together
 from dray.training.cluster_info import use_cluster_info
 from dray.training.errors import PeerFailed
 from dray.training.parallel.distributed import PORT
+from dray.training.parallel.launcher import process_group
 from dray.training.parallel.transport import StoreTransport
+from tests.forks.process import torchrun
 
 HANGS_S = 50
 
@@ -212,6 +215,46 @@ def test_a_rank_is_below_its_size(wrong: dict[str, int]) -> None:
 def test_several_machines_need_the_chiefs_address() -> None:
     with pytest.raises(ValueError, match="needs chief_ip"):
         DistributedContext(rank=0, size=2, local_rank=0, local_size=1, cross_rank=0, cross_size=2)
+
+
+RANKS = """
+import torch.distributed as dist
+from dray import core, pytorch
+with core.init() as context:
+    found = [context.distributed.allgather(context.distributed.rank), dist.is_initialized()]
+for _ in range(2):  # torch can't make a second group of the same name in torchrun's store
+    with pytorch.init(hparams={"global_batch_size": 8}) as context:
+        found += [context.distributed.allgather(dist.get_rank()), context.get_per_slot_batch_size()]
+found += [dist.is_initialized()]
+dist.init_process_group("gloo")
+with pytorch.init() as context:
+    found += [context.distributed.size]
+assert dist.is_initialized()  # the program's own
+assert found == [[0, 1], False, [0, 1], 4, [0, 1], 4, False, 2], found
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.api("3.5")
+def test_torchruns_ranks_are_found_by_a_program_that_passes_none(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    torchrun(tmp_path / "ranks.py", directory=tmp_path, DRAY_HOME=str(tmp_path))
+
+
+def test_a_process_group_is_initialised_for_torchruns_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    numbers = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in numbers.items():
+        monkeypatch.setenv(name, str(value))
+    # dray's workers and Ray Train's set these, too.
+    with process_group(None):
+        assert not dist.is_initialized()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with process_group({"resources": {"slot": "cpu"}}) as peers:
+        assert (dist.get_backend(), peers.size) == ("gloo", 1)
+    assert not dist.is_initialized()
 
 
 @pytest.mark.api("3.5")

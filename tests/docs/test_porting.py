@@ -54,7 +54,7 @@ def namespace() -> dict[str, Any]:
 
 
 def test_every_block_of_python_is_a_file_or_a_snippet() -> None:
-    assert set(FILES) == {"by_hand.py", "model_def.py", "train.py", "train_distributed.py", "train_anywhere.py"}
+    assert set(FILES) == {"by_hand.py", "model_def.py", "train.py", "train_anywhere.py"}
     assert len(FILES) + len(SNIPPETS) == len(blocks("python", page="porting.md"))
 
 
@@ -115,6 +115,6 @@ def test_script_for_anywhere_runs_locally(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_script_for_torchrun_runs_under_torchrun(project: Path) -> None:
-    torchrun(project / "train_distributed.py", directory=project)
-    assert checkpoints(project) == [8 * 23]  # 45 batches of 32 in all, 23 on the chief
+def test_the_same_script_is_one_run_of_two_ranks_under_torchrun(project: Path) -> None:
+    torchrun(project / "train.py", directory=project)
+    assert checkpoints(project) == [23 * epoch for epoch in range(1, 9)]  # 45 batches of 32, 23 on the chief

@@ -63,11 +63,11 @@ def place(local_rank: int, local_size: int) -> DistributedContext:
 
 
 def test_a_process_trains_on_the_gpu_of_its_local_rank_or_the_only_one_it_sees_or_the_cpu(gpus: Gpus) -> None:
-    assert own_device(place(1, 2)) == torch.device("cpu")
+    assert own_device(1) == torch.device("cpu")
     gpus.uuids = ["a", "b"]
-    assert own_device(place(1, 2)) == torch.device("cuda:1")
+    assert own_device(1) == torch.device("cuda:1")
     gpus.uuids = ["b"]
-    assert own_device(place(1, 2)) == torch.device("cuda:0")
+    assert own_device(1) == torch.device("cuda:0")
 
 
 def checked(gpus: Gpus, seen: list[list[str]]) -> list[str]:
@@ -76,7 +76,7 @@ def checked(gpus: Gpus, seen: list[list[str]]) -> list[str]:
     def work(context: DistributedContext) -> str:
         gpus.of_thread.uuids = seen[context.rank]
         try:
-            check_gpus(own_device(context), context.allgather)
+            check_gpus(own_device(context.local_rank), context.allgather)
         except GpuConflict as error:
             return str(error)
         return ""
@@ -206,7 +206,7 @@ def test_core_init_leaves_a_real_gpu_alone(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu_is_known_by_its_uuid() -> None:
-    device = own_device(place(0, 1))
+    device = own_device(0)
     check_gpus(device, lambda mine: [mine, None])
     uuid = torch.cuda.get_device_properties(device).uuid
     with pytest.raises(GpuConflict, match=f"ranks 0, 1 of this trial would all train on the GPU {uuid} of "):

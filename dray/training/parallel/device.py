@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from dray.text import counted
-from dray.training.parallel.distributed import DistributedContext
 
 CPU = torch.device("cpu")
 
@@ -18,14 +17,15 @@ class GpuConflict(RuntimeError):
     """A rank has no GPU, or the same one as another rank of its trial."""
 
 
-def own_device(peers: DistributedContext, config: Mapping[str, Any] | None = None) -> torch.device:
-    """This process's GPU; the CPU if there is none, or if the experiment's config says that a slot is a CPU.
+def own_device(local_rank: int, config: Mapping[str, Any] | None = None) -> torch.device:
+    """The GPU of the process with this rank on its machine; the CPU if there is none, or if the experiment's config
+    says that a slot is a CPU.
 
     Does not initialise CUDA.
     """
     if is_for_cpus(config) or not torch.cuda.is_available():
         return CPU
-    return gpu_of(peers.local_rank)
+    return gpu_of(local_rank)
 
 
 def gpu_of(local_rank: int) -> torch.device:
