@@ -245,7 +245,7 @@ class Board:
             "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
             "step": number(round(step, 1)) + ("" if rungs is None else f" of {number(end)}"),
             "last": number(trained.curve[-1] if trained.curve else view.last),
-            "best": "" if best is None else number(best[0]),
+            "best": "" if best is None else number(best.value),
             "curve": sparkline(list(trained.curve)[-curve:]),
             "speed": speed(trained.speed),
             "again": str(counts.restarts[view.id] or ""),

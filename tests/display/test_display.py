@@ -133,10 +133,16 @@ def line(made: Search, *, groups: int = 2, wanted: int = 2, **screen: Any) -> st
 
 
 def picture(
-    made: Search, told: dict[int, list[dict[str, Any]]], *, width: int = 80, height: int = 24, groups: int = 2
+    made: Search,
+    told: dict[int, list[dict[str, Any]]],
+    *,
+    width: int = 80,
+    height: int = 24,
+    groups: int = 2,
+    smaller_is_better: bool = True,
 ) -> list[str]:
     """The lines of a picture."""
-    board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
+    board = Board(name="digits", metric="error", smaller_is_better=smaller_is_better, unit="epochs")
     board.begin(made, [])
     for trial, reported in told.items():
         board.rows(trial, reported)
@@ -268,6 +274,22 @@ def test_best_includes_validations_between_rungs() -> None:
     lines = picture(made, told, width=120)
     assert lines[3] == "best error 0.25, trial 1 at 3 epochs:"
     assert lines[-1].split()[3:6] == ["10", "nan", "0.25"]
+
+
+def test_picture_shows_values_as_measured_where_larger_is_better() -> None:
+    made = search(
+        *ended(0, 0.5),
+        Started(trial=1),
+        Reported(trial=1, step=2, value=0.75),
+        Started(trial=2),
+        smaller_is_better=False,
+    )
+    told = {1: [*rows(1, 3, 0.875), *rows(1, 4, 0.625)], 2: rows(2, 1, -0.25)}
+    lines = picture(made, told, width=120, smaller_is_better=False)
+    assert lines[3] == "best error 0.875, trial 1 at 3 epochs:"
+    heading, *trials = [line.split() for line in lines[4:]]
+    assert heading[2:4] == ["error", "best"]
+    assert [row[4:6] for row in trials] == [["0.625", "0.875"], ["-0.25", "-0.25"]]
 
 
 def test_picture_shows_as_many_searched_hyperparameters_as_fit() -> None:
