@@ -101,6 +101,8 @@ def create(
             directory = run_local(checked, code, path=path, command=shlex.join([*again, "--local"]))
             typer.echo(f"results: {directory}")
         else:
+            # At once: to import the model, with torch, takes seconds.
+            typer.echo(f"{checked.name}: importing {checked.entrypoint} ...", err=True)
             _run(dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dray.config.json_schema import json_schema
 from dray.records.numbering import take_number
@@ -65,6 +66,15 @@ def test_an_experiment_on_a_cluster_that_does_not_answer_ends_at_once(
     assert said.err.splitlines()[-1].startswith("dray: no Ray cluster answers at 127.0.0.1:1")
     assert "experiment 1: digits-asha, stored in" in said.out + said.err
     assert "Traceback" not in said.err
+
+
+def test_an_experiment_is_named_before_its_model_is_imported(home: Path, dray: Dray, tmp_path: Path) -> None:
+    (tmp_path / "slow_def.py").write_text("import sys\nprint('imported', file=sys.stderr)\nraise KeyError('end')\n")
+    config = yaml.safe_load((DIGITS / "asha.yaml").read_text())
+    (tmp_path / "asha.yaml").write_text(yaml.safe_dump({**config, "entrypoint": "slow_def:Trial"}))
+    said = dray("experiment", "create", "asha.yaml", ".")
+    assert said.code != 0
+    assert said.err.splitlines()[:2] == ["digits-asha: importing slow_def:Trial ...", "imported"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
