@@ -28,10 +28,13 @@ CONNECT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A connection to Ray.
+    """A connection to Ray, for a ``with`` block.
+
+    A cluster that was started here is kept for this process's next `connect`, unless the block raises. It ends with
+    this process. A joined one, and the connection to it, stay.
 
     Attributes:
-        own: this process started the cluster on this machine, for one experiment alone.
+        own: this process started the cluster on this machine, for its own experiments alone.
         local: all its nodes are this machine: workers have the driver's files and packages.
         description: which one it is, as text.
     """
@@ -40,10 +43,23 @@ class Cluster:
     local: bool = False
     description: str
 
-    def close(self) -> None:
-        """Shut down a cluster that was started here; a joined one, and the connection to it, stay."""
-        if self.own:
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        global _kept
+        if self.own and kind is None:
+            _kept = _inherited()
+        elif self.own:
             ray.shutdown()
+
+
+_kept: object = None
+"""What the kept cluster's processes have from this process; None: none is kept."""
+
+
+def _inherited() -> object:
+    return dict(os.environ), os.getcwd()
 
 
 def connect(address: str | None, namespace: str | None = None) -> Cluster:
@@ -53,19 +69,31 @@ def connect(address: str | None, namespace: str | None = None) -> Cluster:
         address: of a cluster.
         namespace: in which this process's named actors are; None: one of its own.
 
-    In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; a new cluster on
-    this machine. Never the cluster in Ray's address file, which may have died long ago.
+    In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; the cluster that
+    this process has kept, unless environment variables or the working directory have changed; a new cluster on this
+    machine. Never the cluster in Ray's address file, which may have died long ago.
 
     Raises:
         ConnectionError: there is no cluster at the address, or a new one does not start, or another user may know the
             token that it would require.
     """
+    global _kept
+    address = address or os.environ.get("RAY_ADDRESS")
+    is_local = not address or address == "local"
+    kept, _kept = _kept, None
+    if ray.is_initialized() and kept is not None:
+        if is_local and kept == _inherited():
+            return Cluster(
+                own=True,
+                local=True,
+                description=f"the Ray cluster of the run before, {_count(ray.cluster_resources())}",
+            )
+        ray.shutdown()
     if ray.is_initialized():
         return Cluster(
             own=False, description=f"the Ray cluster at {ray.get_runtime_context().gcs_address} (already connected)"
         )
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address and address != "local":
+    if address and not is_local:
         join(address, namespace)
         return Cluster(own=False, description=f"the Ray cluster at {address}")
     token_file.secure()

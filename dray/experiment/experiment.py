@@ -73,7 +73,8 @@ class Experiment:
             config names its class, which is imported from ``model_dir``: ``name: my_module:MyMethod``.
         sampler: your own sampler, not used before. Or the config names its class: ``sampler: my_module:MySampler``.
         address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names,
-            or a new one on this machine.
+            or a new one on this machine, which further experiments of this process use too, until it ends or calls
+            ``ray.shutdown()``.
         server: URL of a server (``dray serve``) to run it, or ``"auto"``: the one that is up in the results directory;
             by default that of ``DRAY_SERVER``, if it is set. The server chooses the directory and the cluster. It can't
             have what only this process has: a class of a script, a constraint, a method or a sampler.
@@ -337,11 +338,9 @@ class Experiment:
                 with ThreadPoolExecutor(1) as pool:
                     # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                     modules = pool.submit(importlib.import_module, "dray.experiment.run")
-                    if self.lender is None:
-                        cluster = connect(self._address)
-                    else:
-                        cluster = self.lender.cluster()
-                    stack.callback(cluster.close)
+                    cluster = stack.enter_context(
+                        connect(self._address) if self.lender is None else self.lender.cluster()
+                    )
                     run = modules.result()
                 display.say(f"on {cluster.description}")
                 display.begin(opened.search, opened.records)

@@ -395,7 +395,7 @@ class Run:
         self.groups.end(at_once=self.cluster.own or isinstance(self._error, DeskLost))
         if self._is_lent:
             self.desk.remove.remote(self._name)
-        elif not self.cluster.own:
+        else:
             ray.kill(self.desk)
 
     def _wait_for_head(self, watch: Watch) -> None:

@@ -48,7 +48,7 @@ def serve(host: str, port: int, address: str | None, idle_s: float, say: Callabl
 
     before = set_handlers(stop)
     try:
-        with contextlib.closing(connect(address, NAMESPACE)) as cluster:
+        with connect(address, NAMESPACE) as cluster:
             manager = Manager(cluster, idle_s=idle_s, say=say)
             with listening(manager, results, host, port, token) as url:
                 addresses.write(results, url, token)

@@ -45,3 +45,48 @@ def test_ctrl_c_is_not_tried_again(starts: list[BaseException | None]) -> None:
     with pytest.raises(KeyboardInterrupt):
         connect(None)
     assert starts == [None]
+
+
+@pytest.fixture
+def clusters(starts: list[BaseException | None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of each cluster that was started, 0 once it has been shut down."""
+    started: list[int] = []
+    starts += [None] * 9
+
+    def init(**_: object) -> None:
+        started.append(len(started) + 1)
+
+    def shutdown() -> None:
+        started[-1] = 0
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", shutdown)
+    monkeypatch.setattr(ray, "is_initialized", lambda: bool(started and started[-1]))
+    return started
+
+
+def test_the_next_run_of_a_process_has_the_same_cluster(clusters: list[int]) -> None:
+    for description in ("a new Ray cluster on this machine", "the Ray cluster of the run before"):
+        with connect(None) as cluster:
+            assert (cluster.own, cluster.local) == (True, True)
+            assert cluster.description == f"{description}, 2 CPUs"
+    assert clusters == [1]
+
+
+def test_a_cluster_that_a_run_failed_on_is_not_kept(clusters: list[int]) -> None:
+    with pytest.raises(KeyboardInterrupt), connect(None):
+        raise KeyboardInterrupt
+    assert clusters == [0]
+
+
+def test_processes_of_a_kept_cluster_never_have_an_old_environment(
+    clusters: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with connect(None):
+        pass
+    monkeypatch.setenv("HF_TOKEN", "new")
+    with connect(None):
+        assert clusters == [0, 2]
+    monkeypatch.chdir(tmp_path)
+    with connect(None):
+        assert clusters == [0, 0, 3]
