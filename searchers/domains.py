@@ -155,13 +155,21 @@ def names(nested: Nested, *, prefix: str = "") -> Iterator[str]:
 
 
 def searched(space: Nested, point: Mapping[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The hyperparameters of a point that are not constant, by dotted name."""
+    """The hyperparameters of a point that are not constant, by dotted name; of a chosen mapping all of its leaves."""
     for name, domain in space.domains:
         value = point.get(name)
         if isinstance(domain, Nested) and isinstance(value, Mapping):
             yield from searched(domain, value, prefix=f"{prefix}{name}.")
         elif not isinstance(domain, Const) and name in point:
-            yield prefix + name, value
+            yield from _leaves(value, prefix + name)
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}")
+    else:
+        yield path, value
 
 
 def closest(name: object, known: list[str]) -> str:

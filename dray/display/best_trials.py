@@ -41,7 +41,11 @@ def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[s
         others = others.drop(columns=[name for name in compared if name in others])
     if top["nan_since"].notna().any():
         columns["NaN since"] = top["nan_since"].astype("string").fillna("").tolist()
-    more = {name.removeprefix("hparams."): list(map(_shown, top[name])) for name in varying_hparams(there)}
+    more = {
+        # A dash where a trial has no such hyperparameter: those of another branch of the space.
+        name.removeprefix("hparams."): ["–" if value is None or value != value else _shown(value) for value in top[name]]
+        for name in varying_hparams(there)
+    }
     for name in others.columns:
         more.setdefault(name, [_shown(others[name].get(trial)) for trial in top["trial_id"]])
     left_out = []

@@ -263,7 +263,7 @@ class Board:
             f"{states['PAUSED']} paused" if states["PAUSED"] else "",
             f"{states['ERRORED']} failed" if states["ERRORED"] else "",
             f"{diverged} diverged (NaN)" if (diverged := sum(map(bool, self._diverged.values()))) else "",
-            self.waits or _starting(groups, groups_wanted),
+            self.waits or (_starting(groups, groups_wanted) if self._search.done is None else ""),
             counted(restarts, "restart") if restarts else "",
         ]
         return [part for part in parts if part]

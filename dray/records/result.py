@@ -128,7 +128,7 @@ class Result:
         """A row per trial.
 
         ``trial_id`` (int), ``state`` (PENDING, RUNNING, PAUSED, COMPLETED, STOPPED, ERRORED, INVALID_HP, CANCELED),
-        ``hparams.<name>`` (one column each), ``batches`` (int, trained), ``metric`` and ``best_metric`` (float: the
+        ``hparams.<name>`` (one column each, in the config's order), ``batches`` (int, trained), ``metric`` and ``best_metric`` (float: the
         searcher's metric at the last and at the best validation, NaN before the first), ``nan_since`` (the batches at
         which a loss was first reported as NaN or infinite, if it has stayed so), ``restarts`` (int), ``started`` and
         ``ended`` (UTC; NaT if it has not). Where nodes have GPUs: ``gpu_type``, those that it ran on, by Ray's names.
@@ -142,7 +142,9 @@ class Result:
         views = self.search.trials.values()
         hparams = [flatten(view.hparams or {}) for view in views]
         table = pd.DataFrame({"trial_id": [view.id for view in views], "state": [view.state for view in views]})
-        for name in dict.fromkeys(name for drawn in hparams for name in drawn):
+        written = {name: place for place, name in enumerate(self.config.hyperparameters)}
+        names = dict.fromkeys(name for drawn in hparams for name in drawn)
+        for name in sorted(names, key=lambda name: written.get(name.partition(".")[0], len(written))):
             table[f"hparams.{name}"] = pd.Series([drawn.get(name) for drawn in hparams])
         ids = table["trial_id"]
         table["batches"] = ids.map(self.metrics.groupby("trial_id")["batches"].max()).fillna(0).astype("int64")

@@ -27,10 +27,11 @@ def as_text(result: Result) -> str:
 def as_html(result: Result) -> str:
     """The same, and a table of the best trials with the hyperparameters that differ between them."""
     try:
-        line, best, metric = _line(result), _ranked(result).head(SHOWN), result.config.searcher.first_metric
+        line, best, metric = _line(result), _ranked(result).head(SHOWN).copy(), result.config.searcher.first_metric
     except Exception:
         return f"<p>{escape(as_text(result))}</p>"
     varying = varying_hparams(best)
+    best[varying] = best[varying].astype(object).where(best[varying].notna(), "–")  # a dash: of other branches of the space
     shown = best[["trial_id", "state", "batches", "best_metric", *varying]].rename(
         columns={"trial_id": "trial", "best_metric": f"best {metric}"}
         | {column: column.removeprefix("hparams.") for column in varying}

@@ -54,7 +54,7 @@ class FakeResult:
             "trial_id": [0, 1, 2, 3],
             "state": ["COMPLETED", "STOPPED", "COMPLETED", "ERRORED"],
             "hparams.lr": [0.1, 0.2, 0.3, 0.4],
-            "hparams.layers": [[1, 2], [1, 2], [3], [3]],
+            "hparams.layers": [[1, 2], None, [3], [3]],  # trial 1 has another branch of the space
             "hparams.same": [64, 64, 64, None],  # the last has not started
             "hparams.same_list": [[1], [1], [1], None],
             "batches": [20, 10, 20, 0],
@@ -179,6 +179,9 @@ def test_line_shows_that_groups_are_starting() -> None:
     assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · starting the first worker group · 0:00"
     assert " · starting 1 of 2 worker groups · " in line(search(), groups=1)
     assert "worker group" not in line(search())
+    over = search(*ended(0, 0.5), method=RandomSearch(max_trials=1, max_concurrent_trials=1, max_length=10))
+    assert over.done is not None
+    assert "worker group" not in line(over, groups=0), "the last line in a notebook, which stays"
 
 
 def test_line_shows_what_groups_wait_for_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,7 +506,7 @@ def test_table_has_the_best_first_and_omits_hyperparameters_that_all_trials_shar
         ["trial", "state", "batches", "error", "lr", "layers", "accuracy"],
         ["2", "completed", "15", "0.125", "0.3", "[3]", "0.95"],
         ["0", "completed", "20", "0.5", "0.1", "[1,2]", "0.9"],
-        ["1", "stopped", "5", "0.625", "0.2", "[1,2]", "0.7"],
+        ["1", "stopped", "5", "0.625", "0.2", "–", "0.7"],
     ], "batches and other metrics are those of the best validation"
 
 
@@ -551,7 +554,7 @@ def test_failures_come_first_in_red_and_failed_trials_are_not_among_the_best() -
     plain.display.result(TwoFailed())  # type: ignore[arg-type]
     lines = plain.text.splitlines()
     assert lines[:2] == ["2 of 4 trials failed", "best trials by error:"]
-    assert lines[3].replace("[1, 2]", "[1,2]").split() == ["1", "stopped", "5", "0.625", "0.2", "[1,2]", "0.7"]
+    assert lines[3].replace("[1, 2]", "[1,2]").split() == ["1", "stopped", "5", "0.625", "0.2", "–", "0.7"]
     assert lines[4].startswith("4 trials (")
     assert f"inspect failures with: dray experiment describe {LONG_PATH}" in lines
 

@@ -25,4 +25,4 @@ def test_a_choice_between_mappings_is_shown_in_full() -> None:
     searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 1}}
     config = load_config({"entrypoint": "a:A", "searcher": searcher, "hyperparameters": space})
     records = [{"event": "started", "trial": 0, "hparams": {"optimizer": {"name": "Adam", "eps": 0.1}}}]
-    assert list(event_lines(config, records)) == ["trial 0 started: optimizer={'name': 'Adam', 'eps': 0.1}"]
+    assert list(event_lines(config, records)) == ["trial 0 started: optimizer.name=Adam optimizer.eps=0.1"]

@@ -128,7 +128,7 @@ def test_a_trial_has_a_row_with_its_state_and_numbers(story: Story) -> None:
 def test_hyperparameters_are_columns_with_dotted_names(story: Story) -> None:
     trials = story.result.trials
     columns = [column for column in trials.columns if column.startswith("hparams.")]
-    assert columns == ["hparams.layers", "hparams.lr", "hparams.net.depth", "hparams.net.norm"]
+    assert columns == ["hparams.lr", "hparams.net.depth", "hparams.net.norm", "hparams.layers"], "in the config's order"
     expected = story.search.trials[3].hparams
     assert expected is not None
     assert trials.loc[3, "hparams.lr"] == expected["lr"]

@@ -105,7 +105,7 @@ def test_a_long_curve_keeps_its_first_and_last_point(looked: ReportData, monkeyp
 
 def test_slices_have_a_point_for_each_trial(looked: ReportData) -> None:
     found = figures.slices(looked)
-    assert list(found) == ["hidden", "lr", "optimizer"]
+    assert list(found) == ["lr", "hidden", "optimizer"]
     trials = looked.result.trials.set_index("trial_id")
     for name, figure in found.items():
         points = {
@@ -114,7 +114,7 @@ def test_slices_have_a_point_for_each_trial(looked: ReportData) -> None:
             for trial, x, y in zip(trace["customdata"], trace["x"], trace["y"], strict=True)
         }
         assert points == {trial: (row[f"hparams.{name}"], row["best_metric"]) for trial, row in trials.iterrows()}
-    assert [figure["layout"]["xaxis"]["type"] for figure in found.values()] == ["linear", "log", "category"]
+    assert [figure["layout"]["xaxis"]["type"] for figure in found.values()] == ["log", "linear", "category"]
 
 
 def test_parallel_coordinates_have_all_trials_the_best_on_top(looked: ReportData) -> None:
