@@ -151,6 +151,8 @@ def test_extend_without_a_budget_is_bad_input(tmp_path: Path, options: list[str]
     ("arguments", "told"),
     [
         (["e", "creat", "one.yaml"], "dray: no such command 'creat'; did you mean 'create'; see dray e --help"),
+        (["run", "one.yaml"], "dray: no such command; did you mean dray experiment create"),
+        (["logs"], "dray: no such command; did you mean dray experiment logs or dray trial logs"),
         (["e", "create"], "dray: missing argument 'CONFIG'; see dray e create --help"),
     ],
 )

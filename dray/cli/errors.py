@@ -28,6 +28,8 @@ FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
 SIGNALLED = 128
 """The exit code of a command that a signal stopped is this and the signal's number, as shells have it."""
 _UNKNOWN = "no such command"
+_MEANT = {"run": "create", "train": "create", "start": "create", "compare": "diff", "show": "describe"}
+"""Commands by the names that other tools have for them."""
 
 # The classes of errors in a command line, from click or from the copy of it that newer versions of Typer bring.
 _UsageError: Any
@@ -46,7 +48,9 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
     except _UsageError as error:
         message, code = _in_our_style(error.format_message()), BAD_INPUT
         if message:  # it is empty if no command was given; then the help was printed
-            known = _of_determined(sys.argv[1:] if arguments is None else arguments) if _UNKNOWN in message else ""
+            known = ""
+            if _UNKNOWN in message:
+                known = _elsewhere(error) or _of_determined(sys.argv[1:] if arguments is None else arguments)
             see = f"; see {error.ctx.command_path} --help" if error.ctx else ""
             code = _print_error(f"{_UNKNOWN}; {known}" if known else message + see, BAD_INPUT)
     except _ClickException as error:
@@ -128,6 +132,18 @@ def _report_signal(stopped: KeyboardInterrupt) -> int:
 
 def _signal_name(number: signal.Signals) -> str:
     return "Ctrl-C" if number == signal.SIGINT else number.name
+
+
+def _elsewhere(error: Any) -> str:
+    """Which commands of other groups were meant by an unknown one; "" if none has such a name."""
+    word = error.message.split("'")[1] if "'" in error.message else ""
+    groups = error.ctx.find_root().command.commands
+    meant = [
+        f"dray {name} {_MEANT.get(word, word)}"
+        for name, group in groups.items()
+        if not group.hidden and _MEANT.get(word, word) in getattr(group, "commands", {})
+    ]
+    return f"did you mean {' or '.join(meant)}" if meant else ""
 
 
 def _of_determined(arguments: Sequence[str]) -> str:

@@ -43,7 +43,9 @@ def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[s
         columns["NaN since"] = top["nan_since"].astype("string").fillna("").tolist()
     more = {
         # A dash where a trial has no such hyperparameter: those of another branch of the space.
-        name.removeprefix("hparams."): ["–" if value is None or value != value else _shown(value) for value in top[name]]
+        name.removeprefix("hparams."): [
+            "–" if value is None or value != value else _shown(value) for value in top[name]
+        ]
         for name in varying_hparams(there)
     }
     for name in others.columns:

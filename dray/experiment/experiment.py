@@ -21,7 +21,7 @@ from dray.display.display import Display
 from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
-from dray.experiment.interrupts import Interrupts
+from dray.experiment.interrupts import Interrupts, print_no_traceback
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.experiment.warm_start import read_sources
 from dray.observers import loggers
@@ -361,8 +361,9 @@ class Experiment:
                     on_message=on_message,
                 )
                 self.last_run.run()
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as stopped:
                 display.interrupted()
+                print_no_traceback(stopped)
                 raise
 
 

@@ -256,7 +256,7 @@ class LocalHost:
         if self._display is not None:
             self._display.reported(report)
         elif report.validation is not None:
-            log.info("validated at batch %d: %s", report.batches, _shown(report.validation))
+            log.info("validated at batch %d: %s", report.batches, metrics_text(report.validation))
         return bool(self._signals.requested_by)
 
     def _write(self, row: Mapping[str, Any]) -> None:
@@ -274,7 +274,8 @@ def _row(report: Report) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None and value is not False}
 
 
-def _shown(metrics: Mapping[str, object]) -> str:
+def metrics_text(metrics: Mapping[str, object]) -> str:
+    """Metrics as text, for a log."""
     return ", ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in metrics.items())
 
 

@@ -31,7 +31,9 @@ def as_html(result: Result) -> str:
     except Exception:
         return f"<p>{escape(as_text(result))}</p>"
     varying = varying_hparams(best)
-    best[varying] = best[varying].astype(object).where(best[varying].notna(), "–")  # a dash: of other branches of the space
+    best[varying] = (
+        best[varying].astype(object).where(best[varying].notna(), "–")
+    )  # a dash: of other branches of the space
     shown = best[["trial_id", "state", "batches", "best_metric", *varying]].rename(
         columns={"trial_id": "trial", "best_metric": f"best {metric}"}
         | {column: column.removeprefix("hparams.") for column in varying}

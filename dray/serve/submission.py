@@ -152,7 +152,7 @@ def why_failed(server: Server, name: str) -> str:
         case "COMPLETED":
             return ""
         case "ERROR":
-            return f"{name} failed: {found['error'] or 'every trial did'}; see: dray experiment logs {name}"
+            return f"{name} failed: {found['error'] or f'every trial did; see: dray experiment logs {name}'}"
         case state:
             return f"{name} is {state}; continue it with: dray experiment activate {name}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from dray.desk.connection import DeskConnection
 from dray.desk.messages import DeskReport, LeaseOutcome
+from dray.hosts.local import metrics_text
 from dray.storage.manifest import Listed
 from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
@@ -20,6 +22,8 @@ from dray.training.units import in_batches
 from dray.worker.desk_link import DeskLink
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.reports import Reports
+
+log = logging.getLogger(__name__)
 
 REPORT_FILE = "report.json"
 """A file in a checkpoint: what was measured since the checkpoint before, in case the driver never got it."""
@@ -130,6 +134,9 @@ class RayHost:
 
     # ------------------------------------------------------------------ reports
     def publish(self, report: Report) -> bool:
+        for did, metrics in (("trained to", report.training), ("validated at", report.validation)):
+            if metrics is not None:
+                log.info("%s batch %d: %s", did, report.batches, metrics_text(metrics))
         return self.reports.from_fit(report)
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
@@ -172,6 +179,7 @@ class RayHost:
         self._link.confirm_commit()
         checkpoint = self._store.commit(staging, report.batches, digests, others)
         self.reports.unsaved.saved = report.batches
+        log.info("saved %s", checkpoint)
         self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.began)
         self._commits += 1
         return checkpoint

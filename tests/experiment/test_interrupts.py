@@ -103,3 +103,21 @@ with exit_on_signals():
 def test_before_a_run_a_signal_ends_the_command_and_says_that_nothing_was_started() -> None:
     ended = subprocess.run([sys.executable, "-c", BEFORE_A_RUN], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (143, "dray: stopped by SIGTERM; nothing was started\n")
+
+
+def test_a_script_that_was_stopped_ends_without_a_traceback_below_what_was_said() -> None:
+    code = """
+import sys
+from dray.experiment.interrupts import print_no_traceback
+stopped = KeyboardInterrupt("SIGINT")
+print_no_traceback(stopped)
+raise {}
+"""
+    ends = [
+        subprocess.run([sys.executable, "-c", code.format(error)], capture_output=True, text=True)
+        for error in ("stopped", "KeyError('another')")
+    ]
+    assert [(end.returncode, end.stderr.splitlines()[-1:]) for end in ends] == [
+        (-signal.SIGINT, []),
+        (1, ["KeyError: 'another'"]),
+    ]

@@ -59,6 +59,17 @@ def test_metrics_within_an_interval_are_sent_together(
     assert desk.reports == expected
 
 
+def test_the_log_of_a_trial_that_prints_nothing_says_how_far_it_came(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = RayHost(desk=connected(Judge()), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+    report = Report(batches=4, training={"loss": 0.5}, validation={"loss": 0.25})
+    with caplog.at_level("INFO"):
+        saved = host.commit(host.new_checkpoint(4), report, {})
+        host.publish(report)
+    assert caplog.messages == [f"saved {saved}", "trained to batch 4: loss=0.5", "validated at batch 4: loss=0.25"]
+
+
 def test_a_lost_desk_asks_no_trial_to_stop(tmp_path: Path) -> None:
     """Its next report fails, with a better error."""
     answer: Future[bool] = Future()
@@ -93,6 +104,11 @@ class Judge:
     def report(self, lease: int, report: DeskReport, decides: bool) -> Reply:
         self.reports.append(report)
         return "continue"
+
+    def may_commit(self, lease: int) -> bool:
+        return True
+
+    def saved(self, *about: object) -> None: ...
 
 
 def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path) -> None:

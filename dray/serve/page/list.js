@@ -99,7 +99,8 @@ export function showList(place) {
 }
 
 export function showStatus(status) {
-  put(document.getElementById("server"), `${number(status.busy)} of ${number(status.slots)} slots busy`).title =
+  const busy = `${number(status.busy)} of ${number(status.slots)} slots busy`;
+  put(document.getElementById("server"), status.slots ? busy : status.cluster).title =
     `dray ${status.version} on ${status.cluster}, up for ${duration(Date.now() / 1000 - status.since)}; results in ${status.results}`;
 }
 

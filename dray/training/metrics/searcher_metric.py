@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dray.errors import did_you_mean
 from dray.training.errors import SearcherMetricError
 
 BY_TRIAL = "validation returned", "return it from evaluate_batch() or evaluate_full_dataset()"
@@ -35,7 +36,8 @@ def check_metrics(
         if metric not in validation and not known:
             raise SearcherMetricError(
                 f"{compared} {metric!r}, but {provided} "
-                f"{sorted(validation) or 'no validation metrics'}; {how}, or set {field} to one of these"
+                f"{sorted(validation) or 'no validation metrics'}{did_you_mean(metric, validation.keys())}; {how}, or set "
+                f"{field} to one of these"
             )
 
 
