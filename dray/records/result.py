@@ -128,10 +128,11 @@ class Result:
         """A row per trial.
 
         ``trial_id`` (int), ``state`` (PENDING, RUNNING, PAUSED, COMPLETED, STOPPED, ERRORED, INVALID_HP, CANCELED),
-        ``hparams.<name>`` (one column each, in the config's order), ``batches`` (int, trained), ``metric`` and ``best_metric`` (float: the
-        searcher's metric at the last and at the best validation, NaN before the first), ``nan_since`` (the batches at
-        which a loss was first reported as NaN or infinite, if it has stayed so), ``restarts`` (int), ``started`` and
-        ``ended`` (UTC; NaT if it has not). Where nodes have GPUs: ``gpu_type``, those that it ran on, by Ray's names.
+        ``hparams.<name>`` (one column each, in the config's order), ``batches`` (int, trained), ``metric`` and
+        ``best_metric`` (float: the searcher's metric at the last and at the best validation, NaN before the first),
+        ``nan_since`` (the batches at which a loss was first reported as NaN or infinite, if it has stayed so),
+        ``restarts`` (int), ``started`` and ``ended`` (UTC; NaT if it has not). Where nodes have GPUs: ``gpu_type``,
+        those that it ran on, by Ray's names.
 
         With several metrics, ``metric`` and ``best_metric`` are the first objective, and there are in addition, at the
         best validation, ``metrics.<name>`` (float), ``violation`` (float: by how much limits are exceeded, as a share

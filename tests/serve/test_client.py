@@ -269,7 +269,7 @@ def test_a_program_gets_the_result(served: Served, model: Path) -> None:
     assert begun == ["digits-1"]
     assert lines
     served.control.put("digits-1", "ERROR", error="the disk is full")
-    with pytest.raises(ExperimentError, match="digits-1 failed: the disk is full$"):
+    with pytest.raises(ExperimentError, match=r"digits-1 failed: the disk is full$"):
         result_of(server, "digits-1")
     served.control.put("digits-1", "ERROR", error="")
     with pytest.raises(ExperimentError, match="failed: every trial did; see: dray experiment logs digits-1"):
