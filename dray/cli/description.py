@@ -85,6 +85,7 @@ def describe(read: ExperimentReader) -> None:
     show.fields(
         [
             ("experiment", f"{seen.label}  {seen.state}"),
+            ("error", show.red(seen.why)),
             ("failed", show.red(failed)),
             ("diverged", show.red(divergence_summary(read.result.trials))),
             ("description", read.config.description),

@@ -39,7 +39,7 @@ def show_all(where: str | None, *, json: bool) -> None:
     if found:
         _table(found, submitted, with_slots=server is not None)
     for each in found:
-        if each.why:
+        if each.state == "DAMAGED":
             typer.echo(f"{each.name} can't be read: {each.why}", err=True)
         elif each.state in (*ACTIVE, "ERROR") and (error := submitted.get(each.name, {}).get("error")):
             typer.echo(f"{each.name}: {error}", err=True)

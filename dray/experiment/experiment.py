@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -301,6 +302,10 @@ class Experiment:
                         raise
                     display.say(f"{str(lost).partition(';')[0]}; restarting from the journal")
                     opened = opened_from(records)
+                except ConfigError as error:
+                    # It can't run as it is, so no list should say that it was only stopped.
+                    journal.append({"event": "failed", "error": str(error), "time": time.time()})
+                    raise
             observers.close(done=True)
         result = Result(directory.path, trial=self._trial)
         display.result(result)

@@ -112,16 +112,12 @@ class ProgressDisplay:
         self._training = _numbers(report.training) or self._training
         if report.validation is None:
             return
-        self._validation = {
-            name if name.startswith("val") else f"val_{name}": value
-            for name, value in _numbers(report.validation).items()
-        }
+        self._validation = _numbers(report.validation)
         how = [self._speed(report.batches)] if report.batches > self._begin else []
         if how and self._length is not None and report.batches < self._length:
             how.append(f"{_clock(self._left(report.batches))} left")
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in {**self._training, **self._validation}.items())
         where = f"batch {self._of(report.batches)}{self._in_epochs(report.batches)}"
-        self.say(f"{', '.join([where, *how])}: {metrics}")
+        self.say(f"{', '.join([where, *how])}: {', '.join(self._metrics())}")
 
     def ended(self, batches: int, why: str) -> None:
         """Remove the bar, and say how far training got.
@@ -183,7 +179,7 @@ class ProgressDisplay:
             parts.append(self._speed(trained))
         if self._length is not None and self._began is not None and trained > self._began[1]:
             parts.append(f"{_clock(self._left(trained))} left")
-        parts += [f"{name} {value:.4g}" for name, value in {**self._training, **self._validation}.items()]
+        parts += self._metrics()
         head, done = "", ""
         if self._epoch_length and self._length is not None:
             epochs = math.ceil(self._length / self._epoch_length)
@@ -194,6 +190,15 @@ class ProgressDisplay:
         text = f"{head}{done}{trained:,}{'' if self._length is None else f'/{self._length:,}'} batches"
         text = "  ".join([text, *parts])
         return text if len(text) <= columns else f"{text[: columns - 1]}…"
+
+    def _metrics(self) -> list[str]:
+        """By the names that a config needs: `searcher.metric` is the name in a validation."""
+        training, validation = (
+            [f"{name} {value:.4g}" for name, value in metrics.items()] for metrics in (self._training, self._validation)
+        )
+        if not all(name.startswith("val") for name in self._validation):
+            validation[0] = f"validation: {validation[0]}"
+        return [*training, *validation]
 
     def _speed(self, batches: int) -> str:
         """The recent speed without validations, in batches per second; at first the average since the start."""

@@ -171,6 +171,8 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"{trial} failed for good: {why}"
         case "damaged":
             return f"{trial} skipped a checkpoint: {record.get('error')}"
+        case "failed":
+            return f"experiment failed: {record.get('error')}"
         case "extended":
             wanted = [f"{name} {record[name]}" for name in ("max_trials", "max_length") if record.get(name) is not None]
             return f"search extended: {', '.join(wanted)}"

@@ -26,10 +26,10 @@ class Overview:
         number: its number in the results directory; None if it has none, see `numbering`.
         path: its directory, or its URI in an object store.
         title: the config's ``name``.
-        state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed. STOPPED:
-            it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
-            store, where its driver has fallen silent; or it is a local run whose end was not recorded. DAMAGED: its
-            files can't be read; ``why`` says why.
+        state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed; or it
+            can't run, ``why`` says why. STOPPED: it has not ended, and no driver runs it; it can be resumed. UNKNOWN:
+            it has not ended, and is in an object store, where its driver has fallen silent; or it is a local run whose
+            end was not recorded. DAMAGED: its files can't be read; ``why`` says why.
         trials, ended: how many trials there are so far, and how many of them have ended.
         max_trials: how many there will be; None if that is not known in advance.
         metric: the searcher's metric; of several the first objective.
@@ -94,7 +94,7 @@ class Glance:
         self._best: dict[int, float] = {}
         self._losses: dict[int, Losses] = {}
         self._leader: int | None = None
-        self._done, self._trials = "", 0
+        self._done, self._why, self._trials = "", "", 0
         self._ran_s, self._begin, self._time = 0.0, 0.0, 0.0
         self._began: float | None = None
         self._last: float | None = None
@@ -109,6 +109,9 @@ class Glance:
             self._last = time if self._last is None else max(time, self._last)
         if record.get("event") == "opened":
             self._ran_s, self._begin = self._ran_s + self._time - self._begin, record.get("time", self._time)
+            self._why = ""
+        elif record.get("event") == "failed":
+            self._why = str(record.get("error"))
         self._time = record.get("time", self._time)
         event, trial = record.get("event"), cast("int", record.get("trial"))
         if event == "reported" and self._objectives is not None:
@@ -163,7 +166,8 @@ class Glance:
             name=Location.of(self._where).name,
             path=self._where,
             title=self._title,
-            state=_state(self._done, is_running),
+            state=_state(self._done or self._why, is_running),
+            why="" if is_running else self._why,
             trials=self._trials,
             ended=len(self._ended),
             failed=len(self._failed),

@@ -193,4 +193,4 @@ def test_metrics_other_than_numbers_are_left_out(capsys: pytest.CaptureFixture[s
     display = ProgressDisplay(Plan(length=100), 0, clock=Clock())
     display.reported(Report(batches=10, training={"loss": 0.5}))
     display.reported(Report(batches=10, validation={"loss": 0.25, "per_class": [1, 2], "name": "x"}))
-    assert re.fullmatch(r"batch 10 of 100, .* left: loss 0\.5, val_loss 0\.25\n", capsys.readouterr().err)
+    assert re.fullmatch(r"batch 10 of 100, .* left: loss 0\.5, validation: loss 0\.25\n", capsys.readouterr().err)

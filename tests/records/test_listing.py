@@ -98,6 +98,21 @@ def test_a_search_in_which_every_trial_failed_is_an_error(tmp_path: Path) -> Non
     assert open_experiment(directory).overview().state == "ERROR"
 
 
+def test_an_experiment_that_can_not_run_is_an_error_until_it_is_resumed(tmp_path: Path) -> None:
+    directory = simulated(tmp_path / "one", 4)
+    directory.journal.unlink()
+    with Journal(directory.journal) as journal:
+        journal.append({"event": "opened", "time": 1})
+        journal.append({"event": "failed", "error": "slots_per_trial: 4 slots", "time": 2})
+        assert open_experiment(directory).overview().state == "RUNNING"
+    overview = open_experiment(directory).overview()
+    assert (overview.state, overview.why) == ("ERROR", "slots_per_trial: 4 slots")
+    with Journal(directory.journal) as journal:
+        journal.append({"event": "opened", "time": 3})
+    overview = open_experiment(directory).overview()
+    assert (overview.state, overview.why) == ("STOPPED", "")
+
+
 def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for root in ("results", "here"):
         (tmp_path / root / "one").mkdir(parents=True)
