@@ -89,10 +89,10 @@ class Trainer:
                 validation; "none": save only at checkpoint_period and at the end. A local run can't tell which is best:
                 it takes "best" as "all", with a warning; by default it saves at checkpoint_period if that is given,
                 else after each validation.
-            latest_checkpoint: the id of a checkpoint, as passed to `on_checkpoint_upload_end`, or its directory. "last":
-                in a local run, the latest valid checkpoint of the newest run with the same name (`exp_conf["name"]`, or
-                the script's) that has one, also if that run has completed; in an experiment, the latest checkpoint
-                of the trial itself. None, and "last" where there is no checkpoint yet: train from the beginning.
+            latest_checkpoint: the id of a checkpoint, as passed to `on_checkpoint_upload_end`, or its directory. None,
+                and "last" where there is no checkpoint yet: train from the beginning. "last": in a local run, the
+                latest valid checkpoint of the newest run with the same name (`exp_conf["name"]`, or the script's) that
+                has one, also if that run has completed; in an experiment, the latest checkpoint of the trial itself.
             step_zero_validation: validate before the first batch.
             test_mode: train on one batch, validate on one, save and return.
             profiling_enabled: has no effect.
