@@ -65,7 +65,8 @@ def _checked(raw: object) -> object:
             continue
         fields = {name: value for name, value in entry.items() if value is not None}
         faults += [(f"{path}.{name}" if name in _FIELDS else path, what) for name, what in _faults_of(fields).items()]
-        kept.append(fields)
+        # The default is stored, too: what an experiment's own copy says was not left open.
+        kept.append(fields if "at_most" in fields or "at_least" in fields else {"smaller_is_better": True, **fields})
     if faults:
         raise FieldError(faults)
     return kept

@@ -112,6 +112,9 @@ class OneTrialHost(LocalHost):
         self._has_diverged = self._has_diverged or bool(self._checks.diverged(report))
         return stops or self._has_diverged
 
+    def last_checkpoint(self) -> str | None:
+        return self.latest_checkpoint
+
     def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:
         return "" if completed else f"resume with: {self._command} --path {shlex.quote(str(self.directory))}"
 

@@ -22,7 +22,7 @@ from dray.hosts.progress import ProgressDisplay, is_wanted
 from dray.hosts.signals import StopSignals
 from dray.hosts.unsaved import UnsavedRows
 from dray.storage import CheckpointStore, Location, opened, verify
-from dray.storage.manifest import Listed
+from dray.storage.manifest import Listed, holds_a_trial
 from dray.training.errors import ShouldExit
 from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
@@ -228,6 +228,18 @@ class LocalHost:
             f"nor a directory; looked for {', '.join(str(path) for path in candidates)}"
         )
 
+    def last_checkpoint(self) -> str | None:
+        name = _name_of(self.directory)
+        directories = self.directory.parent.iterdir() if self.directory.parent.is_dir() else ()
+        runs = [path for path in directories if _name_of(path) == name]
+        # By the time of the start, which is in seconds; then by the latest checkpoint.
+        for run in sorted(runs, key=lambda path: (path.name[:-4], path.stat().st_mtime_ns), reverse=True):
+            found = CheckpointStore(run).open_latest()
+            if found is not None and holds_a_trial(found[1]):
+                return f"{run.name}/{found[1].name}"
+        log.info('there is no checkpoint of an earlier run named "%s": training begins at batch 0', name)
+        return None
+
     def stop_requested(self) -> bool:
         requested = bool(self._signals.requested_by)
         if requested and self._display is not None and not self._announced_stop:
@@ -283,6 +295,11 @@ def new_directory(name: str | None = None) -> Path:
     """A directory for a run of this name; by default the program's name."""
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in name or _program())
     return home() / "local" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+
+
+def _name_of(directory: Path) -> str:
+    """The name of the run that `new_directory` made this directory for."""
+    return directory.name.rsplit("-", 3)[0]
 
 
 def _program() -> str:

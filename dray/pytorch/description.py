@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from dray.hosts import LocalHost
@@ -14,6 +18,8 @@ from dray.pytorch.trial_run import TrialRun
 from dray.training.checkpoint import source
 from dray.training.checkpoint.files import Description
 from dray.training.parallel.division import Division
+
+log = logging.getLogger(__name__)
 
 
 def describe(trial: PyTorchTrial, run: TrialRun, division: Division | None) -> Description:
@@ -25,6 +31,14 @@ def describe(trial: PyTorchTrial, run: TrialRun, division: Division | None) -> D
         secrets = [*host.secrets, *texts(run.config or {})]
         code = source.collect(host.code_dir, leave_out=leave_out, secrets=secrets)
     config = None if run.config is None else masked(run.config)
+    only_text: list[str] = []
+    hparams = None if run.hparams is None else _as_json(run.hparams, "", only_text)
+    if only_text:
+        log.warning(
+            "checkpoints hold these hyperparameters only as text, and a trial that is loaded from one gets the text: "
+            "%s; pass names or numbers, and make the objects from them in the trial's constructor",
+            ", ".join(only_text),
+        )
     return Description(
         metadata={
             "framework": f"torch-{torch.__version__}",
@@ -34,16 +48,29 @@ def describe(trial: PyTorchTrial, run: TrialRun, division: Division | None) -> D
             "experiment_id": host.experiment_id,
             "trial_id": host.trial_id,
             "trial_seed": run.seed,
-            "hparams": run.hparams,
+            "hparams": hparams,
             "experiment_config": config,
         },
-        hparams=run.hparams,
+        hparams=hparams,
         experiment=config,
         code=code,
         division=division,
         epoch_length=run.position.epoch_length,
         sharing=run.mesh_shape.tp,
     )
+
+
+def _as_json(value: Any, path: str, only_text: list[str]) -> Any:
+    """A value as JSON can hold it; the paths and types of what it holds only as text are added to `only_text`."""
+    if isinstance(value, Mapping):
+        only_text += [f"the key {key!r} of {path or 'hparams'}" for key in value if not isinstance(key, str)]
+        return {str(key): _as_json(item, f"{path}.{key}".lstrip("."), only_text) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item, f"{path}[{index}]", only_text) for index, item in enumerate(value)]
+    if value is None or isinstance(value, str | int | float | np.generic | np.ndarray):
+        return value
+    only_text.append(f"{path} ({type(value).__name__})")
+    return str(value)
 
 
 def _class_spec(cls: type, code_dir: Path | None) -> str:

@@ -16,6 +16,7 @@ from dray.training import rng
 from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.opening import open_together
 from dray.training.optimisation import bare
+from dray.training.parallel.exchange import on_chief
 from dray.training.parallel.sharding import is_dtensor
 from dray.training.progress import Progress
 
@@ -27,6 +28,11 @@ def open_checkpoint(run: TrialRun, checkpoint: str | None) -> Path | None:
     if checkpoint is None:
         return None
     return open_together(run.peers, lambda: run.host.open_checkpoint(checkpoint), "opening a checkpoint")
+
+
+def last_checkpoint(run: TrialRun) -> str | None:
+    """The id that `fit(latest_checkpoint="last")` stands for. All ranks call this together."""
+    return on_chief(run.peers, "looking for the last checkpoint", run.host.last_checkpoint)[0]
 
 
 def start_at(run: TrialRun, directory: Path | None) -> Progress:
@@ -47,7 +53,10 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
     sharded.load(state, directory, models, run.optimisation.optimizers)
     for callback in callbacks.values():
         callback.on_checkpoint_load_start(state)
+    built = [_hyperparameters(run, optimizer) for optimizer in run.optimisation.optimizers]
     run.optimisation.load_state_dict(state)
+    if run.peers.rank == 0:
+        _warn_of_overridden(run, built)
     saved = state.get("callbacks", {})
     for name, callback in callbacks.items():
         if name in saved:
@@ -55,6 +64,43 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
         elif overrides(callback, "load_state_dict"):
             log.warning("callback %r has no state in the checkpoint; it starts afresh", name)
     return state
+
+
+#: Hyperparameters of torch's optimizers that training does not change, unless a schedule does.
+_FIXED = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas", "eps", "alpha", "amsgrad")
+_SCHEDULED = ("lr", "momentum", "betas")
+
+
+def _hyperparameters(run: TrialRun, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Those of each parameter group that resuming should not change; with a schedule the rate that it began at."""
+    schedules = [getattr(scheduler, "optimizer", None) for scheduler in run.optimisation.lr_schedulers]
+
+    def of(group: dict[str, Any]) -> dict[str, Any]:
+        is_scheduled = "initial_lr" in group or optimizer in schedules
+        names = ["initial_lr", *(name for name in _FIXED if not (is_scheduled and name in _SCHEDULED))]
+        values = {name: group[name] for name in names if name in group}
+        return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+
+    return [of(group) for group in optimizer.param_groups]
+
+
+def _warn_of_overridden(run: TrialRun, built: list[list[dict[str, Any]]]) -> None:
+    """Warn of hyperparameters that the trial gave its optimizers, and a checkpoint has replaced."""
+    for index, optimizer in enumerate(run.optimisation.optimizers):
+        loaded = _hyperparameters(run, optimizer)
+        changed = {
+            f"{name} {after[name]} instead of {value}": None
+            for before, after in zip(built[index], loaded, strict=True)
+            for name, value in before.items()
+            if name in after and after[name] != value
+        }
+        if changed:
+            log.warning(
+                "optimizer %d trains with the checkpoint's values: %s; to use the trial's, set them in "
+                "optimizer.param_groups (and those of its schedule) in a callback's on_training_start()",
+                index,
+                ", ".join(changed),
+            )
 
 
 def resume(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCallback]) -> None:

@@ -13,7 +13,7 @@ from dray.pytorch.callback import PyTorchCallback, checked_callbacks, hooks_of
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
 from dray.pytorch.fit_arguments import DEFAULT_POLICY, FitArguments, length_of, policy_of
-from dray.pytorch.restore import load_state, open_checkpoint, resume, start_at
+from dray.pytorch.restore import last_checkpoint, load_state, open_checkpoint, resume, start_at
 from dray.pytorch.trial import PyTorchTrial
 from dray.training import pretrained, warm
 from dray.training.checkpoint.checkpointer import Checkpointer
@@ -89,7 +89,10 @@ class Trainer:
                 validation; "none": save only at checkpoint_period and at the end. A local run can't tell which is best:
                 it takes "best" as "all", with a warning; by default it saves at checkpoint_period if that is given,
                 else after each validation.
-            latest_checkpoint: the id of a checkpoint, as passed to `on_checkpoint_upload_end`, or its directory.
+            latest_checkpoint: the id of a checkpoint, as passed to `on_checkpoint_upload_end`, or its directory. None,
+                and "last" where there is no checkpoint yet: train from the beginning. "last": in a local run, the
+                latest valid checkpoint of the newest run with the same name (`exp_conf["name"]`, or the script's) that
+                has one, also if that run has completed; in an experiment, the latest checkpoint of the trial itself.
             step_zero_validation: validate before the first batch.
             test_mode: train on one batch, validate on one, save and return.
             profiling_enabled: has no effect.
@@ -120,6 +123,8 @@ class Trainer:
         try:
             with contextlib.ExitStack() as stack:
                 stack.callback(run.position.end)
+                if latest_checkpoint == "last":
+                    latest_checkpoint = last_checkpoint(run)
                 resumed = open_checkpoint(run, latest_checkpoint)
                 source = open_checkpoint(run, run.host.source_checkpoint) if resumed is None else None
                 with all_or_none(run.peers, "starting training"):

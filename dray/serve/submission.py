@@ -11,6 +11,7 @@ import yaml
 
 from dray.code.archive import pack
 from dray.config.determined_fields import IGNORED_FIELDS
+from dray.config.direction import direction_warnings
 from dray.config.yaml_file import read_mapping, with_changes
 from dray.errors import ConfigError, ExperimentError
 from dray.serve.client import Server
@@ -49,7 +50,8 @@ def submit_file(server: Server, config: Path, changes: Sequence[str], code: Path
     if not code.is_dir():
         what = f"no such directory: {code}; give the directory with the model's code"
         raise ConfigError([("model_dir", what)], str(config))
-    if os.environ.get("DRAY_STORAGE") or any(_has(content, field) for field in (*_PLACES, *IGNORED_FIELDS)):
+    is_warned_of = any(direction_warnings(content.get("searcher")))
+    if is_warned_of or os.environ.get("DRAY_STORAGE") or any(_has(content, f) for f in (*_PLACES, *IGNORED_FIELDS)):
         from dray.config.load import load_config
 
         text, packed = prepared(load_config(config, changes), code)

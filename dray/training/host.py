@@ -145,6 +145,10 @@ class Host(Protocol):
         """
         ...
 
+    def last_checkpoint(self) -> str | None:
+        """The id that `fit(latest_checkpoint="last")` stands for; None: there is none, training begins at batch 0."""
+        ...
+
     def stop_requested(self) -> bool:
         """Whether training is to stop soon, to be resumed later: at a batch that all ranks agree on, with a checkpoint.
 

@@ -191,6 +191,9 @@ class RayHost:
     def open_checkpoint(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
         return self._store.open(checkpoint, only=only)
 
+    def last_checkpoint(self) -> str | None:
+        return self.latest_checkpoint
+
 
 class RayProgramHost(RayHost):
     """The `dray.training.host.ProgramHost` of one rank for one lease.

@@ -378,7 +378,7 @@ USED: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "resources.priority": (10, {}, 10),
     "resources.weight": (2, {}, 2),
     "resources.slots_per_trial": (2, {}, 2),
-    "searcher.metric": ("accuracy", {}, "accuracy"),
+    "searcher.metric": ("perplexity", {}, "perplexity"),
     "searcher.smaller_is_better": (False, {}, False),
     "searcher.source_checkpoint_uuid": ("/mnt/1", {}, "/mnt/1"),
     "searcher.source_trial_id": ("/mnt/2", {}, "/mnt/2"),

@@ -57,7 +57,7 @@ def test_one_metric_is_as_before() -> None:
 def test_config_comes_back_from_a_file() -> None:
     checked = load_config(config())
     stored = yaml.safe_load(yaml.safe_dump(checked.to_dict()))
-    assert stored["searcher"]["metrics"] == METRICS
+    assert stored["searcher"]["metrics"] == [METRICS[0] | {"smaller_is_better": True}, *METRICS[1:]]
     assert load_config(stored) == checked
 
 
@@ -138,3 +138,30 @@ def test_sampler_that_takes_one_objective_is_refused(name: str) -> None:
         f"{name} takes one objective without constraints, but searcher.metrics has: val_loss, smaller is better; "
         "tokens_per_s, larger is better; memory_mb at most 8000. Use tpe, gp, nsga2 or random"
     )
+
+
+def config_with(**searcher: Any) -> dict[str, Any]:
+    searcher = {"name": "single", "max_length": {"batches": 4}, **searcher}
+    return {"entrypoint": "model_def:Trial", "searcher": searcher}
+
+
+@pytest.mark.parametrize(
+    "name", ["acc", "val_accuracy", "AUC", "BinaryAUROC", "f1", "F1-macro", "f1score", "mAP", "mIoU", "acc@1", "top5"]
+)
+def test_a_metric_whose_name_says_that_larger_is_better_is_warned_of_without_a_direction(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load_config(config_with(metric=name))
+    several = load_config(config_with(metrics=[{"name": "loss"}, {"name": name}, {"name": name, "at_least": 0.5}]))
+    assert [f"minimizes {name!r}" in text for text in caplog.messages] == [True, True]
+    caplog.clear()
+    for direction in (True, False):
+        load_config(config_with(metric=name, smaller_is_better=direction))
+    assert [load_config(each.to_dict()) for each in (config, several)] == [config, several]
+    assert caplog.messages == [], "an experiment's own copy has the default"
+
+
+def test_a_metric_that_may_well_be_minimized_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("loss", "top1_error", "dice_loss", "1-acc", "accumulated_s", "mapping_time", "macc", "perplexity"):
+        load_config(config_with(metric=name))
+    assert caplog.messages == []

@@ -97,6 +97,38 @@ def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
         fit(max_length=Batch(3), latest_checkpoint=ids[0])
 
 
+@pytest.mark.api("9.7")
+def test_last_is_the_checkpoint_of_the_newest_run_of_the_name_that_has_a_valid_one(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dray")
+
+    def last(length: int, name: str | None = "digits") -> int:
+        """Train to this length, and return at which batch the run began."""
+        begun: list[int] = []
+
+        class Started(pytorch.PyTorchCallback):
+            def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+                begun.append(first_batch_idx)
+
+        with pytorch.init(exp_conf=name and {"name": name}) as context:  # type: ignore[arg-type]
+            trial = OneWeight(context)
+            trial.callbacks["started"] = Started()
+            pytorch.Trainer(trial, context).fit(max_length=Batch(length), latest_checkpoint="last")
+        assert trial.weight == one_weight(length)
+        return begun[0]
+
+    assert last(2) == 0
+    assert 'there is no checkpoint of an earlier run named "digits": training begins at batch 0' in caplog.messages
+    assert last(3, "digits-2") == 0, "another name"
+    assert last(3, None) == 0, "the script's name"
+    assert last(4) == 2
+    assert last(4) == 4, "nothing is left to train"
+    newest = max((home / "local").glob("digits-2*/checkpoint_4"), key=lambda path: path.stat().st_mtime_ns)
+    (newest / "state-dict.pth").write_bytes(b"damaged")
+    assert last(5) == 2, "a damaged checkpoint is skipped"
+
+
 @pytest.mark.api("7.9")
 def test_a_copy_without_a_manifest_loads_by_its_path_with_a_warning(
     home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

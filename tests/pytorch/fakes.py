@@ -89,6 +89,9 @@ class FakeHost:
         self.opened.append(checkpoint)
         return verify(Path(checkpoint))
 
+    def last_checkpoint(self) -> str | None:
+        return self.latest_checkpoint
+
     def stop_requested(self) -> bool:
         return self.asked
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from dray import pytorch
 from dray.hosts import use_host
@@ -47,6 +50,37 @@ def test_a_checkpoint_has_code_config_and_hyperparameters(
     progress = {"batches": 2, "validated": 2, "saved": 2, "size": 1, "division": {"replicas": 1, "batch_size": 2}}
     progress |= {"epoch_length": 5, "sharing": 1}
     assert json.loads((saved / "progress.json").read_text()) == progress
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+def test_hyperparameters_that_checkpoints_hold_only_as_text_are_warned_of(
+    fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = {"lr": np.float32(0.5), "sizes": (1, 2), "net": {"depth": 3, "name": None}}
+    given = plain | {
+        "act": torch.relu,
+        "norm": nn.ReLU(),
+        "nets": [{"color": Color.RED}],
+        "seen": {7},
+        "by": {(1, 2): 3},
+    }
+    fit(OneWeight, init={"hparams": given}, max_length=Batch(4), checkpoint_period=Batch(2))
+    saved = json.loads((Path(host.checkpoints()[0]) / "hparams.json").read_text())
+    assert {name: saved[name] for name in plain} == {"lr": 0.5, "sizes": [1, 2], "net": {"depth": 3, "name": None}}
+    assert (saved["norm"], saved["nets"], saved["by"]) == ("ReLU()", [{"color": "Color.RED"}], {"(1, 2)": 3})
+    [warning] = [text for text in caplog.messages if "hyperparameter" in text]
+    for named in (
+        "act (builtin_function_or_method)",
+        "norm (ReLU)",
+        "nets[0].color (Color)",
+        "seen (set)",
+        "the key (1, 2) of by",
+    ):
+        assert named in warning
+    assert "lr" not in warning.split(";")[0]
 
 
 @pytest.mark.api("9.3b")

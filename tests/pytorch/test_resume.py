@@ -247,6 +247,57 @@ def test_resuming_from_another_trials_checkpoint_is_an_error(fit: Fit, host: Fak
         fit(Deeper, max_length=Batch(2), latest_checkpoint=checkpoint)
 
 
+class Tuned(OneWeight):
+    """Its optimizer and its schedule follow hyperparameters."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        hparams = context.get_hparams()
+        arguments = {name: hparams[name] for name in ("lr", "weight_decay")}
+        self.optimizer = context.optimizers[0] = torch.optim.Adam(self.model.parameters(), **arguments)
+        schedules = torch.optim.lr_scheduler
+        if made := {
+            "StepLR": lambda: schedules.StepLR(self.optimizer, 1, gamma=0.5),
+            "ReduceLROnPlateau": lambda: schedules.ReduceLROnPlateau(self.optimizer, patience=0),
+            "OneCycleLR": lambda: schedules.OneCycleLR(self.optimizer, max_lr=hparams["lr"], total_steps=9),
+        }.get(hparams["schedule"]):
+            self.schedule = context.wrap_lr_scheduler(made(), pytorch.LRScheduler.StepMode.MANUAL_STEP)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        if self.context.lr_schedulers:
+            self.schedule.step(*([1.0] if self.context.get_hparam("schedule") == "ReduceLROnPlateau" else []))
+        return metrics
+
+
+@pytest.mark.parametrize("source", [False, True], ids=["resumed", "started from a source"])
+@pytest.mark.parametrize("schedule", [None, "StepLR", "OneCycleLR", "ReduceLROnPlateau"])
+def test_hyperparameters_of_an_optimizer_that_a_checkpoint_overrides_are_warned_of(
+    fit: Fit, host: FakeHost, tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: str | None, source: bool
+) -> None:
+    hparams = {"lr": 0.1, "weight_decay": 0.0, "schedule": schedule}
+    fit(Tuned, init={"hparams": hparams}, max_length=Batch(4))
+    [checkpoint] = host.checkpoints()
+
+    def warnings(**changed: float) -> list[str]:
+        caplog.clear()
+        again = FakeHost(tmp_path / "again")
+        again.source_checkpoint = checkpoint if source else None
+        resumed = None if source else checkpoint
+        fit(Tuned, again, init={"hparams": hparams | changed}, max_length=Batch(5), latest_checkpoint=resumed)
+        return [text for text in caplog.messages if "checkpoint's values" in text]
+
+    assert warnings() == []
+    [decay] = warnings(weight_decay=0.3)
+    assert "weight_decay 0.0 instead of 0.3" in decay
+    assert " lr " not in decay
+    if schedule != "ReduceLROnPlateau":  # it does not say from where it has reduced
+        [both] = warnings(lr=0.2, weight_decay=0.3)
+        assert ("initial_lr" in both) == (schedule is not None)
+        assert "lr 0.1 instead of 0.2" in both or schedule == "OneCycleLR"
+        assert "weight_decay 0.0 instead of 0.3" in both
+
+
 def test_a_finished_run_resumed_does_nothing(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
     fit(Everything, max_length=Batch(3))
     again = FakeHost(tmp_path / "again")

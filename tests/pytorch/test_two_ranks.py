@@ -140,6 +140,13 @@ def test_attributes_of_a_wrapped_model_stay_reachable(ranks: list[dict[str, Any]
 
 
 @pytest.mark.api("2.12")
+@pytest.mark.api("9.7")
+def test_last_is_the_chiefs_last_checkpoint_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    chief, other = (rank["last"] for rank in ranks)
+    assert other == chief
+    assert [begun for begun, _ in chief] == [0, 1, 3]
+
+
 def test_unseeded_ranks_begin_with_the_chiefs_weights_of_frozen_models_too(ranks: list[dict[str, Any]]) -> None:
     chief, other = (rank["unseeded"] for rank in ranks)
     assert chief["seed"] == other["seed"] == 40

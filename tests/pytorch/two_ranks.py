@@ -202,6 +202,26 @@ def from_one_process(directory: Path) -> dict[str, Any]:
     )
 
 
+def last(directory: Path) -> list[tuple[int, str | None]]:
+    """Three local runs that train on; each rank with results of its own."""
+    os.environ["DRAY_HOME"] = str(directory / os.environ["RANK"])
+    begun: list[tuple[int, str | None]] = []
+
+    class Started(pytorch.PyTorchCallback):
+        def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+            begun.append((first_batch_idx, checkpoint_uuid))
+
+    class Starting(Regression):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"started": Started()}
+
+    for length in (1, 3, 4):
+        peers = DistributedContext.from_torch_distributed()
+        with pytorch.init(hparams={"global_batch_size": 8}, distributed=peers) as context:
+            pytorch.Trainer(Starting(context), context).fit(max_length=Batch(length), latest_checkpoint="last")
+    return begun
+
+
 def unseeded(directory: Path) -> dict[str, Any]:
     """A local run, whose ranks come with random numbers of their own."""
     os.environ["DRAY_HOME"] = str(directory)
@@ -412,6 +432,7 @@ SCENARIOS = [
     dropout_whole,
     dropout_resumed,
     from_one_process,
+    last,
     unseeded,
     pretrained_weights,
     wrapped_attributes,

@@ -84,6 +84,14 @@ def test_detached_prints_only_the_name(up: Served, config: Path, dray: Dray) -> 
     assert (up.results / "digits-1" / "code" / "parts" / "layer.py").exists()
 
 
+def test_a_metric_without_a_direction_is_warned_of_by_the_command(
+    up: Served, config: Path, dray: Dray, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = dray("e", "create", config, "--detach", "--config", "searcher.metric=accuracy")
+    assert (said.code, said.out) == (0, "digits-1\n")
+    assert "minimizes 'accuracy', because smaller_is_better is not set" in caplog.text
+
+
 def test_an_experiment_is_followed_to_its_end(up: Served, config: Path, dray: Dray) -> None:
     def train() -> None:
         simulated(up.results / "digits-1", 2)
