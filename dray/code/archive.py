@@ -14,16 +14,24 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO, Protocol
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, NoReturn, Protocol
+
+from typing_extensions import Self
 
 from dray import private
-from dray.code.ignore import IGNORE_FILES, MAX_CODE_BYTES, MAX_ENTRIES, Code, code_of, copied, make_links
+from dray.code.ignore import IGNORE_FILES, MAX_CODE_BYTES, Code, code_of, copied, make_links
+from dray.errors import ConfigError
+from dray.text import one_line
 
 MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)
 """Of an archive, compressed."""
-_MAX_READ = MAX_CODE_BYTES + 1024 * MAX_ENTRIES
+MAX_FILES = 20_000
+"""Files, links and directories in an archive. Making one takes up to a millisecond."""
+_MAX_READ = MAX_CODE_BYTES + 1024 * MAX_FILES
 """Of an archive, decompressed: its files, and a header and padding for each."""
+MAX_HEADER = 1 << 16
+"""Of what is before a file in an archive, such as its name and attributes."""
 
 
 class BadArchive(ValueError):
@@ -40,6 +48,9 @@ def pack(directory: Path) -> bytes:
 
 
 def _pack(code: Code) -> bytes:
+    if len(code.folders) + len(code.files) + len(code.links) >= MAX_FILES:
+        what = f"{_too_large()}; exclude what is not code in {code.root / IGNORE_FILES[-1]} (.gitignore syntax)"
+        raise ConfigError([("model_dir", what)])
     packed = io.BytesIO()
     # A network, or this machine, is faster than level 9; links to single files elsewhere are followed.
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1, dereference=True) as archive:
@@ -52,37 +63,58 @@ def _pack(code: Code) -> bytes:
     return packed.getvalue()
 
 
-def unpack(packed: BinaryIO, to: Path) -> None:
+def unpack(packed: BinaryIO, to: Path) -> list[str]:
     """Unpack code into an empty directory, so that `code_of` finds all of it there.
 
     Nothing is written outside of the directory. Links may lead out of it, as those of a model directory to its data
-    do; they are made last, so that no file is written through them.
+    do; they are made last, and not where there is something, so that nothing is written through them.
+
+    Returns:
+        The names of the links.
 
     Raises:
         BadArchive: it is none, is too large, or has something other than files, directories and links in it.
     """
-    links: list[tuple[str, str]] = []
-    size = 0
+    links: dict[str, str] = {}
+    folders = {PurePosixPath()}
+    size = count = 0
     try:
-        with gzip.GzipFile(fileobj=packed) as plain, tarfile.open(fileobj=_Limited(plain), mode="r|") as archive:
-            for number, member in enumerate(archive):
+        with (
+            gzip.GzipFile(fileobj=packed) as plain,
+            tarfile.open(fileobj=_Limited(plain), mode="r|", tarinfo=_Member) as archive,
+        ):
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+                count += 1
                 size += member.size
-                if size > MAX_CODE_BYTES or number >= MAX_ENTRIES:
+                path = _within(member.name)
+                for folder in reversed((path, *path.parents) if member.isdir() else path.parents):
+                    if folder not in folders:
+                        (to / folder).mkdir(exist_ok=True)
+                        folders.add(folder)
+                if size > MAX_CODE_BYTES or count + len(folders) > MAX_FILES:
                     raise BadArchive(_too_large())
                 if member.issym():
-                    links.append((_within(member, to), member.linkname))
-                elif member.isfile() or member.isdir():
-                    archive.extract(member, to, filter="data")
-                else:
+                    links[path.as_posix()] = member.linkname
+                elif member.isfile():
+                    _write(archive, member, to / path)
+                elif not member.isdir():
                     raise BadArchive(f"the code has {member.name!r}, which is no file, directory or link")
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise BadArchive(f"the code can't be unpacked: {error}; it must be a .tar.gz") from None
-    root = to.resolve()
-    for name, target in links:
-        if not (to / name).parent.resolve().is_relative_to(root):
-            raise BadArchive(f"the code has a link {name!r} below another link")
-        make_links(to, [(name, target)])
+    except BadArchive:
+        raise
+    except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError, zlib.error) as error:
+        raise BadArchive(f"the code can't be unpacked: {one_line(error)}; it must be a .tar.gz") from None
+    make_links(to, links.items())
     _keep_all(to)
+    return list(links)
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
+    content = archive.extractfile(member)
+    assert content is not None, "a file has content"
+    mode = 0o777 if member.mode & 0o100 else 0o666  # less the umask
+    with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        shutil.copyfileobj(content, file)
 
 
 def copy(code: Path, to: Path) -> None:
@@ -156,14 +188,30 @@ def _keep_all(directory: Path) -> None:
     (directory / name).write_text(f"!*\n/{name}\n")
 
 
-def _within(member: tarfile.TarInfo, to: Path) -> str:
-    """The name of a link, checked as that of a file."""
-    as_file = tarfile.TarInfo(member.name)
-    return tarfile.data_filter(as_file, str(to)).name
+def _within(name: str) -> PurePosixPath:
+    """The path of a member in the directory."""
+    path = PurePosixPath(name.lstrip("/"))
+    if ".." in path.parts:
+        raise BadArchive(f"the code has {name!r}, which is outside of its directory")
+    return path
 
 
 def _too_large() -> str:
-    return f"the code has more than {MAX_CODE_BYTES >> 20} MiB or {MAX_ENTRIES:,} files"
+    return f"the code has more than {MAX_CODE_BYTES >> 20} MiB or {MAX_FILES:,} files"
+
+
+class _Member(tarfile.TarInfo):
+    """A member of an archive. `tarfile` reads what is before a file, such as a long name, into memory at once."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        made = super().frombuf(buf, encoding, errors)
+        if made.size < 0 or (made.size > MAX_HEADER and made.type not in (tarfile.REGTYPE, tarfile.AREGTYPE)):
+            raise BadArchive(f"the code has a member of type {made.type!r} with {made.size:,} bytes")
+        return made
+
+    def _proc_gnusparse_10(self, *_: object) -> NoReturn:
+        raise BadArchive("the code has a sparse file")  # its map may be as large as the archive
 
 
 class _Readable(Protocol):

@@ -197,7 +197,7 @@ class _Walk:
             name, is_folder = f"{folder}{entry.name}", os.path.isdir(entry.path)
             if self._ignored.match_file(f"{name}/" if is_folder else name):
                 continue
-            if entry.is_symlink() and not self._leads_to_code(entry.path):
+            if entry.is_symlink() and not leads_to_code(Path(entry.path), self._root):
                 self.links.append(name)
             elif is_folder:
                 if self._deep and Path(entry.path).resolve() != self._leave_out:
@@ -208,13 +208,14 @@ class _Walk:
                 for place in (path, *path.parents):
                     self.sizes[str(place)] += entry.stat().st_size
 
-    def _leads_to_code(self, link: str) -> bool:
-        """Whether a link leads to code outside of the directory."""
-        return (
-            os.path.isfile(link)
-            and os.path.getsize(link) <= MAX_LINKED_BYTES
-            and not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(self._root))
-        )
+
+def leads_to_code(link: Path, root: Path) -> bool:
+    """Whether a link leads to code outside of a directory, and so is followed."""
+    return (
+        link.is_file()
+        and link.stat().st_size <= MAX_LINKED_BYTES
+        and not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(root))
+    )
 
 
 def _too_large(root: Path, walk: _Walk) -> str:

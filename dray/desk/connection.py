@@ -1,11 +1,10 @@
 """How workers and drivers call the desk for every trial: over TCP. A call of an actor costs it 0.4 ms of CPU, one here
 0.06.
 
-A frame is its length, in four bytes, and a pickle: of a call, ``(number, method, args, kwargs)``, or of its answer,
-``(number, value, error)``, an error as text. Answers come in any order; a call may wait for hours. One whose answer
-nobody needs has the number None. Nothing is unpickled of a client that has not proven that it knows the desk's key,
-which it has from Ray: the desk begins with a nonce, and the client answers with its HMAC. Where Ray uses TLS
-(``RAY_USE_TLS``), so does this, with the same certificates.
+A message is a pickle: of a call, ``(number, method, args, kwargs)``, or of its answer, ``(number, value, error)``, an
+error as text. Answers come in any order; a call may wait for hours. A call whose answer nobody needs has the number
+None. Neither side unpickles anything before the other one has proven that it knows the desk's key, which clients get
+from Ray; see `dray.desk.channel`. Where Ray uses TLS (``RAY_USE_TLS``), so does this, with the same certificates.
 
 This module does not know Ray.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import itertools
 import logging
 import os
@@ -27,17 +25,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from dray.desk.channel import MAX_MESSAGE, Channel, Forged, Role
+from dray.private import is_loopback
 from dray.text import one_line
 
 log = logging.getLogger(__name__)
 
 CONNECT_S = 30.0
-"""How long to try to connect."""
+"""How long a client tries to connect."""
+HANDSHAKE_S = 5.0
+"""How long a connection may take to prove that it is a client's."""
+MAX_UNPROVEN = 1024
+"""The most connections that have not proven it yet; a new one ends the oldest."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
 """Seconds, seconds, count: firewalls forget connections that are idle for longer, and a peer whose machine is gone is
 noticed after three minutes."""
-_NONCE = 32
-_LENGTH = 4
 
 
 class DeskUnreachable(ConnectionError):
@@ -64,11 +66,17 @@ async def listen(desk: object, host: str) -> Endpoint:
             address.
     """
     key = secrets.token_bytes()
-    interface = host if host == "localhost" or host.startswith("127.") or host == "::1" else None
+    unproven: dict[_Caller, None] = {}
+    encryption = tls(server=True)
     server = await asyncio.get_running_loop().create_server(
-        lambda: _Caller(desk, key), interface, 0, family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-        backlog=4096, ssl=tls(server=True),
-    )  # fmt: skip
+        lambda: _Caller(desk, key, unproven),
+        host if is_loopback(host) else None,
+        0,
+        family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+        backlog=4096,
+        ssl=encryption,
+        ssl_handshake_timeout=HANDSHAKE_S if encryption is not None else None,
+    )
     return Endpoint(host=host, port=server.sockets[0].getsockname()[1], key=key)
 
 
@@ -105,10 +113,9 @@ class DeskConnection:
         except OSError as error:
             self._loop.call_soon_threadsafe(self._loop.stop)
             why = os.strerror(error.errno) if error.errno else one_line(error) or "no answer"
-            raise DeskUnreachable(
-                f"can't connect to the experiment's desk at {endpoint}: {why}; between the nodes of a Ray cluster all "
-                "TCP ports must be open"
-            ) from None
+            if not isinstance(error, Forged):
+                why += "; between the nodes of a Ray cluster all TCP ports must be open"
+            raise DeskUnreachable(f"can't connect to the experiment's desk at {endpoint}: {why}") from None
 
     def _run(self) -> None:
         try:
@@ -126,8 +133,8 @@ class DeskConnection:
             if self._is_closed:
                 answer.set_exception(DeskUnreachable(f"the connection to the desk at {self._endpoint} is closed"))
             else:
-                frame = _frame((number, method, args, kwargs))
-                self._loop.call_soon_threadsafe(self._answers.ask, number, answer, frame)
+                message = _pickled((number, method, args, kwargs))
+                self._loop.call_soon_threadsafe(self._answers.ask, number, answer, message)
             return answer
 
         return call
@@ -135,7 +142,7 @@ class DeskConnection:
     def tell(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Call a method whose answer nobody needs, which saves half of its cost; if it fails, the desk logs it."""
         if not self._is_closed:
-            self._loop.call_soon_threadsafe(self._answers.tell, _frame((None, method, args, kwargs)))
+            self._loop.call_soon_threadsafe(self._answers.tell, _pickled((None, method, args, kwargs)))
 
     def close(self) -> None:
         """End the connection, once all calls so far have been sent; what has not been answered fails. Idempotent."""
@@ -145,19 +152,22 @@ class DeskConnection:
 
     async def _open(self, endpoint: Endpoint) -> _Answers:
         async with asyncio.timeout(CONNECT_S):
-            _, answers = await self._loop.create_connection(
+            transport, answers = await self._loop.create_connection(
                 lambda: _Answers(endpoint), endpoint.host, endpoint.port, ssl=tls(server=False)
             )
-            await answers.trusted
+            try:
+                await answers.trusted
+            except BaseException:
+                transport.abort()
+                raise
         return answers
 
 
-class _Frames(asyncio.Protocol):
-    """Takes the bytes of one side of a connection apart: a nonce, or the answer to it, then frames."""
+class _Messages(asyncio.Protocol):
+    """One side of a connection: hands over the messages of the other one, once that is known to have the key."""
 
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-        self._proven = False
+    def __init__(self, key: bytes, role: Role) -> None:
+        self.channel = Channel(key, role)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -167,100 +177,120 @@ class _Frames(asyncio.Protocol):
             with contextlib.suppress(AttributeError, OSError):  # where there is no such option
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
+        self.transport.write(self.channel.hello)
+
     def data_received(self, data: bytes) -> None:
-        self._bytes += data
-        if not self._proven:
-            if len(self._bytes) < _NONCE:
-                return
-            self._proven = self.proves(bytes(self._bytes[:_NONCE]))
-            del self._bytes[:_NONCE]
-        while self._proven and len(self._bytes) >= _LENGTH:
-            end = _LENGTH + int.from_bytes(self._bytes[:_LENGTH], "big")
-            if len(self._bytes) < end:
-                return
-            frame = pickle.loads(self._bytes[_LENGTH:end])
-            del self._bytes[:end]
-            self.received(*frame)
+        was_proven = self.channel.is_proven
+        try:
+            answer, messages = self.channel.receive(data)
+        except Forged as error:
+            self.refused(error)
+            self.transport.abort()
+            return
+        if answer:
+            self.transport.write(answer)
+        if self.channel.is_proven and not was_proven:
+            self.proven()
+        for message in messages:
+            self.received(*pickle.loads(message))
 
-    def proves(self, first: bytes) -> bool:
-        """Whether these first bytes allow to go on."""
+    def proven(self) -> None:
+        """The other side has proven that it knows the key."""
         raise NotImplementedError
 
-    def received(self, number: int | None, *frame: Any) -> None:
-        """A frame has come."""
+    def refused(self, error: Forged) -> None:
+        """The other side does not know the key; the connection ends."""
+
+    def received(self, number: int | None, *content: Any) -> None:
+        """A message has come."""
         raise NotImplementedError
 
 
-class _Caller(_Frames):
-    """The desk's side of a connection."""
+class _Caller(_Messages):
+    """The desk's side of a connection.
 
-    def __init__(self, desk: object, key: bytes) -> None:
-        super().__init__()
-        self._desk, self._key, self._nonce = desk, key, secrets.token_bytes(_NONCE)
+    Args:
+        unproven: all such connections that have not proven yet that they are a client's, oldest first.
+    """
+
+    def __init__(self, desk: object, key: bytes, unproven: dict[_Caller, None]) -> None:
+        super().__init__(key, "desk")
+        self._desk, self._unproven = desk, unproven
         self._calls: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.transport.write(self._nonce)
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.transport.abort)
+        self._unproven[self] = None
+        if len(self._unproven) > MAX_UNPROVEN:
+            oldest = next(iter(self._unproven))
+            oldest.leave_unproven()
+            oldest.transport.abort()
 
-    def proves(self, first: bytes) -> bool:
-        if hmac.compare_digest(first, hmac.digest(self._key, self._nonce, "sha256")):
-            return True
-        self.transport.abort()
-        return False
+    def leave_unproven(self) -> None:
+        """It has proven that it is a client's, or it ends."""
+        self._timer.cancel()
+        self._unproven.pop(self, None)
 
-    def received(self, number: int | None, *frame: Any) -> None:
+    proven = leave_unproven
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.leave_unproven()
+
+    def received(self, number: int | None, *content: Any) -> None:
         # Not cancelled if the caller dies: what it has reported counts.
-        call = asyncio.ensure_future(self._answer(number, *frame))
+        call = asyncio.ensure_future(self._answer(number, *content))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
     async def _answer(self, number: int | None, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             value = await getattr(self._desk, method)(*args, **kwargs)
-            answer = b"" if number is None else _frame((number, value, None))
+            answer = b"" if number is None else _pickled((number, value, None))
         except Exception as error:
             log.exception("a call of the desk's %s failed", method)
-            answer = b"" if number is None else _frame((number, None, f"{type(error).__name__}: {error}"))
+            answer = b"" if number is None else _pickled((number, None, f"{type(error).__name__}: {error}"))
         if answer and not self.transport.is_closing():
-            self.transport.write(answer)
+            self.transport.write(self.channel.seal(answer))
 
 
-class _Answers(_Frames):
+class _Answers(_Messages):
     """A client's side of a connection; all in its loop's thread."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__()
+        super().__init__(endpoint.key, "client")
         self._endpoint = endpoint
         self._awaited: dict[int, Future[Any]] = {}
         self.trusted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def proves(self, first: bytes) -> bool:
-        self.transport.write(hmac.digest(self._endpoint.key, first, "sha256"))
+    def proven(self) -> None:
         self.trusted.set_result(None)
-        return True
 
-    def tell(self, frame: bytes) -> None:
+    def refused(self, error: Forged) -> None:
+        if not self.trusted.done():
+            self.trusted.set_exception(error)
+
+    def tell(self, message: bytes) -> None:
         """Send a call that is not answered."""
         if not self.transport.is_closing():
-            self.transport.write(frame)
+            self.transport.write(self.channel.seal(message))
 
-    def ask(self, number: int, answer: Future[Any], frame: bytes) -> None:
+    def ask(self, number: int, answer: Future[Any], message: bytes) -> None:
         """Send a call."""
         if self.transport.is_closing():
             return answer.set_exception(self._error())
         self._awaited[number] = answer
-        self.transport.write(frame)
+        self.transport.write(self.channel.seal(message))
 
     def close(self) -> None:
         """End the connection once all is sent, then the loop."""
         self.transport.close()
         self._lost.add_done_callback(lambda lost: lost.get_loop().stop())
 
-    def received(self, number: int | None, *frame: Any) -> None:
+    def received(self, number: int | None, *content: Any) -> None:
         assert number is not None
-        value, error = frame
+        value, error = content
         answer = self._awaited.pop(number)
         if error is None:
             answer.set_result(value)
@@ -279,6 +309,8 @@ class _Answers(_Frames):
         return DeskUnreachable(f"lost the connection to the experiment's desk at {self._endpoint}")
 
 
-def _frame(content: tuple[Any, ...]) -> bytes:
-    pickled = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
-    return len(pickled).to_bytes(_LENGTH, "big") + pickled
+def _pickled(content: tuple[Any, ...]) -> bytes:
+    message = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
+    if len(message) > MAX_MESSAGE:
+        raise ValueError(f"a message of {len(message):,} bytes is too large for the desk: at most {MAX_MESSAGE:,}")
+    return message

@@ -40,7 +40,7 @@ class GroupServer:
         return Cluster(own=False, local=self.local, description=f"the worker groups of the server at {self.address}")
 
     def desk(self) -> Any:
-        """The handle of its desk; after the desk has died, of the next one.
+        """The handle of its desk; after the desk has died, that of the next one.
 
         Raises:
             DeskLost: there has been none for a minute.
@@ -48,8 +48,10 @@ class GroupServer:
         deadline = time.monotonic() + DESK_S
         while True:
             try:
-                return ray.get_actor(DESK, namespace=self.namespace)
-            except ValueError:
+                desk = ray.get_actor(DESK, namespace=self.namespace)
+                ray.get(desk.demands.remote({}))
+                return desk
+            except (ValueError, ray.exceptions.RayActorError):  # one that has died keeps its name until it is replaced
                 if time.monotonic() > deadline:
                     raise DeskLost(f"the server on the Ray cluster at {self.address} has no desk") from None
                 time.sleep(POLL_S)

@@ -47,6 +47,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return refuse(400, str(error).partition("\n")[0].rstrip(":"), error.faults)
     except BadInput as error:
         return refuse(400, str(error))
+    except RecursionError:
+        return refuse(400, "it is nested too deeply")
     except (NotSubmitted, NoExperiment) as error:
         return refuse(404, str(error))
     except (WrongState, JournalError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from aiohttp import BodyPartReader, web
 
 from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
+from dray.code.ignore import leads_to_code
 from dray.config.limits import MAX_BYTES
 from dray.errors import ConfigError
 from dray.serve import events, fork, patch
@@ -69,19 +70,24 @@ class Api:
     async def _submit(self, request: web.Request) -> web.StreamResponse:
         if not request.content_type.startswith("multipart/"):
             raise BadInput("must be multipart/form-data, with config (a YAML file's text) and code (a .tar.gz)")
-        with tempfile.TemporaryDirectory(prefix="dray-submit-") as scratch:
-            packed, code = Path(scratch) / "code.tar.gz", Path(scratch) / "code"
+        scratch = tempfile.TemporaryDirectory(prefix="dray-submit-")
+        packed, code = Path(scratch.name) / "code.tar.gz", Path(scratch.name) / "code"
+        try:
             config = await _read_parts(request, packed)
             code.mkdir()
             submitted = await asyncio.to_thread(self._submitted, config, packed, code)
+        finally:
+            await asyncio.to_thread(scratch.cleanup)  # of thousands of files, say
         return answer(to_json(submitted), status=201)
 
     def _submitted(self, config: str, packed: Path, code: Path) -> Submitted:
         try:
             with packed.open("rb") as file:
-                unpack(file, code)
+                links = unpack(file, code)
         except BadArchive as error:
             raise BadInput(str(error)) from None
+        if followed := [link for link in links if leads_to_code(code / link, code)]:
+            raise BadInput(f"the code has a link to a file of this machine: {followed[0]}; send the file itself")
         try:
             return self._control.submit(config, code)
         except ConfigError as error:
@@ -160,25 +166,27 @@ async def _read_parts(request: web.Request, packed: Path) -> str:
     async for part in await request.multipart():
         if not isinstance(part, BodyPartReader) or part.name not in ("config", "code"):
             raise BadInput("only config and code are expected")
-        limit, size = (MAX_BYTES, 0) if part.name == "config" else (MAX_ARCHIVE_BYTES, 0)
-        chunks: list[bytes] = []
-        with packed.open("wb") as file:
-            while chunk := await part.read_chunk(1 << 18):
-                size += len(chunk)
-                if size > limit:
-                    raise web.HTTPRequestEntityTooLarge(limit, size, text=f"{part.name} has more than {limit:,} bytes")
-                if part.name == "config":
-                    chunks.append(chunk)
-                else:
+        if part.name == "code":
+            with packed.open("wb") as file:
+                async for chunk in _chunks(part, MAX_ARCHIVE_BYTES):
                     file.write(chunk)
-        if part.name == "config":
+        else:
             try:
-                config = b"".join(chunks).decode()
+                config = b"".join([chunk async for chunk in _chunks(part, MAX_BYTES)]).decode()
             except UnicodeDecodeError as error:
                 raise BadInput(f"config is not UTF-8 text: {error}") from None
     if config is None or not packed.exists():
         raise BadInput(f"{'config' if config is None else 'code'} is missing")
     return config
+
+
+async def _chunks(part: BodyPartReader, limit: int) -> AsyncIterator[bytes]:
+    size = 0
+    while chunk := await part.read_chunk(1 << 18):
+        size += len(chunk)
+        if size > limit:
+            raise web.HTTPRequestEntityTooLarge(limit, size, text=f"{part.name} has more than {limit:,} bytes")
+        yield chunk
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

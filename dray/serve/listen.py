@@ -21,6 +21,8 @@ PORT = 8600
 """The first port that is tried, by default."""
 PORTS = 20
 """How many ports are tried, from the given one on."""
+REQUEST_S = 20.0
+"""How long a connection may take to send the head of its first request, and of each further one."""
 
 
 @contextlib.contextmanager
@@ -43,6 +45,7 @@ def listening(control: Control, results: Path, host: str, port: int, token: str)
         handle_signals=False,
         access_log=None,
         shutdown_timeout=1.0,
+        keepalive_timeout=REQUEST_S,
     )
     try:
         chosen = loop.run_until_complete(_listen(runner, host, port))

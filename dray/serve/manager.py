@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +180,12 @@ class Manager:
                 desk = start_desk(DESK, SERVER, runtime_env=env)
                 ray.get(desk.demands.remote({}))
                 return desk
-            except (ray.exceptions.RayActorError, ValueError) as died:
-                error = died  # a ValueError: the name of the one before is not free yet
-                time.sleep(RETRY_S)
+            except ray.exceptions.RayActorError as died:
+                error = died
+            except ValueError as taken:
+                error = taken
+                _free_name()
+            time.sleep(RETRY_S)
         if isinstance(error, ValueError):
             raise ExperimentError("another dray server uses this Ray cluster; stop that one, or give another --address")
         raise ExperimentError(f"the server's desk can't start on the head of the Ray cluster: {error}")
@@ -406,6 +410,16 @@ class Manager:
                 return "STOPPING"
             return "PAUSED" if item.wanted == "pause" else "STOPPED"
         return "RUNNING" if any(demand.has for demand in demands) else "QUEUED"
+
+
+def _free_name() -> None:
+    """Have Ray forget the name of a desk that has died, which it keeps as long as any process has the desk's handle."""
+    with suppress(ValueError):  # it is free already
+        desk = ray.get_actor(DESK, namespace=NAMESPACE)
+        try:
+            ray.get(desk.demands.remote({}))
+        except ray.exceptions.RayActorError:
+            ray.kill(desk)
 
 
 def why_full(results: Path) -> str:

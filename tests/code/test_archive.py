@@ -88,7 +88,6 @@ def test_what_the_ignore_files_choose_arrives_and_nothing_else(tmp_path: Path, t
         (lambda: archive(member("../out")), "outside"),
         (lambda: archive(member("a/../../out")), "outside"),
         (lambda: archive(member("../out", tarfile.SYMTYPE, "/etc")), "outside"),
-        (lambda: archive(member("d", tarfile.SYMTYPE, "/etc"), member("d/out", tarfile.SYMTYPE, "x")), "below another"),
         (lambda: archive(member("hard", tarfile.LNKTYPE, "/etc/passwd")), "no file, directory or link"),
         (lambda: archive(member("pipe", tarfile.FIFOTYPE)), "no file, directory or link"),
         (lambda: archive(member("device", tarfile.CHRTYPE)), "no file, directory or link"),
@@ -109,7 +108,8 @@ def test_a_bad_archive_is_refused(tmp_path: Path, to: Path, make: Callable[[], i
 def test_a_file_is_not_written_through_a_link(tmp_path: Path, to: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    unpack(archive(member("d", tarfile.SYMTYPE, str(outside)), member("d/out"), member("d/x/y")), to)
+    link = member("d", tarfile.SYMTYPE, str(outside))
+    unpack(archive(link, member("d/out"), member("d/x/y"), member("d/link", tarfile.SYMTYPE, "x")), to)
     assert list(outside.iterdir()) == []
     assert (to / "d" / "out").exists()
 
@@ -122,13 +122,46 @@ def test_an_absolute_name_stays_within(to: Path) -> None:
 
 def test_little_does_not_unpack_to_very_much(to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dray.code.archive._MAX_READ", 1 << 20)
-    header = member("long")
-    header.pax_headers = {"comment": "x" * (4 << 20)}
     with pytest.raises(BadArchive, match="more than 96 MiB"):
-        unpack(archive(header), to)
-    monkeypatch.setattr("dray.code.archive.MAX_ENTRIES", 10)
+        unpack(archive(member("zeros", size=2 << 20)), to)
+    monkeypatch.setattr("dray.code.archive.MAX_FILES", 10)
     with pytest.raises(BadArchive, match="or 10 files"):
         unpack(archive(*(member(f"f{number}") for number in range(11))), to)
+    with pytest.raises(BadArchive, match="or 10 files"):
+        unpack(archive(member("/".join("abcdefghijk"))), to)
+    for number in range(10):
+        (to / f"f{number}").touch()
+    with pytest.raises(ConfigError, match=r"or 10 files; exclude .* in .*\.drayignore"):
+        pack(to)
+
+
+def with_headers(**headers: str) -> tarfile.TarInfo:
+    made = member("file")
+    made.pax_headers = headers
+    return made
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        with_headers(comment="x" * (1 << 17)),
+        with_headers(path="x" * (1 << 17)),
+        member("name", tarfile.GNUTYPE_LONGNAME, size=1 << 17),
+        member("link", tarfile.GNUTYPE_LONGLINK, size=1 << 17),
+        member("global", tarfile.XGLTYPE, size=1 << 17),
+        member("sparse", tarfile.GNUTYPE_SPARSE, size=1 << 17),
+        with_headers(**{"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "file"}),
+    ],
+    ids=lambda info: info.name,
+)
+def test_what_tarfile_would_read_into_memory_at_once_is_refused(large: tarfile.TarInfo, to: Path) -> None:
+    with pytest.raises(BadArchive, match=r"a member of type|a sparse file"):
+        unpack(archive(large, member("next")), to)
+
+
+def test_headers_in_a_long_chain_are_refused(to: Path) -> None:
+    with pytest.raises(BadArchive, match=r"must be a \.tar\.gz"):
+        unpack(archive(*(member("global", tarfile.XGLTYPE) for _ in range(2000))), to)
 
 
 def test_too_much_code_is_refused_before_it_is_sent(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import socket
 import subprocess
@@ -157,6 +158,24 @@ def test_what_listens_is_no_desk(monkeypatch: pytest.MonkeyPatch) -> None:
         DeskConnection(Endpoint(host="127.0.0.1", port=other.getsockname()[1], key=b""))
 
 
+def connected(endpoint: Endpoint) -> socket.socket:
+    return socket.create_connection((endpoint.host, endpoint.port), timeout=30)
+
+
+def rest(raw: socket.socket) -> bytes:
+    """What still comes, until the other side ends the connection."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while more := raw.recv(1000):
+            received += more
+    return received
+
+
+def framed(pickled: bytes) -> bytes:
+    """A message as a frame, with a MAC that is wrong."""
+    return len(pickled).to_bytes(4, "big") + bytes(16) + pickled
+
+
 class Trap:
     """Notes that it was unpickled."""
 
@@ -168,19 +187,59 @@ class Trap:
 
 @pytest.mark.parametrize("key", [b"", b"not the key"])
 def test_nothing_is_unpickled_of_who_does_not_know_the_key(server: Server, key: bytes) -> None:
-    stranger = DeskConnection(Endpoint(host="127.0.0.1", port=server.endpoint.port, key=key))
-    with pytest.raises(DeskUnreachable):
-        stranger.note(Trap()).result(30)
-    frame = pickle.dumps((0, "note", (Trap(),), {}))
-    with socket.create_connection(("127.0.0.1", server.endpoint.port)) as raw:
-        raw.sendall(bytes(32) + len(frame).to_bytes(4, "big") + frame)
-        raw.settimeout(30)
-        received = b""
-        while more := raw.recv(1000):
-            received += more
-    assert len(received) == 32, "the nonce, and no answer"
+    with pytest.raises(DeskUnreachable, match=r"does not know this connection's key$"):
+        DeskConnection(Endpoint(host="127.0.0.1", port=server.endpoint.port, key=key))
+    with connected(server.endpoint) as raw:
+        raw.sendall(bytes(64) + framed(pickle.dumps((0, "note", (Trap(),), {}))))
+        assert len(rest(raw)) <= 32, "the nonce, and no answer"
     assert not Trap.sprung
     assert server.desk.told == []
+
+
+def test_a_client_unpickles_nothing_of_a_desk_that_does_not_know_the_key() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def pretend() -> None:
+            with other.accept()[0] as raw:
+                raw.sendall(bytes(64) + framed(pickle.dumps((0, Trap(), None))))
+                rest(raw)
+
+        pretending = threading.Thread(target=pretend)
+        pretending.start()
+        with pytest.raises(DeskUnreachable, match=r"does not know this connection's key$"):
+            DeskConnection(Endpoint(host="127.0.0.1", port=other.getsockname()[1], key=b"the key"))
+        pretending.join(30)
+    assert not Trap.sprung
+
+
+def test_a_connection_that_proves_nothing_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HANDSHAKE_S", 0.05)
+    with connected(server.endpoint) as raw:
+        raw.sendall(bytes(10))
+        assert len(rest(raw)) <= 32
+
+
+def test_of_too_many_unproven_connections_the_oldest_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_UNPROVEN", 2)
+    with contextlib.ExitStack() as stack:
+        raws = [stack.enter_context(connected(server.endpoint)) for _ in range(3)]
+        assert len(rest(raws[0])) <= 32
+        desk = DeskConnection(server.endpoint)
+        assert len(rest(raws[1])) <= 32
+        assert desk.note("clients still connect").result(30) == 1
+        raws[2].sendall(bytes(32))
+        with raws[2].makefile("rb") as stream:
+            assert len(stream.read(64)) == 64
+        desk.close()
+
+
+def test_a_message_that_is_too_large_is_an_error_of_its_call(
+    desk: DeskConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MAX_MESSAGE", 1000)
+    with pytest.raises(ValueError, match="is too large for the desk: at most 1,000"):
+        desk.note(bytes(1001))
+    assert desk.note("still there").result(30) == 1
 
 
 def test_an_endpoint_does_not_show_its_key() -> None:

@@ -8,16 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 import dray
-from dray.groups.lent import DESK
 from dray.serve.client import Refused
 from dray.serve.control import Share, Submitted, WrongState
-from dray.serve.manager import NAMESPACE
 from tests.ray.harness import TRIALS, attempts, journal, lines, saved_batches
 from tests.ray.scraping import scraped, values
-from tests.ray.serving import Served, copy_of, served
+from tests.ray.serving import Served, copy_of, kill_desk, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
@@ -235,7 +232,7 @@ def test_an_experiment_whose_process_dies_continues_by_itself(server: Served) ->
 def test_experiments_continue_when_the_desk_has_died(server: Served) -> None:
     submitted = server.submit("deskless", batches=60, pause_s=0.1)
     server.wait_for(lambda: has_saved(server, submitted), "a checkpoint")
-    ray.kill(ray.get_actor(DESK, namespace=NAMESPACE))
+    kill_desk()
     server.wait_until(submitted, "COMPLETED")
     check_training(server.record("deskless"), trials=1, batches=60)
 

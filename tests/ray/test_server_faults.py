@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from dray.groups.lent import DESK
 from dray.serve.control import Submitted
-from dray.serve.manager import NAMESPACE
+from tests.ray import serving
 from tests.ray.harness import lines
 from tests.ray.serving import Served, served
 from tests.ray.test_server import check_training
@@ -57,8 +56,8 @@ def kill_worker(server: Served, running: list[Submitted]) -> None:
 
 def kill_desk(server: Served, running: list[Submitted]) -> None:
     def killed() -> bool:
-        with contextlib.suppress(ValueError):  # the next one is about to start
-            ray.kill(ray.get_actor(DESK, namespace=NAMESPACE))
+        with contextlib.suppress(ValueError, ray.exceptions.RayActorError):  # the next one is about to start
+            serving.kill_desk()
             return True
         return False
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dray.code.archive import pack
+from dray.serve import listen
 from dray.serve.control import Submitted
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served
@@ -73,6 +74,48 @@ def test_bad_submissions_are_refused_in_words(served: Served, model: Path) -> No
         assert (reply.status, why in reply.json["error"]) == (400, True), reply.body
     assert served.api("POST", "/experiments", {"config": CONFIG}).status == 400
     assert not any(served.results.iterdir())
+
+
+def test_the_parts_of_a_form_may_come_in_any_order(served: Served, model: Path) -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    body = part % (b"code", pack(model)) + part % (b"config", CONFIG.encode()) + b"--b--\r\n"
+    headers = {**served.headers, "Content-Type": "multipart/form-data; boundary=b"}
+    assert served.send("POST", "/api/v1/experiments", body, headers=headers).status == 201
+    assert (served.results / "digits-1" / "code" / "parts" / "layer.py").is_file()
+
+
+def test_a_link_to_a_file_of_the_server_is_refused(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("horse\n")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        link = tarfile.TarInfo("model_def.py")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "password")
+        archive.addfile(link)
+    reply = submit(served, CONFIG, packed.getvalue())
+    assert (reply.status, reply.json["error"][:56]) == (400, "the code has a link to a file of this machine: model_def")
+    assert not any(served.results.iterdir())
+
+
+def test_json_that_is_nested_too_deeply_is_bad_input(served: Served) -> None:
+    (served.results / "digits-1").mkdir()
+    (served.results / "digits-1" / "experiment.yaml").write_text(CONFIG)
+    served.control.put("digits-1", "RUNNING")
+    for depth in (100_000, 900):
+        body = b'{"config": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}"
+        for method, path in (("PATCH", ""), ("POST", "/extend"), ("POST", "/fork")):
+            reply = served.api(method, f"/experiments/digits-1{path}", body)
+            assert reply.status == 400, (depth, path, reply.body)
+
+
+def test_a_connection_without_a_request_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "REQUEST_S", 0.1)
+    with listen.listening(served.control, served.results, "127.0.0.1", 18700, TOKEN) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET"):
+            with socket.create_connection(address, timeout=30) as connection:
+                connection.sendall(sent)
+                while connection.recv(1 << 16):
+                    pass
 
 
 def test_a_full_disk_is_reported(served: Served, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
