@@ -133,7 +133,7 @@ def failure_records(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def grouped_failures(records: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Failure records grouped by the line of the user's code, or else by what the error says first; largest group first."""
+    """Failure records by the line of the user's code, or else by the first line of the error; largest group first."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for failure in records:
         kinds.setdefault(failure.get("where") or short_error(failure.get("error"))[0], []).append(failure)
