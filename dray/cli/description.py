@@ -183,12 +183,12 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for all failures that came from the same line of the user's code."""
-    from dray.records.logs import grouped_failures, last_line, where
+    from dray.records.logs import grouped_failures, short_error, where
 
     lines = []
     for kind in grouped_failures(failures):
         place = where(kind[-1])
-        what = last_line(kind[-1]["error"]) + (f" ({place})" if place else "")
+        what = short_error(kind[-1]["error"])[0] + (f" ({place})" if place else "")
         times = Counter(failure["trial"] for failure in kind)
         some = ", ".join(f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common(5))
         more = f" and {len(times) - 5} more" if len(times) > 5 else ""

@@ -20,6 +20,9 @@ from dray.worker.log.tail import with_log_tail
 from searchers.events import Reason
 from searchers.journal import Journal
 
+DEATHS = 3
+"""How often in a row the processes of a trial may die without progress before it is given up."""
+
 
 class Restarts:
     """The failures of an experiment's trials.
@@ -50,11 +53,18 @@ class Restarts:
         self._failures = failures_in(records)
         self.ended_before = {each["trial"]: each["reason"] for each in records if each.get("event") == "exited"}
         self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
-        self._saved = ByTrial(-1)
+        self._saved, self._furthest = ByTrial(-1), ByTrial(-1)
+        for trial, failures in self._failures.items():
+            self.reached(trial, max(failure.batches for failure in failures))
 
     def saved(self, trial: int, batches: int) -> None:
         """A trial has saved a checkpoint after so many batches, or resumed from it."""
         self._saved[trial] = batches
+        self.reached(trial, batches)
+
+    def reached(self, trial: int, batches: int) -> None:
+        """A trial has trained so many batches."""
+        self._furthest[trial] = max(self._furthest[trial], batches)
 
     def end_of(self, left: TrialLeft) -> Reason | None:
         """Record how a trial failed ("errored", "diverged" or "invalid_hp"). Returns how it ends; None: it restarts."""
@@ -71,6 +81,9 @@ class Restarts:
         assert failure is not None, "an error is of some kind, unless it ends the search"
         if failure.kind == "node":
             failure = replace(failure, batches=self._saved[trial])
+        elif failure.kind == "died":  # it could not say where: only how far the trial ever came is known
+            self.reached(trial, failure.batches)
+            failure = replace(failure, batches=self._furthest[trial])
         failures = self._failures.setdefault(trial, [])
         failures.append(failure)
         why = why_given_up(failures, self._config.max_restarts) or self._forbidden(trial, error)
@@ -122,6 +135,10 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
     if last.kind in ("error", "device") and last == before:
         # It has failed at the same batch in the same way after a restart, so it will do so again.
         return f"the same error twice, after {last.batches} batches: {last.where}"
+    if last.kind == "died" and failures[-DEATHS:] == [last] * DEATHS:
+        # Not twice: another may have killed them. A node that is lost is of another kind.
+        since = f"since batch {last.batches}" if last.batches > 0 else "before its first report"
+        return f"its processes died {DEATHS} times without progress {since}"
     return ""
 
 

@@ -330,6 +330,7 @@ class Run:
         if received.warning:
             self.display.say(f"warning: trial {trial}: {received.warning}")
         self._metrics.append(trial, rows)
+        self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1))
         self._observers.rows(trial, rows)
         self.display.rows(trial, rows)
         self._recorded[received.lease] += 1

@@ -121,13 +121,10 @@ def short_error(error: object) -> list[str]:
     """
     head, *rest = _HEAD_ENDS.split(str(error or "").strip(), maxsplit=1)
     # The head of an error with a cause may be the cause's traceback.
-    return head.splitlines()[:3] if rest and not head.startswith("Traceback") else [last_line(error)]
-
-
-def last_line(error: object) -> str:
-    """The last line of a traceback."""
+    if rest and not head.startswith("Traceback"):
+        return head.splitlines()[:3]
     lines = str(error or "").strip().splitlines()
-    return lines[-1].strip() if lines else "no reason given"
+    return [lines[-1].strip() if lines else "no reason given"]
 
 
 def failure_records(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -136,10 +133,10 @@ def failure_records(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def grouped_failures(records: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Failure records grouped by the line of the user's code, or else by the error's last line; largest group first."""
+    """Failure records by the line of the user's code, or else by the first line of the error; largest group first."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for failure in records:
-        kinds.setdefault(failure.get("where") or last_line(failure.get("error")), []).append(failure)
+        kinds.setdefault(failure.get("where") or short_error(failure.get("error"))[0], []).append(failure)
     return sorted(kinds.values(), key=len, reverse=True)
 
 

@@ -15,7 +15,7 @@ import dray
 from dray.errors import ExperimentError
 from dray.records.hparams import flatten
 from dray.records.listing import open_experiment
-from dray.records.logs import failure_records, grouped_failures, last_line, where
+from dray.records.logs import failure_records, grouped_failures, short_error, where
 from dray.records.lookup import Name
 from dray.records.outcomes import divergence_summary, failure_summary, nan_since_text, no_best_reason, sound
 from dray.records.rungs import rung_estimates
@@ -285,7 +285,7 @@ reached: how much worse a random forest predicts a trial's rank when one hyperpa
             f"<p>{counted(len(failed), 'failure', ',')}; after {ended:,} of them a trial was not restarted.</p>"
         )
         for mine in kinds[:FAILURES_SHOWN]:
-            line, place = last_line(mine[-1].get("error")), where(mine[-1])
+            line, place = short_error(mine[-1].get("error"))[0], where(mine[-1])
             trials = list(dict.fromkeys(record["trial"] for record in mine))
             some = ", ".join(map(str, trials[:8])) + (f" and {len(trials) - 8} more" if len(trials) > 8 else "")
             parts.append(

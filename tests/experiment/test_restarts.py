@@ -28,7 +28,12 @@ def error(batches: int, where: str = "ValueError at model.py:3 in train_batch", 
     return Failure(kind=kind, where=where, batches=batches)
 
 
-DIED, HUNG, OOM = Failure(kind="died"), Failure(kind="hung", batches=7), error(4, "OutOfMemoryError", "oom")
+HUNG, OOM = Failure(kind="hung", batches=7), error(4, "OutOfMemoryError", "oom")
+
+
+def died(batches: int = -1) -> Failure:
+    """A process died; the trial never came further than to this batch."""
+    return Failure(kind="died", batches=batches)
 
 
 def lost(batches: int = -1) -> Failure:
@@ -44,21 +49,25 @@ CASES: dict[str, tuple[list[Failure], bool]] = {
     "the same error later: it got further": ([error(4), error(9)], True),
     "the same error earlier: another one": ([error(9), error(4)], True),
     "another line": ([error(4), error(4, "ValueError at model.py:9 in loss")], True),
-    "another failure between": ([error(4), DIED, error(4)], True),
+    "another failure between": ([error(4), died(), error(4)], True),
     "the same error of a GPU": ([error(4, kind="device"), error(4, kind="device")], False),
     "a first time out of memory": ([OOM], True),
     "out of memory, then another error": ([OOM, error(4)], True),
     "out of memory twice": ([OOM, OOM], False),
-    "out of memory twice, whatever came between": ([OOM, error(4), DIED, error(900, "MemoryError", "oom")], False),
-    "processes that die are not the trial's fault": ([DIED] * 5, True),
+    "out of memory twice, whatever came between": ([OOM, error(4), died(), error(900, "MemoryError", "oom")], False),
+    "processes that die are not the trial's fault": ([died(n) for n in range(5)], True),
+    "nor are they at the same batch, twice": ([died(4), died(4), died(9), died(9)], True),
+    "three times, it will happen again": ([died(4), died(9), died(9), died(9)], False),
+    "also before the first report": ([died()] * 3, False),
+    "with a lost node between, who knows": ([died(4), died(4), lost(), died(4)], True),
     "nor is another rank's": ([error(4, kind="collective")] * 5, True),
     "nor is a hang the same each time": ([HUNG] * 5, True),
-    "but there is an end": ([DIED] * 6, False),
+    "but there is an end": ([died(n) for n in range(6)], False),
     "nodes that are lost do not count": ([lost(n) for n in range(100)], True),
-    "nor do they before the first checkpoint, once": ([lost(), *[DIED] * 5], True),
+    "nor do they before the first checkpoint, once": ([lost(), *map(died, range(5))], True),
     "without a checkpoint between they do": ([lost()] * 7, False),
     "but not the first": ([lost(4)] * 6, True),
-    "others count beside them": ([lost(1), *[DIED] * 3, lost(2), *[DIED] * 3], False),
+    "others count beside them": ([lost(1), *map(died, range(3)), lost(2), *map(died, range(3, 6))], False),
     "ever other errors, until the end": ([error(n) for n in range(6)], False),
 }
 
@@ -71,16 +80,18 @@ def test_trial_restarts(case: str) -> None:
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_trial_restarts_at_most_max_restarts_times(most: int) -> None:
-    answers = [why_given_up([DIED] * count, most) for count in range(1, 6)]
+    answers = [why_given_up([HUNG] * count, most) for count in range(1, 6)]
     assert [answer == "" for answer in answers] == [count <= most for count in range(1, 6)]
     assert answers[-1] == f"5 failures, max_restarts is {most}"
-    assert why_given_up([DIED], 0) == "1 failure, max_restarts is 0"
+    assert why_given_up([HUNG], 0) == "1 failure, max_restarts is 0"
 
 
 def test_the_reason_names_the_place() -> None:
     told = why_given_up([error(4), error(4)], 5)
     assert told == "the same error twice, after 4 batches: ValueError at model.py:3 in train_batch"
     assert why_given_up([OOM, OOM], 5) == "out of memory twice"
+    assert why_given_up([died(9)] * 3, 5) == "its processes died 3 times without progress since batch 9"
+    assert why_given_up([died()] * 3, 5) == "its processes died 3 times without progress before its first report"
 
 
 def restarts_of(
@@ -113,6 +124,25 @@ def test_a_lost_node_is_recorded_with_the_last_checkpoint_before_it(tmp_path: Pa
     assert failures_in(Journal.read(directory.journal)) == {3: [lost(), lost(8), lost(16)]}
 
 
+def test_progress_between_deaths_is_the_furthest_batch_that_was_reported_or_saved(tmp_path: Path) -> None:
+    directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), None)
+    left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error="it died", failure=died())
+    with Journal(directory.journal) as journal:
+        restarts = restarts_of(directory, journal, StringIO(), [])
+        restarts.saved(3, 8)
+        ends = [restarts.end_of(left)]
+        restarts.reached(3, 12)
+        ends.append(restarts.end_of(left))
+        # Another driver: the trial resumes from its checkpoint, and reports once more what it did before.
+        restarts = restarts_of(directory, journal, StringIO(), list(Journal.read(directory.journal)))
+        restarts.saved(3, 8)
+        ends.append(restarts.end_of(left))
+        restarts.reached(3, 11)
+        ends.append(restarts.end_of(left))
+    assert ends == [None, None, None, "errored"]
+    assert [record["batches"] for record in Journal.read(directory.journal)] == [8, 12, 12, 12]
+
+
 def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_path: Path) -> None:
     directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), None)
     screen = StringIO()
@@ -137,7 +167,7 @@ def test_failures_are_recovered_from_the_journal() -> None:
     records = [
         {"event": "restarted", "trial": 3, "error": "...", **failure_fields(error(4))},
         {"event": "reported", "trial": 3},
-        {"event": "restarted", "trial": 1, "error": "...", **failure_fields(DIED)},
+        {"event": "restarted", "trial": 1, "error": "...", **failure_fields(died())},
         {"event": "restarted", "trial": 3, "error": "...", **failure_fields(OOM)},
     ]
-    assert failures_in(records) == {3: [error(4), OOM], 1: [DIED]}
+    assert failures_in(records) == {3: [error(4), OOM], 1: [died()]}

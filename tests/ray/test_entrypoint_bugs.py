@@ -64,7 +64,7 @@ def check(result: dray.Result, expected: dict[str, list[str] | None]) -> None:
                 assert told.endswith(", in do"), "the user's own line, which is in no traceback"
                 assert printed.startswith(f"{where}\n    | Fatal Python error: Segmentation fault\n")
             else:
-                assert told.endswith(" died")
+                assert told.endswith(" died: exited with code 5")
                 assert (printed.splitlines()[0], printed.splitlines()[-1]) == (where, "    | just before its end")
 
 

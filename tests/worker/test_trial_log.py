@@ -18,8 +18,9 @@ import pytest
 
 from dray.worker.children import children
 from dray.worker.log import trial_log
+from dray.worker.log.tail import log_tail, with_log_tail
 from dray.worker.log.trial_log import LogWriter, log_to_stderr, redirect_output, reset_logging
-from dray.worker.log.writer import partial_secret
+from dray.worker.log.writer import ENDING, partial_secret
 
 STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
 
@@ -127,18 +128,26 @@ with redirect_output(Path(sys.argv[1])):
     os.write(2, b"by the system\\n")
     subprocess.run(["echo", "by a child"])
     print("the last word", end="", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+    exec(sys.argv[2])
 """
 
 
 @pytest.mark.slow
-def test_output_of_a_killed_process_is_complete(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    for _ in range(2):
-        assert subprocess.run([sys.executable, "-c", KILLED, log], check=False).returncode == -signal.SIGKILL
-        wait_for(lambda: log.read_bytes().endswith(b"the last word"), "what was printed last")
+def test_output_of_a_process_that_ends_in_its_trial_is_complete_and_tells_how_it_ended(tmp_path: Path) -> None:
     lines = [*(f"line {number}" for number in range(20_000)), "by the system", "by a child", "the last word"]
-    assert printed(log) == 2 * lines
+    ends = {"os._exit(3)": "exited with code 3", "os.kill(os.getpid(), signal.SIGKILL)": "killed by SIGKILL"}
+    for number, (end, ending) in enumerate(ends.items()):
+        log = tmp_path / f"{number}.log"
+        # Nobody waits for it meanwhile: an older kernel forgets an exit code then.
+        with subprocess.Popen([sys.executable, "-c", KILLED, log, end]):
+            wait_for(lambda: log.exists() and ENDING.encode() in log.read_bytes(), "its end")  # noqa: B023
+        assert printed(log) == [*lines, f"{ENDING}{ending}"]
+        assert log_tail(log).endswith("    | the last word")
+        assert with_log_tail("it died", log).startswith(f"it died: {ending}\n\n")
+        assert with_log_tail("it died: no memory", log).startswith("it died: no memory\n\n")
+        with redirect_output(log):
+            print("another process")
+        assert with_log_tail("it died", log).startswith("it died\n\n"), "how is not known of that one"
 
 
 def test_each_line_has_the_time_when_it_was_printed(tmp_path: Path) -> None:

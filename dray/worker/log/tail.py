@@ -39,7 +39,8 @@ def with_log_tail(error: str, log: Path) -> str:
         log: of its trial and rank.
 
     Returns:
-        After a crash, the kind of crash and the innermost line of the user's code come first::
+        How it ended comes first, unless the error says why it died; after a crash, the kind of crash and the innermost
+        line of the user's code::
 
             a process of worker group group-0 died: Segmentation fault
               model_def.py:12, in train_batch
@@ -47,8 +48,8 @@ def with_log_tail(error: str, log: Path) -> str:
             the last lines of its log (...
     """
     _await_writer(log)
-    crash = "\n".join(_described_crash(log))
-    return f"{error}{crash and ': '}{crash}\n\n{LOG_TAIL} ({log}):\n{log_tail(log)}"
+    how = "\n".join(_described_crash(log)) or ("" if ": " in error else _ending(log))
+    return f"{error}{how and ': '}{how}\n\n{LOG_TAIL} ({log}):\n{log_tail(log)}"
 
 
 def _await_writer(log: Path) -> None:
@@ -79,6 +80,12 @@ def _described_crash(log: Path) -> list[str]:
     return [kind[1], *(f"  {Path(frame[1]).name}:{frame[2]}, in {frame[3]}" for frame in frames[:1])]
 
 
+def _ending(log: Path) -> str:
+    """How the process ended, as `dray.worker.log.writer` has found out; "" if it has not."""
+    last = _read_last_lines(log)[-1:]
+    return last[0].removeprefix(writer.ENDING) if last and last[0].startswith(writer.ENDING) else ""
+
+
 def _is_ours(file: Path) -> bool:
     """Whether this is a file of dray, which may be in another place on the node that it ran on."""
     _, dray, inner = "/".join(file.parts).rpartition("/dray/")
@@ -86,6 +93,12 @@ def _is_ours(file: Path) -> bool:
 
 
 def _last_lines(log: Path, start: int = 0) -> list[str]:
+    """What the processes of the trial printed last."""
+    lines = _read_last_lines(log, start)
+    return lines[:-1] if lines and lines[-1].startswith(writer.ENDING) else lines
+
+
+def _read_last_lines(log: Path, start: int = 0) -> list[str]:
     if not log.exists():
         return []
     size = log.stat().st_size

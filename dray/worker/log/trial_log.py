@@ -35,10 +35,14 @@ class LogWriter:
             os.close(reading)
         return writing
 
-    def flush(self) -> None:
-        """Wait until all output is in its file."""
+    def flush(self, *, is_over: bool = False) -> None:
+        """Wait until all output is in its file.
+
+        Args:
+            is_over: the trial is over; if this process ends before that, the log says how.
+        """
         try:
-            self._send(b"?")
+            self._send(b"." if is_over else b"?")
             assert self._control is not None
             answer = self._control.recv(1)
         except OSError:
@@ -62,7 +66,7 @@ class LogWriter:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_FLUSH_S)
         with theirs:
-            command = [sys.executable, "-I", "-S", writer.__file__, str(theirs.fileno())]
+            command = [sys.executable, "-I", "-S", writer.__file__, str(theirs.fileno()), str(os.getpid())]
             null = subprocess.DEVNULL
             subprocess.run(command, pass_fds=[theirs.fileno()], stdin=null, stdout=null, stderr=null,
                            start_new_session=True, check=True)  # fmt: skip
@@ -125,7 +129,7 @@ def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLo
         os.dup2(saved[1], 2)
         for number in (*saved, descriptor):
             os.close(number)
-        log_writer.flush()
+        log_writer.flush(is_over=True)
 
 
 def _text(descriptor: int) -> IO[str]:

@@ -11,12 +11,22 @@ import contextlib
 import fcntl
 import os
 import selectors
+import signal
 import socket
+import struct
 import sys
 import time
 
 STAMP_LENGTH = len("2026-11-21T19:02:02.123Z ")
+ENDING = "dray: the process ended: "
+"""Begins the last line of the log of a process that ended in a trial; what follows is how it ended."""
 _READ_BYTES = 1 << 16
+_ENDS_WITHIN_S = 1.0
+"""How long a process that has closed its pipes may take to end."""
+# <linux/pidfd.h>, since Linux 6.15.
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_EXIT = 8
+_INFO = struct.Struct("QQ11Ii")
 
 
 class _Pipe:
@@ -56,6 +66,12 @@ class _Pipe:
         held, self._held = self._held, b""
         self._write(held)
 
+    def note(self, ending: str) -> None:
+        """Write how the process ended."""
+        self.drain()
+        self.flush()
+        self._write((b"\n" if self._in_line else b"") + f"{ENDING}{ending}\n".encode())
+
     def close(self) -> None:
         os.close(self.end)
         os.close(self._file)
@@ -85,22 +101,81 @@ def timestamp(seconds: float) -> bytes:
     return f"{whole}.{int(seconds % 1 * 1000):03}Z ".encode()
 
 
-def serve(control: socket.socket) -> None:
+def ending(process: int, pid: int) -> str:
+    """How a process ended that is ending: "exited with code 3", "killed by SIGKILL"; "" if that can't be known.
+
+    Only its parent, Ray, may wait for it. Others can ask Linux 6.15; an older one can be asked only until Ray has
+    waited for it, often for less than a millisecond.
+
+    Args:
+        process: a file descriptor of the process.
+        pid: its number.
+    """
+    until = time.monotonic() + _ENDS_WITHIN_S
+    status, is_there = None, True
+    while status is None and is_there and time.monotonic() < until:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state, *_, code = file.read().rpartition(b")")[2].split()
+            status = int(code) if state in b"ZX" else None
+        except OSError:
+            is_there = False
+        with contextlib.suppress(OSError):
+            info = bytearray(_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
+            fcntl.ioctl(process, _PIDFD_GET_INFO, info)
+            mask, *_, code = _INFO.unpack(info)
+            status = code if mask & _PIDFD_INFO_EXIT else status
+        time.sleep(0.001)
+    if status is None:
+        return ""
+    if os.WIFEXITED(status):
+        return f"exited with code {os.WEXITSTATUS(status)}"
+    return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+
+
+def serve(control: socket.socket, process: int | None, pid: int) -> None:
     """Serve until the worker, and every process that could still write into its pipes, is gone.
 
-    The worker sends a file's path and secrets together with a pipe's reading end; or b"?", which is answered once
-    everything printed before is written.
+    The worker sends a file's path and secrets together with a pipe's reading end; b"?", which is answered once
+    everything printed before is written; or b".", which also says that the trial is over. If the worker ends before
+    that, the log says how.
+
+    Args:
+        process: a file descriptor of the worker's process; None if this system has no such thing.
+        pid: its number.
     """
+    unfinished: list[_Pipe] = []
     with selectors.DefaultSelector() as ready:
         ready.register(control, selectors.EVENT_READ)
-        while ready.get_map():
-            events = [key for key, _ in ready.select()]
-            for pipe in [key.data for key in events if key.data is not None]:
+        if process is not None:
+            ready.register(process, selectors.EVENT_READ)
+
+        def finish() -> None:
+            for pipe in unfinished:
+                if pipe.end not in ready.get_map():
+                    pipe.close()
+            unfinished.clear()
+
+        while sources := [key for key in ready.get_map().values() if key.fd != process] or unfinished:
+            # A process closes its pipes shortly before it has ended.
+            events = {
+                key.fd: key.data for key, _ in ready.select(None if sources is not unfinished else _ENDS_WITHIN_S)
+            }
+            if not events:
+                return
+            for pipe in [each for each in events.values() if each is not None]:
                 if not pipe.drain():
                     pipe.flush()
                     ready.unregister(pipe.end)
-                    pipe.close()
-            if any(key.data is None for key in events):
+                    if pipe not in unfinished:
+                        pipe.close()
+            if process in events and control.fileno() not in events:  # it may have sent a pipe at last
+                ready.unregister(process)
+                if how := ending(process, pid):
+                    for pipe in unfinished:
+                        pipe.note(how)
+                finish()
+            if control.fileno() in events:
                 message, ends, _, _ = socket.recv_fds(control, _READ_BYTES, 1)
                 if not message:
                     ready.unregister(control)
@@ -108,17 +183,28 @@ def serve(control: socket.socket) -> None:
                     path, *secrets = message.split(b"\0")
                     pipe = _Pipe(os.fsdecode(path), ends[0], secrets)
                     ready.register(pipe.end, selectors.EVENT_READ, pipe)
+                    unfinished.append(pipe)
                 else:
-                    for key in list(ready.get_map().values()):
-                        if key.data is not None:
-                            key.data.drain()
-                            key.data.flush()
+                    for pipe in [key.data for key in ready.get_map().values() if key.data is not None]:
+                        pipe.drain()
+                        pipe.flush()
+                    if message == b".":
+                        finish()
                     control.send(b"!")
 
 
+def _descriptor_of(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux, or an old one
+        return None
+
+
 if __name__ == "__main__":
+    worker = int(sys.argv[2])
+    its_descriptor = _descriptor_of(worker)  # now: the worker waits until the fork
     # Not as a child of the worker: children are ended after a trial, and with the worker.
     if os.fork():
         os._exit(0)
     with contextlib.suppress(OSError):
-        serve(socket.socket(fileno=int(sys.argv[1])))
+        serve(socket.socket(fileno=int(sys.argv[1])), its_descriptor, worker)
