@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dray.desk.messages import Message
     from dray.groups.lent import GroupServer
     from dray.pytorch import PyTorchTrial
+    from searchers.ray_tune import TuneDriver
 
 
 MAX_DESK_LOSSES = 3
@@ -89,6 +90,8 @@ class Experiment:
 
     lender: GroupServer | None = None
     """The server that lends it worker groups; None: it has its own."""
+    tune: TuneDriver | None = None
+    """Of a server's process: has started, for the experiment's first run."""
 
     def __init__(
         self,
@@ -345,6 +348,7 @@ class Experiment:
                     run = modules.result()
                 display.say(f"on {cluster.description}")
                 display.begin(opened.search, opened.records)
+                tune, self.tune = self.tune, None
                 self.last_run = run.Run(
                     opened=opened,
                     directory=directory,
@@ -359,6 +363,7 @@ class Experiment:
                     display=display,
                     interrupts=interrupts,
                     lender=self.lender,
+                    tune=tune,
                     on_message=on_message,
                 )
                 self.last_run.run()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dray.groups.lent import GroupServer
-from dray.serve.driver import Failed, Opened, drive
+from dray.serve.driver import Ended, Failed, Opened, drive
 
 START_S = 120.0
 """How long a process may take to open an experiment."""
@@ -26,7 +26,7 @@ class Driver:
     Args:
         server: that lends groups.
         home: the results directory.
-        ended: called, in a thread, when the process has ended.
+        ended: called, in a thread, when the experiment has ended, and again when the process has.
 
     Attributes:
         opened: the experiment; None before it is created or opened.
@@ -79,6 +79,8 @@ class Driver:
                     case Failed() as failed:
                         self.failure = failed
                         self._answered.set()
+                    case Ended():
+                        self._ended(self)
         self._process.join()
         self.exit_code = self._process.exitcode
         self._connection.close()
