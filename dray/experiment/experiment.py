@@ -22,6 +22,7 @@ from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, E
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
+from dray.experiment.notify import notify
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.experiment.warm_start import read_sources
 from dray.observers import loggers
@@ -34,6 +35,7 @@ from dray.records.mirror import Mirror, fetch_experiment
 from dray.records.numbering import take_number
 from dray.records.result import Result
 from dray.records.secrets import check_secrets, with_secrets
+from dray.storage.errors import is_full
 from searchers.events import DoneReason
 from searchers.journal import Journal
 from searchers.method import Method
@@ -217,11 +219,18 @@ class Experiment:
         with Interrupts() as interrupts:
             directory = self.prepare()
             try:
-                return self._run_in(directory, interrupts, on_message)
-            except Exception:
+                result = self._run_in(directory, interrupts, on_message)
+            except KeyboardInterrupt:
+                notify(self._config.notify, directory, "stopped")
+                raise
+            except Exception as error:
                 if directory.is_gone():  # then whatever failed is a consequence
                     raise DirectoryGone(directory.path) from None
+                if self.lender is None or (isinstance(error, ConfigError | ExperimentError) and not is_full(error)):
+                    notify(self._config.notify, directory, "failed", str(error))  # else its server starts it again
                 raise
+            notify(self._config.notify, directory, "completed")
+            return result
 
     def _run_on(self, url: str) -> Result:
         # The only place where what is below a server uses it.
