@@ -310,14 +310,8 @@ class Driver:
             together=self.journal.together,
             changed=self._retention.changed,
         )
-        self._tune = TuneDriver(
-            search,
-            lock=self._queue.lock,
-            together=self.journal.together,
-            act=self._act,
-            source=list,  # type: ignore[arg-type]  # no handle runs here
-            directory=where.ray,
-        )
+        self._tune = TuneDriver(source=list, directory=where.ray)  # type: ignore[arg-type]  # no handle runs here
+        self._tune.attach(search, lock=self._queue.lock, together=self.journal.together, act=self._act)
         self._queue.begin(self.desk, lambda value: value)
         self._retention.start(opened.records)
         for group in self.desk._free:

@@ -1,8 +1,8 @@
 """The secrets of an experiment's config, and masking them in whatever is written.
 
-Secrets are the values in ``data.secrets`` at any depth, as in Determined, the values of environment variables, and the
-credentials of ``checkpoint_storage``. A trial's code gets the true values; no file of the experiment has them, except
-one that only its owner can read.
+Secrets are the values in ``data.secrets`` at any depth, as in Determined, the values of environment variables,
+``notify.url``, and the credentials of ``checkpoint_storage``. A trial's code gets the true values; no file of the
+experiment has them, except one that only its owner can read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MASK = "********"
 MIN_SECRET_LENGTH = 8
 """In characters. A shorter secret is not masked: it could be any word of a program."""
 
-PLACES = (("data", "secrets"), ("environment", "environment_variables"))
+PLACES = (("data", "secrets"), ("environment", "environment_variables"), ("notify", "url"))
 """Where secrets are in a config: (section, field)."""
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
@@ -63,7 +63,7 @@ def texts(config: Mapping[str, Any]) -> list[str]:
     for section, field in PLACES:
         inner = config.get(section)
         each = leaves(inner.get(field) if isinstance(inner, Mapping) else None, "")
-        found += [value for name, value in each if section == "data" or _SECRET_NAME.search(name)]
+        found += [value for name, value in each if section != "environment" or _SECRET_NAME.search(name)]
     return [
         line.strip()
         for value in found

@@ -18,6 +18,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -106,34 +107,29 @@ def _drop_results(tune_controller: Any) -> None:
 
 
 class TuneDriver:
-    """Runs a `Search` through `ray.tune.Tuner` until it is done or `stop()` is called.
+    """Runs a `Search` through `ray.tune.Tuner`, in a thread, until it is done or `stop()` is called.
+
+    It may start before there is a search: the handle takes seconds to come up.
 
     Args:
-        search: The search; used only under `lock`.
-        lock: Held while the search is used.
-        together: Entered around the events of several results, so that the journal waits for the disk only once.
-        act: Carries out what the search decided. Called in Tune's thread, without the lock.
         source: Connects to what the handle fetches results from, see `Handle`. Called in the handle's process.
         directory: Where Tune keeps its state, which is never read back.
         path: Returns the directory on the head node from which to import this package and the source's. None: Python
             finds them.
 
     Attributes:
+        started: Whether `start()` was called.
+        ended: Done when the run has ended.
         error: The error that ended the run, if any.
     """
 
     def __init__(
         self,
-        search: Search,
         *,
-        lock: threading.RLock,
-        together: Callable[[], AbstractContextManager[None]],
-        act: Callable[[Answer], None],
         source: Callable[[], Callable[[int], Sequence[Result] | None]],
         directory: Path,
         path: Callable[[], str] | None = None,
     ) -> None:
-        self._search, self._lock, self._together, self._act = search, lock, together, act
         self._source = source
         self._path = path
         self._directory = directory
@@ -141,19 +137,48 @@ class TuneDriver:
         self._answered: dict[int, int] = {}
         """The latest result of each trial that has not ended. One of a trial that has may be answered again."""
         self._deaths = 0
+        self.started = False
+        self.ended: Future[None] = Future()
         self.error: BaseException | None = None
 
-    def run(self) -> None:
-        """Block until the search is done, `stop()` is called, or an error, kept in `error`, ends the run."""
-        with _settings(pickle_by_value=self._path is not None):
-            self._run()
+    def attach(
+        self,
+        search: Search,
+        *,
+        lock: threading.RLock,
+        together: Callable[[], AbstractContextManager[None]],
+        act: Callable[[Answer], None],
+    ) -> None:
+        """Pass results to this search. To be called before there are any.
+
+        Args:
+            search: The search; used only under `lock`.
+            lock: Held while the search is used.
+            together: Entered around the events of several results, so that the journal waits for the disk only once.
+            act: Carries out what the search decided. Called in Tune's thread, without the lock.
+        """
+        self._search, self._lock, self._together, self._act = search, lock, together, act
+
+    def start(self) -> None:
+        """Start the run, which ends when the search is done, by `stop()`, or by an error, kept in `error`."""
+        self.started = True
+        threading.Thread(target=self._run, name="dray-tune", daemon=True).start()
 
     def _run(self) -> None:
+        try:
+            with _settings(pickle_by_value=self._path is not None):
+                self._fit()
+        except BaseException as e:
+            self.error = self.error or e
+        finally:
+            self.ended.set_result(None)
+
+    def _fit(self) -> None:
         config: dict[str, Any] = {"source": pickle.dumps(self._source), "path": None}
         if self._path is not None:
             try:
                 config["path"] = self._path()
-            except ray.exceptions.RayError:  # the source died, as the driver will notice
+            except (ray.exceptions.RayError, ValueError):  # the source died, as the driver will notice
                 return
         tuner = tune.Tuner(
             tune.with_resources(Handle, tune.PlacementGroupFactory([HEAD_NODE])),
@@ -171,10 +196,7 @@ class TuneDriver:
                 checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
             ),
         )
-        try:
-            tuner.fit()
-        except BaseException as e:
-            self.error = self.error or e
+        tuner.fit()
 
     def stop(self) -> None:
         """End the run soon, whether the search is done or not."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
@@ -153,6 +155,8 @@ def follow(server: Server, name: str, after: int = 0) -> None:
     Raises:
         typer.Exit: it did not end well, or this was interrupted.
     """
+    if server.is_here:  # for the summary, while the experiment starts: pandas takes half a second to import
+        threading.Thread(target=importlib.import_module, args=("dray.display.best_trials",)).start()
     try:
         for line in server.follow(name, after, say=tell):
             typer.echo(line)

@@ -29,6 +29,7 @@ from dray.config.environment import Environment
 from dray.config.length import Period
 from dray.config.log_policies import LogPolicy, policies, policies_schema
 from dray.config.loggers import Loggers, LoggersForm, named_loggers
+from dray.config.notify import Notify
 from dray.config.resources import Resources, SlotRange, even_sizes
 from dray.config.searcher import BY_METHOD, ClassSearcher, Searcher
 from dray.config.section import Notes, Section, int_if_whole
@@ -268,6 +269,11 @@ class ExperimentConfig(Section):
     loggers: Annotated[Loggers, BeforeValidator(named_loggers, json_schema_input_type=LoggersForm)] = Field(
         default_factory=Loggers, description="experiment trackers to log to as well", examples=[["mlflow", "wandb"]]
     )
+    notify: Notify = Field(
+        default_factory=Notify,
+        description="who is told when the experiment ends",
+        examples=[{"command": 'notify-send "$DRAY_NOTIFY_TEXT"'}],
+    )
     reproducibility: Reproducibility = Field(
         default_factory=Reproducibility, description="the seed", examples=[{"experiment_seed": 7}]
     )
@@ -333,7 +339,8 @@ class ExperimentConfig(Section):
         storage = self.checkpoint_storage.location
         keys = dict(storage.secrets) if storage is not None else {}
         environment = {"environment_variables": self.environment.environment_variables}
-        return texts({"data": {"secrets": [self.data.get("secrets"), keys]}, "environment": environment})
+        data = {"secrets": [self.data.get("secrets"), keys, self.notify.url]}
+        return texts({"data": data, "environment": environment})
 
 
 def constant(spec: Any) -> Any:

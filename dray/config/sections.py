@@ -5,6 +5,7 @@ from __future__ import annotations
 from dray.config.environment import Environment
 from dray.config.loggers import Loggers, MLflow, WandB
 from dray.config.metrics import MetricChoice
+from dray.config.notify import Notify
 from dray.config.resources import MeshSizes, Resources, SlotRange
 from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig, Optimizations, Reproducibility
@@ -29,6 +30,7 @@ SECTIONS: dict[str, type[Section]] = {
         Loggers,
         MLflow,
         WandB,
+        Notify,
         Reproducibility,
     )
 }

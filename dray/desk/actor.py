@@ -44,21 +44,23 @@ def connect(desk: Any) -> DeskConnection:
     return DeskConnection(ray.get(desk.endpoint.remote()))
 
 
-def results_of(desk: str, namespace: str, client: str) -> Callable[[int], list[TrialResult] | None]:
-    """Connect to a desk to fetch a client's results, as `searchers.ray_tune.Handle` does.
+def results_of(desk: str, namespace: str, handle: str) -> Callable[[int], list[TrialResult] | None]:
+    """Connect to a desk to fetch results, as `searchers.ray_tune.Handle` does.
 
     Args:
         desk: The actor's name.
         namespace: Its namespace.
-        client: The client's name.
+        handle: Its name at the desk.
     """
     connection = connect(ray.get_actor(desk, namespace=namespace))
 
     def fetch(process: int) -> list[TrialResult] | None:
-        try:
-            results: list[TrialResult] | None = connection.serve(client, process).result()
-        except DeskUnreachable:  # the driver notices it as well, and starts over with another handle
-            return None
+        results: list[TrialResult] | None = []
+        while results == []:
+            try:
+                results = connection.serve(handle, process).result()
+            except DeskUnreachable:  # the driver notices it as well, and starts over with another handle
+                return None
         return results
 
     return fetch

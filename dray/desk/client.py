@@ -20,6 +20,7 @@ class Client:
     Attributes:
         name: unique at the desk.
         spec: a pickle of what its trials run with.
+        handle: the name by which its Tune handle asks for results.
         shape: of the groups that its trials run on.
         kind: "gpu" or "cpu".
         size: GPUs of such a group, or CPUs; 1/n if n groups share one.
@@ -39,6 +40,7 @@ class Client:
 
     name: str
     spec: bytes = b""
+    handle: str = ""
     results: PendingResults
     shape: str = ""
     kind: str = "cpu"

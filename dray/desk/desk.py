@@ -50,6 +50,10 @@ SERVER = "server"
 """The name of the client that starts groups for others."""
 
 
+ADDED = "added"
+"""What waits for a client waits for this."""
+HANDLE_S = 60.0
+"""How long a handle's call waits for its client: that of a process which was killed would wait for ever."""
 LEAVE_S = 120.0
 """How long trials may take to save when their driver is gone."""
 
@@ -58,7 +62,8 @@ class Desk:
     """All methods run on one event loop; none blocks it.
 
     Args:
-        client, shape: the first client, as for `add`: Ray may run the calls of one process in another order.
+        client, shape: the first client, as for `add`: Ray may run the calls of one process in another order. Its
+            handle has its name.
     """
 
     def __init__(self, client: str, shape: str = "") -> None:
@@ -66,7 +71,7 @@ class Desk:
         self._leases = Leases(self._wakeups.wake)
         self._clients: dict[str, Client] = {}
         self._addresses: dict[int, asyncio.Future[tuple[str, int]]] = {}
-        self._add(client, shape=shape)
+        self._add(client, shape=shape, handle=client)
 
     async def add(self, client: str, spec: bytes = b"", workers: bytes = b"", **share: Any) -> None:
         """Serve a client of this name from now on. To be waited for before anything else of it is called.
@@ -76,7 +81,7 @@ class Desk:
             spec: a pickle of what its trials run with, for groups that were not started for it. The desk can't unpickle
                 it: it may not have what the user's code imports.
             workers: a pickle of what its groups are made of, for the server; b"" if it has groups of its own.
-            share: what slots it gets, see `Client`: shape, size, priority, weight, max_slots.
+            share: what slots it gets, see `Client`: shape, size, priority, weight, max_slots; and its handle.
         """
         self._add(client, spec=spec, **share)
         if workers:
@@ -88,6 +93,7 @@ class Desk:
         had = min((each.had for each in self._clients.values() if each.spec), default=0.0)
         self._clients[client] = Client(name=client, results=results, had=had, **share)
         self._leases.add(self._clients[client])
+        self._wakeups.wake(ADDED)
 
     async def remove(self, client: str, within_s: float = LEAVE_S) -> None:
         """Forget a client whose driver has ended, or is about to, once its trials have saved and left.
@@ -294,12 +300,21 @@ class Desk:
             self._leases.post(state, message)
 
     # ------------------------------------------------------------------ the Tune handle
-    async def serve(self, client: str, process: int) -> list[TrialResult] | None:
-        """All results of a client that wait for a decision, one per trial; None when the search is over.
+    async def serve(self, handle: str, process: int) -> list[TrialResult] | None:
+        """All results of a handle's client that wait for a decision, one per trial; None when the search is over.
 
-        ``process`` is the handle's process id; a new one gets all unanswered results again.
+        No results if there is no such client within a minute: a server's handles start before their experiments.
+
+        Args:
+            handle: see `Client`.
+            process: the handle's process id; a new one gets all unanswered results again.
         """
-        state = self._clients[client]
+        try:
+            async with asyncio.timeout(HANDLE_S):
+                while (state := self._client_of(handle)) is None:
+                    await self._wakeups.wait(ADDED)
+        except TimeoutError:
+            return []
         if state.results.attach(process):
             self._leases.post(state, HandleStarted(process=process))
         while state.results.is_current(process):
@@ -309,6 +324,10 @@ class Desk:
                 break
             await self._wakeups.wait(state.results)
         return None
+
+    def _client_of(self, handle: str) -> Client | None:
+        """The newest with this handle: a driver that has lost its connection starts over, with the same one."""
+        return next((each for each in reversed(self._clients.values()) if each.handle == handle), None)
 
     async def import_path(self) -> str:
         """The directory from which this process, and any other on its machine, can import dray."""

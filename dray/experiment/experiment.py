@@ -23,6 +23,7 @@ from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, E
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts, print_no_traceback
+from dray.experiment.notify import notify
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.experiment.warm_start import read_sources
 from dray.observers import loggers
@@ -35,6 +36,7 @@ from dray.records.mirror import Mirror, fetch_experiment
 from dray.records.numbering import take_number
 from dray.records.result import Result
 from dray.records.secrets import check_secrets, with_secrets
+from dray.storage.errors import is_full
 from searchers.events import DoneReason
 from searchers.journal import Journal
 from searchers.method import Method
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from dray.desk.messages import Message
     from dray.groups.lent import GroupServer
     from dray.pytorch import PyTorchTrial
+    from searchers.ray_tune import TuneDriver
 
 
 MAX_DESK_LOSSES = 3
@@ -91,6 +94,8 @@ class Experiment:
 
     lender: GroupServer | None = None
     """The server that lends it worker groups; None: it has its own."""
+    tune: TuneDriver | None = None
+    """Of a server's process: has started, for the experiment's first run."""
 
     def __init__(
         self,
@@ -216,11 +221,18 @@ class Experiment:
         with Interrupts() as interrupts:
             directory = self.prepare()
             try:
-                return self._run_in(directory, interrupts, on_message)
-            except Exception:
+                result = self._run_in(directory, interrupts, on_message)
+            except KeyboardInterrupt:
+                notify(self._config.notify, directory, "stopped")
+                raise
+            except Exception as error:
                 if directory.is_gone():  # then whatever failed is a consequence
                     raise DirectoryGone(directory.path) from None
+                if self.lender is None or (isinstance(error, ConfigError | ExperimentError) and not is_full(error)):
+                    notify(self._config.notify, directory, "failed", str(error))  # else its server starts it again
                 raise
+            notify(self._config.notify, directory, "completed")
+            return result
 
     def _run_on(self, url: str) -> Result:
         # The only place where what is below a server uses it.
@@ -349,6 +361,7 @@ class Experiment:
                     run = modules.result()
                 display.say(f"on {cluster.description}")
                 display.begin(opened.search, opened.records)
+                tune, self.tune = self.tune, None
                 self.last_run = run.Run(
                     opened=opened,
                     directory=directory,
@@ -363,6 +376,7 @@ class Experiment:
                     display=display,
                     interrupts=interrupts,
                     lender=self.lender,
+                    tune=tune,
                     on_message=on_message,
                 )
                 self.last_run.run()

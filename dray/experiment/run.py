@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any
 
 import ray
 from ray import cloudpickle
@@ -62,6 +63,28 @@ CHECK_S = 1.0
 """How often the driver checks that the experiment's directory still exists."""
 
 
+def lent_handle() -> str:
+    """The name of this process's Tune handle at a server's desk."""
+    return str(ray.get_runtime_context().get_job_id())
+
+
+def tune_driver(desk: str, handle: str, directory: Path, *, local: bool) -> TuneDriver:
+    """A Tune driver whose handle gets its results from a desk.
+
+    Args:
+        desk: the actor's name.
+        handle: its name at the desk.
+        directory: for Tune.
+        local: the handle can import dray as this process does.
+    """
+    namespace = ray.get_runtime_context().namespace
+    return TuneDriver(
+        source=functools.partial(results_of, desk, namespace, handle),
+        directory=directory,
+        path=None if local else lambda: str(ray.get(ray.get_actor(desk, namespace=namespace).import_path.remote())),
+    )
+
+
 class Run:
     """One run: it has its own desk, worker groups and Tune driver.
 
@@ -72,6 +95,7 @@ class Run:
         cluster: where to run.
         interrupts: signals that ask the run to stop.
         lender: the server that lends it groups; None: the run has its own.
+        tune: a Tune driver that has started, whose handle is `lent_handle`; None: one is started.
         on_message: called with each of the desk's messages; for benchmarks and tests.
 
     Attributes:
@@ -93,6 +117,7 @@ class Run:
         display: Display,
         interrupts: Interrupts,
         lender: GroupServer | None = None,
+        tune: TuneDriver | None = None,
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         config, search = opened.config, opened.search
@@ -139,7 +164,7 @@ class Run:
         if lender is not None:
             self.desk = lender.desk()
             workers, experiment = cloudpickle.dumps(self._workers), cloudpickle.dumps(self._workers.experiment)
-            ray.get(self.desk.add.remote(self._name, experiment, workers, **self._workers.claim))
+            ray.get(self.desk.add.remote(self._name, experiment, workers, handle=lent_handle(), **self._workers.claim))
         else:
             env, shape = self._workers.slots.runtime_env, self._workers.shape
             self.desk = start_desk(desk_name, self._name, shape=shape, runtime_env=env)
@@ -174,15 +199,11 @@ class Run:
                 experiment=directory.path,
             )
         )
-        self._tune = TuneDriver(
-            search,
-            lock=self._queue.lock,
-            together=journal.together,
-            act=self._act,
-            source=functools.partial(results_of, desk_name, ray.get_runtime_context().namespace, self._name),
-            directory=directory.ray / f"tune-{time.time_ns()}",
-            path=None if cluster.local else lambda: str(ray.get(self.desk.import_path.remote())),
-        )
+        if tune is None or tune.ended.done():
+            handle = lent_handle() if self._is_lent else self._name
+            tune = tune_driver(desk_name, handle, directory.ray / f"tune-{time.time_ns()}", local=cluster.local)
+        tune.attach(search, lock=self._queue.lock, together=journal.together, act=self._act)
+        self._tune = tune
 
     def run(self) -> None:
         """Block until the search is done.
@@ -194,7 +215,6 @@ class Run:
         """
         with self._interrupts.held():
             self.groups.start()  # first of all: its processes take seconds to come up, beside what is done here
-            tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
             watch = Watch(
                 ray.get_runtime_context().gcs_address,
                 draining=None if self.cluster.own else self.groups.nodes_drain,
@@ -205,14 +225,14 @@ class Run:
                 self._queue.begin(self._connection, self._workers.experiment.settings.score)
                 self._retention.start(self._records)
                 self._records.clear()
-                self._serve(tune)
+                self._serve()
             except (ray.exceptions.RayError, DeskUnreachable) as e:
                 self._error = DeskLost(
                     f"lost the experiment's desk, or Ray itself: {str(e).splitlines()[0]}; what trials have reported "
                     f"and saved is safe; resume with: dray experiment resume {self._directory.path}"
                 )
             finally:
-                self._close(tune, watch)
+                self._close(watch)
         if isinstance(self._error, DeskLost):
             self._interrupts.check()
             self._wait_for_head(watch)
@@ -223,7 +243,7 @@ class Run:
         self._interrupts.check()
 
     # ------------------------------------------------------------------ the desk's messages
-    def _serve(self, tune: threading.Thread) -> None:
+    def _serve(self) -> None:
         """Read messages and keep the groups running, until the search is done, an error occurs, or a signal arrives."""
         began = check_at = time.monotonic()
         self._ask_for_mail()
@@ -235,10 +255,12 @@ class Run:
                 check_at = time.monotonic() + CHECK_S
                 if self._is_taken():
                     break
-            if tune.ident is None:
+            if not self._tune.started:
                 if self._tune_may_start or time.monotonic() - began > IN_TURN_S:
-                    tune.start()
-            elif not tune.is_alive() and self.search.done is not None:
+                    self._tune.start()
+            elif self._tune.ended.done() and self._tune.error is None:
+                if self.search.done is None:
+                    raise DeskUnreachable("the search's Tune handle has lost the desk")
                 break
             if self.search.done is None:
                 self.groups.reconcile()
@@ -262,7 +284,9 @@ class Run:
 
     def _read_mail(self) -> None:
         """Read the desk's messages, after a short wait for them."""
-        if wait([self._mail], timeout=POLL_S).done:
+        awaited: list[Future[Any]] = [self._mail, self._tune.ended]
+        wait(awaited, timeout=POLL_S, return_when=FIRST_COMPLETED)
+        if self._mail.done():
             for message in self._mail.result():
                 self._read(message)
             self._bind()
@@ -356,7 +380,7 @@ class Run:
             self._queue.retry(left.trial)
 
     # ------------------------------------------------------------------ the end
-    def _close(self, tune: threading.Thread, watch: Watch) -> None:
+    def _close(self, watch: Watch) -> None:
         """Let running trials save, then end Tune, the groups and the desk, unless Ray itself is gone."""
         watch.close()
         self.display.closing(self._interrupts.wanted)
@@ -369,8 +393,9 @@ class Run:
             # Tune checks whether to stop only when a handle returns.
             self.desk.end_search.remote(self._name)
             deadline = time.monotonic() + TUNE_END_S
-            while tune.is_alive() and time.monotonic() < deadline and watch.answers():
-                tune.join(POLL_S)
+            while self._tune.started and time.monotonic() < deadline and watch.answers():
+                if wait([self._tune.ended], timeout=POLL_S).done:
+                    break
         self._retention.close()
         self._timeline.close()
         self._prometheus.update(at_once=True)

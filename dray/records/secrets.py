@@ -1,8 +1,8 @@
 """A config's secrets in an experiment's directory: they are in one file that only its owner can read.
 
-``experiment.yaml`` has ``********`` for each value below ``data.secrets``, and for each environment variable's. The
-true values are in ``secrets.yaml``, for resuming the experiment on this machine; that file is never copied. The
-credentials of a store are kept in ``storage.json`` in the same way.
+``experiment.yaml`` has ``********`` for each value below ``data.secrets``, each environment variable's, and the
+webhook's URL. The true values are in ``secrets.yaml``, for resuming the experiment on this machine; that file is never
+copied. The credentials of a store are kept in ``storage.json`` in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dray.masking import MASK, PLACES, hidden, leaves
 
 LARGEST = 16 << 20
 """Size in bytes of the largest file of code that is searched for secrets."""
-_DATA, _VARIABLES = (".".join(place) for place in PLACES)
+_DATA, _VARIABLES, _WEBHOOK = (".".join(place) for place in PLACES)
 
 
 def check_secrets(config: ExperimentConfig) -> None:
@@ -62,12 +62,14 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
         raise ConfigError([(name, what) for name in masked]) from None
     if not found.keys() & _secrets(config).keys():  # written by hand: only what is below data.secrets
         found = {_DATA: found}
-    data, environment = dict(config.data), config.environment
+    data, environment, notify = dict(config.data), config.environment, config.notify
     if _DATA in found:
         data["secrets"] = found[_DATA]
     if _VARIABLES in found:
         environment = environment.model_copy(update={"environment_variables": found[_VARIABLES]})
-    restored = config.model_copy(update={"data": data, "environment": environment})
+    if _WEBHOOK in found:
+        notify = notify.model_copy(update={"url": found[_WEBHOOK]})
+    restored = config.model_copy(update={"data": data, "environment": environment, "notify": notify})
     check_secrets(restored)
     return restored
 
@@ -86,7 +88,11 @@ def unmasked(config: ExperimentConfig) -> dict[str, Any]:
 
 def _secrets(config: ExperimentConfig) -> dict[str, Any]:
     """The secrets, by their place in the config."""
-    return {_DATA: config.data.get("secrets"), _VARIABLES: config.environment.environment_variables}
+    return {
+        _DATA: config.data.get("secrets"),
+        _VARIABLES: config.environment.environment_variables,
+        _WEBHOOK: config.notify.url,
+    }
 
 
 def _masked_in(config: ExperimentConfig) -> list[str]:

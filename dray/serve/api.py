@@ -23,7 +23,7 @@ from dray.serve.names import experiment_path
 
 T = TypeVar("T")
 
-POLL_S = 0.3
+POLL_S = 0.1
 """How often an experiment's events are looked for while somebody waits for them."""
 LONGEST_WAIT_S = 25.0
 """How long a request for events waits at most: proxies cut off what takes a minute."""

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -21,15 +22,18 @@ from typing import Any
 import ray
 
 import dray
-import dray.experiment.run  # what `Experiment.run` imports later
+import dray.core  # what models import
 import dray.observers.optuna_study
+import dray.pytorch
 import dray.report.data  # pandas and pyarrow
 from dray.cluster.connection import join
 from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
-from dray.groups.lent import GroupServer
+from dray.experiment.run import lent_handle, tune_driver
+from dray.groups.lent import DESK, GroupServer
 from dray.serve.control import Share
 from dray.storage.errors import is_full
+from searchers.ray_tune import TuneDriver
 
 OUTPUT = "driver.log"
 """In an experiment's directory: what its process prints."""
@@ -37,6 +41,8 @@ STOPPED = 75
 """The exit code of a process that was stopped by a signal, and whose trials have saved."""
 FULL = 74
 """The exit code of a process that could not write to a full disk."""
+TUNE = ".server/tune"
+"""In the results directory: what Tune writes for experiments' processes, which is never read."""
 LEAVE_S = 2.0
 """How long Ray may take to pass on the last metrics; usually a third of a second."""
 
@@ -71,6 +77,11 @@ class Open:
 @dataclass(frozen=True, slots=True)
 class Run:
     """Run the experiment to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The experiment has ended, and this process is about to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +122,13 @@ def drive(connection: Connection, server: GroupServer, home: str) -> None:
     code = 1
     try:
         join(server.address, namespace=server.namespace)
-        code = _serve(connection, commands, server)
+        # Before there is an experiment: its handle takes seconds to come up.
+        tune = tune_driver(DESK, lent_handle(), Path(home, TUNE, lent_handle()), local=server.local)
+        tune.start()
+        code = _serve(connection, commands, server, tune)
+        shutil.rmtree(Path(home, TUNE, lent_handle()), ignore_errors=True)
         if code == 0:  # otherwise a thread may still wait for Ray, and crash at its shutdown
+            connection.send(Ended())
             _leave_ray()
     except KeyboardInterrupt as interrupt:
         print(f"stopped by {interrupt}")
@@ -135,10 +151,10 @@ def _receive(connection: Connection, commands: queue.SimpleQueue[Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _serve(connection: Connection, commands: queue.SimpleQueue[Any], server: GroupServer) -> int:
+def _serve(connection: Connection, commands: queue.SimpleQueue[Any], server: GroupServer, tune: TuneDriver) -> int:
     try:
         experiment = _opened(commands.get())
-        experiment.lender = server
+        experiment.lender, experiment.tune = server, tune
         path = experiment.prepare().path
         asked = experiment.config.resources
         share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)

@@ -72,6 +72,7 @@ class Manager:
         self._directory = self._results / STATE
         self._directory.mkdir(parents=True, exist_ok=True)
         self._queue = Queue(self._directory / "queue.jsonl")
+        shutil.rmtree(self._results / commands.TUNE, ignore_errors=True)  # of processes that were killed
         self._server = GroupServer(
             address=ray.get_runtime_context().gcs_address, namespace=NAMESPACE, local=cluster.local
         )
@@ -131,6 +132,8 @@ class Manager:
             self._say(self._full)
         elif was_full and not self._full:
             self._say("the disk has room again")
+        for process in self._drivers.values() if self._full else ():
+            process.met_full_disk = True
 
     def _remove_ended(self) -> None:
         """Have the desk forget runs whose process has ended, once their trials have left."""
@@ -231,8 +234,8 @@ class Manager:
             name = next((name for name, each in self._drivers.items() if each is process), None)
             if name is None:
                 return
-            del self._drivers[name]
             self._look_at_disk()
+            del self._drivers[name]
             try:
                 self._note_end(self._queue.item(name), process)
             except OSError as error:  # it is opened again once the disk has room, and ends again
@@ -248,8 +251,8 @@ class Manager:
         if overview.state in ("COMPLETED", "ERROR"):
             failure = process.failure
             self._queue.end(name, overview.state, "" if failure is None else failure.message)
-        elif self._full:
-            pass  # whatever it met: it starts again once there is room
+        elif process.met_full_disk:
+            pass  # whatever it died of, perhaps after there was room again: it starts again once there is
         elif process.failure is not None and process.exit_code != commands.FULL:
             self._queue.end(name, "ERROR", process.failure.message)
         elif item.wanted == "run" and not self._closing and process.exit_code != commands.STOPPED:

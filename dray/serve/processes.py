@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dray.groups.lent import GroupServer
-from dray.serve.driver import Failed, Opened, drive
+from dray.serve.driver import Ended, Failed, Opened, drive
 
 START_S = 120.0
 """How long a process may take to open an experiment."""
@@ -26,12 +26,13 @@ class Driver:
     Args:
         server: that lends groups.
         home: the results directory.
-        ended: called, in a thread, when the process has ended.
+        ended: called, in a thread, when the experiment has ended, and again when the process has.
 
     Attributes:
         opened: the experiment; None before it is created or opened.
         failure: why the experiment can't be opened, or its search has failed; None if nothing was reported.
         exit_code: of the process, negative for a signal; None while it runs.
+        met_full_disk: the server saw a full disk while the process ran.
     """
 
     def __init__(self, server: GroupServer, home: str, ended: Callable[[Driver], None]) -> None:
@@ -44,6 +45,7 @@ class Driver:
         self.opened: Opened | None = None
         self.failure: Failed | None = None
         self.exit_code: int | None = None
+        self.met_full_disk = False
         self._process.start()
         its.close()
         threading.Thread(target=self._receive, name="dray-experiment", daemon=True).start()
@@ -79,6 +81,8 @@ class Driver:
                     case Failed() as failed:
                         self.failure = failed
                         self._answered.set()
+                    case Ended():
+                        self._ended(self)
         self._process.join()
         self.exit_code = self._process.exitcode
         self._connection.close()

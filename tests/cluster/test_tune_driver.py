@@ -50,14 +50,8 @@ class Tune:
         self.search = Search(method, parse({}), seed=0, smaller_is_better=True, log=self.records.append)
         self.told: list[Answer] = []
         self.on_disk = 0
-        self.driver = TuneDriver(
-            self.search,
-            lock=threading.RLock(),
-            together=self._on_disk,
-            act=self._carry_out,
-            source=_no_results,
-            directory=Path(),
-        )
+        self.driver = TuneDriver(source=_no_results, directory=Path())
+        self.driver.attach(self.search, lock=threading.RLock(), together=self._on_disk, act=self._carry_out)
         self.search.start()
         for trial in range(started):
             self.search.on(Started(trial=trial))

@@ -26,13 +26,11 @@ def test_a_handle_that_never_starts_ends_the_search(tmp_path: Path, monkeypatch:
         RandomSearch(max_trials=1, max_length=1), parse({}), seed=0, smaller_is_better=True, log=lambda record: None
     )
     driver = TuneDriver(
-        search,
-        lock=threading.RLock(),
-        together=contextlib.nullcontext,
-        act=lambda answer: None,
         source=functools.partial(results_of, "nobody", ray.get_runtime_context().namespace, "search"),
         directory=tmp_path / "tune",
     )
-    driver.run()
+    driver.attach(search, lock=threading.RLock(), together=contextlib.nullcontext, act=lambda answer: None)
+    driver.start()
+    driver.ended.result()
     assert "nobody" in str(driver.error)
     assert "died 2 times in a row" in str(driver.error)

@@ -1,0 +1,67 @@
+"""Tells somebody that an experiment has ended, as the config's section ``notify`` says."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import subprocess
+import urllib.error
+import urllib.request
+
+from dray.config.notify import Notify, Outcome
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
+from dray.text import counted, one_line
+
+TIMEOUT_S = 10.0
+"""How long the webhook, and the command, may take."""
+
+log = logging.getLogger(__name__)
+
+
+def notify(wanted: Notify, directory: ExperimentDirectory, state: Outcome, error: str = "") -> None:
+    """Call the webhook and the command. What fails is a warning, which does not contain the webhook's URL.
+
+    Args:
+        wanted: the config's section.
+        directory: of the experiment.
+        state: how it has ended.
+        error: why it has failed.
+    """
+    if state not in wanted.on or not (wanted.url or wanted.command):
+        return
+    try:
+        seen = StoredExperiment.here(directory).overview()
+    except (OSError, ValueError) as fault:
+        log.warning("nobody is notified, as the experiment can't be read: %s", one_line(fault))
+        return
+    parts = [f"experiment {seen.label} {state}", one_line(error)]
+    if seen.best is not None:
+        parts.append(f"best {seen.metric} {seen.best:g} (trial {seen.best_trial})")
+    if seen.failed:
+        parts.append(f"{seen.failed} of {counted(seen.trials, 'trial')} failed")
+    told = {"experiment": seen.name, "state": state, "text": "; ".join(part for part in parts if part)}
+    if wanted.url is not None:
+        try:
+            _post(wanted.url, json.dumps(told).encode())
+        except urllib.error.HTTPError as error:
+            log.warning("notify.url answers with HTTP status %d", error.code)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            why = one_line(getattr(error, "reason", "")) or type(error).__name__
+            log.warning("notify.url can't be reached: %s", why.replace(wanted.url, "..."))
+    if wanted.command is not None:
+        environment = {**os.environ, **{f"DRAY_NOTIFY_{name.upper()}": value for name, value in told.items()}}
+        try:
+            subprocess.run(
+                wanted.command, shell=True, check=True, env=environment, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S
+            )
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            log.warning("notify.command failed: %s", one_line(error))
+
+
+def _post(url: str, body: bytes) -> None:
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        answer.read()
