@@ -252,6 +252,7 @@ class Experiment:
             check_storage(directory.storage)
         else:
             check_storage(self._config.checkpoint_storage.location)
+            loggers.try_loggers(self._config)
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
             if self._links:
                 link_into_results(self.path)
