@@ -94,12 +94,16 @@ def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, 
         ConfigError: with every fault of the config.
         typer.Exit: it did not end well, or following it was interrupted.
     """
+    from dray.display.text import searched_line
     from dray.serve.submission import submit_file
 
-    name = submit_file(server, config, changes, code).name
+    submitted, checked = submit_file(server, config, changes, code)
+    name = submitted.name
     number = server.number(name)
     label = name if number is None else f"experiment {number}: {name}"
     typer.echo(label if detach else f"{label}, submitted to {server.url}")
+    if line := searched_line(checked.space):
+        tell(line)
     if not detach:
         follow(server, name)
 

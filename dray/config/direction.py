@@ -14,18 +14,21 @@ _LARGER_IS_BETTER = re.compile(
 _SMALLER_IS_BETTER = re.compile(r"loss|err|neg|one_minus|(?<!\w)1-", re.IGNORECASE)
 
 
-def direction_warnings(searcher: object) -> Iterator[str]:
-    """A warning for each such metric in a config's section ``searcher``, which need not be valid."""
+def direction_doubts(searcher: object) -> Iterator[tuple[str, str]]:
+    """The path of each such metric in a config's section ``searcher``, and what is doubtful."""
     if not isinstance(searcher, Mapping):
         return
     metrics = searcher.get("metrics")
     several = [each for each in metrics if isinstance(each, Mapping)] if isinstance(metrics, list) else []
-    for entry, name in [(searcher, searcher.get("metric")), *((each, each.get("name")) for each in several)]:
-        has_direction = any(entry.get(field) is not None for field in ("smaller_is_better", "at_most", "at_least"))
+    named = [("metric", searcher, searcher.get("metric"))]
+    named += [(f"metrics[{place}]", each, each.get("name")) for place, each in enumerate(several)]
+    for field, entry, name in named:
+        has_direction = any(entry.get(each) is not None for each in ("smaller_is_better", "at_most", "at_least"))
         if not has_direction and isinstance(name, str) and _is_suspect(name):
             yield (
+                f"searcher.{field}",
                 f"the search minimizes {name!r}, because smaller_is_better is not set, although larger values seem "
-                "better: set smaller_is_better: false beside it, or true if it is to be minimized"
+                "better: set smaller_is_better: false beside it, or true if it is to be minimized",
             )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dray.config.direction import direction_warnings
+from dray.config.direction import direction_doubts
+from dray.config.doubts import doubts
 from dray.config.faults import faults_of, missing_field
 from dray.config.limits import check_limits
 from dray.config.rules import broken_rules
@@ -53,7 +54,7 @@ def load_config(
             In a mapping, ``hyperparameters`` may also be Optuna's distributions, or domains of ``ray.tune``.
             Without a ``name``, the experiment is named after the file, or the entrypoint's class. Without an
             ``experiment_seed``, one is drawn; the result has it. Determined's fields that have no meaning here are
-            ignored; one warning in the log names them. Another names a metric such as ``accuracy`` without a direction.
+            ignored; one warning in the log names them, and another one what is valid but hardly meant (`doubts`).
         changes: Fields of a file to set to other values: ``searcher.max_trials=8``.
 
     Raises:
@@ -79,8 +80,21 @@ def load_config(
     if parsed.ignored:
         lines = (f"\n  {field}: {why}" for field, why in sorted(parsed.ignored.items()))
         log.warning("%s has fields of Determined that are ignored here:%s", origin, "".join(lines))
-    for warning in direction_warnings(content.get("searcher")):
-        log.warning("%s: %s", origin, warning)
+    if found := [*doubts(parsed.config), *direction_doubts(content.get("searcher"))]:
+        lines = (f"\n  {field}: {what}" for field, what in found)
+        log.warning("%s may not mean what you want:%s", origin, "".join(lines))
+    return parsed.config
+
+
+def stored_config(path: Path) -> ExperimentConfig:
+    """The config that an experiment has stored; warnings were given when it was created.
+
+    Raises:
+        ConfigError: the file cannot be read, or the config has faults.
+    """
+    parsed = parse_config(read_mapping(path))
+    if parsed.config is None:
+        raise ConfigError(parsed.faults, str(path))
     return parsed.config
 
 

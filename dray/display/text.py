@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from searchers.ranges import ranges
+from searchers.space import Space
+
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -43,3 +46,9 @@ def rough_time(seconds: float) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
     return f"{minutes // 1440} days {minutes % 1440 // 60} h"
+
+
+def searched_line(space: Space) -> str:
+    """What a space searches over, in one line; "" if all of it is constant."""
+    found = "; ".join(f"{name}: {values}" for name, values in ranges(space.root))
+    return f"searching {found}" if found else ""

@@ -19,6 +19,7 @@ from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_sampler
 from dray.display.display import Display
+from dray.display.text import searched_line
 from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
@@ -265,6 +266,7 @@ class Experiment:
             check_storage(directory.storage)
         else:
             check_storage(self._config.checkpoint_storage.location)
+            loggers.try_loggers(self._config)
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
             if self._links:
                 link_into_results(self.path)
@@ -341,6 +343,8 @@ class Experiment:
         number = take_number(directory.path)
         numbered = "experiment" if number is None else f"experiment {number}:"
         display.say(f"{numbered} {opened.config.name}, stored in {directory.path}{elsewhere}")
+        if not opened.records and (line := searched_line(opened.config.space)):
+            display.say(line)
         entrypoint = opened.config.entrypoint
         with contextlib.ExitStack() as stack:
             metrics = stack.enter_context(contextlib.closing(MetricsLog(directory.metrics)))

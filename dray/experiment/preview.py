@@ -13,7 +13,7 @@ from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
 from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SamplingSearcher
-from dray.display.text import rough_time
+from dray.display.text import rough_time, searched_line
 from dray.errors import ConfigError
 from searchers.method import Method
 from searchers.previews import Preview, expected, is_certain, is_simulated
@@ -26,7 +26,7 @@ def show_preview(
     trials_per_hour: float | None = None,
     console: Console,
 ) -> None:
-    """Print brackets, rungs, trials at each rung, and the totals; with a range where chance has a say.
+    """Print brackets, rungs, trials at each rung, what is searched, and the totals; with a range if they vary.
 
     Args:
         config: From ``load_config``.
@@ -40,6 +40,8 @@ def show_preview(
     method, seen = build_method(config, Custom(directory=model_dir)), _previewed(config, model_dir)
     word = "" if is_certain(method) else "expected "
     console.print(_table(config, seen, word))
+    if line := searched_line(config.space):
+        console.print(Text(line), soft_wrap=True)
     for line in _totals(config, seen, trials_per_hour, word):
         console.print(Text(line), soft_wrap=True)
     if getattr(config.searcher, "skip_uninformative_rungs", False):

@@ -96,17 +96,24 @@ def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Lim
         raise ConfigError([("resources.slot_type", fault)])
     most = most_slots(kind, asked.cpus_per_slot, limits, types)
     of_types = [most_slots(kind, asked.cpus_per_slot, limits, (one,)) for one in types] or [most]
-    if most is not None and not any(groups_in(slots or [], least, asked.placement_strategy) for slots in of_types):
+    if most is not None and not _fits_any(of_types, least, asked.placement_strategy):
         other = "cpu" if kind == "gpu" else "gpu"
+        has_other = _fits_any([most_slots(other, asked.cpus_per_slot, limits)], least, asked.placement_strategy)
+        instead = f"set resources.slot: {other}" if has_other else "add nodes"
         where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}.get(asked.placement_strategy, "")
         fault = (
             f"{asked.share or f'{least} slots'} requested{where}, "
             f"but {cluster.description} has, or can grow to, {sum(most)} {kind} slots "
             f"(with {asked.cpus_per_slot} CPUs each) on {sum(map(bool, most))} nodes; "
-            f"request fewer, or set resources.slot: {other}"
+            f"request fewer, or {instead}"
         )
         raise ConfigError([("resources.slots_per_trial", fault)])
     return kind, limits
+
+
+def _fits_any(of_types: Sequence[list[int] | None], slots: int, placement_strategy: str) -> bool:
+    """Whether a group of this size fits on nodes of one type."""
+    return any(groups_in(nodes or [], slots, placement_strategy) for nodes in of_types)
 
 
 def gpu_types(asked: Resources, limits: Limits | None) -> tuple[str, ...]:

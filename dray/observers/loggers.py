@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.observers.observer import Make, Observer
 from dray.records.directory import ExperimentDirectory
+from dray.text import one_line
 from searchers.journal import Journal
 
 
@@ -24,6 +26,24 @@ def check_loggers(config: ExperimentConfig) -> None:
     ]
     if faults:
         raise ConfigError(faults)
+
+
+def try_loggers(config: ExperimentConfig) -> None:
+    """Check, before anything trains, that MLflow can be written to and read, by doing it.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    if config.loggers.mlflow is None:
+        return
+    from dray.observers.mlflow_runs import try_tracking
+
+    try:
+        try_tracking(config)
+    except Exception as error:  # of whatever store it is
+        given = config.loggers.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "MLflow's default"
+        what = f"{given} can't be used: {one_line(error)}; without a server, give a database: sqlite:////mnt/mlflow.db"
+        raise ConfigError([("loggers.mlflow.tracking_uri", what)]) from error
 
 
 def makes(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str, Make]:

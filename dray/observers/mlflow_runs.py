@@ -49,6 +49,27 @@ _OVER = ("FINISHED", "FAILED", "KILLED")
 ID, KIND, TRIAL, STATE, PARENT = "dray.id", "dray.kind", "dray.trial", "dray.state", "mlflow.parentRunId"
 
 
+def open_experiment(config: ExperimentConfig) -> tuple[MlflowClient, str]:
+    """A client, and the id of the experiment that runs go to, which is created if there is none."""
+    assert config.loggers.mlflow is not None
+    # A server that is away for longer is retried later, from the beginning.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    # Otherwise MLflow prints the address of each run that ends.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    logging.getLogger("urllib3.connectionpool").addFilter(_is_not_of_mlflow)
+    client = MlflowClient(tracking_uri=config.loggers.mlflow.tracking_uri)
+    name = config.loggers.mlflow.experiment_name or config.name
+    known = client.get_experiment_by_name(name)
+    return client, str(client.create_experiment(name) if known is None else known.experiment_id)
+
+
+def try_tracking(config: ExperimentConfig) -> None:
+    """Write to the tracking server, or MLflow's own files, and read that back; raises what MLflow does."""
+    client, experiment = open_experiment(config)
+    client.set_experiment_tag(experiment, "dray.latest", config.name)
+    client.get_experiment(experiment)
+
+
 class MLflowRuns:
     """An `Observer` that writes these runs.
 
@@ -57,18 +78,9 @@ class MLflowRuns:
     """
 
     def __init__(self, directory: ExperimentDirectory, config: ExperimentConfig) -> None:
-        assert config.loggers.mlflow is not None
-        # A server that is away for longer is retried later, from the beginning.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
-        # Otherwise MLflow prints the address of each run that ends.
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        logging.getLogger("urllib3.connectionpool").addFilter(_is_not_of_mlflow)
         self._directory, self._config = directory, config
         self._sign = config.searcher.sign
-        self._client = MlflowClient(tracking_uri=config.loggers.mlflow.tracking_uri)
-        name = config.loggers.mlflow.experiment_name or config.name
-        known = self._client.get_experiment_by_name(name)
-        self._experiment = self._client.create_experiment(name) if known is None else known.experiment_id
+        self._client, self._experiment = open_experiment(config)
         self._id = _key(identity(directory, config))
         parents = list(self._found("search"))
         self._parent = parents[0].info.run_id if parents else self._create_parent()

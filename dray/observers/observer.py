@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pandas as pd
@@ -94,15 +95,20 @@ class _Known:
         ended = self.ended[trial] if view.ended else math.nan
         return News(view=view, started=_known_time(self.started[trial]), ended=_known_time(ended), rows=rows)
 
-    def replay(self, observer: Observer, metrics: pd.DataFrame) -> None:
-        """Pass everything to an observer, some trials at a time."""
+    def replay(
+        self,
+        observer: Observer,
+        metrics: pd.DataFrame,
+        new: Mapping[int, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
+    ) -> None:
+        """Pass everything to an observer, some trials at a time: the metrics, and rows that came later."""
         trials = sorted(self.views)
         for begin in range(0, len(trials), TRIALS_PER_UPDATE):
             some = trials[begin : begin + TRIALS_PER_UPDATE]
             rows: dict[int, list[Mapping[str, Any]]] = {trial: [] for trial in some}
             for row in metrics[metrics["trial_id"].isin(some)].to_dict("records"):
                 rows[row["trial_id"]].append({str(name): value for name, value in row.items()})
-            observer.update([self.news(trial, rows[trial]) for trial in some])
+            observer.update([self.news(trial, [*rows[trial], *new.get(trial, ())]) for trial in some])
 
     def copy(self) -> _Known:
         return _Known(dict(self.views), self.started.copy(), self.ended.copy())
@@ -189,7 +195,7 @@ class Observers:
         while not self._directory.is_gone():  # if it is, the run says so
             is_last = self._over.is_set()
             try:
-                observer = self._made(make, metrics)
+                observer = self._made(name, make, metrics)
                 del metrics  # after a resume, all that trials have ever reported
                 if failed:
                     failed = False
@@ -220,12 +226,14 @@ class Observers:
                 observer.update(news)
         observer.close(self._done)
 
-    def _made(self, make: Make, metrics: pd.DataFrame) -> Observer:
+    def _made(self, name: str, make: Make, metrics: pd.DataFrame) -> Observer:
         """A new observer that has received the whole history."""
         observer = make()
         with self._lock:
-            known = self._known.copy()
-        known.replay(observer, metrics)
+            # Together: a trial that has ended since the metrics were read has its rows in `new` alone.
+            known, new = self._known.copy(), self._new[name]
+            self._new[name] = {}
+        known.replay(observer, metrics, new)
         return observer
 
     def _take(self, name: str) -> list[News]:

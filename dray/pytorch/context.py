@@ -98,7 +98,10 @@ class PyTorchTrialContext:
             ValueError: the hyperparameter is not set.
         """
         if self._run.global_batch_size is None:
-            raise ValueError("the hyperparameter 'global_batch_size' is not set; pass it to pytorch.init(hparams=...)")
+            raise ValueError(
+                "the hyperparameter 'global_batch_size' is not set; give it under hyperparameters in the experiment's "
+                "config, such as global_batch_size: 64; without an experiment, in pytorch.init(hparams=...)"
+            )
         return self._run.global_batch_size
 
     def get_per_slot_batch_size(self) -> int:

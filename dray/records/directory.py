@@ -15,7 +15,7 @@ import yaml
 
 from dray import private
 from dray.code.ignore import Code, code_of
-from dray.config.load import load_config
+from dray.config.load import stored_config
 from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError, NoExperiment
 from dray.records.local_runs import reject_local_run
@@ -151,7 +151,7 @@ class ExperimentDirectory:
 
     def config(self) -> ExperimentConfig:
         """The config that the experiment was created with."""
-        return load_config(self.config_file)
+        return stored_config(self.config_file)
 
 
 def new_path(config: ExperimentConfig) -> Path:

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from dray.config.load import load_config
+from dray.config.load import stored_config
 from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
@@ -87,4 +87,4 @@ def _state(control: Control, directory: ExperimentDirectory) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def _config(path: Path, modified_ns: int) -> ExperimentConfig:
-    return load_config(path)
+    return stored_config(path)

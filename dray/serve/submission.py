@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from dray.code.archive import pack
-from dray.config.determined_fields import IGNORED_FIELDS
-from dray.config.direction import direction_warnings
 from dray.config.yaml_file import read_mapping, with_changes
 from dray.errors import ConfigError, ExperimentError
 from dray.serve.client import Server
@@ -30,12 +29,12 @@ _PLACES = (
 """Fields that may be relative to the working directory."""
 
 
-def submit_file(server: Server, config: Path, changes: Sequence[str], code: Path) -> Submitted:
+def submit_file(server: Server, config: Path, changes: Sequence[str], code: Path) -> tuple[Submitted, ExperimentConfig]:
     """Submit the experiment of a config file.
 
-    The server checks it as a command does without one, with the modules that it has imported already. So this takes a
-    quarter of a second less than checking it here, too; a config is only loaded here if something in it depends on this
-    process, or has to be warned of.
+    The server checks it as a command does without one, with the modules that it has imported already. Meanwhile it is
+    loaded here, for its warnings and for what is shown of it; it is loaded before that only if something in it depends
+    on this process.
 
     Args:
         server: where to.
@@ -50,19 +49,24 @@ def submit_file(server: Server, config: Path, changes: Sequence[str], code: Path
     if not code.is_dir():
         what = f"no such directory: {code}; give the directory with the model's code"
         raise ConfigError([("model_dir", what)], str(config))
-    is_warned_of = any(direction_warnings(content.get("searcher")))
-    if is_warned_of or os.environ.get("DRAY_STORAGE") or any(_has(content, f) for f in (*_PLACES, *IGNORED_FIELDS)):
-        from dray.config.load import load_config
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(_load, config, changes)
+        if os.environ.get("DRAY_STORAGE") or any(_has(content, field) for field in _PLACES):
+            text, packed = prepared(loading.result(), code)
+        else:
+            if content.get("name") is None:
+                content["name"] = config.stem
+            text, packed = yaml.safe_dump(content, sort_keys=False), pack(code)
+        try:
+            return server.submit(text, packed), loading.result()
+        except ConfigError as error:
+            raise ConfigError(error.faults, str(config)) from None
 
-        text, packed = prepared(load_config(config, changes), code)
-    else:
-        if content.get("name") is None:
-            content["name"] = config.stem
-        text, packed = yaml.safe_dump(content, sort_keys=False), pack(code)
-    try:
-        return server.submit(text, packed)
-    except ConfigError as error:
-        raise ConfigError(error.faults, str(config)) from None
+
+def _load(config: Path, changes: Sequence[str]) -> ExperimentConfig:
+    from dray.config.load import load_config
+
+    return load_config(config, changes)
 
 
 def _has(content: Mapping[Any, Any], field: str) -> bool:

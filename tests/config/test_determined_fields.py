@@ -446,7 +446,7 @@ def test_a_used_field_is_read(path: str, caplog: pytest.LogCaptureFixture) -> No
     found = read(config, path)
     assert found == meant if meant is not ... else found.get_secret_value() == value
     assert found != read(load_config(with_field("max_restarts", 5, **beside)), path), "it changes something"
-    assert caplog.messages == []
+    assert not any("ignored" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("path", sorted(IN_OTHER_WORDS))

@@ -16,6 +16,8 @@ from dray.config.schema import ExperimentConfig
 from dray.experiment.preview import show_preview
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "digits"
+SEARCHED = "searching hidden: 16 to 256, integer; lr: 0.0001 to 0.1, log\n"
+"""The values of the space, not the exponents of the file."""
 
 
 def shown(config: ExperimentConfig, trials_per_hour: float | None = None) -> tuple[list[list[str]], str]:
@@ -50,7 +52,7 @@ def test_adaptive_shows_each_bracket_with_its_rungs_and_a_range() -> None:
     ]
     assert (rows[0][3], rows[3][3]) == ("18", "6")
     found = re.match(
-        r"24 trials, expected total (\d+) epochs \((\d+) to (\d+) in 9 of 10 simulated searches\)\n", below
+        SEARCHED + r"24 trials, expected total (\d+) epochs \((\d+) to (\d+) in 9 of 10 simulated searches\)\n", below
     )
     assert found is not None, below
     total, low, high = map(int, found.groups())
@@ -91,7 +93,7 @@ def test_grid_has_its_points() -> None:
 def test_search_of_a_program_without_a_length_has_trials_and_a_time() -> None:
     rows, below = shown(load_config(EXAMPLES / "script.yaml"), 2)
     assert rows == [["1", "1", "set by fit()", "3", "3", ""]]
-    assert below == "3 trials\nabout 1 h 30 min at 2 full-length trials per hour"
+    assert below == f"{SEARCHED}3 trials\nabout 1 h 30 min at 2 full-length trials per hour"
 
 
 @pytest.mark.parametrize(

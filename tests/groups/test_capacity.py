@@ -154,6 +154,11 @@ def test_slots_that_a_cluster_can_never_have_are_a_config_error(world: World) ->
     assert find_slots(cluster, Resources(slots_per_trial=4), 4) == ("cpu", None)
     with pytest.raises(ConfigError, match="5 slots requested, but a Ray cluster has, or can grow to, 4 cpu slots"):
         find_slots(cluster, Resources(slots_per_trial=5), 5)
+    for kind in ("cpu", "gpu"):  # neither sends the user to the other
+        with pytest.raises(ConfigError, match="request fewer, or add nodes"):
+            find_slots(cluster, Resources(slots_per_trial=5, slot=kind), 5)
+    with pytest.raises(ConfigError, match=r"request fewer, or set resources\.slot: cpu"):
+        find_slots(cluster, Resources(slots_per_trial=4, slot="gpu"), 4)
     with pytest.raises(ConfigError, match="1/4 slot requested, but a Ray cluster has, or can grow to, 0 cpu slots"):
         find_slots(cluster, Resources(slots_per_trial=0.25, cpus_per_slot=4), 1)
     with pytest.raises(ConfigError, match="3 slots requested on one node"):

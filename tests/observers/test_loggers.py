@@ -83,6 +83,23 @@ def test_a_missing_library_is_reported_before_anything_starts(monkeypatch: pytes
 
 
 # ------------------------------------------------------------------ MLflow
+@pytest.mark.slow
+def test_mlflow_is_tried_before_anything_starts(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    trials = Path(__file__).parents[1] / "ray" / "trials"
+
+    def prepare(uri: str) -> None:
+        settings = {**with_loggers({"mlflow": {"tracking_uri": uri}}).to_dict(), "entrypoint": "recorded:Recorded"}
+        dray.Experiment(settings, model_dir=trials, path=tmp_path / "experiment").prepare()
+
+    uri = str(tmp_path / "mlruns")  # of a kind that MLflow no longer writes
+    with pytest.raises(ConfigError, match=rf"loggers.mlflow.tracking_uri: {uri} can't be used: .*give a database"):
+        prepare(uri)
+    assert not (tmp_path / "experiment").exists()
+    prepare(server)
+    assert (tmp_path / "experiment").exists()
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip("mlflow")

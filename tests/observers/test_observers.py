@@ -109,6 +109,27 @@ def test_an_observer_receives_every_event_once_in_its_own_thread(tmp_path: Path)
     assert story.said == []
 
 
+def test_a_trial_that_has_ended_while_its_observer_was_made_comes_with_its_rows(tmp_path: Path) -> None:
+    told = threading.Event()
+    updates: list[Told] = []
+
+    class Updates(Notebook):
+        def update(self, news: Sequence[News]) -> None:
+            self.told = {}
+            super().update(news)
+            updates.append(self.told)
+
+    def make() -> Notebook:
+        assert told.wait(30)
+        return Updates()
+
+    story = Followed(tmp_path / "experiment", {"notes": make})
+    tell(story)
+    told.set()
+    story.close(done=True)
+    assert updates == [TOLD]
+
+
 def test_an_observer_of_a_resumed_run_receives_its_past_too(tmp_path: Path) -> None:
     story = Followed(tmp_path / "experiment", {})
     tell(story)

@@ -83,6 +83,12 @@ def test_nothing_given_is_a_value_error(host: FakeHost) -> None:
 
 
 @pytest.mark.api("2.2")
+def test_without_a_batch_size_the_error_names_the_field_of_the_config(host: FakeHost) -> None:
+    with pytest.raises(ValueError, match="under hyperparameters in the experiment's config"):
+        make(host).get_per_slot_batch_size()
+
+
+@pytest.mark.api("2.2")
 def test_the_batch_is_split_over_the_slots(host: FakeHost) -> None:
     two = make(host, hparams={"global_batch_size": 9}, peers=ranks(2))
     assert (two.get_per_slot_batch_size(), two.get_global_batch_size()) == (4, 8)

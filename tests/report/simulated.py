@@ -39,7 +39,7 @@ def config_of(trials: int, *, epochs: int = 16, several: bool = False) -> Experi
                 "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
                 "hidden": {"type": "int", "minval": 16, "maxval": 256},
                 "optimizer": {"type": "categorical", "vals": ["adam", "sgd"]},
-                "layers": [1, 2],
+                "layers": {"type": "const", "val": [1, 2]},
             },
             "searcher": {
                 "name": "asha",

@@ -92,6 +92,17 @@ def test_a_metric_without_a_direction_is_warned_of_by_the_command(
     assert "minimizes 'accuracy', because smaller_is_better is not set" in caplog.text
 
 
+def test_a_submission_shows_the_space_and_warns_once(
+    up: Served, config: Path, dray: Dray, caplog: pytest.LogCaptureFixture
+) -> None:
+    rates = "{type: log, base: 10, minval: 0.0001, maxval: 0.1}"
+    said = dray("e", "create", config, "--detach", "--config", f"hyperparameters.lr={rates}")
+    assert (said.code, said.out) == (0, "digits-1\n")
+    assert "searching lr: 1.00023 to 1.25893, log\n" in said.err
+    [message] = [each for each in caplog.messages if "may not mean" in each and str(config) in each]
+    assert "for 0.0001 to 0.1 write {type: log, base: 10, minval: -4, maxval: -1}" in message
+
+
 def test_an_experiment_is_followed_to_its_end(up: Served, config: Path, dray: Dray) -> None:
     def train() -> None:
         simulated(up.results / "digits-1", 2)

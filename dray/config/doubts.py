@@ -1,0 +1,125 @@
+"""What is valid in a config, but hardly what its author meant: ranges that are constants, or exponents that are values.
+
+Each doubt has a cure, and where the config means what it says, a way to write that without a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dray.config.schema import ExperimentConfig
+from dray.config.search import build_method
+from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SingleSearcher
+from searchers.adaptive_asha import AdaptiveASHA
+from searchers.domains import Categorical, Nested
+from searchers.numeric import Log
+from searchers.ranges import ranges
+
+_LISTS = ("values", "vals", "choices")
+"""Names of other tools for the values of a categorical."""
+_ENDS = (("minval", "maxval"), ("min", "max"), ("low", "high"), ("lower", "upper"))
+_FAR = 1e12
+"""No hyperparameter is this large: it comes of a value that was taken for an exponent."""
+
+
+def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+    """The path of each doubtful field, and what is doubtful.
+
+    Args:
+        config: From ``load_config``.
+    """
+    searcher = config.searcher
+    compares = not isinstance(searcher, SingleSearcher)
+    for name, spec in config.hyperparameters.items():
+        yield from _constants(spec, f"hyperparameters.{name}", compares=compares)
+    yield from _exponents(config.space.root, "hyperparameters")
+    count = searcher.trial_count
+    if compares and count is not None and count > 1 and not any(ranges(config.space.root)):
+        what = f"none has a range, so all {count} trials train with the same values, and only their seeds differ"
+        yield "hyperparameters", f"{what}; a range is, for example, lr: {{type: log, base: 10, minval: -4, maxval: -1}}"
+    yield from _rungs(config)
+
+
+def _constants(spec: Any, path: str, *, compares: bool) -> Iterator[tuple[str, str]]:
+    """Constants that were meant as ranges. One that is written with ``type: const`` is meant."""
+    if isinstance(spec, list):
+        if compares and len(spec) > 1 and not any(isinstance(item, list | Mapping) for item in spec):
+            shown = json.dumps(spec)
+            what = f"is one constant, the list {shown}; to search over its values, write {{type: categorical, vals: "
+            yield path, f"{what}{shown}}}; to keep it, {{type: const, val: {shown}}}"
+    elif isinstance(spec, Mapping) and spec.get("type") == "categorical":
+        for place, item in enumerate(spec["vals"]):
+            if isinstance(item, Mapping) and "type" not in item:  # it may be a space of its own
+                for name, each in item.items():
+                    yield from _constants(each, f"{path}.vals[{place}].{name}", compares=False)
+    elif isinstance(spec, Mapping) and "type" not in spec:
+        if meant := _range_meant(spec):
+            what = f"has no type, so its fields are constants; to search over it, write {meant}; to keep it, "
+            yield path, f"{what}{{type: const, val: {json.dumps(spec)}}}"
+            return
+        for name, item in spec.items():
+            yield from _constants(item, f"{path}.{name}", compares=compares)
+
+
+def _range_meant(spec: Mapping[str, Any]) -> str:
+    """The range that a mapping without a type was meant to be, as YAML; "" if it is a mapping of hyperparameters."""
+    if values := next((spec[name] for name in _LISTS if isinstance(spec.get(name), list)), None):
+        return f"{{type: categorical, vals: {json.dumps(values)}}}"
+    ends = next((ends for ends in _ENDS if all(isinstance(spec.get(end), int | float) for end in ends)), None)
+    if ends is None:
+        return "{type: double, minval: 0.1, maxval: 0.9}" if "distribution" in spec else ""
+    low, high = (spec[end] for end in ends)
+    if "log" in str(spec.get("distribution", "")) or spec.get("log") is True or "base" in spec:
+        return _log_range(low, high, spec["base"] if isinstance(spec.get("base"), int | float) else 10)
+    kind = "int" if isinstance(low, int) and isinstance(high, int) else "double"
+    return f"{{type: {kind}, minval: {low!r}, maxval: {high!r}}}"
+
+
+def _exponents(domain: object, path: str) -> Iterator[tuple[str, str]]:
+    """The log ranges whose minval and maxval are values in place of exponents."""
+    match domain:
+        case Nested(domains=domains):
+            for name, each in domains:
+                yield from _exponents(each, f"{path}.{name}")
+        case Categorical(vals=vals):
+            for place, val in enumerate(vals):
+                yield from _exponents(val, f"{path}.vals[{place}]")
+        case Log(base=base, minval=minval, maxval=maxval):
+            low, high = domain.bounds
+            is_narrow = low > 0 and high / low < 2
+            is_rate = 0 < minval < 1 and (maxval <= 1 or maxval / minval >= 10)
+            if minval >= 0 and (is_narrow or is_rate or high > _FAR):
+                what = f"ranges from {low:g} to {high:g}, because minval and maxval of a log are exponents"
+                yield path, f"{what}; for {minval:g} to {maxval:g} write {_log_range(minval, maxval, base)}"
+
+
+def _log_range(low: float, high: float, base: float) -> str:
+    """A log range of these values, as YAML."""
+    if low <= 0 or base <= 0 or base == 1:
+        return "exponents: {type: log, base: 10, minval: -4, maxval: -1} is 0.0001 to 0.1"
+    first, last = sorted(math.log(end, base) for end in (low, high))
+    return f"{{type: log, base: {base:g}, minval: {first:.4g}, maxval: {last:.4g}}}"
+
+
+def _rungs(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+    """Whether a search has fewer rungs than its config asks for: rungs of equal length are one."""
+    searcher = config.searcher
+    match searcher:
+        case ASHASearcher():
+            field, asked, found = "num_rungs", searcher.num_rungs, set(build_method(config).rungs)
+        case AdaptiveASHASearcher() if searcher.bracket_rungs:
+            method = build_method(config)
+            assert isinstance(method, AdaptiveASHA)
+            field, asked, found = "bracket_rungs", len(method.rungs), set(method.rungs)
+        case _:
+            return
+    if len(found) < asked:
+        lengths = ", ".join(f"{rung:,}" for rung in sorted(found))
+        what = f"asks for {asked} rungs, but {searcher.length:,} {searcher.unit} with divisor {searcher.divisor:g}"
+        yield (
+            f"searcher.{field}",
+            f"{what} have room for {len(found)}: {lengths}; give fewer, or a smaller unit, such as batches",
+        )
