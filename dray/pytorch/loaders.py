@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dray.pytorch.data import DataLoader
+from dray.pytorch.samplers import samplers_in
 from dray.pytorch.trial_run import TrialRun
 from dray.training.checkpoint import determined, files
 from dray.training.parallel.division import Division
+from dray.training.units import is_int
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
     if not isinstance(loader, DataLoader):
         _check_allowed(loader, run, "build_training_data_loader")
         return TrainingData(batches=loader, division=None, begin=begin)
+    _check_undivided(loader, run, "build_training_data_loader")
     loader.seed = run.seed
     size, rank = run.replicas, run.replica
     now = Division(replicas=size, batch_size=loader.batch_size)
@@ -100,6 +103,7 @@ def validation_data(loader: Any, run: TrialRun, *, full_dataset: bool) -> tuple[
     if not isinstance(loader, DataLoader):
         _check_allowed(loader, run, "build_validation_data_loader")
         return (loader if not full_dataset or sharded or run.peers.rank == 0 else None), None
+    _check_undivided(loader, run, "build_validation_data_loader")
     loader.seed = run.seed
     if full_dataset:
         return (loader.get_data_loader() if sharded or run.peers.rank == 0 else None), None
@@ -117,6 +121,21 @@ def _check_allowed(loader: Any, run: TrialRun, method: str) -> None:
             "context.experimental.disable_dataset_reproducibility_checks() in the trial's constructor, and repeat, "
             "shard and skip the data yourself (see pytorch.samplers)"
         )
+
+
+def _check_undivided(loader: DataLoader, run: TrialRun, method: str) -> None:
+    """Check that the loader's sampler does not divide the data a second time."""
+    if run.peers.size == 1:
+        return
+    for sampler in samplers_in(loader.sampler, loader.batch_sampler):
+        for name in ("num_replicas", "num_processes", "world_size", "_world_size"):
+            parts = getattr(sampler, name, 1)
+            if is_int(parts) and parts > 1:
+                raise ValueError(
+                    f"{method}(): the loader's {type(sampler).__qualname__} gives each process a part of the data "
+                    f"({name}={parts}), and pytorch.DataLoader divides that part again; leave the sampler out "
+                    "(shuffle=True shuffles), or pass one that gives all records, in the same order on all ranks"
+                )
 
 
 def epoch_length(loader: Any, run: TrialRun) -> int | None:

@@ -107,6 +107,7 @@ class DistributedSampler(_Sampler):
     """
 
     def __init__(self, sampler: Any, num_workers: int, rank: int) -> None:
+        self.num_replicas = num_workers
         self._shard = _EveryNth(sampler, num_workers, rank)
 
     def __len__(self) -> int:
@@ -132,6 +133,7 @@ class DistributedBatchSampler(torch.utils.data.BatchSampler):
 
     def __init__(self, batch_sampler: Any, num_workers: int, rank: int) -> None:
         self.batch_sampler = batch_sampler
+        self.num_replicas = num_workers
         self._shard = _EveryNth(batch_sampler, num_workers, rank)
 
     def __len__(self) -> int:
@@ -229,6 +231,17 @@ class ReproducibleShuffleBatchSampler(torch.utils.data.BatchSampler):
         order = list(range(len(batches)))
         self._random.shuffle(order)
         return iter([batches[i] for i in order])
+
+
+def samplers_in(*samplers: Any) -> list[Any]:
+    """Samplers, and those that they take their records from."""
+    found = list(samplers)
+    for sampler in found:  # which grows
+        for name, inner in getattr(sampler, "__dict__", {}).items():
+            is_sampler = isinstance(inner, torch.utils.data.Sampler) or name.endswith("sampler")
+            if is_sampler and not any(inner is known for known in found):
+                found.append(inner)
+    return found
 
 
 def adapt_batch_sampler(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from dray.pytorch import DataLoader, data_length
+from dray.core import DistributedContext
+from dray.pytorch import DataLoader, data_length, loaders, samplers
 from dray.pytorch.batch_functions import ToDevice
+from dray.pytorch.trial_run import TrialRun
+from tests.core.test_distributed import nodes
+from tests.pytorch.fakes import FakeHost
 
 
 def loader(records: int = 10, **kwargs: Any) -> DataLoader:
@@ -25,6 +31,54 @@ def loader(records: int = 10, **kwargs: Any) -> DataLoader:
 
 def batches(made: DataLoader, count: int, **kwargs: Any) -> list[list[int]]:
     return list(itertools.islice(made.get_data_loader(**kwargs), count))
+
+
+class Shards(BatchSampler):
+    """Divides as the samplers of accelerate and transformers do, which have no common base."""
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler, self.num_processes, self.process_index = batch_sampler, 2, 0
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) // 2
+
+
+def divided(sampler: Any = None, batch_sampler: Any = None) -> DataLoader:
+    return loader(8, sampler=sampler, batch_sampler=batch_sampler)
+
+
+def torchs(replicas: int) -> Any:
+    return torch.utils.data.distributed.DistributedSampler(range(8), num_replicas=replicas, rank=0)  # type: ignore[arg-type]
+
+
+def run_of(size: int) -> TrialRun:
+    peers = DistributedContext(**nodes(size)[0], transport=SimpleNamespace())  # type: ignore[arg-type]
+    return TrialRun(host=FakeHost(Path()), peers=peers, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        divided(torchs(2)),
+        divided(samplers.RepeatSampler(torchs(2))),
+        divided(samplers.DistributedSampler(range(8), 2, 0)),
+        divided(batch_sampler=BatchSampler(torchs(2), 2, drop_last=False)),
+        divided(batch_sampler=Shards(BatchSampler(range(8), 2, drop_last=False))),
+    ],
+    ids=["torch's", "wrapped", "ours", "in batches", "of batches"],
+)
+def test_a_sampler_that_divides_the_data_is_an_error_with_several_ranks(twice: DataLoader) -> None:
+    loaders.training_data(twice, run_of(1), None)
+    for build in (
+        lambda run: loaders.training_data(twice, run, None),
+        lambda run: loaders.validation_data(twice, run, full_dataset=True),
+    ):
+        with pytest.raises(ValueError, match=r"leave the sampler out \(shuffle=True shuffles\)"):
+            build(run_of(2))
+
+
+def test_a_sampler_of_one_replica_divides_nothing() -> None:
+    assert len(loaders.training_data(divided(torchs(1)), run_of(2), None).batches) == 4
 
 
 @pytest.mark.api("4.3")
