@@ -123,8 +123,8 @@ def data_length(data: Any) -> int:
     if not others:
         raise ValueError(f"a batch needs at least one record, got {data!r}, which is empty")
     raise TypeError(
-        f"get_batch_length() can't count the records of a batch of type {kind.__module__}.{kind.__qualname__}: it needs "
-        f"a tensor or an array of shape (records, ...), found {', '.join(others)}; override "
+        f"get_batch_length() can't count the records of a batch of type {kind.__module__}.{kind.__qualname__}: it "
+        f"needs a tensor or an array of shape (records, ...), found {', '.join(others)}; override "
         "PyTorchTrial.get_batch_length()"
     )
 

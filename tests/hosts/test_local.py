@@ -23,7 +23,7 @@ from dray import pytorch
 from dray.hosts import LocalHost, current_host, progress, signals, use_host
 from dray.pytorch import Batch
 from dray.records.checkpoints import export
-from dray.storage import CheckpointError, Location
+from dray.storage import CheckpointError, Location, StorageError
 from dray.training.parallel import agreement
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
@@ -72,6 +72,18 @@ def test_nothing_is_written_before_the_first_report(home: Path) -> None:
     with pytorch.init() as context:
         OneWeight(context)
     assert not home.exists()
+
+
+def test_a_directory_that_can_not_be_written_to_is_found_before_the_first_batch(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home.parent / "file").touch()
+    monkeypatch.setenv("DRAY_HOME", str(home.parent / "file"))
+    with pytorch.init() as context:
+        trial = OneWeight(context)
+        with pytest.raises(StorageError, match=r"can't write metrics .* Not a directory; .* variable DRAY_HOME"):
+            pytorch.Trainer(trial, context).fit(max_length=Batch(2))
+    assert trial.seen == []
 
 
 @pytest.mark.api("9.7")
