@@ -295,6 +295,7 @@ def _shown(metrics: Mapping[str, object]) -> str:
 def new_directory(name: str | None = None) -> Path:
     """A directory for a run of this name; by default the program's name."""
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in name or _program())
+    name = name.lstrip(".") or "run"  # hidden directories are not listed
     return home() / "local" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
 
 

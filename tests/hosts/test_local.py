@@ -260,10 +260,11 @@ def test_a_run_is_named_after_its_program_or_its_config(home: Path, monkeypatch:
     fit(max_length=Batch(1))
     monkeypatch.setattr(sys, "argv", ["-c"])
     fit(max_length=Batch(1))
-    with pytorch.init(exp_conf={"name": "my digits/2"}) as context:
-        pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
+    for name in ("my digits/2", "../../x"):  # hidden runs are not listed
+        with pytorch.init(exp_conf={"name": name}) as context:
+            pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
     names = {re.sub(r"-\d{8}-\d{6}-[0-9a-f]{4}$", "", run.name) for run in (home / "local").iterdir()}
-    assert names == {"train_digits", "my_package", "python", "my-digits-2"}
+    assert names == {"train_digits", "my_package", "python", "my-digits-2", "-..-x"}
 
 
 def test_a_run_in_another_thread_leaves_signals_alone(home: Path) -> None:
