@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from dray.hosts.bottom_line import TerminalLine, bottom_line
 from dray.hosts.progress import ProgressDisplay, is_wanted
 from dray.hosts.signals import StopSignals
 from dray.hosts.unsaved import UnsavedRows
-from dray.storage import CheckpointStore, Location, opened, verify
+from dray.storage import CheckpointStore, Location, StorageError, opened, verify
 from dray.storage.manifest import Listed, holds_a_trial
 from dray.training.errors import ShouldExit
 from dray.training.host import Reached, Report
@@ -109,6 +110,8 @@ class LocalHost:
     def training(self, plan: Plan, begin: int, peers: DistributedContext) -> Iterator[None]:
         self._last, self._announced_stop = None, False
         self._progress = lambda: (begin, 0)
+        if peers.rank == 0:
+            self._check_writable()
         with self._signals.ctrl_c():
             if peers.rank == 0 and is_wanted():
                 with ProgressDisplay(plan, begin, line=bottom_line()) as self._display:
@@ -132,6 +135,17 @@ class LocalHost:
         if any(peers.allgather(self._signals.interrupted)):
             self._signals.requested_by = ""
             raise KeyboardInterrupt
+
+    def _check_writable(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.directory) as probe:
+                probe.write(b"dray")
+        except OSError as error:
+            raise StorageError(
+                f"can't write metrics and checkpoints to {self.directory}: {error.strerror}; choose another directory "
+                "with the environment variable DRAY_HOME, or with --path"
+            ) from error
 
     def _record_end(self) -> None:
         """Record the end of a run that stopped at a report that was not final: it was not killed."""
@@ -294,6 +308,7 @@ def metrics_text(metrics: Mapping[str, object]) -> str:
 def new_directory(name: str | None = None) -> Path:
     """A directory for a run of this name; by default the program's name."""
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in name or _program())
+    name = name.lstrip(".") or "run"  # hidden directories are not listed
     return home() / "local" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
 
 

@@ -94,8 +94,9 @@ class PyTorchCallback:
         """After the files of a checkpoint have been written, on the chief.
 
         Args:
-            checkpoint_dir: its directory. Files added there become part of the checkpoint, and so do fields added to
-                its `metadata.json`.
+            checkpoint_dir: its directory for now: it is renamed or uploaded when the hook returns. Files added there
+                become part of the checkpoint, and so do fields added to its `metadata.json`. To read the checkpoint
+                later keep the id that `on_checkpoint_upload_end` is given.
         """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:

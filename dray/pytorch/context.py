@@ -173,6 +173,7 @@ class PyTorchTrialContext:
                 loader yet.
             ValueError: the length is in epochs, but the loader has no length; or it is below 1.
         """
+        self._run.asked_length = True
         length = self._run.length
         if length is None or length == ENDLESS:
             raise RuntimeError(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import enum
-import logging
 from typing import Any
 
 import torch
 
 from dray.training.units import is_int
-
-log = logging.getLogger(__name__)
 
 
 class LRScheduler:
@@ -82,16 +79,7 @@ class LRScheduler:
         return self._scheduler.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        A `OneCycleLR` that was made for another number of steps, as after an extension of the search, keeps its own and
-        continues at the saved position.
-        """
-        made, saved = getattr(self._scheduler, "total_steps", None), state_dict.get("total_steps")
-        if isinstance(self._scheduler, torch.optim.lr_scheduler.OneCycleLR) and made != saved:
-            log.info("OneCycleLR continues with total_steps=%s instead of the checkpoint's %s", made, saved)
-            shape = {name: vars(self._scheduler)[name] for name in ("total_steps", "_schedule_phases")}
-            state_dict = {**state_dict, **shape}
+        """Restore what `state_dict` returned."""
         self._scheduler.load_state_dict(state_dict)
 
     def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None:

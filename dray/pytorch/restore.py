@@ -6,11 +6,13 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from dray.pytorch.callback import PyTorchCallback, overrides
+from dray.pytorch.extended_schedules import follow_length
+from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
 from dray.training.checkpoint import files, sharded
@@ -54,6 +56,16 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
     for callback in callbacks.values():
         callback.on_checkpoint_load_start(state)
     built = [_hyperparameters(run, optimizer) for optimizer in run.optimisation.optimizers]
+    before, now = files.read_total_batches(directory), run.total_batches
+    if before is not None and now is not None and now != before:
+        follow_length(
+            state,
+            cast("list[LRScheduler]", run.optimisation.lr_schedulers),
+            run.optimisation.optimizers,
+            before=before,
+            now=now,
+            asked=run.asked_length,
+        )
     run.optimisation.load_state_dict(state)
     if run.peers.rank == 0:
         _warn_of_overridden(run, built)

@@ -100,7 +100,8 @@ class Trainer:
         Raises:
             ValueError: max_length is missing, or differs from that of `pytorch.init()`; a period or length is invalid;
                 no model or optimizer was wrapped; an optimizer was created before its model was sharded; not exactly
-                one of the evaluate methods is overridden; the checkpoint does not fit the trial.
+                one of the evaluate methods is overridden; the checkpoint does not fit the trial; there are several
+                processes, and a loader's sampler divides the data among them too.
             TypeError: a period or length is neither Batch nor Epoch.
             RuntimeError: a loader is not a `pytorch.DataLoader`; the training or validation data is empty; ranks
                 have loaded different pretrained weights.

@@ -102,7 +102,7 @@ class PyTorchTrial(abc.ABC):
         """Validation metrics of one batch; override either this or `evaluate_full_dataset`.
 
         Runs on every slot, on its share of the data, in eval mode and without gradients. The metrics are reduced by
-        `evaluation_reducer`. May be defined without `batch_idx`.
+        `evaluation_reducer`. May be defined without `batch_idx`, and with other names of arguments.
 
         Args:
             batch: what the validation data loader yields, on `context.device`; tensors have shape (batch size of this

@@ -19,8 +19,9 @@ from dray.training.metrics.torchmetrics import TorchMetricReducer, is_torchmetri
 from dray.training.optimisation import Optimisation
 from dray.training.parallel.division import global_batch_size
 from dray.training.parallel.mesh import mesh_shape
+from dray.training.plan import batches_of
 from dray.training.position import Position
-from dray.training.units import TrainUnit
+from dray.training.units import ENDLESS, TrainUnit
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,6 +44,7 @@ class TrialRun:
         length: how long the trial trains, as far as known.
         optimisation: what the trial has wrapped, and the position in training.
         global_batch_size: records per batch over all slots, None if no hyperparameter sets it.
+        asked_length: the trial has asked how many batches it trains in total.
         uses_amp: `use_amp()` was called; a CPU may train as usual nevertheless.
         moves_batches: the trainer moves batches to the device.
         checks_loaders: only a `pytorch.DataLoader` is allowed.
@@ -77,6 +79,7 @@ class TrialRun:
         self.to_device = ToDevice(self.device)
         #: Ends with `pytorch.init()`.
         self.at_end = contextlib.ExitStack()
+        self.asked_length = False
         self.uses_amp = False
         self.moves_batches = True
         self.checks_loaders = True
@@ -86,6 +89,18 @@ class TrialRun:
     def position(self) -> Position:
         """The position in training."""
         return self.optimisation.position
+
+    @property
+    def total_batches(self) -> int | None:
+        """How long the trial trains in all; None if that is not known, or depends on a metric."""
+        if self.length is None or self.length == ENDLESS:
+            return None
+        return batches_of(
+            self.length,
+            name="max_length",
+            epoch_length=self.position.epoch_length,
+            global_batch_size=self.global_batch_size,
+        )
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the config, {} if there is none."""

@@ -160,7 +160,8 @@ def new_path(config: ExperimentConfig) -> Path:
     where = config.checkpoint_storage.location
     root = where.path if where is not None and where.is_local else results_root()
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
-    name = name.encode()[:_LONGEST_NAME].decode(errors="ignore")
+    # Without leading dots: hidden directories are not listed.
+    name = name.lstrip(".").encode()[:_LONGEST_NAME].decode(errors="ignore") or "experiment"
     return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
 
 

@@ -11,7 +11,7 @@ from dray.training.errors import DataExhausted
 from dray.training.metrics.training import TrainingMetrics
 from dray.training.parallel.agreement import Agreement
 from dray.training.rank import Rank
-from dray.training.trial import epoch_start_of
+from dray.training.trial import by_name, epoch_start_of
 from dray.training.usage import Usage
 
 
@@ -36,7 +36,8 @@ class BatchLoop:
     profiler: Any = None
 
     def __post_init__(self) -> None:
-        self._train_batch = self.rank.optimisation.forward(self.rank.trial.train_batch)
+        train_batch = by_name(self.rank.trial.train_batch, "batch", "epoch_idx", "batch_idx")
+        self._train_batch = self.rank.optimisation.forward(train_batch)
         self._epoch_starts = [epoch_start_of(callback) for callback in self.rank.callbacks.values()]
 
     def train(self, until: int) -> None:

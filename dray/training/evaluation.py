@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dray.training.metrics import validation
-from dray.training.metrics.reducers import Reducer
+from dray.training.metrics.reducers import Reducer, check_names
 from dray.training.metrics.values import jsonable
 from dray.training.rank import Rank
-from dray.training.trial import evaluate_batch_of
+from dray.training.trial import by_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,12 @@ class Evaluation:
     batches: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._evaluate_batch = self.rank.optimisation.forward(evaluate_batch_of(self.rank.trial))
-        self._evaluate_all = self.rank.optimisation.forward(self.rank.trial.evaluate_full_dataset)
+        trial = self.rank.trial
+        evaluate_batch = by_name(
+            trial.evaluate_batch, "batch", "batch_idx", required=1
+        )  # as in Determined's user guide
+        self._evaluate_batch = self.rank.optimisation.forward(evaluate_batch)
+        self._evaluate_all = self.rank.optimisation.forward(by_name(trial.evaluate_full_dataset, "data_loader"))
 
     def share(self, *, test_mode: bool) -> Share:
         """Evaluate this rank's data; with `test_mode` one batch of it."""
@@ -118,6 +122,7 @@ class Evaluation:
             self.rank.reducers.cross_slot([share.reduced for share in shares], training=False), source="a reducer"
         )
         if self.full_dataset:
+            check_names(reduced, shares[0].metrics, "evaluate_full_dataset()")
             return {**shares[0].metrics, **reduced}
         shares = [share for share in shares if share.batches]
         if not shares:
@@ -131,4 +136,5 @@ class Evaluation:
                 + ", ".join(str(sorted(share.metrics)) for share in shares)
             )
         own = validation.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
+        check_names(reduced, own, "evaluate_batch()")
         return {**own, **reduced}

@@ -22,6 +22,7 @@ from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Outcome, Publish, Train, Validate, drive
+from dray.training.metrics.reducers import check_names
 from dray.training.metrics.searcher_metric import check_metrics
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.training import (
@@ -216,6 +217,7 @@ class Executor:
             save = leave is None or self._may_save(leave, torn=len({each.steps for each in ranks}) > 1)
             return Outcome(batches=position.trained, leave=True, save_on_leave=save, interrupted=leave is None)
         found = rank.reducers.cross_slot([each.reduced or [] for each in distinct], training=True)
+        check_names(found, averages, "train_batch()")
         averages.update({name: to_numpy(value) for name, value in found.items()})
         self._training = averages
         if rank.is_chief:

@@ -158,6 +158,15 @@ class Optimisation:
             ValueError: the numbers of models, optimizers or schedulers, or names or shapes of parameters, differ.
         """
         self.load_models(state)
+        for index, (optimizer, saved) in enumerate(
+            zip(self.optimizers, state.get("optimizers_state_dict", ()), strict=False)
+        ):
+            if (groups := len(saved["param_groups"])) > (here := len(optimizer.param_groups)):
+                raise ValueError(
+                    f"optimizer {index} has {groups} parameter groups in the checkpoint, but {here} here. If training "
+                    "added the others, add them again before the state is loaded: call optimizer.add_param_group() in "
+                    "a callback's on_checkpoint_load_start()"
+                )
         _load_all(self.optimizers, state, "optimizers_state_dict", "optimizer")
         _load_all(self.lr_schedulers, state, "lr_schedulers_state_dict", "LR scheduler")
         # A disabled scaler (on a CPU) has saved {}, which an enabled one would refuse.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,17 +88,47 @@ class Scheduler(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
-def evaluate_batch_of(trial: Trial) -> Callable[..., Any]:
-    """A trial's `evaluate_batch`, which may lack `batch_idx`, as in Determined's user guide."""
-    evaluate_batch: Callable[..., Any] = trial.evaluate_batch
+def by_name(method: Callable[..., Any], *names: str, required: int | None = None) -> Callable[..., Any]:
+    """A trial's method, to be called with these keyword arguments; a method with other names gets them by position.
+
+    Args:
+        required: how many of the arguments it must take, the first ones; by default all.
+
+    Raises:
+        TypeError: it takes others.
+    """
     try:
-        parameters = inspect.signature(evaluate_batch).parameters
+        signature = inspect.signature(method)
     except (TypeError, ValueError):
-        return evaluate_batch
-    kinds = {parameter.kind for parameter in parameters.values()}
-    if parameters and "batch_idx" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
-        return lambda batch, batch_idx: evaluate_batch(batch=batch)
-    return evaluate_batch
+        return method
+    own = list(signature.parameters)
+    counts = range(len(names), (len(names) if required is None else required) - 1, -1)
+    for taken in (names[:count] for count in counts):
+        if _binds(signature, **dict.fromkeys(taken)):
+            return method if taken == names else _taking(method, taken)
+    # Not if it has the names in another order.
+    if all(own.index(name) == place for place, name in enumerate(names) if name in own):
+        for taken in (names[:count] for count in counts):
+            if _binds(signature, *taken):
+                return _by_position(method, taken)
+    name = getattr(method, "__qualname__", repr(method))
+    raise TypeError(f"{name}{signature} must take the arguments ({', '.join(names)}), in this order")
+
+
+def _taking(method: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    return lambda **given: method(**{name: given[name] for name in names})
+
+
+def _by_position(method: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    return lambda **given: method(*(given[name] for name in names))
+
+
+def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def epoch_start_of(callback: Callback) -> Callable[[int], None]:

@@ -261,7 +261,7 @@ CASES = {
         "1.9", lambda h: fit(trial(evaluation_reducer=returns("avg")), h), TypeError, "got 'avg'", "a pytorch.Reducer"
     ),
     "batch of nothing": Case(
-        "1.10", lambda h: fit(trial(**loads(strange({"x": []}))), h), ValueError, "an empty list", "at least one record"
+        "1.10", lambda h: fit(trial(**loads(strange({"x": []}))), h), ValueError, "{'x': []}", "at least one record"
     ),
     "batch of no kind": Case(
         "1.10",

@@ -23,7 +23,7 @@ from dray import pytorch
 from dray.hosts import LocalHost, current_host, progress, signals, use_host
 from dray.pytorch import Batch
 from dray.records.checkpoints import export
-from dray.storage import CheckpointError, Location
+from dray.storage import CheckpointError, Location, StorageError
 from dray.training.parallel import agreement
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
@@ -72,6 +72,18 @@ def test_nothing_is_written_before_the_first_report(home: Path) -> None:
     with pytorch.init() as context:
         OneWeight(context)
     assert not home.exists()
+
+
+def test_a_directory_that_can_not_be_written_to_is_found_before_the_first_batch(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home.parent / "file").touch()
+    monkeypatch.setenv("DRAY_HOME", str(home.parent / "file"))
+    with pytorch.init() as context:
+        trial = OneWeight(context)
+        with pytest.raises(StorageError, match=r"can't write metrics .* Not a directory; .* variable DRAY_HOME"):
+            pytorch.Trainer(trial, context).fit(max_length=Batch(2))
+    assert trial.seen == []
 
 
 @pytest.mark.api("9.7")
@@ -280,10 +292,11 @@ def test_a_run_is_named_after_its_program_or_its_config(home: Path, monkeypatch:
     fit(max_length=Batch(1))
     monkeypatch.setattr(sys, "argv", ["-c"])
     fit(max_length=Batch(1))
-    with pytorch.init(exp_conf={"name": "my digits/2"}) as context:
-        pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
+    for name in ("my digits/2", "../../x"):  # hidden runs are not listed
+        with pytorch.init(exp_conf={"name": name}) as context:
+            pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
     names = {re.sub(r"-\d{8}-\d{6}-[0-9a-f]{4}$", "", run.name) for run in (home / "local").iterdir()}
-    assert names == {"train_digits", "my_package", "python", "my-digits-2"}
+    assert names == {"train_digits", "my_package", "python", "my-digits-2", "-..-x"}
 
 
 def test_a_run_in_another_thread_leaves_signals_alone(home: Path) -> None:

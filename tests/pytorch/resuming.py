@@ -93,7 +93,7 @@ class Momentum(Plain):
 class Schedule(Plain):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=BATCHES)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=context.get_total_batches())
         context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
 
 
@@ -250,12 +250,14 @@ def run(kind: str, host: FakeHost, *, distributed: DistributedContext | None = N
     with (
         use_host(host),
         pytorch.init(
-            hparams={"global_batch_size": 8}, distributed=distributed, aggregation_frequency=aggregation
+            hparams={"global_batch_size": 8},
+            distributed=distributed,
+            aggregation_frequency=aggregation,
+            max_length=Batch(BATCHES),
         ) as context,
     ):
         trial = trial_class(context)
         pytorch.Trainer(trial, context).fit(
-            max_length=Batch(BATCHES),
             validation_period=Batch(3),
             checkpoint_period=Batch(1),
             reporting_period=Batch(2),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import logging
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -252,6 +253,9 @@ def test_a_rank_that_does_not_exist_is_refused() -> None:
         ({"a": torch.zeros(5), "b": torch.zeros(6)}, 5),
         ([torch.zeros(2), 1], 2),
         (({"x": [np.zeros(7)]},), 7),
+        (["a", "b", torch.zeros(2)], 2),
+        ({"mask": None, "n": 3, "empty": [], "count": torch.tensor(3), "x": (torch.zeros(3),)}, 3),
+        (collections.UserDict(ids=torch.zeros(4, 9)), 4),  # as a tokeniser's
     ],
 )
 def test_a_batch_is_as_long_as_its_first_leaf(batch: Any, length: int) -> None:
@@ -266,8 +270,8 @@ def test_an_empty_batch_is_a_value_error(batch: Any) -> None:
 
 
 @pytest.mark.api("1.10")
-@pytest.mark.parametrize("batch", ["text", 3, None, object(), {"a": "text"}])
-def test_a_batch_of_unknown_type_is_a_type_error(batch: Any) -> None:
+@pytest.mark.parametrize("batch", ["text", 3, None, object(), {"a": "text"}, {"n": torch.tensor(3)}, [np.array(3)]])
+def test_a_batch_without_a_tensor_of_records_is_a_type_error(batch: Any) -> None:
     with pytest.raises(TypeError, match=r"override PyTorchTrial\.get_batch_length"):
         data_length(batch)
 
@@ -278,6 +282,30 @@ def test_what_moves_as_a_whole_is_not_taken_apart_though_it_is_a_tuple() -> None
     # Lengths stay on the CPU, whatever the device is: the class knows that, its fields do not.
     moved = ToDevice(torch.device("meta"))({"text": packed})["text"]
     assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
+
+
+class Attributes(dict[str, Any]):
+    """A batch that is read as `batch.x`."""
+
+    __getattr__ = dict.get
+
+
+class Named(NamedTuple):
+    name: str
+    x: Any
+
+
+@pytest.mark.api("2.14")
+def test_a_dict_and_a_named_tuple_keep_their_type() -> None:
+    x, move = np.ones(2), ToDevice(torch.device("cpu"), {str, type(None)})
+    attributes = Attributes(x=x)
+    moved = move(attributes)
+    assert (type(moved), type(moved.x), attributes.x is x) == (Attributes, torch.Tensor, True)
+    ordered = move(collections.OrderedDict(b=x, a=x))
+    assert (list(ordered), ordered.popitem(last=False)[0]) == (["b", "a"], "b")
+    assert move(collections.defaultdict(list, x=x))["missing"] == []
+    named = move([Named("a", x)])[0]
+    assert (type(named), type(named.x)) == (Named, torch.Tensor)
 
 
 @pytest.mark.api("2.14")

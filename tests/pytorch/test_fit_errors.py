@@ -10,7 +10,7 @@ import torch
 from dray import pytorch
 from dray.pytorch import Batch, Epoch
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight
+from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 
 
 class NoModel(OneWeight):
@@ -82,6 +82,37 @@ class StrangeBatch(OneWeight):
         return pytorch.DataLoader(torch.ones(4, 1), batch_size=2, collate_fn=lambda rows: object())
 
 
+class OtherOrder(OneWeight):
+    def train_batch(self, batch: Any, batch_idx: int, epoch: int) -> Any:  # type: ignore[override]
+        return {}
+
+
+class OtherNames(OneWeight):
+    """As one writes it who does not look the names up."""
+
+    def train_batch(self, data: Any, e: int, i: int) -> Any:  # type: ignore[override]
+        return super().train_batch(data, e, i)
+
+    def evaluate_batch(self, data: Any) -> dict[str, Any]:  # type: ignore[override]
+        return super().evaluate_batch(data, 0)
+
+
+class OtherNameOfLoader(Neither):
+    def evaluate_full_dataset(self, loader: Any) -> dict[str, Any]:  # type: ignore[override]
+        return {"batches": len(loader)}
+
+
+def reduces(name: str, **where: bool) -> type[OneWeight]:
+    """A trial with a reducer that gives a metric of this name."""
+
+    class Reduces(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.wrap_reducer(len, name=name, **where)
+
+    return Reduces
+
+
 class BadCallbacks(OneWeight):
     def build_callbacks(self) -> Any:
         return [pytorch.PyTorchCallback()]
@@ -105,6 +136,9 @@ class BadCallbacks(OneWeight):
         (NotJson, TypeError, "'model' of type Linear, which is not JSON-serialisable"),
         (NotADict, TypeError, "must return a dict of metrics, got 3.0"),
         (StrangeBatch, TypeError, r"override PyTorchTrial\.get_batch_length"),
+        (OtherOrder, TypeError, r"must take the arguments \(batch, epoch_idx, batch_idx\), in this order"),
+        (reduces("validation_loss", for_training=False), ValueError, "a reducer and evaluate_batch.* both give"),
+        (reduces("loss", for_validation=False), ValueError, "a reducer and train_batch.* both give .*'loss'"),
         (BadCallbacks, TypeError, r"build_callbacks\(\) must return a dict"),
     ],
 )
@@ -135,6 +169,11 @@ def test_the_error_of_a_faulty_call_has_the_cure(
 
 
 @pytest.mark.api("8.16")
+def test_a_trial_may_name_the_arguments_of_its_methods(fit: Fit) -> None:
+    assert fit(OtherNames, max_length=Batch(3)).weight == one_weight(3)
+    fit(OtherNameOfLoader, max_length=Batch(1))
+
+
 def test_a_metric_that_the_trial_does_not_return_is_an_error(fit: Fit, host: FakeHost) -> None:
     host.metrics = ("accuracy",)
     with pytest.raises(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
 from dray import pytorch
 from dray.pytorch import Batch, Epoch, loaders
@@ -22,14 +27,6 @@ class Planned(OneWeight):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         self.total = context.get_total_batches(self.build_training_data_loader)
-
-
-class OneCycle(OneWeight):
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        total = context.get_total_batches(self.build_training_data_loader)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.1, total_steps=total)
-        context.wrap_lr_scheduler(self.schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
 
 
 @pytest.mark.parametrize(("length", "batches"), [(Batch(7), 7), (Epoch(3), 15), (Records(9), 5)])
@@ -117,12 +114,109 @@ def test_a_loaded_trial_gets_what_it_trained_and_needs_no_data(fit: Fit, tmp_pat
     assert pytorch.CheckpointLoadContext().get_total_batches() == 1
 
 
-def test_an_extended_trial_continues_with_a_schedule_of_its_new_length(fit: Fit, tmp_path: Path) -> None:
-    short = FakeHost(tmp_path / "short", max_length=Epoch(1))
-    fit(OneCycle, short)
-    extended = fit(
-        OneCycle, FakeHost(tmp_path / "long", max_length=Epoch(2)), latest_checkpoint=short.checkpoints()[-1]
-    )
-    at_once = fit(OneCycle, FakeHost(tmp_path / "whole", max_length=Epoch(2)))
-    assert extended.schedule.last_epoch == 10
-    assert extended.schedule.get_last_lr() == pytest.approx(at_once.schedule.get_last_lr())
+class Decay:
+    """A function of a schedule that has state, which is saved."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+
+    def __call__(self, step: int) -> float:
+        return 1 - step / self.total
+
+
+class HalfCosine(lr_scheduler.LRScheduler):
+    """A user's own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, total: int) -> None:
+        self.total = total
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        return [base * math.cos(self.last_epoch / self.total * math.pi / 2) for base in self.base_lrs]
+
+
+def warmed_up(optimizer: torch.optim.Optimizer, total: int) -> lr_scheduler.LRScheduler:
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer, total - 2)
+    return lr_scheduler.SequentialLR(optimizer, [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), cosine], [2])
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], lr_scheduler.LRScheduler]] = {
+    "cosine": lambda optimizer, total: lr_scheduler.CosineAnnealingLR(optimizer, T_max=total),
+    "warm-up and cosine": warmed_up,
+    "linear": lambda optimizer, total: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=total),
+    "polynomial": lambda optimizer, total: lr_scheduler.PolynomialLR(optimizer, total_iters=total, power=2),
+    "one cycle": lambda optimizer, total: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=total),
+    "function": lambda optimizer, total: lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total),
+    "partial, as Hugging Face's": lambda optimizer, total: lr_scheduler.LambdaLR(
+        optimizer, partial(lambda step, steps: 1 - step / steps, steps=total)
+    ),
+    "object": lambda optimizer, total: lr_scheduler.LambdaLR(optimizer, Decay(total)),
+    "own": HalfCosine,
+}
+
+
+def scheduled(made: Callable[[torch.optim.Optimizer, int], Any], total: int | None = None) -> type[OneWeight]:
+    """A trial with a schedule, for a fixed length unless `total` is None; `rates` are what it has trained with."""
+
+    class Scheduled(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.optimizer.param_groups[0]["momentum"] = 0.5  # one cycle sets it, too
+            length = total or context.get_total_batches(self.build_training_data_loader)
+            context.wrap_lr_scheduler(
+                made(self.optimizer, length), pytorch.LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP
+            )
+            self.rates: list[tuple[float, float]] = []
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            [group] = self.optimizer.param_groups
+            self.rates.append((group["lr"], group["momentum"]))
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    return Scheduled
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_an_extended_trial_continues_with_a_schedule_of_its_new_length(
+    fit: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    trial = scheduled(SCHEDULES[kind])
+    short, halfway = (FakeHost(tmp_path / name, max_length=Epoch(1)) for name in ("short", "halfway"))
+    whole = fit(trial, short, checkpoint_period=Batch(1))
+    # Without an extension to the last bit: cosine's rates are computed from one another.
+    resumed = fit(trial, halfway, latest_checkpoint=short.checkpoints()[2])
+    assert resumed.rates == whole.rates[3:]
+    assert resumed.weight == whole.weight
+    assert not caplog.messages
+
+    longer = FakeHost(tmp_path / "longer", max_length=Epoch(2))
+    extended = fit(trial, longer, latest_checkpoint=short.checkpoints()[-1], checkpoint_period=Batch(1))
+    at_once = fit(trial, FakeHost(tmp_path / "at once", max_length=Epoch(2)))
+    assert extended.rates == at_once.rates[5:]
+    # And resumed, that continues.
+    again = fit(trial, FakeHost(tmp_path / "again", max_length=Epoch(2)), latest_checkpoint=longer.checkpoints()[1])
+    assert again.rates == extended.rates[2:]
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "function"])
+def test_a_schedule_of_another_length_continues_with_a_warning(
+    fit: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    trial, host = scheduled(SCHEDULES[kind], total=8), FakeHost(tmp_path / "short", max_length=Epoch(1))
+    whole = fit(trial, FakeHost(tmp_path / "at once", max_length=Batch(7)))
+    fit(trial, host)
+    longer = FakeHost(tmp_path / "long", max_length=Batch(7))
+    assert fit(trial, longer, latest_checkpoint=host.checkpoints()[-1]).rates == whole.rates[5:]
+    [told] = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    name = {"cosine": "CosineAnnealingLR", "linear": "LinearLR", "function": "LambdaLR"}[kind]
+    rate = f"{whole.rates[5][0]:.4g}"
+    assert f"{name} continues as saved, at the learning rate {rate}: if it is to end with the training" in told
+
+
+def test_a_schedule_without_an_end_needs_no_warning(fit: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trial = scheduled(lambda optimizer, _: lr_scheduler.ExponentialLR(optimizer, 0.9))
+    host = FakeHost(tmp_path / "short", max_length=Epoch(1))
+    fit(trial, host)
+    fit(trial, FakeHost(tmp_path / "long", max_length=Epoch(2)), latest_checkpoint=host.checkpoints()[-1])
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]

@@ -143,21 +143,6 @@ def test_a_schedule_that_ended_is_named() -> None:
         rates(optimizer, wrapped, range(4, 5))
 
 
-def test_a_one_cycle_that_was_made_longer_continues_where_it_was() -> None:
-    """As after an extension of the search."""
-    optimizer, short = one_cycle(4)
-    rates(optimizer, short, range(4))
-    state = short.state_dict(), optimizer.state_dict()
-    optimizer, long = one_cycle(8)
-    optimizer.load_state_dict(state[1])
-    long.load_state_dict(state[0])
-    assert rates(optimizer, long, range(4, 8)) == pytest.approx(rates(*one_cycle(8), range(8))[4:])
-
-    optimizer, same = one_cycle(4)
-    same.load_state_dict(state[0])
-    assert same.state_dict() == state[0]
-
-
 def test_torchs_schedules_are_stepped_for_real() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     wrapped = LRScheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), Mode.STEP_EVERY_BATCH)

@@ -298,6 +298,45 @@ def test_hyperparameters_of_an_optimizer_that_a_checkpoint_overrides_are_warned_
         assert "weight_decay 0.0 instead of 0.3" in both
 
 
+class Unfreezing(OneWeight):
+    """Trains a second model from batch 2 on."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.more = context.wrap_model(nn.Linear(1, 1, bias=False))
+
+    def unfreeze(self) -> None:
+        self.optimizer.add_param_group({"params": self.more.parameters()})
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        if batch_idx == 2:
+            self.unfreeze()
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class UnfrozenAgain(pytorch.PyTorchCallback):
+    def __init__(self, trial: Unfreezing) -> None:
+        self.trial = trial
+
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+        if len(checkpoint["optimizers_state_dict"][0]["param_groups"]) == 2:
+            self.trial.unfreeze()
+
+
+def test_a_parameter_group_that_training_added_is_added_again_as_the_error_says(fit: Fit, host: FakeHost) -> None:
+    def prepare(trial: Unfreezing) -> None:
+        trial.callbacks["again"] = UnfrozenAgain(trial)
+
+    fit(Unfreezing, max_length=Batch(3))
+    (checkpoint,) = host.checkpoints()
+    with pytest.raises(
+        ValueError, match=r"has 2 parameter groups in the checkpoint, but 1 here\. .* on_checkpoint_load_start"
+    ):
+        fit(Unfreezing, max_length=Batch(4), latest_checkpoint=checkpoint)
+    trial = fit(Unfreezing, prepare=prepare, max_length=Batch(4), latest_checkpoint=checkpoint)
+    assert (trial.weight, len(trial.optimizer.param_groups)) == (one_weight(4), 2)
+
+
 def test_a_finished_run_resumed_does_nothing(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
     fit(Everything, max_length=Batch(3))
     again = FakeHost(tmp_path / "again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -115,3 +116,25 @@ def test_a_failing_reducer_is_named() -> None:
         ValueError, match=r"broken \(name='auc'\) failed in cross_slot_reduce\(\): RuntimeError\('no'\)"
     ):
         registry.cross_slot([registry.per_slot(training=True)], training=True)
+
+
+@pytest.mark.parametrize(
+    ("training", "cure"),
+    [
+        (True, "if only evaluate_batch() updates it, wrap it with for_training=False"),
+        (False, "if only train_batch() updates it, wrap it with for_validation=False"),
+    ],
+)
+def test_a_reducer_without_values_is_told_how_to_leave_out_the_workload(training: bool, cure: str) -> None:
+    registry = ReducerRegistry()
+    registry.wrap_reducer(lambda values: sum(values) / len(values), name="mean")
+    with pytest.raises(ValueError, match=re.escape(cure)):
+        registry.cross_slot([registry.per_slot(training=training)], training=training)
+
+
+def test_two_reducers_of_one_metric_are_refused() -> None:
+    registry = ReducerRegistry()
+    registry.wrap_reducer(len, name="n")
+    registry.wrap_reducer(lambda values: {"n": 0.0})
+    with pytest.raises(ValueError, match="a reducer and another reducer both give the metric 'n'"):
+        registry.cross_slot([registry.per_slot(training=False)], training=False)

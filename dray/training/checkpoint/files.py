@@ -4,7 +4,7 @@ state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_d
                  scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix; of pretrained weights that
                  the trial has not trained only their names and SHA-256 (pretrained_sha256)
 progress.json    the position in training, the number of processes and how many of them share their data, batches per
-                 epoch, and how the trial divided its data when it started
+                 epoch and in all, and how the trial divided its data when it started
 sharded/rank_N.safetensors   rank N's shards of the tensors that state-dict.pth has without data (see `sharded`)
 rng/rank_N.pth   the RNG state of every rank
 gradients/rank_N.pth   gradients that the next batch adds to: in the middle of an aggregation, or kept by the trial
@@ -62,6 +62,7 @@ class Description:
         code: source files by relative path.
         division: how the data are divided among processes; None with a loader of the user's own.
         epoch_length: in batches; None for one endless epoch.
+        total_batches: how long the trial is to train; None if unknown.
         sharing: how many ranks share each share of the data (those of a tensor-parallel group).
     """
 
@@ -71,6 +72,7 @@ class Description:
     code: Mapping[str, bytes] = field(default_factory=dict)
     division: Division | None = None
     epoch_length: int | None = None
+    total_batches: int | None = None
     sharing: int = 1
 
     @cached_property
@@ -122,6 +124,7 @@ def contents(
                 "sharing": description.sharing,
                 "division": division,
                 "epoch_length": description.epoch_length,
+                "total_batches": description.total_batches,
             }
         ),
         METADATA: _json({**description.metadata, "steps_completed": progress.batches}),
@@ -170,8 +173,17 @@ def read_progress(directory: Path) -> Progress:
 
 def read_epoch_length(directory: Path) -> int | None:
     """The batches of an epoch in the run that wrote a checkpoint; None if unknown, or if its epochs have no end."""
-    length = (read_json(directory / PROGRESS) or {}).get("epoch_length")
-    return length if isinstance(length, int) else None
+    return _read_int(directory, "epoch_length")
+
+
+def read_total_batches(directory: Path) -> int | None:
+    """How many batches the run that wrote a checkpoint was to train in all; None if unknown."""
+    return _read_int(directory, "total_batches")
+
+
+def _read_int(directory: Path, name: str) -> int | None:
+    found = (read_json(directory / PROGRESS) or {}).get(name)
+    return found if isinstance(found, int) else None
 
 
 def read_division(directory: Path) -> Division | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import enum
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,12 +160,13 @@ class ReducerRegistry:
 
     def reset(self, *, training: bool) -> None:
         for reducer, name in self._of(training):
-            _named(reducer, name, "reset", reducer.reset)
+            _named(reducer, name, "reset", reducer.reset, training=training)
 
     def per_slot(self, *, training: bool) -> list[Any]:
         """What this rank contributes, one entry per reducer."""
         return [
-            _named(reducer, name, "per_slot_reduce", reducer.per_slot_reduce) for reducer, name in self._of(training)
+            _named(reducer, name, "per_slot_reduce", reducer.per_slot_reduce, training=training)
+            for reducer, name in self._of(training)
         ]
 
     def cross_slot(self, contributions: Sequence[list[Any]], *, training: bool) -> dict[str, Any]:
@@ -173,7 +174,7 @@ class ReducerRegistry:
         metrics: dict[str, Any] = {}
         for index, (reducer, name) in enumerate(self._of(training)):
             slots = [row[index] for row in contributions]
-            value = _named(reducer, name, "cross_slot_reduce", reducer.cross_slot_reduce, slots)
+            value = _named(reducer, name, "cross_slot_reduce", reducer.cross_slot_reduce, slots, training=training)
             if isinstance(value, dict) != (name is None):
                 wanted = (
                     "must return a dict, because it was wrapped without a name"
@@ -183,7 +184,9 @@ class ReducerRegistry:
                 raise ValueError(
                     f"the reducer {_describe(reducer)} {wanted}, got {value!r} of type {type(value).__name__}"
                 )
-            metrics.update(value if name is None else {name: value})
+            found = value if name is None else {name: value}
+            check_names(found, metrics, "another reducer")
+            metrics.update(found)
         return metrics
 
     def _of(self, training: bool) -> list[tuple[MetricReducer, str | None]]:
@@ -200,9 +203,33 @@ def _describe(reducer: MetricReducer) -> str:
     return type(reducer).__name__
 
 
-def _named(reducer: MetricReducer, name: str | None, step: str, function: Callable[..., Any], *args: Any) -> Any:
+def check_names(reduced: Mapping[str, Any], others: Mapping[str, Any], source: str) -> None:
+    """Check that no reducer's metric has the name of another metric.
+
+    Raises:
+        ValueError: one does.
+    """
+    if both := sorted(reduced.keys() & others.keys()):
+        raise ValueError(
+            f"a reducer and {source} both give the metric {', '.join(map(repr, both))}; give one of them another name: "
+            "wrap_reducer(..., name=...)"
+        )
+
+
+def _named(
+    reducer: MetricReducer,
+    name: str | None,
+    step: str,
+    function: Callable[..., Any],
+    *args: Any,
+    training: bool,
+) -> Any:
     try:
         return function(*args)
     except Exception as error:
         # All reducers have these methods, so the traceback does not tell which reducer it was.
-        raise ValueError(f"the reducer {_describe(reducer)} (name={name!r}) failed in {step}(): {error!r}") from error
+        other, argument = ("evaluate_batch()", "for_training") if training else ("train_batch()", "for_validation")
+        raise ValueError(
+            f"the reducer {_describe(reducer)} (name={name!r}) failed in {step}(): {error!r}; if only {other} "
+            f"updates it, wrap it with {argument}=False"
+        ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import multiprocessing
 import operator
 import os
@@ -63,6 +64,7 @@ PYTHON = [
     Setting("sys.path", lambda: sys.path[:], lambda value: operator.setitem(sys.path, _whole, value)),
     Setting("sys.argv", lambda: sys.argv[:], lambda value: operator.setitem(sys.argv, _whole, value)),
     Setting("garbage collection", lambda: (gc.isenabled(), gc.get_threshold()), _set_collection),
+    Setting("logging.disable()", lambda: logging.root.manager.disable, logging.disable),
     # A second trial that sets it without force=True would fail.
     Setting(
         "the start method of processes",

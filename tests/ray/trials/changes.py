@@ -84,6 +84,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
         lambda: [type(each).__name__ for each in logging.getLogger().handlers],
         lambda tmp: logging.getLogger().addHandler(logging.FileHandler(tmp / "log")),
     ),
+    "logging disabled": (
+        lambda: logging.root.manager.disable,
+        lambda tmp: logging.disable(logging.CRITICAL),
+    ),
     "a logger of its own": (own_logger, change_logger),
     "a logger of a library": (
         lambda: logging.getLogger("torch").level,
