@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from dray.serve.answers import BadInput, answer
 from dray.serve.control import ACTIVE, Control, Submitted
 from dray.serve.messages import API, to_json
 from dray.serve.names import experiment_path
+from dray.storage.scratch import scratch
 
 T = TypeVar("T")
 
@@ -69,8 +69,8 @@ class Api:
     async def _submit(self, request: web.Request) -> web.StreamResponse:
         if not request.content_type.startswith("multipart/"):
             raise BadInput("must be multipart/form-data, with config (a YAML file's text) and code (a .tar.gz)")
-        with tempfile.TemporaryDirectory(prefix="dray-submit-") as scratch:
-            packed, code = Path(scratch) / "code.tar.gz", Path(scratch) / "code"
+        with scratch("submit") as received:
+            packed, code = received / "code.tar.gz", received / "code"
             config = await _read_parts(request, packed)
             code.mkdir()
             submitted = await asyncio.to_thread(self._submitted, config, packed, code)
