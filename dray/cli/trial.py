@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json as json_
 import math
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -159,12 +157,13 @@ def logs(
     with read_experiment(experiment) as read, contextlib.ExitStack() as stack:
         from dray.records.logs import GrowingFile, followed, trial_lines
         from dray.storage.logs import fetch_logs
+        from dray.storage.scratch import scratch
         from searchers.journal import Journal
 
         check_follow(follow, json)
         number = read.trial(trial)
         directory = read.stored.directory
-        local, fetched = directory.trial(number) / "logs", Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        local, fetched = directory.trial(number) / "logs", stack.enter_context(scratch("logs"))
         if not directory.storage.is_local:
             fetch_logs(directory.storage.child(f"trial_{number}"), local, fetched)
         new = trial_lines(fetched, local, rank=rank)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,6 +17,7 @@ from typing import Any
 
 import searchers
 from dray.code.ignore import make_links
+from dray.storage.scratch import scratch
 
 _INSIDE = "dray-code"
 """The code is in this subdirectory of what Ray puts on a worker's path, so that the worker does not import a model's
@@ -82,15 +82,15 @@ def _upload(directories: Mapping[str, Path], without: Sequence[str]) -> str:
 
     # Patterns of .gitignore.
     excludes = ["__pycache__", *("/" + re.sub(r"([\\*?\[\]])", r"\\\1", path) for path in without)]
-    with tempfile.TemporaryDirectory(prefix="dray-upload-") as scratch:
-        root = Path(scratch, "root")
+    with scratch("upload") as place:
+        root = place / "root"
         root.mkdir()
         for name, directory in directories.items():
             (root / name).symlink_to(directory.resolve())
         uploaded = upload_working_dir_if_needed(
             {"working_dir": str(root), "excludes": excludes},
             include_gitignore=False,
-            scratch_dir=scratch,
+            scratch_dir=str(place),
             logger=logging.getLogger("dray"),
         )
     return str(uploaded["working_dir"])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dray import private
 from dray.environment import set_variables
+from dray.storage.scratch import scratch
 
 HOOK = "startup-hook.sh"
 _SHOWN_LINES = 20
@@ -36,8 +37,8 @@ def run_startup_hook(code: Path) -> None:
     """
     if not (code / HOOK).is_file():
         return
-    with tempfile.TemporaryDirectory(prefix="dray-hook-") as directory:
-        after, output = Path(directory, "environment"), Path(directory, "output")
+    with scratch("hook") as directory:
+        after, output = directory / "environment", directory / "output"
         shell = shutil.which("bash") or "sh"
         with output.open("wb") as file:
             done = subprocess.run(

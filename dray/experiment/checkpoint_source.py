@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
 
 from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.storage import Location, opened, store_at
+from dray.storage.scratch import scratch
 
 
 def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None) -> ExperimentConfig:
@@ -46,8 +45,8 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
     trial, checkpoint = searcher.source_trial_id, searcher.source_checkpoint_uuid
     try:
         if trial is not None:
-            with tempfile.TemporaryDirectory(prefix="dray-source-") as scratch:
-                latest = store_at(_place(trial, config), Path(scratch)).latest()
+            with scratch("source") as copies:
+                latest = store_at(_place(trial, config), copies).latest()
             if latest is None:
                 raise ValueError(
                     f"no checkpoint in {trial}; give the directory of a trial that has one, such as RESULTS/trial_7"

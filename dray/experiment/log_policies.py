@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from dray.config.log_policies import LogPolicy
 from dray.records.logs import STAMP, trial_lines
 from dray.storage import Location, StorageError
 from dray.storage.logs import fetch_logs
+from dray.storage.scratch import scratch
 
 LONGEST = 10_000
 """Only this many characters of a line are searched: a regular expression can take quadratic time."""
@@ -44,7 +44,7 @@ def printed(error: str, logs: Path, store: Location) -> Iterator[str]:
     yield from error.splitlines()
     yield from trial_lines(logs)(True)
     if not store.is_local:
-        with tempfile.TemporaryDirectory(prefix="dray-logs-") as directory:
+        with scratch("logs") as copies:
             with contextlib.suppress(StorageError):  # then only the local logs are searched
-                fetch_logs(store, logs, Path(directory))
-            yield from trial_lines(Path(directory))(True)
+                fetch_logs(store, logs, copies)
+            yield from trial_lines(copies)(True)

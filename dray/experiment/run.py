@@ -95,7 +95,7 @@ class Run:
         cluster: where to run.
         interrupts: signals that ask the run to stop.
         lender: the server that lends it groups; None: the run has its own.
-        tune: a Tune driver that has started, whose handle is `lent_handle`; None: one is started.
+        tune: a Tune driver whose handle is `lent_handle`, and which may have started; None: there is none yet.
         on_message: called with each of the desk's messages; for benchmarks and tests.
 
     Attributes:

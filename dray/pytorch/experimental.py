@@ -6,7 +6,6 @@ import abc
 import contextlib
 import logging
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from dray.pytorch.batch_functions import to_device
 from dray.pytorch.data import DataLoader
 from dray.storage import Location, RemoteDirectory
 from dray.storage.manifest import MANIFEST
+from dray.storage.scratch import scratch
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.parallel.device import own_device
 from dray.training.parallel.exchange import all_or_none
@@ -88,9 +88,9 @@ class TorchBatchProcessorContext:
             self._outputs.path.mkdir(parents=True, exist_ok=True)
             yield self._outputs.path
             return
-        with tempfile.TemporaryDirectory(prefix="dray-outputs-") as directory:
-            yield Path(directory)
-            RemoteDirectory(self._outputs).add(Path(directory), without=MANIFEST)
+        with scratch("outputs") as directory:
+            yield directory
+            RemoteDirectory(self._outputs).add(directory, without=MANIFEST)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """As `core.TrainContext.report_metrics`: only the chief's report counts. See `wrap_reducer` for other ranks."""

@@ -6,7 +6,6 @@ running on another machine.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from dray.records.mirror import fetch_without_trials
 from dray.records.numbering import number_of, numbers_by_path
 from dray.records.overview import Glance, Overview, first_metric
 from dray.storage import Location, RemoteDirectory
+from dray.storage.scratch import scratch
 from dray.text import one_line
 from searchers.journal import Journal
 
@@ -86,8 +86,8 @@ def open_experiment(experiment: Name) -> Iterator[StoredExperiment]:
         directory, number = ExperimentDirectory.open(location.path), number_of(location.path)
         yield StoredExperiment(directory=directory, where=where, is_copy=False, number=number)
         return
-    with tempfile.TemporaryDirectory(prefix="dray-look-") as scratch:
-        directory = ExperimentDirectory(Path(scratch) / location.name)
+    with scratch("look") as copies:
+        directory = ExperimentDirectory(copies / location.name)
         fetch_without_trials(location, directory)
         yield StoredExperiment(directory=directory, where=location.uri, is_copy=True)
 

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import socket
 import sqlite3
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
+from dray.storage.scratch import scratch_until_exit
 from searchers.journal import Journal
 
 HOST = "localhost"
@@ -112,7 +112,7 @@ def _study(directory: ExperimentDirectory) -> Path:
     study = directory.study
     if Journal.writer(directory.journal) is None:
         if not os.access(directory.path, os.W_OK):  # another user's
-            study = Path(tempfile.mkdtemp(prefix="dray-ui-")) / study.name
+            study = scratch_until_exit("ui") / study.name
         _write(directory, study)
     return study
 

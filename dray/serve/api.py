@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from dray.serve.answers import BadInput, answer
 from dray.serve.control import ACTIVE, Control, Submitted
 from dray.serve.messages import API, to_json
 from dray.serve.names import experiment_path
+from dray.storage.scratch import scratch
 
 T = TypeVar("T")
 
@@ -70,14 +71,15 @@ class Api:
     async def _submit(self, request: web.Request) -> web.StreamResponse:
         if not request.content_type.startswith("multipart/"):
             raise BadInput("must be multipart/form-data, with config (a YAML file's text) and code (a .tar.gz)")
-        scratch = tempfile.TemporaryDirectory(prefix="dray-submit-")
-        packed, code = Path(scratch.name) / "code.tar.gz", Path(scratch.name) / "code"
+        stack = contextlib.ExitStack()
+        received = stack.enter_context(scratch("submit"))
+        packed, code = received / "code.tar.gz", received / "code"
         try:
             config = await _read_parts(request, packed)
             code.mkdir()
             submitted = await asyncio.to_thread(self._submitted, config, packed, code)
         finally:
-            await asyncio.to_thread(scratch.cleanup)  # of thousands of files, say
+            await asyncio.to_thread(stack.close)  # it removes thousands of files, say
         return answer(to_json(submitted), status=201)
 
     def _submitted(self, config: str, packed: Path, code: Path) -> Submitted:

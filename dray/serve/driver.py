@@ -43,6 +43,8 @@ FULL = 74
 """The exit code of a process that could not write to a full disk."""
 TUNE = ".server/tune"
 """In the results directory: what Tune writes for experiments' processes, which is never read."""
+BURST_S = 0.5
+"""Of many experiments that are submitted at once most only join the queue, in processes that need no handle."""
 LEAVE_S = 2.0
 """How long Ray may take to pass on the last metrics; usually a third of a second."""
 
@@ -122,9 +124,7 @@ def drive(connection: Connection, server: GroupServer, home: str) -> None:
     code = 1
     try:
         join(server.address, namespace=server.namespace)
-        # Before there is an experiment: its handle takes seconds to come up.
         tune = tune_driver(DESK, lent_handle(), Path(home, TUNE, lent_handle()), local=server.local)
-        tune.start()
         code = _serve(connection, commands, server, tune)
         shutil.rmtree(Path(home, TUNE, lent_handle()), ignore_errors=True)
         if code == 0:  # otherwise a thread may still wait for Ray, and crash at its shutdown
@@ -153,7 +153,7 @@ def _receive(connection: Connection, commands: queue.SimpleQueue[Any]) -> None:
 
 def _serve(connection: Connection, commands: queue.SimpleQueue[Any], server: GroupServer, tune: TuneDriver) -> int:
     try:
-        experiment = _opened(commands.get())
+        experiment = _opened(_first(commands, tune))
         experiment.lender, experiment.tune = server, tune
         path = experiment.prepare().path
         asked = experiment.config.resources
@@ -180,6 +180,15 @@ def _leave_ray() -> None:
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     leaving.join(LEAVE_S)
+
+
+def _first(commands: queue.SimpleQueue[Any], tune: TuneDriver) -> Any:
+    """The first command. If there is none yet, the handle starts before it, as that takes seconds."""
+    try:
+        return commands.get(timeout=BURST_S)
+    except queue.Empty:
+        tune.start()
+        return commands.get()
 
 
 def _opened(command: Create | Open) -> Experiment:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.secrets import unmasked, with_secrets
 from dray.serve.answers import BadInput
 from dray.serve.control import Control, Submitted
+from dray.storage.scratch import scratch
 
 
 def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submitted:
@@ -34,9 +34,9 @@ def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submi
     if not directory.has_code:
         raise BadInput(f"{path.name} has no copy of its code, so nothing else can run it")
     text = config if isinstance(config, str) else yaml.safe_dump(_changed(directory, config), sort_keys=False)
-    with tempfile.TemporaryDirectory(prefix="dray-fork-") as scratch:
-        archive.copy(directory.code, Path(scratch))
-        return control.submit(text, Path(scratch))
+    with scratch("fork") as code:
+        archive.copy(directory.code, code)
+        return control.submit(text, code)
 
 
 def _changed(directory: ExperimentDirectory, changes: Mapping[str, Any]) -> dict[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.logs import STAMP
 from dray.serve.answers import BadInput
 from dray.storage.logs import EVERY_S, NAME, fetch_logs
+from dray.storage.scratch import scratch_until_exit
 
 TAIL_BYTES = 64 << 10
 """How much of a rank's output the first piece has."""
@@ -70,7 +70,7 @@ class Fetched:
     """Logs of trials that ran on other machines, copied from the object store; again every ten seconds at most."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="dray-logs-")
+        self._directory = scratch_until_exit("logs")
         self._at: dict[tuple[Path, int], float] = {}
         self._lock = threading.Lock()
 
@@ -83,7 +83,7 @@ class Fetched:
         here = directory.trial(trial) / "logs"
         if directory.storage.is_local:
             return [here]
-        copy = Path(self._directory.name) / directory.path.name / str(trial)
+        copy = self._directory / directory.path.name / str(trial)
         with self._lock:
             if time.monotonic() - self._at.get((directory.path, trial), -EVERY_S) >= EVERY_S:
                 copy.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,8 @@ class Manager:
         self._directory = self._results / STATE
         self._directory.mkdir(parents=True, exist_ok=True)
         self._queue = Queue(self._directory / "queue.jsonl")
-        shutil.rmtree(self._results / commands.TUNE, ignore_errors=True)  # of processes that were killed
+        for left in (self._results / commands.TUNE, *self._directory.glob("config-*")):  # by what was killed
+            shutil.rmtree(left, ignore_errors=True)
         self._server = GroupServer(
             address=ray.get_runtime_context().gcs_address, namespace=NAMESPACE, local=cluster.local
         )

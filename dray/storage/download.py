@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from dray.storage.errors import CheckpointError
 from dray.storage.location import Location
 from dray.storage.manifest import MANIFEST, check_files, is_determined, never_completed, parse_manifest, verify
 from dray.storage.remote import RemoteDirectory
+from dray.storage.scratch import scratch
 
 DOWNLOADED = ".opened-"
 """The names of copies begin with this."""
@@ -35,12 +35,12 @@ def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: b
     if place.is_local:
         yield verify(place.path, without_manifest=without_manifest)
         return
-    with tempfile.TemporaryDirectory(prefix="dray-checkpoint-") as scratch:
-        yield downloaded(RemoteDirectory(place), Path(scratch))
+    with scratch("checkpoint") as copies:
+        yield downloaded(RemoteDirectory(place), copies)
 
 
-def downloaded(remote: RemoteDirectory, scratch: Path, *, only: Collection[str] = ()) -> Path:
-    """A verified copy of a remote checkpoint in `scratch`; `only` as in `verify`."""
+def downloaded(remote: RemoteDirectory, to: Path, *, only: Collection[str] = ()) -> Path:
+    """A verified copy of a remote checkpoint in the directory `to`; `only` as in `verify`."""
     name = remote.location
     sizes = remote.sizes()
     if not sizes:
@@ -53,9 +53,9 @@ def downloaded(remote: RemoteDirectory, scratch: Path, *, only: Collection[str] 
         key.update(manifest)
     elif not is_determined(sizes):
         raise never_completed(name)
-    target = scratch / f"{DOWNLOADED}{key.hexdigest()[:16]}"
-    scratch.mkdir(parents=True, exist_ok=True)
-    with (scratch / f"{DOWNLOADED}lock").open("w") as lock:
+    target = to / f"{DOWNLOADED}{key.hexdigest()[:16]}"
+    to.mkdir(parents=True, exist_ok=True)
+    with (to / f"{DOWNLOADED}lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             partial = target.with_name(f"{target.name}-partial")

@@ -1,0 +1,68 @@
+"""How a server takes the end of an experiment's process, without Ray: its process and its disk are fakes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dray.config.load import load_config
+from dray.records.directory import ExperimentDirectory
+from dray.serve import manager
+from dray.serve.control import Share
+from dray.serve.driver import FULL, Failed
+from dray.serve.manager import Manager
+from dray.serve.queue import Item, Queue
+
+CONFIG: dict[str, Any] = {
+    "name": "run",
+    "entrypoint": "python3 train.py",
+    "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 2}},
+}
+
+
+class Offline(Manager):
+    """A server without a cluster, with one experiment whose search has not ended."""
+
+    def __init__(self, results: Path) -> None:
+        self._results, self._lock, self._drivers = results, threading.RLock(), {}
+        self._closing, self._full, self._say = False, "", print
+        self._lender: Any = SimpleNamespace(demands={})
+        self._queue = Queue(results / "queue.jsonl")
+        code = results / "code"
+        code.mkdir()
+        (code / "train.py").write_text("import dray\n")
+        self.item: Item = self._queue.add(
+            ExperimentDirectory.create(results / "run", load_config(CONFIG), code).path, Share()
+        )
+
+    def start(self) -> Any:
+        """A process of the experiment."""
+        process: Any = SimpleNamespace(met_full_disk=False, exit_code=None, failure=None, how_ended=f"exit code {FULL}")
+        self._drivers[self.item.name] = process
+        return process
+
+    def ends(self, process: Any) -> None:
+        """The process could not write, and has ended."""
+        process.exit_code, process.failure = FULL, Failed("can't write: No space left on device")
+        self._ended(process)
+
+
+def test_a_process_that_met_a_full_disk_is_not_counted_though_it_ends_when_there_is_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = {"why": "the disk is full"}
+    monkeypatch.setattr(manager, "why_full", lambda results: free["why"])
+    server = Offline(tmp_path)
+    process = server.start()
+    server._look_at_disk()  # noqa: SLF001 - a step of its loop
+    free["why"] = ""
+    server._look_at_disk()  # noqa: SLF001
+    server.ends(process)
+    assert (server.item.restarts, server.item.error, server.item.is_due) == (0, "", True)
+    # The disk of something else is full: this process has met no full disk of the results.
+    server.ends(server.start())
+    assert (server.item.restarts, server.item.error) == (1, "can't write: No space left on device")
