@@ -97,7 +97,7 @@ def _name_of(fields: dict[str, Any]) -> str:
 
 #: A mapping that is the user's own.
 Free: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_with_text_names)]
-Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1_000_000_000), AfterValidator(int_if_whole)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, le=1_000_000_000), AfterValidator(int_if_whole)]
 
 
 class Optimizations(Section):
@@ -165,7 +165,7 @@ class ExperimentConfig(Section):
         hang_timeout_s: A trial that for this long trains and validates no batch and saves no checkpoint is ended, with
             the stacks of its threads in its log, and started again from its latest checkpoint. Start-up counts, and so
             does waiting for other ranks, but not waiting for an object store: choose it well above the longest of
-            these. None: never.
+            these. 0: never.
     """
 
     entrypoint: Annotated[
@@ -263,8 +263,10 @@ class ExperimentConfig(Section):
         description="what to do when a trial that failed has printed a line with a given pattern",
         examples=[[{"pattern": "CUDA out of memory", "action": "cancel_retries"}]],
     )
-    hang_timeout_s: Seconds | None = Field(
-        default=None, description="seconds without progress after which a trial is ended and restarted", examples=[600]
+    hang_timeout_s: Seconds = Field(
+        default=7200,
+        description="seconds without progress after which a trial is ended and restarted; 0: never",
+        examples=[600],
     )
     loggers: Annotated[Loggers, BeforeValidator(named_loggers, json_schema_input_type=LoggersForm)] = Field(
         default_factory=Loggers, description="experiment trackers to log to as well", examples=[["mlflow", "wandb"]]

@@ -176,7 +176,7 @@ def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Dev
         is_single=searcher.name == "single",
         stops_on_nan=config.stop_on_nan,
         deterministic=config.reproducibility.deterministic,
-        hang_timeout_s=config.hang_timeout_s,
+        hang_timeout_s=config.hang_timeout_s or None,
         reuse_workers=config.resources.reuse_workers,
     )
 

@@ -64,8 +64,7 @@ class Evaluation:
     def share(self, *, test_mode: bool) -> Share:
         """Evaluate this rank's data; with `test_mode` one batch of it."""
         self.rank.reducers.reset(training=False)
-        for model in self.rank.optimisation.models:
-            model.eval()
+        self.rank.optimisation.eval_mode()
         for callback in self.rank.callbacks.values():
             callback.on_validation_start()
         if self.full_dataset:

@@ -38,6 +38,7 @@ from dray.training.metrics.values import jsonable, to_numpy
 from dray.training.parallel.agreement import Agreement
 from dray.training.parallel.ddp import DDPModel
 from dray.training.parallel.exchange import Leave, on_chief
+from dray.training.parallel.gradient_check import GradientCheck, Norms
 from dray.training.parallel.sharding import is_sharded, sync_buffers
 from dray.training.plan import Plan
 from dray.training.position import Stop
@@ -61,6 +62,7 @@ class TrainingShare:
         reduced: its values for the reducers that the trial has wrapped.
         scalars: its metrics of each batch, if TensorBoard shows them.
         machine: its machine usage.
+        norms: of the gradients that its optimizers stepped with.
     """
 
     trained: int
@@ -70,6 +72,7 @@ class TrainingShare:
     reduced: list[Any] | None
     scalars: Values | None
     machine: MachineUsage | None
+    norms: Norms
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -114,6 +117,10 @@ class Executor:
             usage=self._usage,
             profiler=self.profiler,
         )
+        optimisation = rank.optimisation
+        if rank.peers.size > 1 and not optimisation.has_sharded:
+            optimisation.gradient_check = GradientCheck(optimisation.models)
+        optimisation.begin()
         # Metrics that are not published yet.
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
@@ -167,9 +174,11 @@ class Executor:
             case Train():
                 outcome, phase = self.train(command), "training"
             case Validate():
-                outcome, phase = self.validate(command), "validating"
+                with self.rank.optimisation.alone():
+                    outcome, phase = self.validate(command), "validating"
             case Publish():
-                outcome, phase = self.publish(command), "waiting"
+                with self.rank.optimisation.alone():
+                    outcome, phase = self.publish(command), "waiting"
             case _:
                 assert_never(command)
         self._usage.record(phase, time.perf_counter() - began, self.rank.position.trained - before)
@@ -179,27 +188,30 @@ class Executor:
 
     def train(self, command: Train) -> Outcome:
         rank, position, agreement, metrics = self.rank, self.rank.position, self.agreement, self._metrics
+        optimisation, check = rank.optimisation, rank.optimisation.gradient_check
         rank.reducers.reset(training=True)
         metrics.keep_times = rank.is_chief and self.scalars.enabled
         metrics.reset()
         first = position.trained
-        for model in rank.optimisation.models:
-            if not model.training or first == position.initial_batch:
-                model.train()
+        if check is not None:
+            check.begin(command.until)
         reduced, leave = agreement.section(lambda: self._train_batches(command.until), training=True)
         # After an abort the metrics are garbage, or can't be read at all.
         values, late = agreement.catch(metrics.take_values)
+        leave = leave or late
+        norms, late = agreement.catch(check.norms) if check is not None else ([], None)
         leave = leave or late
         if leave is not None and leave.aborted:
             values = None
         mine = TrainingShare(
             trained=position.trained,
             leave=leave,
-            steps=rank.optimisation.steps,
+            steps=optimisation.steps,
             sums=sums_of(values or {}),
             reduced=reduced,
             scalars=values if self.scalars.enabled else None,
             machine=self._usage.machine(),
+            norms=norms or [],
         )
         ranks = agreement.exchange(mine, leave)
         self._usage.set_ranks([each.machine for each in ranks])
@@ -209,6 +221,11 @@ class Executor:
             self.scalars.write_batches(first, metrics.times, rows_of(scalars))
         leave = agreement.agree([each.leave for each in ranks], training=True)
         position.trained = min(each.trained for each in ranks)
+        if leave is None:
+            if check is not None:
+                check.compare([each.norms for each in ranks])
+            if rank.is_chief:
+                optimisation.warn_if_untrained()
         averages: dict[str, Any] = {}
         if leave is None or not leave.aborted:
             averages.update(average_sums([each.sums for each in distinct]))
@@ -247,6 +264,7 @@ class Executor:
 
     def _train_batches(self, until: int) -> list[Any]:
         """Train to this many batches in total; returns what this rank contributes to the reducers."""
+        self.rank.optimisation.training_mode()
         self._batches.train(until)
         self.rank.optimisation.reshard()
         return self.rank.reducers.per_slot(training=True)

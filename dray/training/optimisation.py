@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
 from dray.training.amp import MixedPrecision
 from dray.training.parallel import ddp, sharding
+from dray.training.parallel.gradient_check import GradientCheck
 from dray.training.position import Position
 from dray.training.pretrained import with_shared, without_shared
 from dray.training.trial import Scheduler
@@ -20,6 +23,8 @@ from dray.training.units import is_int
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
+
+log = logging.getLogger(__name__)
 
 
 class Optimisation:
@@ -50,6 +55,11 @@ class Optimisation:
         self.amp: MixedPrecision | None = None
         #: How many optimizer steps this rank has made since its training began.
         self.steps = 0
+        #: Whether a step has been made with a gradient of a wrapped model.
+        self.has_trained = False
+        self.gradient_check: GradientCheck | None = None
+        #: Each module's mode before a validation; empty in training.
+        self._modes: list[tuple[torch.nn.Module, bool]] = []
         self._synchronising = True
 
     @property
@@ -77,6 +87,57 @@ class Optimisation:
     def forward(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method of the trial that runs models; with `amp` under autocast."""
         return method if self.amp is None else self.amp.forward(method)
+
+    def begin(self) -> None:
+        """Have modules that define `train()` set themselves up for training. Otherwise all stay as the trial left them,
+        such as batch norm whose statistics are frozen, or a teacher."""
+        modules = [module for model in self.models for module in bare(model).modules()]
+        in_eval = [module for module in modules if not module.training]
+        for module in modules:
+            if module.training and type(module).train is not torch.nn.Module.train:
+                module.train()
+        for module in in_eval:
+            if module.training:
+                module.eval()
+        if self._trains_in_eval():
+            log.warning(
+                "a model that an optimizer trains is in eval mode, or its dropout is: it stays so, without dropout. If "
+                "that is not meant, call model.train() in the trial's constructor; from_pretrained() of transformers "
+                "returns models in eval mode"
+            )
+
+    def _trains_in_eval(self) -> bool:
+        trained = {id(parameter) for optimizer in self.optimizers for parameter in _parameters(optimizer)}
+        return any(
+            not model.training or any(isinstance(each, _DropoutNd) and not each.training for each in model.modules())
+            for model in self.models
+            if any(id(parameter) in trained for parameter in model.parameters())
+        )
+
+    def training_mode(self) -> None:
+        """Set each module's mode to what it was before the validations since the last batch."""
+        # A module comes before its children, whose modes it sets too.
+        for module, mode in self._modes:
+            if module.training is not mode:
+                module.train(mode)
+        self._modes = []
+
+    def eval_mode(self) -> None:
+        self._modes = self._modes or [(each, each.training) for model in self.models for each in model.modules()]
+        for model in self.models:
+            model.eval()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within the block data-parallel models exchange nothing with other ranks, even with gradients."""
+        models = [model for model in self.models if isinstance(model, ddp.DDPModel)]
+        for model in models:
+            model.runs_alone = True
+        try:
+            yield
+        finally:
+            for model in models:
+                model.runs_alone = False
 
     def before_batch(self) -> None:
         """Let ranks exchange gradients only in the batches that step."""
@@ -122,6 +183,10 @@ class Optimisation:
                 _divide([parameter.grad for parameter in _parameters(optimizer)], frequency)
         amp = self.amp
         self.steps += 1
+        if not self.has_trained:
+            self.has_trained = self._has_gradient(optimizer)
+        if self.gradient_check is not None:
+            self.gradient_check.before_step(optimizer, self.position.batch_idx)
         with contextlib.nullcontext() if amp is None else amp.updating():
             if amp is not None and scaler is None:
                 clip = None if clip_grads is None else lambda: clip_grads(_parameters(optimizer))
@@ -136,6 +201,27 @@ class Optimisation:
         if auto_zero_grads:
             optimizer.zero_grad()
         self.reshard()
+
+    def warn_if_untrained(self) -> None:
+        """Warn once if batches have trained no wrapped model."""
+        batches = self.position.trained - self.position.initial_batch
+        if self.has_trained or batches < 4 * self.aggregation_frequency:
+            return
+        self.has_trained = True
+        log.warning(
+            "the first %d batches have trained no wrapped model: %s",
+            batches,
+            "no context.step_optimizer(optimizer) was called after context.backward(loss) in train_batch(). "
+            "An optimizer.step() of its own clips, aggregates and scales nothing as configured"
+            if self.steps == 0
+            else "the optimizers' parameters are in no wrapped model, or had no gradients. Call "
+            "context.backward(loss), and use the model that context.wrap_model() returned, in train_batch() and for "
+            "the optimizer: only that one is saved in checkpoints",
+        )
+
+    def _has_gradient(self, optimizer: torch.optim.Optimizer) -> bool:
+        wrapped = {id(parameter) for model in self.models for parameter in model.parameters()}
+        return any(each.grad is not None and id(each) in wrapped for each in _parameters(optimizer))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of models, optimizers, LR schedulers and the scaler, if any, for a checkpoint."""

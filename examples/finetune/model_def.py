@@ -20,7 +20,7 @@ from dray import pytorch
 def base_model(path: str) -> PreTrainedModel:
     """The model to fine-tune: that of a directory or a name on Hugging Face's hub; "" for a small random one."""
     if path:
-        return AutoModelForCausalLM.from_pretrained(path)
+        return AutoModelForCausalLM.from_pretrained(path).train()
     config = LlamaConfig(
         vocab_size=256,
         hidden_size=256,

@@ -184,7 +184,7 @@ BAD = [
     ("labels", [1]),
     ("max_restarts", -1),
     ("max_restarts", True),
-    ("hang_timeout_s", 0),
+    ("hang_timeout_s", -1),
     ("resources.slot", "tpu"),
     ("resources.slots_per_trial", -1),
     ("resources.slots_per_trial", 1.5),

@@ -101,7 +101,7 @@ def test_fields_have_determineds_defaults() -> None:
     assert (halving.max_concurrent_trials, halving.divisor) == (16, 4)
     assert (config.resources.slots_per_trial, config.resources.slot, config.resources.cpus_per_slot) == (1, None, 1)
     assert (config.max_restarts, config.checkpoint_policy, config.checkpoint_storage.location) == (5, "best", None)
-    assert (config.resources.reuse_workers, config.hang_timeout_s) == (True, None)
+    assert (config.resources.reuse_workers, config.hang_timeout_s) == (True, 7200)
     assert config.min_validation_period is None
     assert config.min_checkpoint_period is None
     assert (config.hyperparameters, config.data, config.labels) == ({}, {}, [])
@@ -439,7 +439,7 @@ def test_space_has_the_configs_hyperparameters() -> None:
             "gcs has no such field; remove it, or use type: shared_fs",
         ),
         ({"max_restarts": -1}, "max_restarts", "must be >= 0, got -1"),
-        ({"hang_timeout_s": 0}, "hang_timeout_s", "must be > 0, got 0"),
+        ({"hang_timeout_s": -1}, "hang_timeout_s", "must be >= 0, got -1"),
         ({"hang_timeout_s": "10m"}, "hang_timeout_s", "must be a number, got '10m'"),
         ({"resources__reuse_workers": "no"}, "resources.reuse_workers", "must be true or false, got 'no'"),
         ({"entrypoint": "bash train.sh"}, "entrypoint", "can't be a shell script"),

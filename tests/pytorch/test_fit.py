@@ -303,8 +303,111 @@ def test_models_train_in_train_mode_and_validate_in_eval_mode_without_gradients(
             modes.append(("validate", self.model.training, torch.is_grad_enabled()))
             return super().evaluate_batch(batch, batch_idx)
 
-    fit(Watching, max_length=Batch(2), validation_period=Batch(1), prepare=lambda trial: trial.model.eval())
+    fit(Watching, max_length=Batch(2), validation_period=Batch(1))
     assert set(modes) == {("train", True, True), ("validate", False, False)}
+
+
+@pytest.mark.api("1.11")
+def test_modules_train_in_the_mode_that_the_trial_left_them_in(fit: Fit) -> None:
+    seen: list[tuple[bool, ...]] = []
+
+    class Merging(nn.Linear):
+        """Must be told that training begins or continues, as LoRA's layers that merge their weights in eval mode."""
+
+        ready = False
+
+        def train(self, mode: bool = True) -> Any:
+            self.ready = mode
+            return super().train(mode)
+
+    class Frozen(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.net = context.wrap_model(nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(), Merging(1, 1)))
+            self.net[0].eval()
+            self.teacher = context.wrap_model(nn.Sequential(nn.Dropout())).eval()
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            norm, dropout, merging = self.net
+            seen.append((norm.training, dropout.training, self.teacher[0].training, merging.ready))
+            if batch_idx == 2:
+                dropout.eval()
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            assert not any(module.training for module in [*self.net.modules(), *self.teacher.modules()])
+            return super().evaluate_batch(batch, batch_idx)
+
+    trial = fit(Frozen, max_length=Batch(4), validation_period=Batch(1), step_zero_validation=True)
+    assert seen == [(False, True, False, True)] * 3 + [(False, False, False, True)]
+    assert not trial.net.training, "to predict with"
+
+
+def test_a_model_in_eval_mode_that_is_trained_is_warned_of(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
+    fit(OneWeight, max_length=Batch(1))
+    assert "eval mode" not in caplog.text
+    trial = fit(OneWeight, max_length=Batch(2), prepare=lambda trial: trial.model.eval())
+    assert "a model that an optimizer trains is in eval mode" in caplog.text
+    assert trial.weight == one_weight(2)
+
+
+class Stepless(OneWeight):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        return loss
+
+
+class StepsBesideTheContext(OneWeight):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+class Replaced(OneWeight):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.model = nn.Linear(1, 1)
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+
+class Alternating(OneWeight):
+    """As a GAN's: two optimizers, one a batch, and gradients that stay."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.other = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.context.step_optimizer([self.optimizer, self.other][batch_idx % 2], auto_zero_grads=False)
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("kind", "warning"),
+    [
+        (Stepless, "no context.step_optimizer(optimizer) was called"),
+        (StepsBesideTheContext, "no context.step_optimizer(optimizer) was called"),
+        (Replaced, "the optimizers' parameters are in no wrapped model, or had no gradients"),
+        (Alternating, ""),
+    ],
+)
+def test_training_that_does_nothing_is_warned_of_once(
+    fit: Fit, caplog: pytest.LogCaptureFixture, kind: Any, warning: str
+) -> None:
+    fit(kind, max_length=Batch(20), reporting_period=Batch(2))
+    told = [record.message for record in caplog.records if "have trained no wrapped model" in record.message]
+    assert len(told) == (1 if warning else 0)
+    assert all(warning in message for message in told)
+
+
+def test_an_aggregation_longer_than_a_report_is_not_warned_of(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
+    fit(OneWeight, init={"aggregation_frequency": 7}, max_length=Batch(8), reporting_period=Batch(1))
+    assert "trained no wrapped model" not in caplog.text
 
 
 @pytest.mark.api("1.6")

@@ -238,3 +238,46 @@ def test_a_hook_of_any_rank_makes_all_wait_for_checkpoints(ranks: list[dict[str,
     reported = [checkpoint for *_, checkpoint in ranks[0]["hook_on_one_rank"]["reports"]]
     assert None not in reported
     assert ranks[1]["hook_on_one_rank"]["trial"] == reported
+
+
+def test_a_validation_that_enables_gradients_ends_on_ranks_with_different_numbers_of_batches(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for kind in ("Batches", "Full"):
+        assert [rank["gradients_in_validation"][kind]["error"] for rank in ranks] == [None, None]
+        assert_equal(*(rank["gradients_in_validation"][kind]["weights"] for rank in ranks))
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameter", "cause"),
+    [
+        ("Method", "'body.0.weight'", "the trial has used model.loss. Move"),
+        ("Later", "'body.0.weight'", "the trial has used model.body and model.head. Move"),
+        ("Unfrozen", "'body.0.weight'", "They were frozen, or did not exist, when the model was wrapped."),
+        ("Unwrapped", "'a parameter'", "They belong to no wrapped model"),
+    ],
+)
+def test_gradients_that_are_not_averaged_fail_on_both_and_nothing_is_saved(
+    ranks: list[dict[str, Any]], kind: str, parameter: str, cause: str
+) -> None:
+    one, other = (rank["unaveraged"][kind] for rank in ranks)
+    assert one["error"] == other["error"]
+    assert one["error"].startswith("RuntimeError: the slots train different models: ")
+    assert parameter in one["error"]
+    assert cause in one["error"]
+    assert one["reports"] == []
+
+
+def test_parameters_that_are_frozen_after_wrapping_can_be_unfrozen(ranks: list[dict[str, Any]]) -> None:
+    one, other = (rank["unaveraged"]["FrozenAfterWrapping"] for rank in ranks)
+    assert one["error"] is None
+    assert_equal(one["weights"], other["weights"])
+
+
+def test_a_copy_of_a_wrapped_model_is_what_it_is_on_one_rank(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["copies"]["error"] is None
+        own, target, average, is_same = rank["copies"]["trial"]
+        assert own == target == list(two_ranks.Forces().state_dict())
+        assert average == ["n_averaged", *(f"module.{name}" for name in own)]
+        assert is_same

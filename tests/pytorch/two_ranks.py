@@ -6,6 +6,7 @@ directory that both ranks share.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -394,6 +395,127 @@ def full_dataset(directory: Path) -> dict[str, Any]:
     return two(Full, directory, max_length=Batch(1))
 
 
+class Forces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(x))
+        return out
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self(x), y)
+
+
+class Parted(Regression):
+    """Its model has buffers, which a forward pass in training exchanges."""
+
+    def wrap(self, model: nn.Module) -> Any:
+        return self.context.wrap_model(model)
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context, self.callbacks, self.seen = context, {}, list[Any]()
+        self.model = self.wrap(Forces())
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return self.data(12)  # two batches on one rank, one on the other
+
+
+def gradients_in_validation(directory: Path) -> dict[str, Any]:
+    def force(trial: Any, x: torch.Tensor) -> float:
+        with torch.enable_grad():
+            x = x.clone().requires_grad_(True)
+            (found,) = torch.autograd.grad(trial.model(x).sum(), x)
+        return float(found.pow(2).mean())
+
+    class Batches(Parted):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            return {"validation_loss": force(self, batch[0])}
+
+        def evaluation_reducer(self) -> pytorch.Reducer:  # type: ignore[override]
+            return pytorch.Reducer.AVG
+
+    class Full(Parted):
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            return {"validation_loss": sum(force(self, x) for x, _ in data_loader)}
+
+    found = {}
+    for kind in (Batches, Full):
+        found[kind.__name__] = two(kind, directory / kind.__name__, max_length=Batch(4), validation_period=Batch(2))
+    return found
+
+
+def unaveraged(directory: Path) -> dict[str, Any]:
+    """Ways to train with gradients that are each rank's own, and one that only looks like it."""
+
+    class Method(Parted):
+        def loss(self, batch: Any) -> torch.Tensor:
+            loss: torch.Tensor = self.model.loss(*batch)
+            return loss
+
+    class Later(Parted):
+        def loss(self, batch: Any) -> torch.Tensor:
+            if self.context._current_batch_idx in (3, 4, 5):
+                return nn.functional.mse_loss(self.model.head(self.model.body(batch[0])), batch[1])
+            return super().loss(batch)
+
+    class Unfrozen(Parted):
+        def wrap(self, model: nn.Module) -> Any:
+            model.body.requires_grad_(False)  # type: ignore[operator, union-attr]
+            return super().wrap(model)
+
+        def loss(self, batch: Any) -> torch.Tensor:
+            self.model.body.requires_grad_(self.context.current_train_batch() >= 1)
+            return super().loss(batch)
+
+    class Unwrapped(Parted):
+        def wrap(self, model: nn.Module) -> Any:
+            super().wrap(nn.Linear(1, 1))
+            return model
+
+    class FrozenAfterWrapping(Parted):
+        def wrap(self, model: nn.Module) -> Any:
+            model = self.context.wrap_model(model, ddp_kwargs={"find_unused_parameters": True})
+            model.body.requires_grad_(False)  # type: ignore[operator, union-attr]
+            return model
+
+        def loss(self, batch: Any) -> torch.Tensor:
+            self.model.body.requires_grad_(self.context.current_train_batch() >= 1)
+            return super().loss(batch)
+
+    kinds = (Method, Later, Unfrozen, Unwrapped, FrozenAfterWrapping)
+    return {kind.__name__: two(kind, directory / kind.__name__, max_length=Batch(6)) for kind in kinds}
+
+
+def copies(directory: Path) -> dict[str, Any]:
+    class Target(Parted):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.target = context.wrap_model(copy.deepcopy(self.model).requires_grad_(False))
+            self.average = torch.optim.swa_utils.AveragedModel(self.model)
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            metrics = super().train_batch(batch, epoch_idx, batch_idx)
+            self.average.update_parameters(self.model)
+            if batch_idx == 2:
+                self.target.load_state_dict(self.model.state_dict())
+                self.seen = [
+                    list(self.model.state_dict()),
+                    list(self.target.state_dict()),
+                    list(self.average.state_dict()),
+                ]
+                self.seen.append(torch.equal(self.target.head.weight, self.model.head.weight))
+                if self.context.distributed.rank == 0:
+                    self.target(batch[0].requires_grad_(True)).sum().backward()  # waits for no other rank
+            return metrics
+
+    return two(Target, directory, max_length=Batch(3))
+
+
 def words_of_all_lengths(directory: Path) -> list[list[Any]]:
     """What each rank has to say may fit into the one exchange that there mostly is, or not, on one rank or on both."""
     peers = DistributedContext.from_torch_distributed()
@@ -436,6 +558,9 @@ SCENARIOS = [
     unseeded,
     pretrained_weights,
     wrapped_attributes,
+    gradients_in_validation,
+    unaveraged,
+    copies,
     stop_on_one_rank,
     invalid_on_one_rank,
     failure_in_validation_of_one_rank,

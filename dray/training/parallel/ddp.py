@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.utils import _sync_module_states
+from torch.distributed.utils import _replace_by_prefix, _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
 
 from dray.training.pretrained import shared_parameters
@@ -29,12 +29,23 @@ BUCKET_BYTES = 250 << 20
 class DDPModel(DistributedDataParallel):
     """DistributedDataParallel that also reads and sets the attributes of the wrapped model.
 
-    Without gradients (in a validation) it only calls the wrapped model: ranks may have different numbers of batches.
+    A copy is of the wrapped model alone, and its state dict has the names that it has without other ranks.
+
+    Attributes:
+        averaged_ids: ids of the parameters whose gradients are averaged in a backward pass that follows a call of
+            the model itself.
+        passed_through: names of the wrapped model's methods and submodules that were accessed; their calls average
+            nothing.
+        runs_alone: only call the wrapped model, even with gradients: ranks may have different numbers of batches.
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
         gradients = gradients_group()
+        self.passed_through: set[str] = set()
         super().__init__(module, **{"process_group": gradients.group, **kwargs})
+        self.averaged_ids = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+        self.runs_alone = False
+        self._register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
         self.connected = True
         gradients.models[self] = DDPModel.release
 
@@ -42,7 +53,10 @@ class DDPModel(DistributedDataParallel):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("module"), name)
+            value = getattr(super().__getattr__("module"), name)
+            if callable(value):
+                self.passed_through.add(name)
+            return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
@@ -60,8 +74,15 @@ class DDPModel(DistributedDataParallel):
                 )
         setattr(self.module, name, value)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Not DistributedDataParallel's, which refuses a group of its own, and connects the copy to the other ranks.
+        return _identity, (self.module,)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and self.connected:
+        if torch.is_grad_enabled() and self.connected and not self.runs_alone:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return self.module(*inputs, **kwargs)
 
@@ -77,6 +98,15 @@ class DDPModel(DistributedDataParallel):
         for name in ("reducer", "logger", "process_group"):
             setattr(self, name, None)
         self._comm_hooks.clear()  # so do they
+
+
+def _identity(module: torch.nn.Module) -> torch.nn.Module:
+    return module
+
+
+def _add_prefix(state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Name the weights of a `DDPModel` as its own modules do."""
+    _replace_by_prefix(state, prefix, f"{prefix}module.")
 
 
 def data_parallel(

@@ -1,0 +1,142 @@
+"""Detects gradients that are not averaged over the ranks, with which each rank would train a model of its own.
+
+DistributedDataParallel averages the gradients of a backward pass that follows a call of the wrapped model itself, and
+only those of parameters that were trainable when it was wrapped. Averaged gradients are the same on all ranks. So the
+norms of an optimizer's gradients are taken at two of its steps, at most, between two exchanges; that does not wait for
+the device. The exchange compares them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+from dray.training.parallel.ddp import DDPModel
+
+Norms: TypeAlias = list[tuple[int, list[float]]]
+"""For each optimizer, in the order of their first steps: the batch, and the norms of its gradients (0 if it has none).
+"""
+
+TOLERANCE = 1e-3
+"""By what fraction the norms of a gradient may differ between ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    batch_idx: int
+    parameters: list[torch.Tensor]
+    with_norm: list[int]
+    norms: torch.Tensor | None
+
+
+class GradientCheck:
+    """Compares the gradients that optimizers step with over the ranks.
+
+    Args:
+        models: the wrapped models, none of them sharded.
+    """
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        self._models = models
+        self._steps: dict[int, _Step] = {}
+        self._last = 0
+
+    def begin(self, until: int) -> None:
+        """Begin to train until `until` batches have been trained in total."""
+        self._steps.clear()
+        self._last = until - 1
+
+    def before_step(self, optimizer: torch.optim.Optimizer, batch_idx: int | None) -> None:
+        """Take the norms, if this is the optimizer's first step since `begin`, or a step in the last batch."""
+        if batch_idx is None or (id(optimizer) in self._steps and batch_idx != self._last):
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        found = {
+            index: gradient.detach()
+            for index, parameter in enumerate(parameters)
+            if (gradient := parameter.grad) is not None
+            and gradient.layout is torch.strided
+            and gradient.is_floating_point()
+        }
+        norms = None
+        if found:
+            each = torch._foreach_norm(list(found.values()), 2, dtype=torch.float64)
+            norms = torch.stack([norm.to(each[0].device) for norm in each])
+        self._steps[id(optimizer)] = _Step(batch_idx, parameters, list(found), norms)
+
+    def norms(self) -> Norms:
+        """The norms taken since `begin`. Waits for the device."""
+        taken = []
+        for step in self._steps.values():
+            row = [0.0] * len(step.parameters)
+            if step.norms is not None:
+                for index, norm in zip(step.with_norm, step.norms.tolist(), strict=True):
+                    row[index] = norm
+            taken.append((step.batch_idx, row))
+        return taken
+
+    def compare(self, ranks: Sequence[Norms]) -> None:
+        """Compare the norms of all ranks.
+
+        Raises:
+            RuntimeError: an optimizer has stepped with gradients that are not averaged.
+        """
+        for step, *rows in zip(self._steps.values(), *ranks, strict=False):
+            if len({(batch_idx, len(norms)) for batch_idx, norms in rows}) > 1:
+                continue  # the ranks' code differs
+            different = [
+                parameter
+                for parameter, *norms in zip(step.parameters, *(norms for _, norms in rows), strict=True)
+                if not all(_is_same(norms[0], norm) for norm in norms) and not self._is_exempt(parameter)
+            ]
+            if different:
+                raise RuntimeError(self._message(different))
+
+    def _is_exempt(self, parameter: torch.Tensor) -> bool:
+        """Whether the trial itself has told DistributedDataParallel not to average a parameter's gradients."""
+        return any(
+            any(parameter is own for own in model.module.parameters())
+            and (
+                any(hook is not fp16_compress_hook for hook, _ in model._comm_hooks)
+                or any(parameter is own for name, own in _named(model) if name in model.parameters_to_ignore)
+            )
+            for model in self._models
+            if isinstance(model, DDPModel)
+        )
+
+    def _message(self, parameters: list[torch.Tensor]) -> str:
+        first, names = parameters[0], {id(own): name for model in self._models for name, own in _named(model)}
+        owner = next((model for model in self._models if any(first is own for own in model.parameters())), None)
+        if owner is None:
+            cause = "They belong to no wrapped model: pass the module that has them to context.wrap_model()."
+        elif not (isinstance(owner, DDPModel) and id(first) in owner.averaged_ids):
+            cause = (
+                "They were frozen, or did not exist, when the model was wrapped. Have them trainable in "
+                'context.wrap_model(model, ddp_kwargs={"find_unused_parameters": True}), and freeze them after it.'
+            )
+        else:
+            passed = " and ".join(f"model.{name}" for name in sorted(owner.passed_through)) or "model.module"
+            cause = (
+                "Gradients are averaged only if the wrapped model itself is called, as model(...), before backward; "
+                f"the trial has used {passed}. Move what it computes into the model's forward()."
+            )
+        shown = [repr(names.get(id(each), "a parameter")) for each in parameters[:3]]
+        more = [f"{len(parameters) - 3} more"] if len(parameters) > 3 else []
+        return (
+            "the slots train different models: the gradients of these parameters are not averaged over the slots: "
+            f"{', '.join([*shown, *more])}. {cause}"
+        )
+
+
+def _named(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    inner = model.module if isinstance(model, DDPModel) else model
+    return list(inner.named_parameters())
+
+
+def _is_same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=TOLERANCE) or (math.isnan(one) and math.isnan(other))
