@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from dray import pytorch
 from dray.pytorch import Batch, Epoch
