@@ -19,9 +19,10 @@ def make_directory(path: Path) -> None:
     Raises:
         PermissionError: another user has made it, or a link in its place.
     """
-    path.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.lstat().st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user; remove it, or set TMPDIR to another directory")
+    path.chmod(0o700)  # it may have existed
 
 
 def is_loopback(host: str) -> bool:

@@ -14,10 +14,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 
+from dray import private
 from dray.cluster import token_file
 from dray.text import one_line
 
@@ -97,23 +99,43 @@ def connect(address: str | None, namespace: str | None = None) -> Cluster:
         join(address, namespace)
         return Cluster(own=False, description=f"the Ray cluster at {address}")
     token_file.secure()
+    directory = _ray_directory()
     try:
-        _start(namespace)
+        _start(namespace, directory)
     except Exception:
         # Ray's node gives up after 15 s, in which it has to import much: the next time, it is in memory.
         try:
-            _start(namespace)
+            _start(namespace, directory)
         except Exception as error:
             raise ConnectionError(
                 f"Ray did not start on this machine, tried twice: {one_line(error)} Its logs are in "
-                "/tmp/ray/session_latest/logs; start Ray yourself (ray start --head), and set RAY_ADDRESS"
+                f"{directory}/session_latest/logs; start Ray yourself (ray start --head), and set RAY_ADDRESS"
             ) from error
     return Cluster(
         own=True, local=True, description=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}"
     )
 
 
-def _start(namespace: str | None) -> None:
+def _ray_directory() -> Path:
+    """Where Ray's sockets, logs and code are on a cluster that dray starts; no other user gets there.
+
+    Ray lets all users of the machine write into its own directory, `/tmp/ray`: they could put their sockets and their
+    code in place of those that its processes use.
+
+    Raises:
+        ConnectionError: another user has taken the place.
+    """
+    from ray._common.utils import get_default_system_temp_dir
+
+    place = Path(get_default_system_temp_dir(), f"dray-{os.getuid()}")
+    try:
+        private.make_directory(place)
+    except OSError as error:
+        raise ConnectionError(f"Ray can't start on this machine: {error}") from None
+    return place / "ray"
+
+
+def _start(namespace: str | None, directory: Path) -> None:
     """Start a cluster that only this machine can reach, and connect to it."""
     # No dashboard: a user who wants one starts Ray first.
     with _without_needless_processes(), _keep_signal_handlers(), _keep_loopback():
@@ -121,6 +143,7 @@ def _start(namespace: str | None) -> None:
             ray.init(
                 address="local",
                 _node_ip_address=LOOPBACK,  # what all of Ray's processes then listen at
+                _temp_dir=str(directory),
                 namespace=namespace,
                 include_dashboard=False,
                 log_to_driver=False,

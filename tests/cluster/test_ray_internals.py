@@ -75,6 +75,11 @@ USES = [
         {"ray._private.services:resolve_ip_for_localhost": {"host"}},
     ),
     Use(
+        "dray/cluster/connection.py",
+        "have Ray's files in a directory of this user's, on the disk where Ray would have them",
+        {"ray._common.utils:get_default_system_temp_dir": set()},
+    ),
+    Use(
         "dray/cluster/autoscaler.py",
         "find out how large the cluster may become, and what its autoscaler is starting or failed to start",
         {

@@ -17,12 +17,14 @@ def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseExceptio
     """What each start of Ray raises; None: nothing."""
     outcomes: list[BaseException | None] = []
 
-    def init(**_: object) -> None:
+    def init(*, _temp_dir: str, **_: object) -> None:
+        assert Path(_temp_dir).parent.stat().st_mode & 0o777 == 0o700, "others could replace Ray's sockets"
         if (error := outcomes.pop(0)) is not None:
             raise error
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "new"))
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     return outcomes

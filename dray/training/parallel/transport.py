@@ -132,13 +132,13 @@ class StoreTransport:
         self._last_to_all: int | None = None
 
     def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
-        turn = self._set(stuff)
+        turn = self._set(mine := _pickled(stuff))
         if timeout_s is not None:
             try:
                 self._store.wait([f"{turn}/{rank}" for rank in range(self._size)], timedelta(seconds=timeout_s))
             except RuntimeError as error:
                 raise _too_late(timeout_s) from error
-        result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
+        result = [self._loaded(f"{turn}/{rank}", mine if rank == self._rank else None) for rank in range(self._size)]
         if self._last_to_all is not None:
             # All ranks are done with that turn: each has set its part of this one.
             self._store.delete_key(f"{self._last_to_all}/{self._rank}")
@@ -146,18 +146,22 @@ class StoreTransport:
         return result
 
     def gather(self, stuff: Any) -> list[Any] | None:
-        turn = self._set(stuff)
+        turn = self._set(mine := _pickled(stuff))
         if self._rank > 0:
             return None
         result = []
-        for key in [f"{turn}/{rank}" for rank in range(self._size)]:
-            result.append(pickle.loads(self._store.get(key)))
+        for rank in range(self._size):
+            result.append(self._loaded(key := f"{turn}/{rank}", mine if rank == 0 else None))
             self._store.delete_key(key)
         return result
 
-    def _set(self, stuff: Any) -> int:
+    def _loaded(self, key: str, mine: bytes | None) -> Any:
+        # This rank's own message is not read back: whoever reaches the store can have changed it.
+        return pickle.loads(self._store.get(key) if mine is None else mine)
+
+    def _set(self, message: bytes) -> int:
         turn, self._turn = self._turn, self._turn + 1
-        self._store.set(f"{turn}/{self._rank}", _pickled(stuff))
+        self._store.set(f"{turn}/{self._rank}", message)
         return turn
 
     def close(self) -> None:
