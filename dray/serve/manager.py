@@ -130,6 +130,9 @@ class Manager:
             self._say(self._full)
         elif was_full and not self._full:
             self._say("the disk has room again")
+        if self._full:
+            for process in self._drivers.values():
+                process.met_full_disk = True
 
     def _remove_ended(self) -> None:
         """Have the desk forget runs whose process has ended, once their trials have left."""
@@ -227,8 +230,8 @@ class Manager:
             name = next((name for name, each in self._drivers.items() if each is process), None)
             if name is None:
                 return
-            del self._drivers[name]
             self._look_at_disk()
+            del self._drivers[name]
             try:
                 self._note_end(self._queue.item(name), process)
             except OSError as error:  # it is opened again once the disk has room, and ends again
@@ -244,8 +247,8 @@ class Manager:
         if overview.state in ("COMPLETED", "ERROR"):
             failure = process.failure
             self._queue.end(name, overview.state, "" if failure is None else failure.message)
-        elif self._full:
-            pass  # whatever it met: it starts again once there is room
+        elif process.met_full_disk:
+            pass  # whatever it met, perhaps a while ago: it starts again once there is room
         elif process.failure is not None and process.exit_code != commands.FULL:
             self._queue.end(name, "ERROR", process.failure.message)
         elif item.wanted == "run" and not self._closing and process.exit_code != commands.STOPPED:

@@ -32,6 +32,7 @@ class Driver:
         opened: the experiment; None before it is created or opened.
         failure: why the experiment can't be opened, or its search has failed; None if nothing was reported.
         exit_code: of the process, negative for a signal; None while it runs.
+        met_full_disk: whether the disk of the results was full while it ran an experiment, for the server to note.
     """
 
     def __init__(self, server: GroupServer, home: str, ended: Callable[[Driver], None]) -> None:
@@ -44,6 +45,7 @@ class Driver:
         self.opened: Opened | None = None
         self.failure: Failed | None = None
         self.exit_code: int | None = None
+        self.met_full_disk = False
         self._process.start()
         its.close()
         threading.Thread(target=self._receive, name="dray-experiment", daemon=True).start()
