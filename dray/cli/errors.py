@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -85,6 +86,8 @@ def handle_errors() -> Iterator[None]:
         raise typer.Exit(_print_error("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
     except (ExperimentError, StorageError, StorageFull, Refused) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
+    except BdbQuit:
+        raise typer.Exit(_print_error("the debugger was left, which ended the run", FAILED)) from None
     except (PermissionError, ConnectionError) as error:  # ConnectionError also: no such Ray cluster
         if users_line(error, None):  # it is the trial's, with --local
             raise

@@ -20,6 +20,7 @@ from dray.config.schema import ExperimentConfig
 from dray.config.search import build_search
 from dray.environment import device, variables_set
 from dray.experiment.checkpoint_source import with_source
+from dray.experiment.debugger import users_frames_in_debugger
 from dray.experiment.warm_start import read_sources
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
@@ -175,6 +176,7 @@ def run_local(
     with (
         variables_set({**hidden, **config.environment.variables(device(gpu=gpu))}),
         deterministic(config.reproducibility.deterministic),
+        users_frames_in_debugger(__file__),
     ):
         return _run(config, Path(model_dir), new_directory(config.name) if path is None else Path(path), command)
 

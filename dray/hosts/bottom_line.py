@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any, TextIO, cast
 
 _ERASE = "\r\x1b[2K"
@@ -23,7 +24,7 @@ class TerminalLine:
     """The last line of the terminal that standard error goes to. A context manager.
 
     In the block, what the program prints or logs appears above the line. The line is not drawn while the program is in
-    the middle of another one, such as a prompt or its own progress bar.
+    the middle of another one, such as its own progress bar, or in a debugger, whose prompt does not pass through here.
     """
 
     every_s = 0.0
@@ -69,7 +70,7 @@ class TerminalLine:
     def draw(self, text: str) -> None:
         with self._lock:
             self._text = text
-            if self._open and not self._midline:
+            if self._open and not self._midline and not _is_debugging():
                 self._write(f"{_ERASE}{text}")
 
     def above(self, stream: TextIO, text: str) -> int:
@@ -86,7 +87,7 @@ class TerminalLine:
             stream.flush()
             if text:
                 self._midline = not text.endswith("\n")
-            if not self._midline:
+            if not self._midline and not _is_debugging():
                 self._write(self._text)
         return written
 
@@ -162,6 +163,20 @@ def _stream_handlers() -> list[logging.StreamHandler[Any]]:
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     handlers = {handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers}
     return [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
+
+
+def _is_debugging() -> bool:
+    """Whether a debugger of any thread waits for commands: pdb, or another one made of `bdb`."""
+    bdb = sys.modules.get("bdb")
+    if bdb is None:
+        return False
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code.co_name == "interaction" and isinstance(frame.f_locals.get("self"), bdb.Bdb):
+                return True
+            frame = frame.f_back
+    return False
 
 
 def _put_back(name: str, ours: TextIO, before: TextIO) -> None:

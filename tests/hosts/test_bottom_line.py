@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import multiprocessing
+import pdb
 import sys
 import threading
 import types
@@ -57,6 +58,26 @@ def test_a_prompt_or_another_progress_bar_is_not_overwritten() -> None:
             line.draw("30 %")
         assert screen.screen() == ["(Pdb) n", ""]
         assert "\x1b[2K20 %" not in screen.written
+
+
+def test_the_line_is_not_drawn_while_a_debugger_waits_for_a_command() -> None:
+    class Commands(io.StringIO):
+        """What is drawn meanwhile would overwrite the prompt."""
+
+        def readline(self, size: int = -1, /) -> str:
+            debugger.stdout.write("first\n")
+            line.draw("20 %")
+            return super().readline(size)
+
+    with terminal() as screen:
+        with TerminalLine() as line:
+            line.draw("10 %")
+            debugger = pdb.Pdb(stdin=Commands("print('answer')\nc\n"), stdout=sys.stdout, nosigint=True, readrc=False)
+            debugger.set_trace()
+            line.draw("30 %")
+        assert "answer" in screen.screen()
+        assert "20 %" not in screen.written
+        assert "30 %" in screen.written
 
 
 def test_standard_output_in_a_file_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
