@@ -43,6 +43,15 @@ ExperimentArg: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+OtherArg: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="OTHER",
+        help="The experiment to compare it with, named likewise.",
+        autocompletion=_experiments,
+        show_default=False,
+    ),
+]
 TrialArg: TypeAlias = Annotated[
     str | None,
     typer.Argument(

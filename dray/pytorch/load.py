@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import TypeVar
 
 from dray.compat import real_package_hint
 from dray.core import DistributedContext
@@ -22,6 +23,9 @@ from dray.training.checkpoint import files, sharded
 from dray.training.optimisation import bare
 from dray.training.parallel.device import CPU, is_for_cpus
 from dray.training.units import Batch
+
+#: The trial's class, as far as a type checker knows it.
+T = TypeVar("T", bound=PyTorchTrial, default=Any)
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +56,11 @@ class CheckpointLoadContext(PyTorchTrialContext):
 
 def load_trial_from_checkpoint_path(
     path: str | Path,
-    trial_class: type[PyTorchTrial] | None = None,
+    trial_class: type[T] | None = None,
     trial_kwargs: dict[str, Any] | None = None,
     torch_load_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
-) -> PyTorchTrial:
+) -> T:
     """Load the trial that wrote a checkpoint, with its weights.
 
     Args:
@@ -85,7 +89,8 @@ def load_trial_from_checkpoint_path(
     if kwargs:
         log.warning("load_trial_from_checkpoint_path(**kwargs) is deprecated: use torch_load_kwargs")
     with opened(path, without_manifest=True) as directory:
-        return _load(directory, trial_class, dict(trial_kwargs or {}), torch_load_kwargs or kwargs)
+        trial: T = _load(directory, trial_class, dict(trial_kwargs or {}), torch_load_kwargs or kwargs)
+        return trial
 
 
 def _load(
@@ -93,7 +98,7 @@ def _load(
     trial_class: type[PyTorchTrial] | None,
     arguments: dict[str, Any],
     torch_load_kwargs: dict[str, Any],
-) -> PyTorchTrial:
+) -> Any:
     saved = files.describe(directory)
     context = arguments.pop("context", None)
     if context is None:

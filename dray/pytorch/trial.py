@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from dray.pytorch.batch_functions import data_length
-from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchTrialContext
-from dray.pytorch.data import DataLoader
 from dray.training.metrics.reducers import Reducer
 
 
@@ -78,7 +77,7 @@ class PyTorchTrial(abc.ABC):
         """
 
     @abc.abstractmethod
-    def build_training_data_loader(self) -> DataLoader:
+    def build_training_data_loader(self) -> Iterable[Any]:
         """The training data, which the trainer repeats endlessly.
 
         Returns:
@@ -87,15 +86,15 @@ class PyTorchTrial(abc.ABC):
         """
 
     @abc.abstractmethod
-    def build_validation_data_loader(self) -> DataLoader:
+    def build_validation_data_loader(self) -> Iterable[Any]:
         """The validation data, read once in each validation.
 
         Returns:
             A `pytorch.DataLoader`; its batch size may differ from that of training.
         """
 
-    def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        """Callbacks by name. The name is the key of a callback's state in checkpoints."""
+    def build_callbacks(self) -> dict[str, Any]:
+        """Callbacks (`pytorch.PyTorchCallback`) by name. The name is the key of a callback's state in checkpoints."""
         return {}
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:

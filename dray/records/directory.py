@@ -41,9 +41,11 @@ class ExperimentDirectory:
         <path>/experiment.yaml         the config, every default filled in
                code/                   the model's code when the experiment was created, see `dray.code.ignore`
                journal.jsonl           every event of the search; the source of truth
+               journal.jsonl.lock      held by the driver
                metrics/                see `dray.records.metrics`
                optuna.db               see `dray.observers.optuna_study`; derived from the two above
                trial_7/checkpoint_352/ see `dray.training.checkpoint.files`; or in an object store, below a like path
+               trial_7/logs/           see `dray.worker.log`; trial_7/tensorboard/ and trial_7/outputs/ are beside them
                storage.json            where that is, and the config's credentials for it; only its owner can read it
                secrets.yaml            the config's secrets; only its owner can read it
                driver.json             this directory's id, in an object store see `dray.records.driver_lock`

@@ -26,7 +26,7 @@ class TrialInfo:
     trial_id: int
     experiment_id: int
     trial_seed: int
-    hparams: Mapping[str, Any] = field(default_factory=dict)
+    hparams: dict[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     steps_completed: int = 0
 

@@ -9,6 +9,9 @@ sharded/rank_N.safetensors   rank N's shards of the tensors that state-dict.pth 
 rng/rank_N.pth   the RNG state of every rank
 gradients/rank_N.pth   gradients that the next batch adds to: in the middle of an aggregation, or kept by the trial
 code/, experiment.yaml, hparams.json, metadata.json   to build the trial again
+manifest.json    size and SHA-256 of each file, written last: see `dray.storage.manifest`
+report.json      in an experiment: the report that goes with it, see `dray.worker.host`
+metrics.jsonl    in a local run: its reports since the checkpoint before, see `dray.hosts.local`
 
 All state loads with `torch.load(weights_only=True)` (NumPy arrays and scalars allowed by name): it is data, and can't
 run code. State that would not load this way is rejected when it is saved. `determined` reads Determined's checkpoints.
