@@ -23,10 +23,11 @@ from dray.display.text import searched_line
 from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
-from dray.experiment.interrupts import Interrupts, print_no_traceback
+from dray.experiment.interrupts import Interrupts
 from dray.experiment.notify import notify
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.experiment.warm_start import read_sources
+from dray.hosts.signals import print_no_traceback
 from dray.observers import loggers
 from dray.observers.observer import Make, Observer, Observers
 from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path, results_root

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -92,17 +91,6 @@ def restore_handlers(before: Mapping[int, Any]) -> None:
     """Undo `set_handlers`."""
     for number, handler in before.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python
-
-
-def print_no_traceback(stopped: KeyboardInterrupt) -> None:
-    """If the exception ends the process, let it end without a traceback below what has been said already."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if error is not stopped:
-            before(kind, error, trace)
-
-    sys.excepthook = hook
 
 
 def signal_of(error: KeyboardInterrupt) -> signal.Signals:

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from dray.hosts.bottom_line import TerminalLine, bottom_line
 from dray.hosts.progress import ProgressDisplay, is_wanted
-from dray.hosts.signals import StopSignals
+from dray.hosts.signals import StopSignals, print_no_traceback
 from dray.hosts.unsaved import UnsavedRows
 from dray.storage import CheckpointStore, Location, StorageError, opened, verify
 from dray.storage.manifest import Listed, holds_a_trial
@@ -134,7 +134,9 @@ class LocalHost:
             self._record_end()
         if any(peers.allgather(self._signals.interrupted)):
             self._signals.requested_by = ""
-            raise KeyboardInterrupt
+            interrupt = KeyboardInterrupt()
+            print_no_traceback(interrupt)
+            raise interrupt
 
     def _check_writable(self) -> None:
         try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 
 SAME_REQUEST_S = 0.5
 """A launcher may forward a Ctrl-C that the terminal has sent too: within this time, both are one request."""
@@ -56,6 +57,17 @@ class StopSignals:
             self._interrupted_at = self._interrupted_at or now
 
         return _handled(signal.SIGINT, request_stop)
+
+
+def print_no_traceback(stopped: KeyboardInterrupt) -> None:
+    """If the exception ends the process, let it end without a traceback below what has been said already."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if error is not stopped:
+            before(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 @contextlib.contextmanager

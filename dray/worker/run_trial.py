@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import os
 import sys
 import traceback
@@ -22,7 +23,7 @@ from dray.hosts import use_host
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.remote import PATIENCE_S
-from dray.text import one_line
+from dray.text import counted, one_line
 from dray.training import rng
 from dray.training.cluster_info import use_cluster_info
 from dray.training.errors import SearcherMetricError, TrialEnded
@@ -34,6 +35,8 @@ from dray.worker.isolation.handlers import redirect_handlers
 from dray.worker.lease import LeaseLost, TrialLease
 from dray.worker.log.trial_log import TrialLog, log_to_stderr, redirect_output, reset_logging
 from dray.worker.spec import ExperimentSpec
+
+log = logging.getLogger(__name__)
 
 Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
@@ -90,20 +93,25 @@ def _run(
                 return departure
         else:
             log_to_stderr(log_format)
-            _run_class(program, code, host)
+            _run_class(program, code, host, is_chief=is_chief)
     # Only the chief's host knows of reports.
     has_result = is_chief and (host.has_reported or not isinstance(program, Script))
     outcome: LeaseOutcome | None = distributed.broadcast(host.end() if has_result else None)
     if outcome is None:
         assert isinstance(program, Script), "a trial that is a class is one fit()"
         return Departure(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
+    if is_chief and not isinstance(program, Script):
+        log.info("trial %d %s after %s", host.trial_id, outcome, counted(host.batches, "batch", ","))
     return Departure(outcome=outcome, error=host.reports.why_diverged)
 
 
-def _run_class(trial_class: type[pytorch.PyTorchTrial], code: Path | None, host: RayHost) -> None:
+def _run_class(trial_class: type[pytorch.PyTorchTrial], code: Path | None, host: RayHost, *, is_chief: bool) -> None:
     """Run a trial that is a class: one ``fit()``, as the experiment's config says."""
     if code is not None:
         os.chdir(code)
+    if is_chief:
+        since = "" if host.latest_checkpoint is None else f", from {host.latest_checkpoint}"
+        log.info("trial %d starts%s: %s", host.trial_id, since, dict(host.lease.hparams))
     train(
         trial_class,
         host.settings.config,

@@ -108,7 +108,7 @@ def test_before_a_run_a_signal_ends_the_command_and_says_that_nothing_was_starte
 def test_a_script_that_was_stopped_ends_without_a_traceback_below_what_was_said() -> None:
     code = """
 import sys
-from dray.experiment.interrupts import print_no_traceback
+from dray.hosts.signals import print_no_traceback
 stopped = KeyboardInterrupt("SIGINT")
 print_no_traceback(stopped)
 raise {}

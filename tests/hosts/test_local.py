@@ -220,8 +220,10 @@ def test_ctrl_c_saves_prints_how_to_resume_and_is_raised(
     monkeypatch.setattr(agreement, "LISTEN_S", listen_s)
     monkeypatch.setattr(progress, "log", logging.Logger("nobody listens"))
     far = 1_000_000
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(sys, "excepthook", lambda *error: print("a traceback", file=sys.stderr))
+    with pytest.raises(KeyboardInterrupt) as raised:
         fit(Interrupted, max_length=Batch(far), reporting_period=Batch(far if listen_s < 1 else 2))
+    sys.excepthook(raised.type, raised.value, raised.tb)  # as Python does if the script does not catch it
     done = Interrupted.begun
     assert 2 < done < far
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

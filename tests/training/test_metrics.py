@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from dray.training.errors import SearcherMetricError
 from dray.training.metrics.reducers import Reducer
+from dray.training.metrics.searcher_metric import check_metrics, metric_warning
 from dray.training.metrics.training import (
     Column,
     Sums,
@@ -290,6 +292,12 @@ def test_metrics_become_plain_json() -> None:
 def test_a_metric_that_is_no_json_is_named() -> None:
     with pytest.raises(TypeError, match=r"evaluate_full_dataset\(\) returned the metric 'm\.x' of type object"):
         jsonable({"m": {"x": object()}}, source="evaluate_full_dataset()")
+
+
+def test_a_misspelt_searcher_metric_is_told_from_the_others() -> None:
+    with pytest.raises(SearcherMetricError, match=r"did you mean accuracy\?"):
+        check_metrics(["acccuracy"], {"loss": 0.5, "accuracy": 0.9})
+    assert metric_warning("acccuracy", {"accuracy": 0.9}).endswith("one of these; did you mean accuracy?")
 
 
 @pytest.mark.api("2.11")

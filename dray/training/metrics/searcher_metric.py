@@ -48,4 +48,5 @@ def metric_warning(metric: str, validation: Mapping[str, object]) -> str:
     return (
         f"searcher.metric is {metric!r}, but the validation metrics are {sorted(validation)}. The trial trains on, "
         "because `single` compares nothing, but it will have no best validation; set searcher.metric to one of these"
+        f"{did_you_mean(metric, validation.keys())}"
     )
