@@ -25,7 +25,7 @@ from dray.text import one_line
 TIMEOUT_S = 30.0
 """How long an answer may take."""
 SUBMIT_TIMEOUT_S = 300.0
-"""The same of a submission, whose code may be large."""
+"""The same of a submission or a fork: the code may be large, and the model slow to import."""
 WAIT_S = 20
 """How long a request for events waits for some."""
 PATIENCE_S = 600.0
@@ -182,7 +182,7 @@ class Server:
             config: fields such as ``{"searcher.max_trials": 8}``, or the text of a YAML file.
         """
         body = {"config": config if isinstance(config, str) else dict(config)}
-        return submitted_from(self._request("POST", _path(name, "fork"), body))
+        return submitted_from(self._request("POST", _path(name, "fork"), body, timeout_s=SUBMIT_TIMEOUT_S))
 
     def set_share(self, name: str, share: Share) -> Submitted:
         """See `Control.set_share`."""
