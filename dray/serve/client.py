@@ -122,15 +122,11 @@ class Server:
         Raises:
             NoExperiment: there is none, or several match.
         """
+        from dray.records.lookup import names_of
+
         found = self.experiments()
-        names = [each["name"] for each in found]
         numbered = [each["name"] for each in found if str(each["number"]) == experiment]
-        if experiment == "latest":
-            matches = names[-1:]
-        else:
-            begin = [name for name in names if name.startswith(experiment)]
-            exact = [experiment] if experiment in names else numbered
-            matches = exact or begin or [name for name in names if experiment in name]
+        matches = numbered or names_of(experiment, [each["name"] for each in reversed(found)])
         if len(matches) != 1:
             several = f"matches {', '.join(matches[:5])}; give a number, or more of the name"
             raise NoExperiment(f"{experiment!r} {several if matches else 'is no experiment'} on the server {self.url}")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
@@ -29,6 +29,7 @@ from dray.groups.lent import DESK, GroupServer
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
+from dray.records.overview import COMPLETED
 from dray.serve import driver as commands
 from dray.serve.control import ACTIVE, Share, State, Status, Submitted, WrongState
 from dray.serve.lender import Lender
@@ -82,6 +83,8 @@ class Manager:
         self._drivers: dict[str, Driver] = {}
         self._leaving: dict[str, Any] = {}
         """Runs whose process has ended: the calls that return once their trials have left."""
+        self._had_slots: set[str] = set()
+        """Experiments whose process, which is up, has trained."""
         self._closing = False
         self._fault = self._full = ""
         self._looked_at = time.monotonic()
@@ -119,6 +122,8 @@ class Manager:
             self._leaving.clear()
             self._desk, self._lender = self._new_lender()
         with self._lock:
+            running = {_experiment_of(run) for run, demand in self._lender.demands.items() if demand.has}
+            self._had_slots |= running & set(self._drivers)
             self._look_at_disk()
             self._remove_ended()
             if time.monotonic() >= self._looked_at + LOOK_S:
@@ -226,6 +231,7 @@ class Manager:
             name = next((name for name, each in self._drivers.items() if each is process), None)
             if name is None:
                 return
+            self._had_slots.discard(name)
             self._look_at_disk()
             del self._drivers[name]
             try:
@@ -240,9 +246,10 @@ class Manager:
         except (OSError, JournalError, ValueError) as error:
             self._queue.end(name, "ERROR", one_line(error))
             return
-        if overview.state in ("COMPLETED", "ERROR"):
+        if overview.state in (*COMPLETED, "ERROR"):
             failure = process.failure
-            self._queue.end(name, overview.state, "" if failure is None else failure.message)
+            ended: Literal["COMPLETED", "ERROR"] = "ERROR" if overview.state == "ERROR" else "COMPLETED"
+            self._queue.end(name, ended, "" if failure is None else failure.message)
         elif process.met_full_disk:
             pass  # whatever it died of, perhaps after there was room again: it starts again once there is
         elif process.failure is not None and process.exit_code != commands.FULL:
@@ -392,13 +399,12 @@ class Manager:
         )
 
     def _state(self, item: Item, demands: list[Demand]) -> State:
-        if item.ended:
-            return item.ended
-        if item.wanted != "run":
-            if item.name in self._drivers:
-                return "STOPPING"
-            return "PAUSED" if item.wanted == "pause" else "STOPPED"
-        return "RUNNING" if any(demand.has for demand in demands) else "QUEUED"
+        return item.state(
+            is_up=item.name in self._drivers,
+            has_slots=any(demand.has for demand in demands),
+            had_slots=item.name in self._had_slots,
+            waits=any(demand.claim.groups for demand in demands),
+        )
 
 
 def _free_name() -> None:

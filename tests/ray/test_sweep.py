@@ -33,7 +33,7 @@ def result(shared_cluster: str, drive: Callable[..., Driver], tmp_path_factory: 
 
 def test_all_64_trials_are_accounted_for(result: dray.Result) -> None:
     assert result.trials["trial_id"].tolist() == list(range(64))
-    assert set(result.trials["state"]) == {"COMPLETED", "STOPPED"}
+    assert set(result.trials["state"]) == {"COMPLETED", "PRUNED"}
     assert ends(result.path) == dict.fromkeys(range(64), 1)
     assert result.trials["restarts"].eq(0).all()
 
@@ -70,7 +70,7 @@ def test_journal_replays_with_every_decision_the_rules(result: dray.Result) -> N
             goes_on = better < max(len(rung) // 4, 1)
             stopped = any(action["action"] == "stop" for action in record["actions"])
             assert stopped != goes_on
-    assert stops == set(result.trials["trial_id"][result.trials["state"] == "STOPPED"])
+    assert stops == set(result.trials["trial_id"][result.trials["state"] == "PRUNED"])
 
 
 def test_best_trial_reads_96_percent_of_the_held_out_digits(result: dray.Result) -> None:
