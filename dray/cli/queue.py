@@ -15,9 +15,7 @@ from dray.text import counted
 
 POLL_S = 0.3
 
-sets = typer.Typer(
-    help="Change an experiment's share of the server's slots, its tags or its notes.", no_args_is_help=True
-)
+sets = typer.Typer(help="Change an experiment's share of the slots, its tags or its notes.", no_args_is_help=True)
 
 
 def pause(experiment: ExperimentArg) -> None:

@@ -38,9 +38,9 @@ class Overview:
         max_trials: how many there will be; None if that is not known in advance.
         metric: the searcher's metric; of several the first objective.
         failed: how many trials have failed.
-        best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint) of a trial that did not
-            fail, and its trial; None if there is none. With several metrics one that keeps the constraints.
-        front: with several metrics, the trials of the Pareto front, by their values in the journal.
+        best, best_trial: the best validation of a trial that did not fail, and its trial; None if there is none. With
+            several metrics one that keeps the constraints.
+        front: with several metrics, the trials of the Pareto front.
         began, last: times of its creation and of its last event; Unix time in s. None before it began.
         ran_s: for how many seconds drivers have run it.
     """
@@ -129,9 +129,9 @@ class Glance:
             self._why = str(record.get("error"))
         self._time = record.get("time", self._time)
         event, trial = record.get("event"), cast("int", record.get("trial"))
-        if event == "reported" and self._objectives is not None:
+        if event in ("reported", "validated") and self._objectives is not None:
             self._add_losses(trial, record, self._objectives)
-        elif event in ("reported", "saved"):  # what is saved has a value only if it keeps the constraints
+        elif event in ("reported", "validated", "saved"):  # what is saved has a value only if it keeps the constraints
             value, worst = record.get("value"), self._sign * float("inf")
             if isinstance(value, int | float) and self._sign * value < self._sign * self._best.get(trial, worst):
                 self._set_best(trial, value)

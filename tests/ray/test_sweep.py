@@ -13,6 +13,8 @@ from torch import nn
 import dray
 from dray.config.load import load_config
 from dray.config.search import build_method
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
 from searchers.search import Search
 from tests.pytorch.test_tensorboard import scalars
 from tests.ray.harness import DIGITS, Driver, ends, journal
@@ -184,3 +186,10 @@ def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result,
     assert f"Results: {result.path}" in ours
     assert f"Results: {result.path}" in again
     assert "Traceback" not in output
+
+
+def test_the_list_has_the_best_of_all_validations(result: dray.Result) -> None:
+    overview = StoredExperiment.here(ExperimentDirectory(result.path)).overview()
+    smaller = load_config(result.path / "experiment.yaml").searcher.sign == 1
+    values = result.trials["best_metric"]
+    assert overview.best == (values.min() if smaller else values.max())
