@@ -12,6 +12,15 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
+def file_name(name: str) -> str:
+    """An experiment's name in that of its directory, which can be typed in a shell as it is, and is never hidden.
+
+    >>> file_name("lr<0.1 & deep"), file_name("--help"), file_name("<b>")
+    ('lr-0.1---deep', 'help', 'b-')
+    """
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).lstrip("-.") or "experiment"
+
+
 def counted(number: float, noun: str, form: str = "") -> str:
     """A number and its noun, in the plural unless the number is 1.
 

@@ -10,12 +10,12 @@ from typing import Literal
 from searchers.events import Event, Exited, Pause, Reported, Resume, Started, Stop, assert_never
 from searchers.objectives import Losses, Objectives, is_better
 
-State = Literal["PENDING", "RUNNING", "PAUSED", "STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
+State = Literal["PENDING", "RUNNING", "PAUSED", "PRUNED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
 
 END_STATES: dict[str, State] = {
     "completed": "COMPLETED",
-    "stopped": "STOPPED",
-    "diverged": "STOPPED",
+    "stopped": "PRUNED",
+    "diverged": "PRUNED",
     "errored": "ERRORED",
     "invalid_hp": "INVALID_HP",
     "canceled": "CANCELED",
@@ -31,7 +31,7 @@ class TrialView:
 
     Attributes:
         id: Its number, in order of creation.
-        state: PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; STOPPED,
+        state: PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; PRUNED,
             COMPLETED, ... when it has ended. If the search is extended, a completed trial may be resumed.
         hparams: As drawn when it first started; None before.
         best: Best finite value reported, as measured; None if there is none. With several metrics, the first objective
@@ -44,7 +44,7 @@ class TrialView:
         stop_requested: A `Stop` was issued, and no `Resume` since. The trial may not have stopped yet.
 
     >>> TrialView(id=0).after(Exited(trial=0, reason="diverged")).state
-    'STOPPED'
+    'PRUNED'
     """
 
     id: int

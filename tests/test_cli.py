@@ -74,7 +74,7 @@ def test_create_runs_the_config_with_the_models_code(config: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("states", "code"),
     [
-        (["COMPLETED", "STOPPED", "INVALID_HP"], 0),
+        (["COMPLETED", "PRUNED", "INVALID_HP"], 0),
         (["COMPLETED", "ERRORED"], 3),
     ],
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dray.cli import show
+from dray.cli import server, show
 from dray.cli.reader import ExperimentReader
 from dray.records.hparams import flatten
 from dray.text import counted, duration
@@ -50,7 +50,7 @@ def as_json(read: ExperimentReader) -> dict[str, Any]:
 
     failures = _failures(read.records)
     return {
-        **overview(read.stored.overview()),
+        **overview(server.seen(read.stored.overview())),
         "smaller_is_better": read.config.searcher.sign == 1,
         "states": Counter(row["state"] for row in read.trials.values()),
         "best": _best(read),
@@ -70,7 +70,11 @@ def describe(read: ExperimentReader) -> None:
     from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason
     from dray.records.rungs import rung_estimates
 
-    seen, counts, best = read.stored.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)
+    seen, counts, best = (
+        server.seen(read.stored.overview()),
+        Counter(row["state"] for row in read.trials.values()),
+        _best(read),
+    )
     searcher = read.config.searcher
     order = "smaller is better" if searcher.sign == 1 else "larger is better"
     compared = [f"{searcher.first_metric}, {order}"]

@@ -107,6 +107,33 @@ def create(
             _run(dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path))
 
 
+@app.command()
+def fork(
+    experiment: ExperimentArg, changes: Changes = None, detach: Detach = False, no_server: NoServer = False
+) -> None:
+    """Run the code of an experiment again, with some fields of its config changed, as a new experiment.
+
+    If a server is up, it is submitted to that and followed.
+
+    \b
+    dray experiment fork latest --config hyperparameters.lr=0.02
+    """
+    from dray.serve import fork as forks
+
+    found = None if no_server else server.find(experiment)
+    if found is not None:
+        at, name = found
+        server.submitted(at, at.fork(name, forks.by_field(changes or ())).name, detach=detach)
+        return
+    _check_not_detached(detach)
+    os.environ.pop(URL, None)  # else `Experiment` would submit it
+    from dray.records.listing import open_experiment
+
+    with exit_on_signals(), open_experiment(experiment) as stored, forks.code_of(stored.directory) as code:
+        _log_info()
+        _run(dray.Experiment(forks.changed(stored.directory, changes or ()), model_dir=code))
+
+
 @app.command(name="list")
 def list_(
     where: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -41,8 +40,8 @@ def show_all(where: str | None, *, json: bool) -> None:
     for each in found:
         if each.state == "DAMAGED":
             typer.echo(f"{each.name} can't be read: {each.why}", err=True)
-        elif each.state in (*ACTIVE, "ERROR") and (error := submitted.get(each.name, {}).get("error")):
-            typer.echo(f"{each.name}: {error}", err=True)
+        elif each.state in ACTIVE and each.why:
+            typer.echo(f"{each.name}: {each.why}", err=True)
     if not found:
         from dray.records.directory import results_root
 
@@ -71,7 +70,9 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
 
 
 def _with_state(each: Overview, submitted: Mapping[str, Mapping[str, Any]]) -> Overview:
-    return replace(each, state=submitted[each.name]["state"]) if each.name in submitted else each
+    if (there := submitted.get(each.name)) is None:
+        return each
+    return each.on_server(there["state"], there["error"])
 
 
 def _overview(row: Mapping[str, Any]) -> Overview:
@@ -98,5 +99,5 @@ def _overview(row: Mapping[str, Any]) -> Overview:
         metric=row["metric"] or "",
         best=row["best_metric"],
         best_trial=row["best_trial"],
-        why="" if row["submitted"] and row["why"] == row["submitted"]["error"] else row["why"] or "",
+        why=row["why"] or "",
     )

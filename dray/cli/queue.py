@@ -15,7 +15,7 @@ from dray.text import counted
 
 POLL_S = 0.3
 
-sets = typer.Typer(help="Change which slots an experiment gets of the server's, from now on.", no_args_is_help=True)
+sets = typer.Typer(help="Change an experiment's share of the slots, its tags or its notes.", no_args_is_help=True)
 
 
 def pause(experiment: ExperimentArg) -> None:
@@ -61,6 +61,7 @@ def wait(experiment: ExperimentArg) -> None:
         server.finish(*found, summary=False)
         return
     from dray.records.listing import open_experiment
+    from dray.records.overview import COMPLETED
     from searchers.journal import Journal
 
     with open_experiment(experiment) as stored:
@@ -69,7 +70,7 @@ def wait(experiment: ExperimentArg) -> None:
         while Journal.writer(stored.directory.journal) is not None:
             time.sleep(POLL_S)
         seen = stored.overview()
-    if seen.state != "COMPLETED":
+    if seen.state not in COMPLETED:
         server.tell(f"dray: {seen.name} is {seen.state}")
         raise typer.Exit(FAILED)
     if seen.failed:
@@ -117,6 +118,37 @@ def max_slots(
     if value != "none" and not (value.isdecimal() and int(value) > 0):
         raise BadUse(f"SLOTS must be an integer from 1, or 'none' for no limit, got {value!r}")
     _set(experiment, max_slots=None if value == "none" else int(value))
+
+
+@sets.command()
+def tags(
+    experiment: ExperimentArg,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TAG]...", help="Its new tags; none removes them.", show_default=False),
+    ] = None,
+) -> None:
+    """Set an experiment's tags, which the page shows and searches.
+
+    \b
+    dray experiment set tags latest baseline paper
+    """
+    done = server.must(experiment, lambda at, name: at.change(name, tags=values or []))
+    server.tell(f"{done.name}: {counted(len(done.tags), 'tag')}{': ' if done.tags else ''}{', '.join(done.tags)}")
+
+
+@sets.command()
+def notes(
+    experiment: ExperimentArg,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Its new notes; '' removes them.", show_default=False)],
+) -> None:
+    """Set an experiment's notes, which the page shows.
+
+    \b
+    dray experiment set notes latest "the baseline of the paper"
+    """
+    done = server.must(experiment, lambda at, name: at.change(name, notes=text))
+    server.tell(f"{done.name}: notes {'set' if done.notes else 'removed'}")
 
 
 def _set(experiment: str, **change: Any) -> None:

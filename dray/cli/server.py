@@ -7,7 +7,7 @@ import shlex
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
@@ -16,6 +16,9 @@ from dray.errors import ExperimentError, NoExperiment
 from dray.serve.client import WAIT_S, Server
 from dray.serve.control import ACTIVE, NotSubmitted, Submitted
 from dray.text import counted
+
+if TYPE_CHECKING:
+    from dray.records.overview import Overview
 
 END = 1 << 59
 """A place behind every journal's end."""
@@ -61,6 +64,20 @@ def find(experiment: str) -> tuple[Server, str] | None:
         raise
 
 
+def seen(overview: Overview) -> Overview:
+    """The overview of an experiment, with what the server knows of it if it was submitted to one that is up here."""
+    from dray.records.root import results_root
+
+    server = Server.find()
+    if server is None or not server.is_here or Path(overview.path).parent.resolve() != results_root().resolve():
+        return overview
+    try:
+        submitted = server.experiment(overview.name)
+    except (NoExperiment, NotSubmitted):
+        return overview
+    return overview.on_server(submitted.state, submitted.error)
+
+
 def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: str = "") -> Submitted:
     """Call a verb that only a server has.
 
@@ -97,13 +114,21 @@ def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, 
     from dray.display.text import searched_line
     from dray.serve.submission import submit_file
 
-    submitted, checked = submit_file(server, config, changes, code)
-    name = submitted.name
+    sent, checked = submit_file(server, config, changes, code)
+    submitted(server, sent.name, searched=searched_line(checked.space), detach=detach)
+
+
+def submitted(server: Server, name: str, *, searched: str = "", detach: bool) -> None:
+    """Print the name of an experiment that was just submitted, and follow it, unless ``detach``; raises as `follow`.
+
+    Args:
+        searched: the ranges that are searched, for the user.
+    """
     number = server.number(name)
     label = name if number is None else f"experiment {number}: {name}"
     typer.echo(label if detach else f"{label}, submitted to {server.url}")
-    if line := searched_line(checked.space):
-        tell(line)
+    if searched:
+        tell(searched)
     if not detach:
         follow(server, name)
 
@@ -183,10 +208,11 @@ def finish(server: Server, name: str, *, summary: bool) -> None:
         typer.Exit: some of its trials failed, or it was stopped or paused.
         ExperimentError: it failed.
     """
+    from dray.records.overview import COMPLETED
     from dray.serve.submission import why_failed
 
     why, news = why_failed(server, name), server.events(name, END)
-    if summary and server.is_here and news["state"] == "COMPLETED":
+    if summary and server.is_here and news["state"] in COMPLETED:
         _summary(name)
     if news["state"] == "ERROR":
         raise ExperimentError(why)
@@ -214,7 +240,9 @@ def stop(server: Server, name: str) -> bool:
         return False
     while (state := server.events(name, END, wait_s=WAIT_S)["state"]) in ACTIVE:
         pass
-    ended = state in ("COMPLETED", "ERROR")
+    from dray.records.overview import COMPLETED
+
+    ended = state in (*COMPLETED, "ERROR")
     tell("it ended on its own in the meantime" if ended else f"stopped; resume with: dray experiment resume {name}")
     return True
 

@@ -24,6 +24,7 @@ from dray.hosts.signals import StopSignals, print_no_traceback
 from dray.hosts.unsaved import UnsavedRows
 from dray.storage import CheckpointStore, Location, StorageError, opened, verify
 from dray.storage.manifest import Listed, holds_a_trial
+from dray.text import file_name
 from dray.training.errors import ShouldExit
 from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
@@ -309,9 +310,7 @@ def metrics_text(metrics: Mapping[str, object]) -> str:
 
 def new_directory(name: str | None = None) -> Path:
     """A directory for a run of this name; by default the program's name."""
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in name or _program())
-    name = name.lstrip(".") or "run"  # hidden directories are not listed
-    return home() / "local" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+    return home() / "local" / f"{file_name(name or _program())}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
 
 
 def _name_of(directory: Path) -> str:

@@ -38,7 +38,7 @@ from searchers.views import TrialView
 
 BUSY_S = 30.0
 """How long a reader, such as a dashboard, may hold the file."""
-_ENDS = {"COMPLETED": "COMPLETE", "STOPPED": "PRUNED", "ERRORED": "FAIL", "INVALID_HP": "FAIL", "CANCELED": "FAIL"}
+_ENDS = {"COMPLETED": "COMPLETE", "PRUNED": "PRUNED", "ERRORED": "FAIL", "INVALID_HP": "FAIL", "CANCELED": "FAIL"}
 
 
 class OptunaStudy:

@@ -23,6 +23,7 @@ from dray.records.root import results_root as results_root
 from dray.records.secrets import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
+from dray.text import file_name
 
 log = logging.getLogger(__name__)
 
@@ -161,9 +162,7 @@ def new_path(config: ExperimentConfig) -> Path:
     ``~/dray_results``."""
     where = config.checkpoint_storage.location
     root = where.path if where is not None and where.is_local else results_root()
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
-    # Without leading dots: hidden directories are not listed.
-    name = name.lstrip(".").encode()[:_LONGEST_NAME].decode(errors="ignore") or "experiment"
+    name = file_name(config.name).encode()[:_LONGEST_NAME].decode(errors="ignore")
     return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
 
 

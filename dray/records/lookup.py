@@ -17,6 +17,7 @@ from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.local_runs import METRICS, LocalRun, is_local_run, local_runs
 from dray.records.numbering import numbers_by_path, paths_by_number
 from dray.storage import Location
+from dray.text import file_name
 
 Name: TypeAlias = str | os.PathLike[str] | int
 """Which experiment: see `locate`."""
@@ -54,7 +55,7 @@ def locate(experiment: Name) -> str:
             raise NoExperiment(f"experiment {experiment}, {place.name}, is no longer in {root}")
         return str(place.resolve())
     there = {each.name: each for each in newest_first(experiment_directories(root))}
-    matches = list(there)[:1] if experiment == LATEST else _matches(experiment, list(there))
+    matches = names_of(experiment, list(there))
     if len(matches) > 1:
         raise NoExperiment(
             f"{experiment!r} matches {len(matches)} experiments in {root}; give a number, or more of the name:"
@@ -65,14 +66,23 @@ def locate(experiment: Name) -> str:
     return str(there[matches[0]])
 
 
-def _matches(experiment: str, names: Sequence[str]) -> list[str]:
-    """The names that are meant: the one that is equal, else those that begin with it, else those that contain it."""
+def names_of(experiment: str, names: Sequence[str]) -> list[str]:
+    """The names that a user may mean: the latest, or the one that is equal, else those that begin with it, else those
+    that contain it.
+
+    Args:
+        experiment: as it was typed; no number of an experiment.
+        names: of all experiments, the newest first.
+    """
+    if experiment == LATEST:
+        return list(names[:1])
     if experiment in names:
         return [experiment]
     if experiment.isdecimal() and len(experiment) < _PART_DIGITS:
         return []
-    begin = [name for name in names if name.startswith(experiment)]
-    return begin or [name for name in names if experiment in name]
+    part = file_name(experiment)  # the name may be that of the config
+    begin = [name for name in names if name.startswith(part)]
+    return begin or [name for name in names if part in name]
 
 
 def _candidates(paths: Sequence[Path]) -> str:

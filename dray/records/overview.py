@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from dray.storage import Location
@@ -14,7 +14,9 @@ from searchers.pareto import ordered
 from searchers.records import number_from_json
 from searchers.views import END_STATES, NEVER_BEST
 
-State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
+State = Literal["RUNNING", "COMPLETED", "PARTLY_FAILED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
+COMPLETED: tuple[State, ...] = ("COMPLETED", "PARTLY_FAILED")
+"""States in which the search has completed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +28,19 @@ class Overview:
         number: its number in the results directory; None if it has none, see `numbering`.
         path: its directory, or its URI in an object store.
         title: the config's ``name``.
-        state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed; or it
-            can't run, ``why`` says why. STOPPED: it has not ended, and no driver runs it; it can be resumed. UNKNOWN:
-            it has not ended, and is in an object store, where its driver has fallen silent; or it is a local run whose
-            end was not recorded. DAMAGED: its files can't be read; ``why`` says why.
+        state: RUNNING: a driver runs it. COMPLETED: it has ended. PARTLY_FAILED: it has ended, and some of
+            its trials failed. ERROR: it has ended, and no trial completed; or it can't run, ``why`` says why. STOPPED:
+            it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
+            store, where its driver has fallen silent; or it is a local run whose end was not recorded. DAMAGED: its
+            files can't be read. On a server also those of `dray.serve.control.State`.
+        why: it is DAMAGED, or in ERROR, or does not run though it should; "" if that is not known.
         trials, ended: how many trials there are so far, and how many of them have ended.
         max_trials: how many there will be; None if that is not known in advance.
         metric: the searcher's metric; of several the first objective.
         failed: how many trials have failed.
-        best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint) of a trial that did not
-            fail, and its trial; None if there is none. With several metrics one that keeps the constraints.
-        front: with several metrics, the trials of the Pareto front, by their values in the journal.
+        best, best_trial: the best validation of a trial that did not fail, and its trial; None if there is none. With
+            several metrics one that keeps the constraints.
+        front: with several metrics, the trials of the Pareto front.
         began, last: times of its creation and of its last event; Unix time in s. None before it began.
         ran_s: for how many seconds drivers have run it.
     """
@@ -58,6 +62,17 @@ class Overview:
     last: float | None = None
     ran_s: float = 0.0
     why: str = ""
+
+    def on_server(self, state: str, error: str) -> Overview:
+        """The same of an experiment that was submitted to a server, which knows more of it: the command and the page,
+        the list and the description all show this.
+
+        Args:
+            state, error: see `dray.serve.control.Submitted`.
+        """
+        if state == "COMPLETED" and self.state in (*COMPLETED, "DAMAGED"):
+            return self
+        return replace(self, state=cast("State", state), why=self.why or error)
 
     @property
     def label(self) -> str:
@@ -114,9 +129,9 @@ class Glance:
             self._why = str(record.get("error"))
         self._time = record.get("time", self._time)
         event, trial = record.get("event"), cast("int", record.get("trial"))
-        if event == "reported" and self._objectives is not None:
+        if event in ("reported", "validated") and self._objectives is not None:
             self._add_losses(trial, record, self._objectives)
-        elif event in ("reported", "saved"):  # what is saved has a value only if it keeps the constraints
+        elif event in ("reported", "validated", "saved"):  # what is saved has a value only if it keeps the constraints
             value, worst = record.get("value"), self._sign * float("inf")
             if isinstance(value, int | float) and self._sign * value < self._sign * self._best.get(trial, worst):
                 self._set_best(trial, value)
@@ -166,7 +181,7 @@ class Glance:
             name=Location.of(self._where).name,
             path=self._where,
             title=self._title,
-            state=_state(self._done or self._why, is_running),
+            state=_state(self._done or self._why, is_running, some_failed=bool(self._failed)),
             why="" if is_running else self._why,
             trials=self._trials,
             ended=len(self._ended),
@@ -206,9 +221,11 @@ def first_metric(searcher: Mapping[str, Any]) -> tuple[str, int]:
     return str(searcher["metric"]), 1 if searcher.get("smaller_is_better", True) else -1
 
 
-def _state(done: str, is_running: bool | None) -> State:
+def _state(done: str, is_running: bool | None, *, some_failed: bool) -> State:
     if is_running:
         return "RUNNING"
+    if done == "completed":
+        return "PARTLY_FAILED" if some_failed else "COMPLETED"
     if done:
-        return "COMPLETED" if done == "completed" else "ERROR"
+        return "ERROR"
     return "UNKNOWN" if is_running is None else "STOPPED"

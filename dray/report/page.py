@@ -109,11 +109,9 @@ class _Page:
         created = f"Created {html.clock(began)}. " if began else ""
         state = report.overview.state.lower()
         failed, diverged = failure_summary(report.trials["state"]), divergence_summary(report.trials)
-        # A search is no success as a whole if trials of it failed.
-        colour = "error" if failed and state == "completed" else state
         troubles = "".join(f'<p class="trouble">{escape(each)}.</p>' for each in (failed, diverged) if each)
         return f"""<header>
-<p class="state {colour}">{state}</p>
+<p class="state {state}">{state.replace("_", " ")}</p>
 <h1>{escape(report.config.name)}</h1>
 <p class="quiet">{created}As of {html.clock(now)}: {counted}. <span class="path">{escape(str(report.path))}</span></p>
 {troubles}

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from dray.errors import ConfigError, NoExperiment
+from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.serve.control import NotSubmitted, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
@@ -62,6 +62,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
             return refuse(507, one_line(full.strerror))
         where = f" {full.filename}" if full.filename else ""
         return refuse(507, f"can't write{where} on the server: {full.strerror}; free some space, and try again")
+    except ExperimentError as error:
+        return refuse(500, one_line(error))
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return refuse(500, "the server failed at this request; its log says why")

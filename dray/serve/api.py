@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,10 @@ from dray.storage.scratch import scratch
 
 T = TypeVar("T")
 
+SUBMITTERS = 8
+"""How many requests that can take minutes are performed at once: imports of models, deletions from an object store."""
+READERS = 4
+"""How many journals are read at once."""
 POLL_S = 0.1
 """How often an experiment's events are looked for while somebody waits for them."""
 LONGEST_WAIT_S = 25.0
@@ -39,6 +44,9 @@ class Api:
     def __init__(self, control: Control, results: Path) -> None:
         self._control, self._results = control, results
         self._patching = asyncio.Lock()
+        # Pools of their own: the verbs, in asyncio's, must not wait for user code or for a slow disk.
+        self._submitters = ThreadPoolExecutor(SUBMITTERS, "dray-submit")
+        self._readers = ThreadPoolExecutor(READERS, "dray-events")
         self._ending = asyncio.Event()
 
     def routes(self) -> list[web.RouteDef]:
@@ -77,9 +85,9 @@ class Api:
         try:
             config = await _read_parts(request, packed)
             code.mkdir()
-            submitted = await asyncio.to_thread(self._submitted, config, packed, code)
+            submitted = await _call(self._submitters, self._submitted, config, packed, code)
         finally:
-            await asyncio.to_thread(stack.close)  # it removes thousands of files, say
+            await _call(self._submitters, stack.close)  # it removes thousands of files, say
         return answer(to_json(submitted), status=201)
 
     def _submitted(self, config: str, packed: Path, code: Path) -> Submitted:
@@ -115,7 +123,8 @@ class Api:
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         from dray.serve.delete import delete
 
-        await asyncio.to_thread(delete, self._control, experiment_path(self._results, request.match_info["name"]))
+        path = experiment_path(self._results, request.match_info["name"])
+        await _call(self._submitters, delete, self._control, path)
         return web.Response(status=204)
 
     async def _extend(self, request: web.Request) -> web.StreamResponse:
@@ -133,7 +142,7 @@ class Api:
         path, body = experiment_path(self._results, request.match_info["name"]), await _body(request)
         if set(body) - {"config"} or not isinstance(config := body.get("config", {}), dict | str):
             raise BadInput("give config: fields to change with their values, or a whole YAML file as text")
-        return answer(to_json(await asyncio.to_thread(fork.fork, self._control, path, config)), status=201)
+        return answer(to_json(await _call(self._submitters, fork.fork, self._control, path, config)), status=201)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         name, after = request.match_info["name"], _number(request, "after")
@@ -141,11 +150,15 @@ class Api:
         path, clock = experiment_path(self._results, name), asyncio.get_running_loop().time
         until = clock() + wait_s
         while True:
-            news = await asyncio.to_thread(events.after, self._control, path, after)
+            news = await _call(self._readers, events.after, self._control, path, after)
             if news.lines or news.state not in ACTIVE or clock() >= until or self._ending.is_set():
                 return answer(asdict(news))
             after = news.next  # records without a line
             await asyncio.sleep(POLL_S)
+
+
+async def _call(pool: ThreadPoolExecutor, function: Callable[..., T], *given: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, function, *given)
 
 
 def _without(what: str, code: Path) -> str:

@@ -25,7 +25,7 @@ from dray.text import one_line
 TIMEOUT_S = 30.0
 """How long an answer may take."""
 SUBMIT_TIMEOUT_S = 300.0
-"""The same of a submission, whose code may be large."""
+"""The same of a submission or a fork: the code may be large, and the model slow to import."""
 WAIT_S = 20
 """How long a request for events waits for some."""
 PATIENCE_S = 600.0
@@ -122,15 +122,11 @@ class Server:
         Raises:
             NoExperiment: there is none, or several match.
         """
+        from dray.records.lookup import names_of
+
         found = self.experiments()
-        names = [each["name"] for each in found]
         numbered = [each["name"] for each in found if str(each["number"]) == experiment]
-        if experiment == "latest":
-            matches = names[-1:]
-        else:
-            begin = [name for name in names if name.startswith(experiment)]
-            exact = [experiment] if experiment in names else numbered
-            matches = exact or begin or [name for name in names if experiment in name]
+        matches = numbered or names_of(experiment, [each["name"] for each in reversed(found)])
         if len(matches) != 1:
             several = f"matches {', '.join(matches[:5])}; give a number, or more of the name"
             raise NoExperiment(f"{experiment!r} {several if matches else 'is no experiment'} on the server {self.url}")
@@ -182,7 +178,7 @@ class Server:
             config: fields such as ``{"searcher.max_trials": 8}``, or the text of a YAML file.
         """
         body = {"config": config if isinstance(config, str) else dict(config)}
-        return submitted_from(self._request("POST", _path(name, "fork"), body))
+        return submitted_from(self._request("POST", _path(name, "fork"), body, timeout_s=SUBMIT_TIMEOUT_S))
 
     def set_share(self, name: str, share: Share) -> Submitted:
         """See `Control.set_share`."""

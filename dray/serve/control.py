@@ -9,12 +9,14 @@ from typing import Literal, Protocol
 
 from dray.config import defaults
 
-State = Literal["QUEUED", "RUNNING", "STOPPING", "PAUSED", "STOPPED", "COMPLETED", "ERROR"]
-"""QUEUED: it waits for slots. STOPPING: its trials save before it pauses or stops. PAUSED, STOPPED: until it is
-activated, also when the server restarts. COMPLETED, ERROR: its search has ended, as in `dray.records.listing`."""
+State = Literal["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING", "PAUSED", "STOPPED", "COMPLETED", "ERROR"]
+"""QUEUED: it waits for its first slots. PREEMPTED: others have its slots; it continues when there are some.
+RESTARTING: its process has died, and it is started again. STOPPING: its trials save before it pauses or stops. PAUSED,
+STOPPED: until it is activated, also when the server restarts. COMPLETED, ERROR: its search has ended, as in
+`dray.records.overview`."""
 
 
-ACTIVE: tuple[State, ...] = ("QUEUED", "RUNNING", "STOPPING")
+ACTIVE: tuple[State, ...] = ("QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING")
 """States in which more events may come."""
 
 

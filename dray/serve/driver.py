@@ -87,6 +87,11 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """The process has its experiment: what happens to it from now on may be the experiment's fault."""
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """The experiment is created, or opened, in this directory; what slots its config asks for."""
 
@@ -153,7 +158,9 @@ def _receive(connection: Connection, commands: queue.SimpleQueue[Any]) -> None:
 
 def _serve(connection: Connection, commands: queue.SimpleQueue[Any], server: GroupServer, tune: TuneDriver) -> int:
     try:
-        experiment = _opened(_first(commands, tune))
+        command = _first(commands, tune)
+        connection.send(Begun())
+        experiment = _opened(command)
         experiment.lender, experiment.tune = server, tune
         path = experiment.prepare().path
         asked = experiment.config.resources

@@ -15,17 +15,19 @@ from dray.serve.trial import plain
 def overview_fields(name: str, overview: Overview | None, submitted: Submitted | None) -> dict[str, Any]:
     """An experiment as the list shows it.
 
-    ``state`` is the server's if it was submitted, else as in `Overview`; ``submitted`` is null if it was not; times are
-    in Unix time, in s.
+    ``state`` is as in `Overview.on_server` if it was submitted, else as in `Overview`; ``submitted`` is null if it was
+    not; times are in Unix time, in s.
     """
     it = Overview(name=name, path="", state="STOPPED") if overview is None else overview
+    if submitted is not None:
+        it = it.on_server(submitted.state, submitted.error)
     return {
         "name": name,
         "number": it.number,
         "title": it.title or name,
         "path": it.path,
-        "state": it.state if submitted is None else submitted.state,
-        "why": it.why or (submitted.error if submitted else "") or None,
+        "state": it.state,
+        "why": it.why or None,
         "trials": it.trials,
         "ended": it.ended,
         "failed": it.failed,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,47 @@ def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submi
         ConfigError: with every fault of the new config.
     """
     directory = ExperimentDirectory.open(path)
+    with code_of(directory) as code:
+        if not isinstance(config, str):
+            # JSON is YAML; characters as they are, because YAML knows no surrogates.
+            texts = {field: json.dumps(value, ensure_ascii=False) for field, value in config.items()}
+            content = changed(directory, [f"{field}={text}" for field, text in texts.items()])
+            config = yaml.safe_dump(content, sort_keys=False)
+        return control.submit(config, code)
+
+
+@contextmanager
+def code_of(directory: ExperimentDirectory) -> Iterator[Path]:
+    """A copy of an experiment's code, within the block.
+
+    Raises:
+        BadInput: it has none.
+    """
     if not directory.has_code:
-        raise BadInput(f"{path.name} has no copy of its code, so nothing else can run it")
-    text = config if isinstance(config, str) else yaml.safe_dump(_changed(directory, config), sort_keys=False)
+        raise BadInput(f"{directory.path.name} has no copy of its code, so nothing else can run it")
     with scratch("fork") as code:
         archive.copy(directory.code, code)
-        return control.submit(text, code)
+        yield code
 
 
-def _changed(directory: ExperimentDirectory, changes: Mapping[str, Any]) -> dict[Any, Any]:
+def by_field(changes: Sequence[str]) -> dict[str, Any]:
+    """Changes such as ``searcher.max_trials=8`` by field, as `fork` takes them.
+
+    Raises:
+        ConfigError: one has another form.
+    """
+    with_changes({}, changes)
+    pairs = [change.partition("=")[::2] for change in changes]
+    return {field.strip(): with_changes({}, [f"value={text}"])["value"] for field, text in pairs}
+
+
+def changed(directory: ExperimentDirectory, changes: Sequence[str]) -> dict[Any, Any]:
+    """An experiment's config, with its secrets and with changes such as ``searcher.max_trials=8``.
+
+    Raises:
+        ConfigError: one has another form.
+    """
     content = unmasked(with_secrets(directory.config(), directory.secrets_file))
     if directory.storage_file.exists():
         content["checkpoint_storage"] |= dict(directory.storage.secrets)
-    # JSON is YAML; characters as they are, because YAML knows no surrogates.
-    texts = {field: json.dumps(value, ensure_ascii=False) for field, value in changes.items()}
-    return with_changes(content, [f"{field}={text}" for field, text in texts.items()])
+    return with_changes(content, changes)

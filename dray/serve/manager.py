@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
@@ -24,15 +24,16 @@ from dray.code.packages import runtime_env
 from dray.desk.actor import start_desk
 from dray.desk.desk import SERVER
 from dray.desk.messages import Demand
-from dray.errors import ConfigError, ExperimentError
+from dray.errors import ExperimentError
 from dray.groups.lent import DESK, GroupServer
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
+from dray.records.overview import COMPLETED
 from dray.serve import driver as commands
 from dray.serve.control import ACTIVE, Share, State, Status, Submitted, WrongState
 from dray.serve.lender import Lender
-from dray.serve.processes import Driver
+from dray.serve.processes import Driver, Spares
 from dray.serve.queue import Item, Queue
 from dray.storage import StorageFull
 from dray.text import one_line
@@ -47,7 +48,7 @@ MAX_DEATHS = 3
 DESK_STARTS = 5
 """How often the server tries to start its desk."""
 LOOK_S = 5.0
-"""How often the server looks for experiments that were deleted."""
+"""How often the server looks for experiments that were deleted, and whether its spare process is up."""
 RETRY_S = 1.0
 """How long it waits after it could not write."""
 MAX_PROCESSES = 64
@@ -82,6 +83,8 @@ class Manager:
         self._drivers: dict[str, Driver] = {}
         self._leaving: dict[str, Any] = {}
         """Runs whose process has ended: the calls that return once their trials have left."""
+        self._had_slots: set[str] = set()
+        """Experiments whose process, which is up, has trained."""
         self._closing = False
         self._fault = self._full = ""
         self._looked_at = time.monotonic()
@@ -91,7 +94,7 @@ class Manager:
             draining=None if cluster.own else lambda nodes: self._lender.nodes_drain(nodes),
             silent=lambda: say("the head of the Ray cluster does not answer; if it is gone, start the server again"),
         )
-        self._spare = self._new_driver()
+        self._spares = Spares(lambda: Driver(self._server, str(self._results), self._ended))
 
     # ------------------------------------------------------------------ the loop
     def run(self, over: Callable[[], bool]) -> None:
@@ -119,9 +122,14 @@ class Manager:
             self._leaving.clear()
             self._desk, self._lender = self._new_lender()
         with self._lock:
+            running = {_experiment_of(run) for run, demand in self._lender.demands.items() if demand.has}
+            self._had_slots |= running & set(self._drivers)
             self._look_at_disk()
             self._remove_ended()
-            self._forget_deleted()
+            if time.monotonic() >= self._looked_at + LOOK_S:
+                self._looked_at = time.monotonic()
+                self._forget_deleted()
+                self._spares.replace_ended()
             self._set_shares()
             self._start_due()
 
@@ -147,9 +155,6 @@ class Manager:
 
     def _forget_deleted(self) -> None:
         """Forget experiments whose directory was deleted, by the command or by hand."""
-        if time.monotonic() < self._looked_at + LOOK_S:
-            return
-        self._looked_at = time.monotonic()
         for item in self._queue.items():
             if not self._is_up(item.name) and not item.path.exists():
                 self._queue.remove(item.name)
@@ -194,15 +199,6 @@ class Manager:
             raise ExperimentError("another dray server uses this Ray cluster; stop that one, or give another --address")
         raise ExperimentError(f"the server's desk can't start on the head of the Ray cluster: {error}")
 
-    def _new_driver(self) -> Driver:
-        return Driver(self._server, str(self._results), self._ended)
-
-    def _take_spare(self) -> Driver:
-        with self._lock:
-            spare = self._spare if self._spare.exit_code is None else self._new_driver()
-            self._spare = self._new_driver()
-        return spare
-
     def _start_due(self) -> None:
         """Start the processes of experiments that are due, as many as may run."""
         due = [item for item in self._queue.items() if item.is_due and not self._is_up(item.name)]
@@ -223,7 +219,7 @@ class Manager:
         return len(running) < most or (len(running) < MAX_PROCESSES and priority < max(running))
 
     def _start(self, item: Item) -> None:
-        process = self._take_spare()
+        process = self._spares.take()
         self._drivers[item.name] = process
         process.send(commands.Open(path=item.path, **item.extension))
         process.send(commands.Run())
@@ -235,6 +231,7 @@ class Manager:
             name = next((name for name, each in self._drivers.items() if each is process), None)
             if name is None:
                 return
+            self._had_slots.discard(name)
             self._look_at_disk()
             del self._drivers[name]
             try:
@@ -249,9 +246,10 @@ class Manager:
         except (OSError, JournalError, ValueError) as error:
             self._queue.end(name, "ERROR", one_line(error))
             return
-        if overview.state in ("COMPLETED", "ERROR"):
+        if overview.state in (*COMPLETED, "ERROR"):
             failure = process.failure
-            self._queue.end(name, overview.state, "" if failure is None else failure.message)
+            ended: Literal["COMPLETED", "ERROR"] = "ERROR" if overview.state == "ERROR" else "COMPLETED"
+            self._queue.end(name, ended, "" if failure is None else failure.message)
         elif process.met_full_disk:
             pass  # whatever it died of, perhaps after there was room again: it starts again once there is
         elif process.failure is not None and process.exit_code != commands.FULL:
@@ -260,10 +258,8 @@ class Manager:
             self._died(item, process)
 
     def _died(self, item: Item, process: Driver) -> None:
-        code = process.exit_code or 0
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        error = f"its process ended ({how}); see {item.path / commands.OUTPUT}"
-        if code == commands.FULL and process.failure is not None:
+        error = f"its process ended ({process.how_ended}); see {item.path / commands.OUTPUT}"
+        if process.exit_code == commands.FULL and process.failure is not None:
             error = process.failure.message
         self._say(f"experiment {item.name}: {error}")
         has_trained = any(demand.has for demand in self._demands_of(item.name))
@@ -273,6 +269,7 @@ class Manager:
 
     def close(self) -> None:
         """Have running trials save, and end all processes. The queue is kept for the next server."""
+        self._spares.close()
         with self._lock:
             self._closing = True
             for process in self._drivers.values():
@@ -281,7 +278,6 @@ class Manager:
             self._step()
         self._watch.close()
         self._lender.end()
-        self._spare.signal(signal.SIGKILL)
         self._queue.close()
 
     # ------------------------------------------------------------------ the verbs, see `Control`
@@ -291,11 +287,7 @@ class Manager:
         with tempfile.TemporaryDirectory(dir=self._directory, prefix="config-") as scratch:
             file = Path(scratch, "experiment.yaml")
             file.write_text(config)
-            process = self._take_spare()
-            process.send(commands.Create(config=file, code=code))
-            if (failed := process.wait_until_opened()) is not None:
-                process.signal(signal.SIGKILL)
-                raise ConfigError(failed.faults or [("config", failed.message)])
+            process = self._spares.create(file, code)
         assert process.opened is not None
         path, share = process.opened.path, process.opened.share
         take_number(path)
@@ -407,13 +399,12 @@ class Manager:
         )
 
     def _state(self, item: Item, demands: list[Demand]) -> State:
-        if item.ended:
-            return item.ended
-        if item.wanted != "run":
-            if item.name in self._drivers:
-                return "STOPPING"
-            return "PAUSED" if item.wanted == "pause" else "STOPPED"
-        return "RUNNING" if any(demand.has for demand in demands) else "QUEUED"
+        return item.state(
+            is_up=item.name in self._drivers,
+            has_slots=any(demand.has for demand in demands),
+            had_slots=item.name in self._had_slots,
+            waits=any(demand.claim.groups for demand in demands),
+        )
 
 
 def _free_name() -> None:

@@ -12,12 +12,16 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
+from dray.errors import ConfigError, ExperimentError, Fault
 from dray.groups.lent import GroupServer
-from dray.serve.driver import Ended, Failed, Opened, drive
+from dray.serve.driver import Begun, Create, Ended, Failed, Opened, drive
 
 START_S = 120.0
 """How long a process may take to open an experiment."""
+MAX_SPARES = 3
+"""How many processes in a row may end before they have begun with an experiment."""
 
 
 class Driver:
@@ -29,6 +33,7 @@ class Driver:
         ended: called, in a thread, when the experiment has ended, and again when the process has.
 
     Attributes:
+        has_begun: it has received the experiment.
         opened: the experiment; None before it is created or opened.
         failure: why the experiment can't be opened, or its search has failed; None if nothing was reported.
         exit_code: of the process, negative for a signal; None while it runs.
@@ -42,6 +47,7 @@ class Driver:
         self._process = context.Process(target=drive, args=(its, server, home), name="dray-experiment", daemon=True)
         self._ended = ended
         self._answered = threading.Event()
+        self.has_begun = False
         self.opened: Opened | None = None
         self.failure: Failed | None = None
         self.exit_code: int | None = None
@@ -57,13 +63,20 @@ class Driver:
 
     def wait_until_opened(self) -> Failed | None:
         """Wait until the experiment is created or opened. Returns why it can't be; None if it is."""
-        self._answered.wait(START_S)
+        if not self._answered.wait(START_S):
+            return _import_failed(f"importing the model takes longer than {START_S:.0f} s")
         if self.failure is None and self.opened is None:
-            return Failed(
-                f"the experiment's process ended (exit code {self.exit_code}) before it was opened; the server's "
-                "output says why"
+            return _import_failed(
+                f"the experiment's process ended ({self.how_ended}) while it imported the model; the server's output "
+                "may say why"
             )
         return self.failure
+
+    @property
+    def how_ended(self) -> str:
+        """Its exit code, or the signal that killed it, in words."""
+        code = self.exit_code or 0
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, unless it has ended."""
@@ -75,6 +88,8 @@ class Driver:
         with suppress(EOFError, OSError):
             while True:
                 match self._connection.recv():
+                    case Begun():
+                        self.has_begun = True
                     case Opened() as opened:
                         self.opened = opened
                         self._answered.set()
@@ -88,3 +103,75 @@ class Driver:
         self._connection.close()
         self._answered.set()
         self._ended(self)
+
+
+def _import_failed(what: str) -> Failed:
+    return Failed(what, (Fault("entrypoint", what),))
+
+
+class Spares:
+    """Keeps one process waiting for the next experiment. Thread-safe.
+
+    Args:
+        start: starts a process.
+    """
+
+    def __init__(self, start: Callable[[], Driver]) -> None:
+        self._start, self._lock = start, threading.Lock()
+        self._closed = False
+        self._opening: set[Driver] = set()
+        self._waiting = start()
+
+    def take(self) -> Driver:
+        """The process that waits; the next one starts."""
+        with self._lock:
+            taken = self._waiting if self._waiting.exit_code is None else self._start()
+            self._waiting = self._start()
+            return taken
+
+    def replace_ended(self) -> None:
+        """Start another process if the one that waits has ended."""
+        with self._lock:
+            if self._waiting.exit_code is not None and not self._closed:
+                self._waiting = self._start()
+
+    def create(self, config: Path, code: Path) -> Driver:
+        """Create an experiment in a process, which then waits for `dray.serve.driver.Run`.
+
+        Args:
+            config, code: as of `dray.serve.driver.Create`.
+
+        Raises:
+            ConfigError: with every fault of the config, or because its model can't be imported.
+            ExperimentError: for reasons that are not the experiment's.
+        """
+        for _ in range(MAX_SPARES):
+            process = self.take()
+            with self._lock:
+                self._opening.add(process)
+                if self._closed:
+                    process.signal(signal.SIGKILL)
+            try:
+                process.send(Create(config=config, code=code))
+                failed = process.wait_until_opened()
+            finally:
+                with self._lock:
+                    self._opening.remove(process)
+            if self._closed:
+                raise ExperimentError("the server is ending; submit it again once it is back")
+            if failed is None:
+                return process
+            process.signal(signal.SIGKILL)
+            if process.has_begun:
+                raise ConfigError(failed.faults) if failed.faults else ExperimentError(failed.message)
+        raise ExperimentError(
+            f"{MAX_SPARES} processes in a row ended ({process.how_ended}) before they could take the experiment; the "
+            "server's output may say why"
+        )
+
+    def close(self) -> None:
+        """End the process that waits, and those that are creating experiments."""
+        with self._lock:
+            self._closed = True
+            for process in (self._waiting, *self._opening):
+                process.signal(signal.SIGKILL)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from dray.serve.control import NotSubmitted, Share
+from dray.serve.control import NotSubmitted, Share, State
 from searchers.journal import Journal
 
 Wanted = Literal["run", "pause", "stop"]
@@ -48,6 +48,27 @@ class Item:
     def is_due(self) -> bool:
         """Whether it should have a process."""
         return self.wanted == "run" and not self.ended
+
+    def state(self, *, is_up: bool, has_slots: bool, had_slots: bool, waits: bool) -> State:
+        """Its state for users.
+
+        Args:
+            is_up: whether it has a process.
+            has_slots: whether its trials have slots now.
+            had_slots: whether they have had some since the process started.
+            waits: whether trials could run if there were slots.
+        """
+        if self.ended:
+            return self.ended
+        if self.wanted != "run":
+            if is_up:
+                return "STOPPING"
+            return "PAUSED" if self.wanted == "pause" else "STOPPED"
+        if has_slots or (had_slots and not waits):  # without trials it decides what is next, or ends
+            return "RUNNING"
+        if had_slots:
+            return "PREEMPTED"
+        return "RESTARTING" if self.restarts else "QUEUED"
 
 
 class Queue:

@@ -155,7 +155,7 @@ def why_failed(server: Server, name: str) -> str:
     """Why an experiment that has left the queue has no complete result; "" if it has one."""
     found = server.events(name, _END)
     match found["state"]:
-        case "COMPLETED":
+        case "COMPLETED" | "PARTLY_FAILED":
             return ""
         case "ERROR":
             return f"{name} failed: {found['error'] or f'every trial did; see: dray experiment logs {name}'}"

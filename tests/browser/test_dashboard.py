@@ -67,5 +67,5 @@ def test_points_of_the_history_are_the_best_of_each_trial(page: Any, result: dra
 def test_states_are_those_of_the_trials(page: Any, result: dray.Result) -> None:
     counts = result.trials["state"].value_counts()
     shown = {name: len(x) for name, x, _ in drawn(page, "graph-timeline")}
-    assert shown == {"Complete": counts["COMPLETED"], "Pruned": counts["STOPPED"]}
+    assert shown == {"Complete": counts["COMPLETED"], "Pruned": counts["PRUNED"]}
     assert not [each for each in page.get_log("browser") if each["level"] == "SEVERE"]

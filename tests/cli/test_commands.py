@@ -55,6 +55,9 @@ DOING = {
     "experiment set priority": ("10",),
     "experiment set weight": ("2",),
     "experiment set max-slots": ("4",),
+    "experiment set tags": ("baseline",),
+    "experiment set notes": ("text",),
+    "experiment fork": (),
     "checkpoint download": ("-o", "copy"),
     "checkpoint export": ("-o", "copy"),
     "ui": (),
@@ -342,8 +345,8 @@ def test_trials_are_listed_as_in_the_result(digits: ExperimentDirectory, dray: D
     assert [each["state"] for each in found] == list(expected["state"])
     ranked = dray("t", "list", "digits", "--best", "--json").value
     assert [each["best_metric"] for each in ranked] == sorted(expected["best_metric"])
-    stopped = dray("t", "list", "digits", "--state", "stopped", "--json").value
-    assert {each["state"] for each in stopped} == {"STOPPED"}
+    stopped = dray("t", "list", "digits", "--state", "pruned", "--json").value
+    assert {each["state"] for each in stopped} == {"PRUNED"}
     _, *rows = dray("t", "list", "digits").out.splitlines()
     assert len(rows) == TRIALS
     assert "global_batch_size" not in rows[0], "the same in all trials"

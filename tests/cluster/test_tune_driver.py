@@ -98,7 +98,7 @@ def test_paused_trials_without_hope_end_with_the_decision_and_the_search_with_th
     assert tune.told[-1] == Answer(trial=1, number=2, decision="continue", stops=(0,))
     tune.result(3, 1, step=4, value=0.4, outcome="completed")
     assert tune.told[-1].done
-    assert [view.state for view in tune.search.trials.values()] == ["STOPPED", "COMPLETED"]
+    assert [view.state for view in tune.search.trials.values()] == ["PRUNED", "COMPLETED"]
     assert [record["trial"] for record in tune.records if record["event"] == "exited"] == [0, 1]
 
 

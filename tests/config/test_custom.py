@@ -265,7 +265,7 @@ def test_objects_from_python_must_be_given_again(tmp_path: Path) -> None:
         "dray.Experiment.resume(path, method=...)"
     )
     # What it came to can be read without any of them.
-    states = ["COMPLETED", "STOPPED", "STOPPED", "STOPPED"]
+    states = ["COMPLETED", "PRUNED", "PRUNED", "PRUNED"]
     assert Result(path).trials["state"].tolist() == states
     assert Result(path).trials["hparams.lr"].tolist() == [0, 0.1, 0.2, 0.3]
     again = resume(path, method=given_asha(), sampler=Tenths(), constraint=small)

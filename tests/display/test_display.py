@@ -52,7 +52,7 @@ class FakeResult:
     trials = pd.DataFrame(
         {
             "trial_id": [0, 1, 2, 3],
-            "state": ["COMPLETED", "STOPPED", "COMPLETED", "ERRORED"],
+            "state": ["COMPLETED", "PRUNED", "COMPLETED", "ERRORED"],
             "hparams.lr": [0.1, 0.2, 0.3, 0.4],
             "hparams.layers": [[1, 2], None, [3], [3]],  # trial 1 has another branch of the space
             "hparams.same": [64, 64, 64, None],  # the last has not started
@@ -506,7 +506,7 @@ def test_table_has_the_best_first_and_omits_hyperparameters_that_all_trials_shar
         ["trial", "state", "batches", "error", "lr", "layers", "accuracy"],
         ["2", "completed", "15", "0.125", "0.3", "[3]", "0.95"],
         ["0", "completed", "20", "0.5", "0.1", "[1,2]", "0.9"],
-        ["1", "stopped", "5", "0.625", "0.2", "–", "0.7"],
+        ["1", "pruned", "5", "0.625", "0.2", "–", "0.7"],
     ], "batches and other metrics are those of the best validation"
 
 
@@ -524,7 +524,7 @@ def test_table_is_sorted_the_other_way_if_larger_is_better() -> None:
 def test_end_counts_trials_by_state_and_names_the_directory() -> None:
     screen = Screen()
     screen.display.result(FakeResult())  # type: ignore[arg-type]
-    assert "4 trials (2 completed, 1 stopped, 1 errored) in 0:00. Results: " + str(LONG_PATH) in screen.text
+    assert "4 trials (2 completed, 1 pruned, 1 errored) in 0:00. Results: " + str(LONG_PATH) in screen.text
     assert f"inspect with: dray report {LONG_PATH}\n              dray trial list {LONG_PATH} --best\n" in screen.text
 
 
@@ -543,7 +543,7 @@ def test_end_without_a_validation_has_no_table_and_says_how_to_inspect_failures(
 class TwoFailed(FakeResult):
     """The best and the second best of four trials failed."""
 
-    trials = FakeResult.trials.assign(state=["ERRORED", "STOPPED", "ERRORED", "PENDING"])
+    trials = FakeResult.trials.assign(state=["ERRORED", "PRUNED", "ERRORED", "PENDING"])
 
 
 def test_failures_come_first_in_red_and_failed_trials_are_not_among_the_best() -> None:
@@ -554,7 +554,7 @@ def test_failures_come_first_in_red_and_failed_trials_are_not_among_the_best() -
     plain.display.result(TwoFailed())  # type: ignore[arg-type]
     lines = plain.text.splitlines()
     assert lines[:2] == ["2 of 4 trials failed", "best trials by error:"]
-    assert lines[3].replace("[1, 2]", "[1,2]").split() == ["1", "stopped", "5", "0.625", "0.2", "–", "0.7"]
+    assert lines[3].replace("[1, 2]", "[1,2]").split() == ["1", "pruned", "5", "0.625", "0.2", "–", "0.7"]
     assert lines[4].startswith("4 trials (")
     assert f"inspect failures with: dray experiment describe {LONG_PATH}" in lines
 

@@ -104,7 +104,7 @@ def test_stopped_trials_have_ended_even_if_the_driver_died_before_recording_it(t
     assert b'"reason":"stopped"' in last
     file.write_bytes(b"".join(before))
     result = resume(path).run()
-    assert result.trials["state"].tolist() == ["COMPLETED", "STOPPED", "STOPPED", "STOPPED"]
+    assert result.trials["state"].tolist() == ["COMPLETED", "PRUNED", "PRUNED", "PRUNED"]
     end = {"event": "exited", "trial": 3, "reason": "stopped", "actions": [{"action": "done", "reason": "completed"}]}
     assert {name: value for name, value in Journal.read(file)[-1].items() if name != "time"} == end
 

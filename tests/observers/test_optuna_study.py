@@ -88,7 +88,7 @@ def test_a_study_that_is_written_again_is_the_same(tmp_path: Path) -> None:
     story.validate(3, 20, 0.125)
     story.happen(Exited(trial=3, reason="stopped"))
     now = [values(trial) for trial in written(story.directory).trials]
-    assert now == [*EXPECTED[:3], (TrialState.PRUNED, 0.125, {10: 0.375, 20: 0.125}, "STOPPED"), EXPECTED[4]]
+    assert now == [*EXPECTED[:3], (TrialState.PRUNED, 0.125, {10: 0.375, 20: 0.125}, "PRUNED"), EXPECTED[4]]
 
 
 def test_a_file_that_optuna_cannot_read_is_replaced(tmp_path: Path) -> None:

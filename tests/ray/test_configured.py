@@ -71,7 +71,7 @@ def test_failures_and_nan_are_told_first_and_have_an_exit_code(story: Story) -> 
     assert story.said.code == 3, story.said.err
     result, told = story.result, story.said.err
     failed = ("raises", "dies", "otherwise")
-    states = {"no": "COMPLETED", "diverges": "STOPPED", **dict.fromkeys(failed, "ERRORED")}
+    states = {"no": "COMPLETED", "diverges": "PRUNED", **dict.fromkeys(failed, "ERRORED")}
     assert by_failure(result, "state") == states
     batches = by_failure(result, "batches")
     del batches["dies"]  # a report that nobody waits for may die with its process

@@ -134,7 +134,7 @@ def test_operations_are_the_lengths_where_trials_are_compared(tmp_path: Path) ->
         if "length" in each:
             lengths[each["trial"]].append(each["length"])
     rows = result.trials.set_index("trial_id")
-    assert set(rows["state"]) == {"COMPLETED", "STOPPED"}
+    assert set(rows["state"]) == {"COMPLETED", "PRUNED"}
     for trial, told in lengths.items():
         assert told == [2, 4, 8][: len(told)]
         assert rows["batches"][trial] == BATCHES * told[-1]
@@ -155,9 +155,9 @@ def test_a_program_that_never_asks_is_ended_and_the_next_one_has_its_place(slots
     searcher = {**ASHA, "max_trials": 3, "max_length": {"batches": 40}}
     result = program("deaf", tmp_path, searcher, slots=slots).run()
     rows = result.trials.set_index("trial_id")
-    assert set(rows["state"]) == {"COMPLETED", "STOPPED"}
+    assert set(rows["state"]) == {"COMPLETED", "PRUNED"}
     # Three validations after the one that it was told at.
-    expected = {"COMPLETED": [40 + 15], "STOPPED": [10 + 15, 20 + 15]}
+    expected = {"COMPLETED": [40 + 15], "PRUNED": [10 + 15, 20 + 15]}
     assert all(rows["batches"][trial] in expected[rows["state"][trial]] for trial in rows.index)
     assert "was asked to stop, but reported 3 more validations" in "\n".join(printed(result.path, 0))
 
@@ -176,7 +176,7 @@ def test_two_ranks_share_sharded_checkpoints_in_an_object_store_through_a_kill(t
     finally:
         s3.stop()
     rows = result.trials.set_index("trial_id")
-    assert set(rows["state"]) == {"COMPLETED", "STOPPED"}
+    assert set(rows["state"]) == {"COMPLETED", "PRUNED"}
     assert rows["restarts"].tolist() == [1, 0, 0]
     noted = [each for each in lines(tmp_path / "record") if each["trial"] == 0]
     began = [(each["rank"], each["began"]) for each in noted if "began" in each]

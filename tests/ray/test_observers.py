@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 STATES = {
     "COMPLETED": TrialState.COMPLETE,
-    "STOPPED": TrialState.PRUNED,
+    "PRUNED": TrialState.PRUNED,
     "RUNNING": TrialState.RUNNING,
     "PAUSED": TrialState.RUNNING,
     "ERRORED": TrialState.FAIL,
@@ -74,7 +74,7 @@ def test_mlflow_has_every_run_and_every_metric(watched: Watched) -> None:
     states = mlflow.states()
     assert states.pop(FAILING) == ("FAILED", "ERRORED")
     assert states.pop(INVALID) == ("FAILED", "INVALID_HP")
-    assert set(states.values()) == {("FINISHED", "COMPLETED"), ("FINISHED", "STOPPED")}
+    assert set(states.values()) == {("FINISHED", "COMPLETED"), ("FINISHED", "PRUNED")}
     assert mlflow.parent.info.status == "FINISHED"
     shown = result.trials.set_index("trial_id")
     for trial, run in mlflow.trials.items():

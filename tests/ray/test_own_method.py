@@ -51,5 +51,5 @@ def test_the_examples_yaml_runs_and_is_extended_with_the_experiments_copy_of_the
     assert decided(path, "stop") == stopped
     assert stopped, "of 8 trials the first rung stops some"
     trials = Result(path).trials
-    assert (trials["state"] == "STOPPED").sum() == len(stopped)
+    assert (trials["state"] == "PRUNED").sum() == len(stopped)
     assert (trials["state"] == "COMPLETED").sum() == 8 - len(stopped)

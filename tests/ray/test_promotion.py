@@ -59,7 +59,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 def test_all_trials_are_accounted_for_and_each_ended_once(sweep: Sweep) -> None:
     assert sweep.result.trials["trial_id"].tolist() == list(range(TRIAL_COUNT))
     assert ends(sweep.result.path) == dict.fromkeys(range(TRIAL_COUNT), 1)
-    assert set(sweep.result.trials["state"]) == {"COMPLETED", "STOPPED"}
+    assert set(sweep.result.trials["state"]) == {"COMPLETED", "PRUNED"}
     assert set(sweep.result.trials["batches"]) == set(RUNGS)
     assert sweep.result.trials["restarts"].eq(0).all()
 

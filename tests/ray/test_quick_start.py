@@ -50,6 +50,6 @@ def test_the_quick_start_from_its_first_command_to_its_last(tmp_path: Path) -> N
     trials = [dray.Result(path).trials for path in sorted(results.glob("digits-*"))]
     assert [len(each) for each in trials] == [20, 16]
     first, second = trials
-    assert set(first["state"]) <= {"COMPLETED", "STOPPED"}
+    assert set(first["state"]) <= {"COMPLETED", "PRUNED"}
     assert (first["hparams.lr"][:16].to_numpy() == second["hparams.lr"].to_numpy()).all(), "one seed"
     assert first["best_metric"].min() < 0.6  # at chance it is 2.3

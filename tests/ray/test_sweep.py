@@ -13,6 +13,8 @@ from torch import nn
 import dray
 from dray.config.load import load_config
 from dray.config.search import build_method
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
 from searchers.search import Search
 from tests.pytorch.test_tensorboard import scalars
 from tests.ray.harness import DIGITS, Driver, ends, journal
@@ -33,7 +35,7 @@ def result(shared_cluster: str, drive: Callable[..., Driver], tmp_path_factory: 
 
 def test_all_64_trials_are_accounted_for(result: dray.Result) -> None:
     assert result.trials["trial_id"].tolist() == list(range(64))
-    assert set(result.trials["state"]) == {"COMPLETED", "STOPPED"}
+    assert set(result.trials["state"]) == {"COMPLETED", "PRUNED"}
     assert ends(result.path) == dict.fromkeys(range(64), 1)
     assert result.trials["restarts"].eq(0).all()
 
@@ -70,7 +72,7 @@ def test_journal_replays_with_every_decision_the_rules(result: dray.Result) -> N
             goes_on = better < max(len(rung) // 4, 1)
             stopped = any(action["action"] == "stop" for action in record["actions"])
             assert stopped != goes_on
-    assert stops == set(result.trials["trial_id"][result.trials["state"] == "STOPPED"])
+    assert stops == set(result.trials["trial_id"][result.trials["state"] == "PRUNED"])
 
 
 def test_best_trial_reads_96_percent_of_the_held_out_digits(result: dray.Result) -> None:
@@ -184,3 +186,10 @@ def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result,
     assert f"Results: {result.path}" in ours
     assert f"Results: {result.path}" in again
     assert "Traceback" not in output
+
+
+def test_the_list_has_the_best_of_all_validations(result: dray.Result) -> None:
+    overview = StoredExperiment.here(ExperimentDirectory(result.path)).overview()
+    smaller = load_config(result.path / "experiment.yaml").searcher.sign == 1
+    values = result.trials["best_metric"]
+    assert overview.best == (values.min() if smaller else values.max())

@@ -112,7 +112,7 @@ def test_failures_are_retried_as_tune_is_told_to_and_then_ranked_last(tmp_path: 
     (tmp_path / "notes").mkdir()
     search, results = fit(function, method, tmp_path, max_failures=1, constants=constants, reuse_actors=True)
     states = [view.state for view in search.trials.values()]
-    assert states == ["COMPLETED", "STOPPED", "ERRORED", "STOPPED"]
+    assert states == ["COMPLETED", "PRUNED", "ERRORED", "PRUNED"]
     assert len(results.errors) == 1
     assert (tmp_path / "failed").exists()
     assert epochs(tmp_path / "notes") == [1, 1, 4], "the failure lost nothing"

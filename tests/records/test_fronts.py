@@ -54,7 +54,7 @@ def test_validation_that_stands_for_a_trial_keeps_the_limits_and_has_the_best_fi
 
 def test_failed_trial_is_on_no_front() -> None:
     there = standings(rows((0, 1, {"loss": 0.1, "size": 1.0}), (1, 1, {"loss": 0.2, "size": 2.0})), OBJECTIVES)
-    assert order_of(there, {0: "ERRORED", 1: "STOPPED"}).front == [1]
+    assert order_of(there, {0: "ERRORED", 1: "PRUNED"}).front == [1]
 
 
 def test_table_has_the_front_by_the_definition(result: Result) -> None:

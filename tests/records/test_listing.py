@@ -13,8 +13,11 @@ from dray.errors import NoExperiment
 from dray.experiment.experiment import Experiment
 from dray.records.copies import delete
 from dray.records.directory import ExperimentDirectory, link_into_results
+from dray.records.improvements import Improvements
 from dray.records.listing import StoredExperiment, list_experiments
 from dray.records.lookup import locate
+from dray.records.metrics import MetricsLog
+from dray.records.result import Result
 from searchers.journal import Journal
 from tests.report.simulated import simulated
 
@@ -172,3 +175,21 @@ def test_a_link_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "file" / "results"))
     link_into_results(tmp_path / "shared" / "one")
     assert list_experiments() == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_list_and_the_result_agree_on_the_best_where_curves_turn_up(tmp_path: Path, several: bool) -> None:
+    directory = simulated(tmp_path / "one", 4, several=several)
+    improvements = Improvements(load_config(directory.config_file).searcher)
+    metrics = MetricsLog(directory.metrics)
+    with Journal(directory.journal) as journal:
+        for batches, value in enumerate((0.5, 0.01, 0.3), start=1000):  # better between two rungs than at either
+            row = {"batches": batches, "epochs": 100.0, "kind": "validation", "time": 1_700_000_999.0}
+            rows = [{**row, "name": "validation_loss", "value": value}, {**row, "name": "size", "value": 20.0}]
+            metrics.append(0, rows)
+            for record in improvements.among(0, rows):
+                journal.append(record, wait=False)
+    metrics.close()
+    overview, result = open_experiment(directory).overview(), Result(directory.path)
+    assert (overview.best, overview.best_trial) == (0.01, 0)
+    assert result.trials["best_metric"].min() == 0.01

@@ -232,7 +232,7 @@ def test_stop_requested_stays_set_after_the_trial_stopped() -> None:
     report(search, 1, 1, 0.2)
     assert (search.trials[1].state, search.trials[1].stop_requested) == ("RUNNING", True)
     search.on(Exited(trial=1, reason="stopped"))
-    assert (search.trials[1].state, search.trials[1].stop_requested) == ("STOPPED", True)
+    assert (search.trials[1].state, search.trials[1].stop_requested) == ("PRUNED", True)
     assert not search.trials[0].stop_requested
 
 
@@ -240,8 +240,8 @@ def test_stop_requested_stays_set_after_the_trial_stopped() -> None:
     ("reason", "state"),
     [
         ("completed", "COMPLETED"),
-        ("stopped", "STOPPED"),
-        ("diverged", "STOPPED"),
+        ("stopped", "PRUNED"),
+        ("diverged", "PRUNED"),
         ("errored", "ERRORED"),
         ("invalid_hp", "INVALID_HP"),
         ("canceled", "CANCELED"),

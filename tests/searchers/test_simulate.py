@@ -362,7 +362,7 @@ def test_no_trial_is_trained_past_the_rung_where_it_diverged(make: Callable[[], 
             showed |= set() if event.value is not None and math.isfinite(event.value) else {event.trial}
     assert len(showed) >= 15
     below = {trial for trial in showed if (search.trials[trial].last_step or 0) < search.method.rungs[-1]}
-    assert {search.trials[trial].state for trial in below} == {"STOPPED"}
+    assert {search.trials[trial].state for trial in below} == {"PRUNED"}
 
 
 # ------------------------------------------------------------------------------------------------------------- a search

@@ -149,7 +149,7 @@ def test_a_trial_that_tune_stopped_after_the_search_was_saved_is_stopped(tmp_pat
     trial.last_result = {"training_iteration": 1, "loss": math.nan, "done": True}
     again, _ = restored(searcher, METHODS["asha"](), tmp_path, [trial])
     again.suggest("next")
-    assert views(again)[0].state == "STOPPED"
+    assert views(again)[0].state == "PRUNED"
 
 
 def test_a_trial_that_tune_does_not_know_is_suggested_again(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_trial_that_tune_does_not_know_is_suggested_again(tmp_path: Path) -> N
     assert again.suggest("lost") == trials[1].config
     schedules.on_trial_add(None, lost := FakeTrial(trial_id="lost", config={}))
     assert report(schedules, lost, 1, math.nan) == "STOP"
-    assert views(again)[1].state == "STOPPED"
+    assert views(again)[1].state == "PRUNED"
 
 
 def test_a_state_that_ends_in_the_middle_of_a_line_is_an_earlier_state(tmp_path: Path) -> None:

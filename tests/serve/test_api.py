@@ -8,7 +8,9 @@ import os
 import socket
 import tarfile
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -302,3 +304,25 @@ def test_status_is_that_of_the_server(served: Served) -> None:
     served.control.put("digits-1", "RUNNING")
     found = served.api("GET", "/status").json
     assert (found["slots"], found["results"]) == (2.0, str(served.results))
+
+
+def test_verbs_do_not_wait_for_slow_imports(served: Served, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported, begun, submit_it = threading.Event(), threading.Semaphore(0), served.control.submit
+
+    def slow(config: str, code: Path) -> Submitted:
+        begun.release()
+        assert imported.wait(30)
+        return submit_it(config, code)
+
+    monkeypatch.setattr(served.control, "submit", slow)
+    code = pack(model)
+    with ThreadPoolExecutor(40) as clients:
+        replies = [clients.submit(submit, served, CONFIG, code) for _ in range(40)]  # more than asyncio has threads
+        try:
+            assert all(begun.acquire(timeout=30) for _ in range(6))
+            time.sleep(0.2)  # most of the others have arrived, too
+            assert served.api("GET", "/status").status == 200
+            assert served.api("POST", "/experiments/none/stop").status == 404
+        finally:
+            imported.set()
+        assert {reply.result().status for reply in replies} == {201}

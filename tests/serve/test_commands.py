@@ -315,7 +315,9 @@ def test_a_server_elsewhere_is_named_in_the_environment(
     monkeypatch.setenv("DRAY_SERVER", digits.url)
     monkeypatch.setenv("DRAY_SERVER_TOKEN", TOKEN)
     assert "digits-1" in dray("ls").out
-    assert dray("e", "pause", "1").code == 0
+    # The server, in this process, sees no numbers here: digits must not be taken for a part of a name.
+    assert "'1' is no experiment" in dray("e", "pause", "1").is_one_line()
+    assert dray("e", "pause", "digits").code == 0
     assert dray("e", "activate", "digits").code == 0
     assert "is no experiment on the server" in dray("e", "pause", "nothing").is_one_line()
     soon(lambda: digits.control.put("digits-1", "COMPLETED"))
@@ -356,3 +358,35 @@ def test_a_bad_use_of_serve_is_one_line(results: Path, dray: Dray) -> None:
     assert "give it with --status" in dray("serve", "--json").is_one_line()
     assert dray("serve", "--port", "0").code == 2
     assert dray("serve", "-h").code == 0
+
+
+def test_the_list_and_the_description_agree_and_old_failures_are_not_repeated(digits: Served, dray: Dray) -> None:
+    digits.control.put("digits-1", "ERROR", error="no such metric")
+    said = dray("e", "list")
+    assert (said.err, "ERROR" in said.out) == ("", True)
+    described = dray("e", "describe", "1").out
+    assert "ERROR" in described
+    assert "no such metric" in described
+    digits.control.put("digits-1", "RESTARTING", error="killed by signal 9")
+    assert dray("e", "list").err == "digits-1: killed by signal 9\n"
+    assert dray("e", "describe", "1", "--json").value["state"] == "RESTARTING"
+    digits.control.put("digits-1", "COMPLETED", error="")
+    assert dray("e", "list", "--json").value[0]["state"] == dray("e", "describe", "1", "--json").value["state"]
+
+
+def test_tags_and_notes_are_set(digits: Served, dray: Dray) -> None:
+    assert dray("e", "set", "tags", "1", "baseline", "paper").err == "digits-1: 2 tags: baseline, paper\n"
+    assert dray("e", "set", "notes", "1", "the first").err == "digits-1: notes set\n"
+    kept = digits.control.experiment("digits-1")
+    assert (kept.tags, kept.notes) == (("baseline", "paper"), "the first")
+    assert dray("e", "set", "tags", "1").err == "digits-1: 0 tags\n"
+    assert digits.control.experiment("digits-1").tags == ()
+
+
+def test_it_is_forked(up: Served, config: Path, dray: Dray) -> None:
+    assert dray("e", "create", config, "--detach").code == 0
+    changes = ("--config", "searcher.max_length.batches=8", "--config", "description=again")
+    said = dray("e", "fork", "digits-1", *changes, "--detach")
+    assert (said.code, said.out) == (0, "digits-2\n")
+    assert "batches: 8" in (up.results / "digits-2" / "experiment.yaml").read_text()
+    assert "must be FIELD=VALUE" in dray("e", "fork", "digits-1", "--config", "lr").err

@@ -95,3 +95,24 @@ def test_one_that_was_deleted_is_forgotten(tmp_path: Path) -> None:
     with pytest.raises(JournalError):
         Queue(tmp_path / "queue.jsonl")
     queue.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "seen"),
+    [
+        ("QUEUED", {}),
+        ("QUEUED", {"is_up": True, "waits": True}),
+        ("RUNNING", {"is_up": True, "has_slots": True, "had_slots": True}),
+        ("RUNNING", {"is_up": True, "had_slots": True}),  # between its trials, or as it ends
+        ("PREEMPTED", {"is_up": True, "had_slots": True, "waits": True}),
+    ],
+)
+def test_its_state_says_what_it_waits_for(state: str, seen: dict[str, bool], tmp_path: Path) -> None:
+    item = Item(name="digits-1", path=tmp_path, submitted=0.0, share=Share())
+    assert item.state(**{"is_up": False, "has_slots": False, "had_slots": False, "waits": False, **seen}) == state
+
+
+def test_one_that_dies_again_and_again_is_restarting(tmp_path: Path) -> None:
+    dies = again(tmp_path, lambda queue: queue.died("digits-1", "killed by signal 9", has_trained=False))["digits-1"]
+    assert dies.state(is_up=True, has_slots=False, had_slots=False, waits=True) == "RESTARTING"
+    assert dies.state(is_up=True, has_slots=True, had_slots=True, waits=False) == "RUNNING"

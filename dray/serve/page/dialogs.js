@@ -61,7 +61,8 @@ export const VERBS = {
 };
 const ALLOWED = {
   QUEUED: ["pause", "stop", "kill"], RUNNING: ["pause", "stop", "kill"], STOPPING: ["kill"],
-  PAUSED: ["activate", "stop"], STOPPED: ["activate"], ERROR: ["activate"], COMPLETED: [],
+  PREEMPTED: ["pause", "stop", "kill"], RESTARTING: ["pause", "stop", "kill"],
+  PAUSED: ["activate", "stop"], STOPPED: ["activate"], ERROR: ["activate"], COMPLETED: [], PARTLY_FAILED: [],
 };
 export const allowed = it => it.submitted ? ALLOWED[it.state] ?? [] : [];
 

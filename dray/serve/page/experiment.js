@@ -9,7 +9,7 @@ import { parallel } from "./parallel.js";
 import { trialTable } from "./trials.js";
 
 const HEAD_MS = 2500, QUIET = 4;
-const ENDED = ["COMPLETED", "STOPPED", "PAUSED", "ERROR"];
+const ENDED = ["COMPLETED", "PARTLY_FAILED", "STOPPED", "PAUSED", "ERROR"];
 
 export function showExperiment(place, name) {
   document.title = `${name} · dray`;

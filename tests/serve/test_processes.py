@@ -1,0 +1,72 @@
+"""The process that waits for the next experiment; real ones are in `tests.ray.test_server`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from dray.errors import ConfigError, ExperimentError, Fault
+from dray.serve.driver import Failed
+from dray.serve.processes import MAX_SPARES, Spares
+
+
+@dataclass(eq=False)
+class FakeDriver:
+    """As `dray.serve.processes.Driver`; `ends` and `fails`: before, and after it has the experiment."""
+
+    ends: bool = False
+    fails: Failed | None = None
+    exit_code: int | None = None
+    has_begun: bool = False
+    how_ended: str = "killed by signal 9"
+    signals: list[int] = field(default_factory=list)
+
+    def send(self, command: object) -> None:
+        self.has_begun = not self.ends
+
+    def wait_until_opened(self) -> Failed | None:
+        return Failed("it ended") if self.ends else self.fails
+
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+def spares(*drivers: FakeDriver) -> Spares:
+    """Which start these, in turn."""
+    return Spares(iter([*drivers, *(FakeDriver() for _ in range(9))]).__next__)  # type: ignore[arg-type]
+
+
+def test_a_spare_that_ends_as_it_gets_the_experiment_is_replaced() -> None:
+    dies, works = FakeDriver(ends=True), FakeDriver()
+    assert spares(dies, works).create(Path("e.yaml"), Path("code")) is works
+
+
+def test_a_spare_that_has_ended_is_replaced_before_it_is_needed() -> None:
+    dead, works = FakeDriver(), FakeDriver()
+    kept = spares(dead, works)
+    kept.replace_ended()
+    dead.exit_code = -9
+    kept.replace_ended()
+    assert kept.take() is works
+
+
+def test_the_config_is_not_blamed_for_processes_that_can_not_start() -> None:
+    with pytest.raises(ExperimentError, match=f"{MAX_SPARES} processes in a row ended .killed by signal 9."):
+        spares(*(FakeDriver(ends=True) for _ in range(MAX_SPARES))).create(Path("e.yaml"), Path("code"))
+
+
+def test_faults_of_an_experiment_are_told_at_once() -> None:
+    fault = Fault("entrypoint", "exit code 3")
+    with pytest.raises(ConfigError) as error:
+        spares(FakeDriver(fails=Failed("", (fault,)))).create(Path("e.yaml"), Path("code"))
+    assert error.value.faults == (fault,)
+    with pytest.raises(ExperimentError, match="the disk is full"):
+        spares(FakeDriver(fails=Failed("the disk is full"))).create(Path("e.yaml"), Path("code"))
+
+
+def test_closing_ends_the_process_that_waits() -> None:
+    waits = FakeDriver()
+    spares(waits).close()
+    assert waits.signals == [9]
