@@ -6,7 +6,7 @@ import importlib
 import inspect
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -24,6 +24,8 @@ from dray.training.parallel.device import CPU, is_for_cpus
 from dray.training.units import Batch
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=PyTorchTrial)
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
@@ -48,6 +50,26 @@ class CheckpointLoadContext(PyTorchTrialContext):
                 shards=False,
             )
         )
+
+
+@overload
+def load_trial_from_checkpoint_path(
+    path: str | Path,
+    trial_class: type[T],
+    trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> T: ...
+
+
+@overload
+def load_trial_from_checkpoint_path(
+    path: str | Path,
+    trial_class: None = None,
+    trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any: ...
 
 
 def load_trial_from_checkpoint_path(

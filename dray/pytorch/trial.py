@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ class PyTorchTrial(abc.ABC):
         """
 
     @abc.abstractmethod
-    def build_training_data_loader(self) -> DataLoader:
+    def build_training_data_loader(self) -> DataLoader | Iterable[Any]:
         """The training data, which the trainer repeats endlessly.
 
         Returns:
@@ -87,7 +88,7 @@ class PyTorchTrial(abc.ABC):
         """
 
     @abc.abstractmethod
-    def build_validation_data_loader(self) -> DataLoader:
+    def build_validation_data_loader(self) -> DataLoader | Iterable[Any]:
         """The validation data, read once in each validation.
 
         Returns:

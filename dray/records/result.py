@@ -239,8 +239,9 @@ class Result:
             checkpoint=_as_ray_checkpoint(store, checkpoint),
         )
 
-    def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> PyTorchTrial:
-        """The user's trial with the weights of ``best_trial.checkpoint``, on this machine's first device.
+    def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> Any:
+        """The user's trial, of its own class, with the weights of ``best_trial.checkpoint``, on this machine's first
+        device.
 
         Args:
             trial_kwargs: arguments of its constructor beside ``context``, if a program gives it some.
