@@ -24,6 +24,7 @@ from dray.hosts import LocalHost, current_host, progress, signals, use_host
 from dray.pytorch import Batch
 from dray.records.checkpoints import export
 from dray.storage import CheckpointError, Location, StorageError
+from dray.training.checkpoint import files
 from dray.training.parallel import agreement
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
@@ -64,6 +65,8 @@ def test_a_local_run_stores_metrics_and_checkpoints_below_dray_home(home: Path) 
     assert rows[0]["training"] == {"loss": 1.0}
     carried = [json.loads(line) for line in (run / "checkpoint_4" / "metrics.jsonl").read_text().splitlines()]
     assert [row["batches"] for row in carried] == [3, 4], "what was reported since the checkpoint before"
+    assert files.__doc__ is not None
+    assert all(re.search(rf"\b{path.name}\b", files.__doc__) for path in (run / "checkpoint_4").iterdir())
     assert trial.context.get_tensorboard_path() == run / "tensorboard"
     assert (trial.context.get_experiment_id(), trial.context.get_trial_id()) == (0, 0)
 

@@ -9,6 +9,9 @@ sharded/rank_N.safetensors   rank N's shards of the tensors that state-dict.pth 
 rng/rank_N.pth   the RNG state of every rank
 gradients/rank_N.pth   gradients that the next batch adds to: in the middle of an aggregation, or kept by the trial
 code/, experiment.yaml, hparams.json, metadata.json   to build the trial again
+report.json      of a trial on Ray: what was measured since the checkpoint before, in case the driver never got it
+metrics.jsonl    of a local run: the same rows, a line each, as in its own file of this name
+manifest.json    written last: sizes and checksums of all other files (see `dray.storage.manifest`)
 
 All state loads with `torch.load(weights_only=True)` (NumPy arrays and scalars allowed by name): it is data, and can't
 run code. State that would not load this way is rejected when it is saved. `determined` reads Determined's checkpoints.
