@@ -20,9 +20,9 @@ def users_frames_in_debugger(caller: str) -> Iterator[None]:
     whole = bdb.Bdb.get_stack
 
     def get_stack(
-        self: bdb.Bdb, frame: FrameType | None, trace: TracebackType | None
+        self: bdb.Bdb, f: FrameType | None, t: TracebackType | None
     ) -> tuple[list[tuple[FrameType, int]], int]:
-        stack, at = whole(self, frame, trace)
+        stack, at = whole(self, f, t)
         files = [each.f_code.co_filename for each, _ in stack]
         first = files.index(caller) if caller in files else len(files)
         begin = next((place for place in range(first, at + 1) if is_users_file(files[place])), 0)

@@ -61,11 +61,12 @@ def code_difference(a: ExperimentDirectory, b: ExperimentDirectory) -> list[str]
             continue
         old, new = f"a/{name}", f"b/{name}"
         try:
-            texts = [_text(content or b"") for content in (before, after)]
+            was, now = _text(before or b""), _text(after or b"")
         except ValueError:
-            texts = [[], []]
+            was, now = [], []
         sides = ("/dev/null" if before is None else old), ("/dev/null" if after is None else new)
-        lines += list(difflib.unified_diff(*texts, *sides, lineterm="")) or [f"Files {sides[0]} and {sides[1]} differ"]
+        found = difflib.unified_diff(was, now, sides[0], sides[1], lineterm="")
+        lines += list(found) or [f"Files {sides[0]} and {sides[1]} differ"]
     return lines
 
 

@@ -48,7 +48,7 @@ def test_a_checkpoint_has_code_config_and_hyperparameters(
     assert (metadata["hparams"], metadata["experiment_config"]) == (hparams, config)
     assert metadata["framework"] == f"torch-{torch.__version__}"
     progress = {"batches": 2, "validated": 2, "saved": 2, "size": 1, "division": {"replicas": 1, "batch_size": 2}}
-    progress |= {"epoch_length": 5, "sharing": 1}
+    progress |= {"epoch_length": 5, "total_batches": 2, "sharing": 1}
     assert json.loads((saved / "progress.json").read_text()) == progress
 
 
