@@ -51,13 +51,13 @@ class Cluster:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         global _kept
         if self.own and kind is None:
-            _kept = _inherited()
+            _kept = ray.get_runtime_context().gcs_address, _inherited()
         elif self.own:
             ray.shutdown()
 
 
-_kept: object = None
-"""What the kept cluster's processes have from this process; None: none is kept."""
+_kept: tuple[str, object] | None = None
+"""Of the kept cluster: its address, and what its processes have from this process; None: none is kept."""
 
 
 def _inherited() -> object:
@@ -83,8 +83,9 @@ def connect(address: str | None, namespace: str | None = None) -> Cluster:
     address = address or os.environ.get("RAY_ADDRESS")
     is_local = not address or address == "local"
     kept, _kept = _kept, None
-    if ray.is_initialized() and kept is not None:
-        if is_local and kept == _inherited():
+    # Another one, if it was shut down and Ray started by the user's code.
+    if ray.is_initialized() and kept is not None and ray.get_runtime_context().gcs_address == kept[0]:
+        if is_local and kept[1] == _inherited():
             return Cluster(
                 own=True,
                 local=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -64,6 +65,7 @@ def clusters(starts: list[BaseException | None], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", shutdown)
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(started and started[-1]))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{len(started)}"))
     return started
 
 
@@ -73,6 +75,16 @@ def test_the_next_run_of_a_process_has_the_same_cluster(clusters: list[int]) -> 
             assert (cluster.own, cluster.local) == (True, True)
             assert cluster.description == f"{description}, 2 CPUs"
     assert clusters == [1]
+
+
+def test_a_cluster_that_the_user_started_meanwhile_is_not_taken_for_ours(clusters: list[int]) -> None:
+    with connect(None):
+        pass
+    ray.shutdown()
+    ray.init()
+    with connect(None) as cluster:
+        assert (cluster.own, cluster.description) == (False, "the Ray cluster at 127.0.0.1:2 (already connected)")
+    assert clusters == [0, 2]
 
 
 def test_a_cluster_that_a_run_failed_on_is_not_kept(clusters: list[int]) -> None:
