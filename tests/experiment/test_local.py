@@ -271,6 +271,18 @@ def test_program_finds_its_trial_and_trains_as_long_as_its_fit_says(program: dic
     assert list_checkpoints(directory) == {5}
 
 
+def test_last_is_the_trials_own_checkpoint(program: dict[str, Any], model_dir: Path) -> None:
+    resuming = PROGRAM.replace('"none"', '"none", latest_checkpoint="last"')
+    (model_dir / "my_program.py").write_text(resuming)
+    longer = {**program, "entrypoint": "python3 my_program.py 8"}
+    root = model_dir / "runs"
+    for place, config in (("program-20260101-000000-aaaa", program), ("program-20260101-000001-bbbb", longer)):
+        run_local(load_config(config), model_dir, path=root / place)
+    assert list(validations(root / "program-20260101-000001-bbbb")) == [3, 6, 8], "not that of a run of the same name"
+    run_local(load_config(longer), model_dir, path=root / "program-20260101-000000-aaaa")
+    assert list(validations(root / "program-20260101-000000-aaaa")) == [3, 5, 6, 8]
+
+
 @pytest.mark.api("8.3b")
 def test_length_of_the_search_wins_over_that_of_fit(
     program: dict[str, Any], model_dir: Path, caplog: pytest.LogCaptureFixture

@@ -179,7 +179,7 @@ def test_the_checkpoint_that_a_trial_resumes_from_is_verified_once(
     verified: list[Path] = []
     monkeypatch.setattr(checkpoints, "verify", lambda path, **_: verified.append(path) or path)
     assert host.resume() is None
-    assert host.latest_checkpoint == checkpoint
+    assert host.latest_checkpoint == host.last_checkpoint() == checkpoint
     assert host.open_checkpoint(checkpoint, only=["metadata.json"]) == Path(checkpoint)
     assert host.open_checkpoint(checkpoint) == Path(checkpoint)
     assert len(verified) == 1
