@@ -397,6 +397,23 @@ async def lend_to_other(desk: Desk) -> None:
     await desk.begun(1)
 
 
+def test_a_handle_may_ask_before_its_client_is_there() -> None:
+    async def play(desk: Desk) -> None:
+        early, unknown = task(desk.serve("job", 100)), task(desk.serve("another job", 101))
+        await settle()
+        await desk.add("other", b"spec", handle="job")
+        await desk.end_trial("other", 3, "errored")
+        assert await early == [TrialResult(number=1, trial=3, outcome="errored")]
+        assert not unknown.done()
+        unknown.cancel()
+        await desk.remove("other")
+        await desk.add("again", b"spec", handle="job")  # by a driver that starts over, with the same handle
+        await desk.end_trial("again", 4, "errored")
+        assert await desk.serve("job", 100) == [TrialResult(number=1, trial=4, outcome="errored")]
+
+    scene(play)
+
+
 def test_a_client_is_removed_once_its_trials_have_left() -> None:
     async def play(desk: Desk) -> None:
         await lend_to_other(desk)
