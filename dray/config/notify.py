@@ -38,7 +38,7 @@ class Notify(Section):
         "DRAY_NOTIFY_TEXT in its environment",
         examples=['notify-send "$DRAY_NOTIFY_TEXT"'],
     )
-    on: list[Outcome] = Field(
+    states: list[Outcome] = Field(
         default_factory=lambda: list(get_args(Outcome)),
         min_length=1,
         description="the ends to tell of",

@@ -30,7 +30,7 @@ def notify(wanted: Notify, directory: ExperimentDirectory, state: Outcome, error
         state: how it has ended.
         error: why it has failed.
     """
-    if state not in wanted.on or not (wanted.url or wanted.command):
+    if state not in wanted.states or not (wanted.url or wanted.command):
         return
     try:
         seen = StoredExperiment.here(directory).overview()

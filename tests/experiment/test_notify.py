@@ -85,7 +85,7 @@ def test_the_webhook_and_the_command_learn_how_it_ended(
 
 
 @pytest.mark.parametrize(
-    ("on", "error", "told"),
+    ("states", "error", "told"),
     [
         (["stopped"], KeyboardInterrupt("SIGTERM"), ["stopped"]),
         (["completed", "failed"], KeyboardInterrupt("SIGTERM"), []),
@@ -96,12 +96,12 @@ def test_only_the_ends_that_are_wanted_are_told(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     webhook: Webhook,
-    on: list[str],
+    states: list[str],
     error: BaseException | None,
     told: list[str],
 ) -> None:
     with contextlib.suppress(KeyboardInterrupt):
-        run(tmp_path, monkeypatch, {"url": webhook.url, "on": on}, error)
+        run(tmp_path, monkeypatch, {"url": webhook.url, "states": states}, error)
     assert [each["state"] for each in webhook.received] == told
 
 
