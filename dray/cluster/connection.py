@@ -64,6 +64,12 @@ def _inherited() -> object:
     return dict(os.environ), os.getcwd()
 
 
+def _all_live() -> bool:
+    """Whether all processes of the cluster that was started here live. Without its head, Ray would end this process."""
+    node = ray._private.worker.global_worker.node
+    return node is not None and not node.dead_processes()
+
+
 def connect(address: str | None, namespace: str | None = None) -> Cluster:
     """Connect to Ray.
 
@@ -72,8 +78,8 @@ def connect(address: str | None, namespace: str | None = None) -> Cluster:
         namespace: in which this process's named actors are; None: one of its own.
 
     In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; the cluster that
-    this process has kept, unless environment variables or the working directory have changed; a new cluster on this
-    machine. Never the cluster in Ray's address file, which may have died long ago.
+    this process has kept, unless environment variables or the working directory have changed, or one of its processes
+    has died; a new cluster on this machine. Never the cluster in Ray's address file, which may have died long ago.
 
     Raises:
         ConnectionError: there is no cluster at the address, or a new one does not start, or another user may know the
@@ -85,7 +91,7 @@ def connect(address: str | None, namespace: str | None = None) -> Cluster:
     kept, _kept = _kept, None
     # Another one, if it was shut down and Ray started by the user's code.
     if ray.is_initialized() and kept is not None and ray.get_runtime_context().gcs_address == kept[0]:
-        if is_local and kept[1] == _inherited():
+        if is_local and kept[1] == _inherited() and _all_live():
             return Cluster(
                 own=True,
                 local=True,

@@ -76,6 +76,11 @@ USES = [
     ),
     Use(
         "dray/cluster/connection.py",
+        "find out whether a cluster that it has kept still has all its processes",
+        {"ray._private.worker:global_worker": None, "ray._private.node:Node.dead_processes": set()},
+    ),
+    Use(
+        "dray/cluster/connection.py",
         "have Ray's files in a directory of this user's, on the disk where Ray would have them",
         {"ray._common.utils:get_default_system_temp_dir": set()},
     ),

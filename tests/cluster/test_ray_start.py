@@ -66,6 +66,7 @@ def clusters(starts: list[BaseException | None], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "shutdown", shutdown)
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(started and started[-1]))
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{len(started)}"))
+    monkeypatch.setattr(ray._private.worker.global_worker, "node", SimpleNamespace(dead_processes=list))
     return started
 
 
@@ -91,6 +92,18 @@ def test_a_cluster_that_a_run_failed_on_is_not_kept(clusters: list[int]) -> None
     with pytest.raises(KeyboardInterrupt), connect(None):
         raise KeyboardInterrupt
     assert clusters == [0]
+
+
+def test_a_cluster_whose_head_has_died_meanwhile_is_not_kept(
+    clusters: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(None):
+        pass
+    node = SimpleNamespace(dead_processes=lambda: [("gcs_server", None)])
+    monkeypatch.setattr(ray._private.worker.global_worker, "node", node)
+    with connect(None) as cluster:
+        assert cluster.description == "a new Ray cluster on this machine, 2 CPUs"
+    assert clusters == [0, 2]
 
 
 def test_processes_of_a_kept_cluster_never_have_an_old_environment(

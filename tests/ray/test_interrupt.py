@@ -143,5 +143,5 @@ def test_an_experiment_that_is_deleted_ends_with_one_line(tmp_path: Path) -> Non
     assert said.out == ""
     before, last = said.err.rstrip("\n").rsplit("\n", 1)
     assert last == f"dray: the experiment's directory {path} was deleted or moved while it ran, so it was ended"
-    usual = {"experiment", "on", "sending", "recorded"}
+    usual = {"recorded:", "experiment", "searching", "on", "sending", "recorded"}
     assert {line.split()[0] for line in before.splitlines()} <= usual, "nothing else went wrong"
