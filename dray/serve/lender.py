@@ -12,7 +12,7 @@ import itertools
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,10 @@ class Lender:
     def slots(self) -> float:
         """GPUs of the cluster, or its CPUs if it has none."""
         return self._slots["gpu"] or self._slots["cpu"]
+
+    def is_preempted(self, demand: Demand) -> bool:
+        """Whether others have the slots of a group that an experiment waits for, or get them first."""
+        return has_no_room(demand, self.demands.values(), self._slots[demand.kind])
 
     def step(self) -> None:
         """Read the desk's messages, and have as many groups of each shape as experiments should have.
@@ -238,6 +242,22 @@ class Lender:
         for pool in self._pools.values():
             pool.groups.end(at_once=True)
             shutil.rmtree(self._directory / pool.owner, ignore_errors=True)
+
+
+def has_no_room(demand: Demand, demands: Iterable[Demand], slots: float) -> bool:
+    """Whether a group fits into none of the slots that others neither have nor, having a higher priority, wait for.
+
+    Args:
+        demand: asks for the group.
+        demands: of all.
+        slots: of this kind.
+    """
+    mine = demand.claim
+    for each in demands:
+        if each.kind == demand.kind and each.claim.name != mine.name:
+            groups = max(each.has, each.claim.most) if each.claim.priority < mine.priority else each.has
+            slots -= groups * each.claim.size
+    return slots < mine.size
 
 
 class _Lines:

@@ -404,6 +404,7 @@ class Manager:
             has_slots=any(demand.has for demand in demands),
             had_slots=item.name in self._had_slots,
             waits=any(demand.claim.groups for demand in demands),
+            is_preempted=any(self._lender.is_preempted(demand) for demand in demands),
         )
 
 

@@ -49,7 +49,7 @@ class Item:
         """Whether it should have a process."""
         return self.wanted == "run" and not self.ended
 
-    def state(self, *, is_up: bool, has_slots: bool, had_slots: bool, waits: bool) -> State:
+    def state(self, *, is_up: bool, has_slots: bool, had_slots: bool, waits: bool, is_preempted: bool) -> State:
         """Its state for users.
 
         Args:
@@ -57,6 +57,7 @@ class Item:
             has_slots: whether its trials have slots now.
             had_slots: whether they have had some since the process started.
             waits: whether trials could run if there were slots.
+            is_preempted: whether others have its slots; if not, their processes have died, or the desk.
         """
         if self.ended:
             return self.ended
@@ -67,7 +68,7 @@ class Item:
         if has_slots or (had_slots and not waits):  # without trials it decides what is next, or ends
             return "RUNNING"
         if had_slots:
-            return "PREEMPTED"
+            return "PREEMPTED" if is_preempted else "RESTARTING"
         return "RESTARTING" if self.restarts else "QUEUED"
 
 

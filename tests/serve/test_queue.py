@@ -104,15 +104,17 @@ def test_one_that_was_deleted_is_forgotten(tmp_path: Path) -> None:
         ("QUEUED", {"is_up": True, "waits": True}),
         ("RUNNING", {"is_up": True, "has_slots": True, "had_slots": True}),
         ("RUNNING", {"is_up": True, "had_slots": True}),  # between its trials, or as it ends
-        ("PREEMPTED", {"is_up": True, "had_slots": True, "waits": True}),
+        ("PREEMPTED", {"is_up": True, "had_slots": True, "waits": True, "is_preempted": True}),
+        ("RESTARTING", {"is_up": True, "had_slots": True, "waits": True}),  # its workers, or the desk, have died
     ],
 )
 def test_its_state_says_what_it_waits_for(state: str, seen: dict[str, bool], tmp_path: Path) -> None:
     item = Item(name="digits-1", path=tmp_path, submitted=0.0, share=Share())
-    assert item.state(**{"is_up": False, "has_slots": False, "had_slots": False, "waits": False, **seen}) == state
+    nothing = dict.fromkeys(("is_up", "has_slots", "had_slots", "waits", "is_preempted"), False)
+    assert item.state(**{**nothing, **seen}) == state
 
 
 def test_one_that_dies_again_and_again_is_restarting(tmp_path: Path) -> None:
     dies = again(tmp_path, lambda queue: queue.died("digits-1", "killed by signal 9", has_trained=False))["digits-1"]
-    assert dies.state(is_up=True, has_slots=False, had_slots=False, waits=True) == "RESTARTING"
-    assert dies.state(is_up=True, has_slots=True, had_slots=True, waits=False) == "RUNNING"
+    assert dies.state(is_up=True, has_slots=False, had_slots=False, waits=True, is_preempted=False) == "RESTARTING"
+    assert dies.state(is_up=True, has_slots=True, had_slots=True, waits=False, is_preempted=False) == "RUNNING"
