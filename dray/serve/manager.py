@@ -192,8 +192,8 @@ class Manager:
             except ray.exceptions.RayActorError as died:
                 error = died
             except ValueError as taken:
-                error = taken
-                _free_name()
+                error = error or taken
+            _free_name()  # at once, or the next try would find the one that has just died
             time.sleep(RETRY_S)
         if isinstance(error, ValueError):
             raise ExperimentError("another dray server uses this Ray cluster; stop that one, or give another --address")

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from dray.config.load import load_config
+from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
 from dray.serve import manager
 from dray.serve.control import Share
@@ -66,3 +68,34 @@ def test_a_process_that_met_a_full_disk_is_not_counted_though_it_ends_when_there
     # The disk of something else is full: this process has met no full disk of the results.
     server.ends(server.start())
     assert (server.item.restarts, server.item.error) == (1, "can't write: No space left on device")
+
+
+def test_a_desk_that_dies_as_it_starts_is_started_again_and_is_no_other_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = {"dies": 3}
+    holder = ["the desk that has died"]  # of the desk's name, until it is freed
+
+    def start_desk(*_: object, **__: object) -> Any:
+        if holder:
+            raise ValueError("the name is taken")
+        holder.append("a desk")
+        return SimpleNamespace(demands=SimpleNamespace(remote=lambda _: None))
+
+    def get(_: object) -> None:
+        starts["dies"] -= 1
+        if starts["dies"] >= 0:
+            raise ray.exceptions.RayActorError
+
+    monkeypatch.setattr(manager, "RETRY_S", 0)
+    monkeypatch.setattr(manager, "start_desk", start_desk)
+    monkeypatch.setattr(manager, "_free_name", holder.clear)
+    monkeypatch.setattr(ray, "get", get)
+    server = Offline(tmp_path)
+    server._cluster = SimpleNamespace(local=True)  # type: ignore[assignment]  # noqa: SLF001
+    server._new_desk()  # noqa: SLF001
+    assert holder == ["a desk"]
+    holder.clear()
+    starts["dies"] = 9
+    with pytest.raises(ExperimentError, match="the server's desk can't start"):
+        server._new_desk()  # noqa: SLF001
