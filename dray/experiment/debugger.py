@@ -28,7 +28,7 @@ def users_frames_in_debugger(caller: str) -> Iterator[None]:
         begin = next((place for place in range(first, at + 1) if is_users_file(files[place])), 0)
         return stack[begin:], at - begin
 
-    bdb.Bdb.get_stack = get_stack  # type: ignore[method-assign, assignment]
+    bdb.Bdb.get_stack = get_stack  # type: ignore[method-assign]
     try:
         yield
     finally:

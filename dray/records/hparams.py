@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -16,3 +16,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
+
+
+def in_order(names: Iterable[str], written: Iterable[str]) -> list[str]:
+    """Dotted names in the order in which a config has their first parts; those that it does not have come last.
+
+    >>> in_order(["hidden", "lr", "optimizer.name"], ["lr", "optimizer", "hidden"])
+    ['lr', 'optimizer.name', 'hidden']
+    """
+    places = {name: place for place, name in enumerate(written)}
+    return sorted(names, key=lambda name: places.get(name.partition(".")[0], len(places)))

@@ -18,7 +18,7 @@ from dray.config.schema import ExperimentConfig
 from dray.config.search import recorded_search
 from dray.errors import ExperimentError
 from dray.records.fronts import Standing, order_of, standings
-from dray.records.hparams import flatten
+from dray.records.hparams import flatten, in_order
 from dray.records.listing import open_experiment
 from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
@@ -143,9 +143,8 @@ class Result:
         views = self.search.trials.values()
         hparams = [flatten(view.hparams or {}) for view in views]
         table = pd.DataFrame({"trial_id": [view.id for view in views], "state": [view.state for view in views]})
-        written = {name: place for place, name in enumerate(self.config.hyperparameters)}
         names = dict.fromkeys(name for drawn in hparams for name in drawn)
-        for name in sorted(names, key=lambda name: written.get(name.partition(".")[0], len(written))):
+        for name in in_order(names, self.config.hyperparameters):
             table[f"hparams.{name}"] = pd.Series([drawn.get(name) for drawn in hparams])
         ids = table["trial_id"]
         table["batches"] = ids.map(self.metrics.groupby("trial_id")["batches"].max()).fillna(0).astype("int64")

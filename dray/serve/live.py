@@ -19,6 +19,7 @@ from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, rungs_of
 from dray.records.directory import ExperimentDirectory
 from dray.records.growing_metrics import GrowingMetrics
+from dray.records.hparams import in_order
 from dray.records.logs import GrowingFile
 from dray.records.metrics import SYSTEM
 from dray.records.outcomes import FAILED
@@ -174,7 +175,7 @@ class Live:
         if trial.hparams is not drawn:
             for name, value in trial.hparams.items():
                 if self._drawn.setdefault(name, str(value)) != str(value) and name not in self.varying:
-                    self.varying = sorted([*self.varying, name])
+                    self.varying = in_order(sorted([*self.varying, name]), self.config.hyperparameters)
         self._rank(trial)
 
     def _violation(self, trial: Trial) -> float:

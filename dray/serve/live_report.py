@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from dray.records.hparams import in_order
 from dray.records.listing import StoredExperiment
 from dray.records.result import Result
 from dray.report import figures, front, html, slot_time
@@ -58,7 +59,7 @@ class LiveReport(ReportData):
 def _table(live: Live) -> pd.DataFrame:
     trials = list(live.trials.values())
     table = pd.DataFrame({"trial_id": list(live.trials), "state": [it.view.state for it in trials]})
-    for name in dict.fromkeys(name for it in trials for name in it.hparams):
+    for name in in_order(dict.fromkeys(name for it in trials for name in it.hparams), live.config.hyperparameters):
         table[f"hparams.{name}"] = pd.Series([it.hparams.get(name) for it in trials])
     table["batches"] = [it.batches for it in trials]
     table["metric"] = pd.Series([it.values[-1] if it.values else math.nan for it in trials], dtype="float64")

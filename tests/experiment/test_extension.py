@@ -67,7 +67,7 @@ def test_a_finished_experiment_says_how_to_extend_it(tmp_path: Path, capsys: pyt
     resume(path).run()
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first == f"already ended; extend with: dray experiment extend {path} --max-trials N (or --max-length N)"
-    assert second.startswith("4 trials (3 stopped, 1 completed)")
+    assert second.startswith("4 trials (3 pruned, 1 completed)")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ class Offline(Manager):
 
     def __init__(self, results: Path) -> None:
         self._results, self._lock, self._drivers = results, threading.RLock(), {}
+        self._had_slots = set()
         self._closing, self._full, self._say = False, "", print
         self._lender: Any = SimpleNamespace(demands={})
         self._queue = Queue(results / "queue.jsonl")
