@@ -32,6 +32,10 @@ _MAX_READ = MAX_CODE_BYTES + 1024 * MAX_FILES
 """Of an archive, decompressed: its files, and a header and padding for each."""
 MAX_HEADER = 1 << 16
 """Of what is before a file in an archive, such as its name and attributes."""
+MAX_HEADERS = 8
+"""How many of them may be before one file; `tarfile` keeps them all until it has the file's own."""
+MAX_NAME, MAX_DEPTH = 4096, 100
+"""Characters of a name in an archive, and directories in it: what goes through all of them needs time for each."""
 
 
 class BadArchive(ValueError):
@@ -81,10 +85,10 @@ def unpack(packed: BinaryIO, to: Path) -> list[str]:
     try:
         with (
             gzip.GzipFile(fileobj=packed) as plain,
-            tarfile.open(fileobj=_Limited(plain), mode="r|", tarinfo=_Member) as archive,
+            _Archive.open(fileobj=_Limited(plain), mode="r|", tarinfo=_Member) as archive,
         ):
             while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+                archive.forget()
                 count += 1
                 size += member.size
                 path = _within(member.name)
@@ -92,7 +96,7 @@ def unpack(packed: BinaryIO, to: Path) -> list[str]:
                     if folder not in folders:
                         (to / folder).mkdir(exist_ok=True)
                         folders.add(folder)
-                if size > MAX_CODE_BYTES or count + len(folders) > MAX_FILES:
+                if not 0 <= member.size <= MAX_CODE_BYTES or size > MAX_CODE_BYTES or count + len(folders) > MAX_FILES:
                     raise BadArchive(_too_large())
                 if member.issym():
                     links[path.as_posix()] = member.linkname
@@ -190,7 +194,9 @@ def _keep_all(directory: Path) -> None:
 
 def _within(name: str) -> PurePosixPath:
     """The path of a member in the directory."""
-    path = PurePosixPath(name.lstrip("/"))
+    path = PurePosixPath(name.lstrip("/")) if len(name) <= MAX_NAME else PurePosixPath()
+    if len(name) > MAX_NAME or len(path.parts) > MAX_DEPTH:
+        raise BadArchive(f"the code has a name that is too long, or nested too deeply: {name[:100]!r}...")
     if ".." in path.parts:
         raise BadArchive(f"the code has {name!r}, which is outside of its directory")
     return path
@@ -200,8 +206,28 @@ def _too_large() -> str:
     return f"the code has more than {MAX_CODE_BYTES >> 20} MiB or {MAX_FILES:,} files"
 
 
+class _Archive(tarfile.TarFile):
+    """An archive that is read from its beginning to its end."""
+
+    headers = 0
+
+    def forget(self) -> None:
+        """Forget what has come so far, which `tarfile` keeps."""
+        self.headers = 0
+        self.members.clear()  # type: ignore[attr-defined]
+        self.pax_headers.clear()  # type: ignore[attr-defined]
+
+
 class _Member(tarfile.TarInfo):
     """A member of an archive. `tarfile` reads what is before a file, such as a long name, into memory at once."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
+        assert isinstance(tarfile, _Archive)
+        tarfile.headers += 1
+        if tarfile.headers > MAX_HEADERS:
+            raise BadArchive(f"the code has more than {MAX_HEADERS} headers before one file")
+        return super().fromtarfile(tarfile)
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -210,8 +236,11 @@ class _Member(tarfile.TarInfo):
             raise BadArchive(f"the code has a member of type {made.type!r} with {made.size:,} bytes")
         return made
 
-    def _proc_gnusparse_10(self, *_: object) -> NoReturn:
-        raise BadArchive("the code has a sparse file")  # its map may be as large as the archive
+    def _refuse_sparse(self, *_: object) -> NoReturn:
+        # Its map may be as large as the archive, and it may say that a file has any size, also a negative one.
+        raise BadArchive("the code has a sparse file")
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
 class _Readable(Protocol):

@@ -22,6 +22,7 @@ from dray.serve.control import ACTIVE, Control, Submitted
 from dray.serve.messages import API, to_json
 from dray.serve.names import experiment_path
 from dray.storage.scratch import scratch
+from dray.text import one_line
 
 T = TypeVar("T")
 
@@ -83,7 +84,12 @@ class Api:
         received = stack.enter_context(scratch("submit"))
         packed, code = received / "code.tar.gz", received / "code"
         try:
-            config = await _read_parts(request, packed)
+            try:
+                config = await _read_parts(request, packed)
+            except BadInput:
+                raise
+            except ValueError as error:  # aiohttp's
+                raise BadInput(f"the form can't be read: {one_line(error)}") from None
             code.mkdir()
             submitted = await _call(self._submitters, self._submitted, config, packed, code)
         finally:
@@ -208,7 +214,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
     """The JSON object of a request."""
     try:
         body = await request.json() if request.can_read_body else {}
-    except ValueError as error:
+    except (ValueError, LookupError) as error:  # also if its charset is none
         raise BadInput(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadInput("the body must be a JSON object")

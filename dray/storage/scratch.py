@@ -49,7 +49,8 @@ def scratch_until_exit(what: str) -> Path:
 def _remove_abandoned(root: Path) -> None:
     """Remove this user's directories whose process was killed; once in a process."""
     for place in root.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # a lock is held, or another process removes it
+        # A lock is held, another process removes it, or what is in it is nested too deeply to be removed.
+        with contextlib.suppress(OSError, RecursionError):
             descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 found = os.fstat(descriptor)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dray.code.archive import Archived, BadArchive, copy, pack, unpack
+from dray.code.archive import MAX_DEPTH, MAX_HEADERS, MAX_NAME, Archived, BadArchive, _Archive, copy, pack, unpack
 from dray.code.ignore import code_of
 from dray.errors import ConfigError
 
@@ -151,6 +151,9 @@ def with_headers(**headers: str) -> tarfile.TarInfo:
         member("global", tarfile.XGLTYPE, size=1 << 17),
         member("sparse", tarfile.GNUTYPE_SPARSE, size=1 << 17),
         with_headers(**{"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "file"}),
+        with_headers(**{"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,0"}),
+        with_headers(**{"GNU.sparse.size": "1"}),
+        member("old sparse", tarfile.GNUTYPE_SPARSE),
     ],
     ids=lambda info: info.name,
 )
@@ -159,9 +162,47 @@ def test_what_tarfile_would_read_into_memory_at_once_is_refused(large: tarfile.T
         unpack(archive(large, member("next")), to)
 
 
+@pytest.mark.parametrize("size", [-1, -(1 << 50), 1 << 50])
+def test_a_size_in_a_header_does_not_undo_the_limit(size: int, to: Path) -> None:
+    with pytest.raises(BadArchive, match="more than 96 MiB"):
+        unpack(archive(with_headers(size=str(size)), member("next")), to)
+
+
 def test_headers_in_a_long_chain_are_refused(to: Path) -> None:
-    with pytest.raises(BadArchive, match=r"must be a \.tar\.gz"):
-        unpack(archive(*(member("global", tarfile.XGLTYPE) for _ in range(2000))), to)
+    for count in (MAX_HEADERS, 2000):
+        with pytest.raises(BadArchive, match="headers before one file"):
+            unpack(archive(*(member("global", tarfile.XGLTYPE) for _ in range(count)), member("file")), to)
+
+
+def test_headers_for_all_files_are_not_kept(to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file would copy those of all before it."""
+    most = 0
+
+    def forget(self: _Archive) -> None:
+        nonlocal most
+        most = max(most, len(self.pax_headers))
+        original(self)
+
+    original = _Archive.forget
+    monkeypatch.setattr(_Archive, "forget", forget)
+    packed = io.BytesIO()
+    with gzip.open(packed, "w") as made:
+        for number in range(50):
+            made.write(tarfile.TarInfo.create_pax_global_header({f"key{number}": "x"}))
+            made.write(member("file").tobuf())
+    packed.seek(0)
+    unpack(packed, to)
+    assert most == 1
+
+
+@pytest.mark.parametrize("name", ["a/" * 32_000, "a/" * (MAX_DEPTH + 1), "a" * (MAX_NAME + 1)])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE])
+def test_a_name_that_is_too_deep_is_refused(name: str, kind: bytes, to: Path) -> None:
+    """Its parents' names together take gigabytes, and what is so deep can't be removed either."""
+    with pytest.raises(BadArchive, match="nested too deeply") as error:
+        unpack(archive(member(name.rstrip("/"), kind, "target")), to)
+    assert len(str(error.value)) < 300
+    assert list(to.iterdir()) == []
 
 
 def test_too_much_code_is_refused_before_it_is_sent(tmp_path: Path) -> None:

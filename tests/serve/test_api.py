@@ -86,6 +86,18 @@ def test_the_parts_of_a_form_may_come_in_any_order(served: Served, model: Path) 
     assert (served.results / "digits-1" / "code" / "parts" / "layer.py").is_file()
 
 
+@pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=b"])
+def test_a_form_that_is_none_is_bad_input(kind: str, served: Served) -> None:
+    reply = served.send("POST", "/api/v1/experiments", b"nothing", headers={**served.headers, "Content-Type": kind})
+    assert (reply.status, "form can't be read" in reply.json["error"]) == (400, True), reply.body
+
+
+def test_a_body_in_an_unknown_charset_is_bad_input(served: Served) -> None:
+    headers = {**served.headers, "Content-Type": "application/json; charset=none"}
+    reply = served.send("PATCH", "/api/v1/experiments/x", b"{}", headers=headers)
+    assert (reply.status, "not JSON" in reply.json["error"]) == (400, True), reply.body
+
+
 def test_a_link_to_a_file_of_the_server_is_refused(served: Served, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("horse\n")
     packed = io.BytesIO()
