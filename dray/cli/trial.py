@@ -278,13 +278,15 @@ def _seconds(read: ExperimentReader, number: int, column: str) -> float | None:
 
 
 def _differing(hparams: Collection[Mapping[str, Any]], space: Mapping[str, Any]) -> set[str]:
-    """The names of hyperparameters that differ between trials; with only one trial, those that were drawn."""
-    seen: dict[str, set[str]] = {}
+    """The names of hyperparameters that differ between trials, or that only some have; with one trial, all drawn."""
+    seen: dict[str, list[str]] = {}
     for values in hparams:
         for name, value in flatten(values).items():
             if isinstance(space.get(name.partition(".")[0]), Mapping):
-                seen.setdefault(name, set()).add(str(value))
-    return {name for name, values in seen.items() if len(values) > 1 or len(hparams) == 1}
+                seen.setdefault(name, []).append(str(value))
+    return {
+        name for name, values in seen.items() if len(set(values)) > 1 or len(values) < len(hparams) or len(hparams) == 1
+    }
 
 
 def _starts_and_ends(number: int, lines: list[str]) -> Iterator[str]:

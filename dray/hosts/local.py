@@ -173,7 +173,9 @@ class LocalHost:
         else:
             why = "ended early, as requested,"
         display.ended(batches, why)
-        if self._saved is None:
+        if self._saved is None and completed and batches == begin:
+            display.say("the checkpoint had trained all of that already; to train longer, pass a larger max_length")
+        elif self._saved is None:
             display.say("no checkpoint was saved")
         else:
             display.say(f"latest checkpoint: {self._saved}")
@@ -242,7 +244,7 @@ class LocalHost:
                 return verify(path, without_manifest=path is candidates[0], only=only)
         raise FileNotFoundError(
             f"there is no checkpoint {checkpoint!r}: it is neither an id that on_checkpoint_upload_end() was given, "
-            f"nor a directory; looked for {', '.join(str(path) for path in candidates)}"
+            f"nor a directory; looked for {', '.join(dict.fromkeys(str(path) for path in candidates))}"
         )
 
     def last_checkpoint(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import numbers
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ MAX_STAGED_BYTES = 1 << 16
 class ToDevice:
     """Moves batches to a device: tensors, arrays, objects with a method `to`; and dicts, lists and tuples of them.
 
-    What can't be moved stays where it is, with one warning per type.
+    Text, numbers and None stay as they are. So does what else can't be moved, with one warning per type.
 
     Args:
         device: where to move batches.
@@ -56,6 +57,10 @@ class ToDevice:
             return items if kind is dict else _as(data, items)
         if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":
             return self._pinned(torch.from_numpy(data)).to(self.device, non_blocking=True)
+        if data is None or isinstance(data, (str, bytes, numbers.Number, np.generic)):
+            return data  # it could not be anywhere else
+        if isinstance(data, np.ndarray) and data.dtype.kind in "SUMm":  # text and times
+            return data
         if type(data) not in self._warned:
             self._warned.add(type(data))
             log.warning(

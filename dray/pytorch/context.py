@@ -465,7 +465,7 @@ class PyTorchTrialContext:
     def to_device(self, data: Any) -> Any:
         """Move data to `device`: tensors, numeric arrays, objects with a method `to`; and dicts, lists, tuples of them.
 
-        Anything else stays as it is, with one warning per type.
+        Text, numbers and None stay as they are. So does anything else, with one warning per type.
         """
         return self._run.to_device(data)
 

@@ -35,6 +35,7 @@ from dray.training.metrics.training import (
     sums_of,
 )
 from dray.training.metrics.values import jsonable, to_numpy
+from dray.training.optimisation import Unwrapped
 from dray.training.parallel.agreement import Agreement
 from dray.training.parallel.ddp import DDPModel
 from dray.training.parallel.exchange import Leave, on_chief
@@ -121,6 +122,8 @@ class Executor:
         if rank.peers.size > 1 and not optimisation.has_sharded:
             optimisation.gradient_check = GradientCheck(optimisation.models)
         optimisation.begin()
+        # A callback may save them.
+        self._unwrapped = None if rank.callbacks else Unwrapped(rank.trial, optimisation.models)
         # Metrics that are not published yet.
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
@@ -226,6 +229,9 @@ class Executor:
                 check.compare([each.norms for each in ranks])
             if rank.is_chief:
                 optimisation.warn_if_untrained()
+                optimisation.warn_if_in_eval()
+                if self._unwrapped is not None:
+                    self._unwrapped.warn_if_changed()
         averages: dict[str, Any] = {}
         if leave is None or not leave.aborted:
             averages.update(average_sums([each.sums for each in distinct]))

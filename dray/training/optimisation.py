@@ -61,6 +61,7 @@ class Optimisation:
         #: Each module's mode before a validation; empty in training.
         self._modes: list[tuple[torch.nn.Module, bool]] = []
         self._synchronising = True
+        self._warns_of_eval = True
 
     @property
     def has_sharded(self) -> bool:
@@ -99,19 +100,17 @@ class Optimisation:
         for module in in_eval:
             if module.training:
                 module.eval()
-        if self._trains_in_eval():
-            log.warning(
-                "a model that an optimizer trains is in eval mode, or its dropout is: it stays so, without dropout. If "
-                "that is not meant, call model.train() in the trial's constructor; from_pretrained() of transformers "
-                "returns models in eval mode"
-            )
 
     def _trains_in_eval(self) -> bool:
-        trained = {id(parameter) for optimizer in self.optimizers for parameter in _parameters(optimizer)}
+        """Whether a model that is trained, or a part of it with dropout, is in eval mode. A frozen part may be."""
+        trained = {id(each) for optimizer in self.optimizers for each in _parameters(optimizer) if each.requires_grad}
+        models = [bare(model) for model in self.models]
         return any(
-            not model.training or any(isinstance(each, _DropoutNd) and not each.training for each in model.modules())
-            for model in self.models
-            if any(id(parameter) in trained for parameter in model.parameters())
+            any(id(parameter) in trained for parameter in part.parameters())
+            and (part in models or any(isinstance(each, _DropoutNd) for each in part.modules()))
+            for model in models
+            for part in model.modules()
+            if not part.training
         )
 
     def training_mode(self) -> None:
@@ -201,6 +200,16 @@ class Optimisation:
         if auto_zero_grads:
             optimizer.zero_grad()
         self.reshard()
+
+    def warn_if_in_eval(self) -> None:
+        """Warn once if batches were trained in eval mode; not before them, as train_batch() may set the mode itself."""
+        if self._warns_of_eval and self._trains_in_eval():
+            log.warning(
+                "a model that an optimizer trains is in eval mode, or a part of it with dropout is: it trains without "
+                "dropout. If that is not meant, call model.train() in the trial's constructor; from_pretrained() of "
+                "transformers returns models in eval mode"
+            )
+        self._warns_of_eval = False
 
     def warn_if_untrained(self) -> None:
         """Warn once if batches have trained no wrapped model."""
@@ -347,3 +356,31 @@ def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:
             alike[type(part), part.device, part.dtype, part.layout].append(part)
     for found in alike.values():
         torch._foreach_div_(found, divisor)
+
+
+class Unwrapped:
+    """The models among a trial's attributes that are in no wrapped model, so that checkpoints do not hold them."""
+
+    def __init__(self, trial: object, models: list[torch.nn.Module]) -> None:
+        saved = {id(each) for model in models for each in model.parameters()}
+        attributes = getattr(trial, "__dict__", {}).items()
+        modules = {name: value for name, value in attributes if isinstance(value, torch.nn.Module)}
+        self._parameters = {
+            name: [each for each in module.parameters() if id(each) not in saved and not each.is_inference()]
+            for name, module in modules.items()
+        }
+        self._versions = {name: self._version(name) for name in self._parameters}
+
+    def warn_if_changed(self) -> None:
+        """Warn once of each that training changes, such as an average of the weights."""
+        for name in [name for name, version in self._versions.items() if self._version(name) != version]:
+            del self._versions[name]
+            log.warning(
+                "training changes self.%s, which is not wrapped: checkpoints do not hold it, so a trial that resumes "
+                "has it as its constructor makes it. Let it pass through context.wrap_model(), or save it in a "
+                "callback's state_dict()",
+                name,
+            )
+
+    def _version(self, name: str) -> int:
+        return sum(each._version for each in self._parameters[name])

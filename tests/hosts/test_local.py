@@ -135,7 +135,10 @@ def test_last_is_the_checkpoint_of_the_newest_run_of_the_name_that_has_a_valid_o
     assert last(3, "digits-2") == 0, "another name"
     assert last(3, None) == 0, "the script's name"
     assert last(4) == 2
+    caplog.clear()
     assert last(4) == 4, "nothing is left to train"
+    assert "to train longer, pass a larger max_length" in caplog.text
+    assert "no checkpoint was saved" not in caplog.text
     newest = max((home / "local").glob("digits-2*/checkpoint_4"), key=lambda path: path.stat().st_mtime_ns)
     (newest / "state-dict.pth").write_bytes(b"damaged")
     assert last(5) == 2, "a damaged checkpoint is skipped"

@@ -315,7 +315,13 @@ def test_batches_are_moved_leaf_by_leaf(caplog: pytest.LogCaptureFixture) -> Non
             return f"moved to {device}"
 
     move = ToDevice(torch.device("cpu"))
-    batch = {"a": [np.ones(2, dtype=np.int32), torch.ones(1)], "b": (Movable(), "text", np.array(["x"])), "c": "more"}
+    odd = object()
+    batch = {
+        "a": [np.ones(2, dtype=np.int32), torch.ones(1)],
+        "b": (Movable(), "text", np.array(["x"])),
+        "c": "more",
+        "d": (None, 3, 0.5, True, b"x", np.float32(1), odd),
+    }
     with caplog.at_level(logging.WARNING):
         moved = move(batch)
         move(batch)
@@ -324,4 +330,6 @@ def test_batches_are_moved_leaf_by_leaf(caplog: pytest.LogCaptureFixture) -> Non
     assert moved["b"][0] == "moved to cpu"
     assert (moved["b"][1], moved["c"]) == ("text", "more")
     assert isinstance(moved["b"][2], np.ndarray)
-    assert [record.args[0] for record in caplog.records if record.args] == ["str", "ndarray"], "one warning a type"
+    assert moved["d"] == batch["d"]
+    # Text, numbers and None are at home in a batch.
+    assert [record.args[0] for record in caplog.records if record.args] == ["object"], "one warning a type"

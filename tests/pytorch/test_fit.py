@@ -352,6 +352,47 @@ def test_a_model_in_eval_mode_that_is_trained_is_warned_of(fit: Fit, caplog: pyt
     assert trial.weight == one_weight(2)
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_average_of_the_weights_that_no_checkpoint_holds_is_warned_of(
+    fit: Fit, caplog: pytest.LogCaptureFixture, wrapped: bool
+) -> None:
+    class Averaging(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            average = torch.optim.swa_utils.AveragedModel(self.model)
+            self.average = context.wrap_model(average) if wrapped else average
+            self.teacher, self.same = nn.Linear(1, 1), self.model
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            metrics = super().train_batch(batch, epoch_idx, batch_idx)
+            self.average.update_parameters(self.model)
+            return metrics
+
+    fit(Averaging, max_length=Batch(3), validation_period=Batch(1))
+    warned = [message for message in caplog.messages if "is not wrapped" in message]
+    assert [message.split(",")[0] for message in warned] == ([] if wrapped else ["training changes self.average"])
+
+
+def test_parts_in_eval_mode_that_are_meant_are_not_warned_of(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
+    class Finetuning(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            backbone = nn.Sequential(nn.Linear(1, 1), nn.Dropout()).eval().requires_grad_(False)
+            self.net = context.wrap_model(nn.Sequential(backbone, nn.Linear(1, 1)))
+            context.wrap_optimizer(torch.optim.SGD(self.net.parameters(), lr=0.1))
+
+    class Switching(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.model.train()
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    fit(Finetuning, max_length=Batch(1))
+    fit(Switching, max_length=Batch(1), prepare=lambda trial: trial.model.eval())
+    assert "eval mode" not in caplog.text
+    fit(Finetuning, max_length=Batch(1), prepare=lambda trial: trial.net[0].requires_grad_(True))
+    assert "a part of it with dropout is" in caplog.text
+
+
 class Stepless(OneWeight):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         loss = self.loss(batch)

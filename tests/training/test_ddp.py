@@ -33,6 +33,33 @@ def test_attributes_of_the_model_within_stay_reachable(world: Any) -> None:
         spread.lable  # noqa: B018
 
 
+def test_parts_of_the_model_within_are_indexed_as_with_one_slot(world: Any) -> None:
+    net = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
+    spread = DDPModel(net)
+    assert spread[0] is net[0]
+    assert list(spread) == list(net)
+    assert "module[0]" in spread.passed_through, "named where its gradients are not averaged"
+    with pytest.raises(TypeError, match="'Linear' object is not subscriptable"):
+        DDPModel(nn.Linear(2, 1))[0]
+
+
+def test_unused_parameters_are_explained_by_what_the_trial_has_called(world: Any) -> None:
+    net = nn.ModuleDict({"used": nn.Linear(2, 1), "idle": nn.Linear(2, 1)})
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = net
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.parts["used"](x)
+
+    spread = DDPModel(Net())
+    spread(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"context.wrap_model\(model, ddp_kwargs=\{\"find_unused_parameters\": True"):
+        spread(torch.ones(1, 2))
+
+
 def test_what_is_set_on_a_wrapped_model_is_set_on_the_model_within(world: Any) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -25,6 +25,12 @@ from dray.training.pretrained import shared_parameters
 BUCKET_BYTES = 250 << 20
 """How many bytes of weights are sent together, which takes as much memory again; as in DistributedDataParallel."""
 
+_UNUSED = (
+    "parameters of a wrapped model had no gradients in the batch before, so the slots wait for them: the loss did not "
+    "depend on them, or they were frozen after context.wrap_model(). Freeze parameters before wrapping, or call "
+    'context.wrap_model(model, ddp_kwargs={"find_unused_parameters": True})'
+)
+
 
 class DDPModel(DistributedDataParallel):
     """DistributedDataParallel that also reads and sets the attributes of the wrapped model.
@@ -58,6 +64,11 @@ class DDPModel(DistributedDataParallel):
                 self.passed_through.add(name)
             return value
 
+    def __getitem__(self, index: Any) -> Any:
+        part = self.module[index]
+        self.passed_through.add(f"module[{index!r}]")
+        return part
+
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
         # Until `connected` is set, these are DistributedDataParallel's own attributes.
@@ -83,7 +94,12 @@ class DDPModel(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and self.connected and not self.runs_alone:
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+            try:
+                return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                if "Expected to have finished reduction" in str(error):
+                    raise RuntimeError(_UNUSED) from error
+                raise
         return self.module(*inputs, **kwargs)
 
     def sync_buffers(self) -> None:
