@@ -51,6 +51,7 @@ def test_a_request_that_is_repeated_is_not_logged(
     server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     story = told(tmp_path, with_loggers({"mlflow": {"tracking_uri": server}}))
+    caplog.clear()
     with pytest.raises(Exception, match="not here"):
         loggers.makes(story.directory, story.directory.config())["mlflow"]()
     assert len(Closing.paths) == 2, "the second time it was answered"
