@@ -12,6 +12,7 @@ import typer
 from dray.cli import server, show
 from dray.cli.reader import ExperimentReader
 from dray.records.hparams import flatten
+from dray.serve.messages import to_json
 from dray.text import counted, duration
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ def as_json(read: ExperimentReader) -> dict[str, Any]:
     from dray.records.rungs import rung_estimates
 
     failures = _failures(read.records)
+    seen, submitted = server.seen(read.stored.overview())
     return {
-        **overview(server.seen(read.stored.overview())),
+        **overview(seen),
+        "submitted": None if submitted is None else to_json(submitted),
         "smaller_is_better": read.config.searcher.sign == 1,
         "states": Counter(row["state"] for row in read.trials.values()),
         "best": _best(read),
@@ -70,11 +73,8 @@ def describe(read: ExperimentReader) -> None:
     from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason
     from dray.records.rungs import rung_estimates
 
-    seen, counts, best = (
-        server.seen(read.stored.overview()),
-        Counter(row["state"] for row in read.trials.values()),
-        _best(read),
-    )
+    seen, submitted = server.seen(read.stored.overview())
+    counts, best = Counter(row["state"] for row in read.trials.values()), _best(read)
     searcher = read.config.searcher
     order = "smaller is better" if searcher.sign == 1 else "larger is better"
     compared = [f"{searcher.first_metric}, {order}"]
@@ -82,7 +82,7 @@ def describe(read: ExperimentReader) -> None:
         compared = list(map(str, searcher.objectives.metrics))
     of_all = f"{seen.ended} of {seen.max_trials or seen.trials} ended"
     words = {"INVALID_HP": "with invalid hyperparameters"}
-    if seen.state == "STOPPED":
+    if seen.state in ("STOPPED", "ERROR"):
         words |= {"RUNNING": "interrupted"}
     states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in counts.items())
     failed = failure_summary(row["state"] for row in read.trials.values())
@@ -94,6 +94,8 @@ def describe(read: ExperimentReader) -> None:
             ("diverged", show.red(divergence_summary(read.result.trials))),
             ("description", read.config.description),
             ("labels", ", ".join(read.config.labels)),
+            ("tags", "" if submitted is None else ", ".join(submitted.tags)),
+            ("notes", "" if submitted is None else submitted.notes),
             ("stored in", seen.path),
             ("checkpoints in", "" if read.stored.directory.storage.is_local else str(read.stored.directory.storage)),
             ("search", f"{searcher.name} on {'; '.join(compared)}"),

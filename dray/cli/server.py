@@ -64,18 +64,18 @@ def find(experiment: str) -> tuple[Server, str] | None:
         raise
 
 
-def seen(overview: Overview) -> Overview:
-    """The overview of an experiment, with what the server knows of it if it was submitted to one that is up here."""
+def seen(overview: Overview) -> tuple[Overview, Submitted | None]:
+    """The overview of an experiment, and what the server that is up here knows of it, if it was submitted to that."""
     from dray.records.root import results_root
 
     server = Server.find()
     if server is None or not server.is_here or Path(overview.path).parent.resolve() != results_root().resolve():
-        return overview
+        return overview, None
     try:
         submitted = server.experiment(overview.name)
     except (NoExperiment, NotSubmitted):
-        return overview
-    return overview.on_server(submitted.state, submitted.error)
+        return overview, None
+    return overview.on_server(submitted.state, submitted.error), submitted
 
 
 def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: str = "") -> Submitted:

@@ -46,7 +46,8 @@ def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
 def _constants(spec: Any, path: str, *, compares: bool) -> Iterator[tuple[str, str]]:
     """Constants that were meant as ranges. One that is written with ``type: const`` is meant."""
     if isinstance(spec, list):
-        if compares and len(spec) > 1 and not any(isinstance(item, list | Mapping) for item in spec):
+        # Integers may well be one value, such as the sizes of layers.
+        if compares and len(spec) > 1 and any(isinstance(item, float) for item in spec):
             shown = json.dumps(spec)
             what = f"is one constant, the list {shown}; to search over its values, write {{type: categorical, vals: "
             yield path, f"{what}{shown}}}; to keep it, {{type: const, val: {shown}}}"

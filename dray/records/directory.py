@@ -123,7 +123,8 @@ class ExperimentDirectory:
             found = None if code is None else code_of(code, leave_out=path)
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            what = f"can't create the experiment's directory: {error}; choose another place"
+            cure = "set this field, or DRAY_HOME, to a directory that you can write to"
+            what = f"can't create the experiment's directory: {error}; {cure}"
             raise ConfigError([("checkpoint_storage", what)]) from None
         if found is not None:
             directory.copy_code(found, config)

@@ -221,7 +221,7 @@ class Optimisation:
             "the first %d batches have trained no wrapped model: %s",
             batches,
             "no context.step_optimizer(optimizer) was called after context.backward(loss) in train_batch(). "
-            "An optimizer.step() of its own clips, aggregates and scales nothing as configured"
+            "Calling optimizer.step() yourself ignores the configured clipping, aggregation and loss scaling"
             if self.steps == 0
             else "the optimizers' parameters are in no wrapped model, or had no gradients. Call "
             "context.backward(loss), and use the model that context.wrap_model() returned, in train_batch() and for "

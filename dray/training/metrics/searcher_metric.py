@@ -34,9 +34,9 @@ def check_metrics(
                 f"{field}: {metric!r} must be a number, but {provided} {validation[metric]!r:.80}"
             )
         if metric not in validation and not known:
-            given = f"{sorted(validation) or 'no validation metrics'}{did_you_mean(metric, validation.keys())}"
             raise SearcherMetricError(
-                f"{compared} {metric!r}, but {provided} {given}; {how}, or set {field} to one of these"
+                f"{compared} {metric!r}, but {provided} {sorted(validation) or 'no validation metrics'}; {how}, or set "
+                f"{field} to one of these{did_you_mean(metric, validation.keys())}"
             )
 
 
