@@ -298,7 +298,9 @@ class Manager:
                 process.signal(signal.SIGKILL)
                 shutil.rmtree(path, ignore_errors=True)  # it was not accepted
                 raise
-            if self._may_start(share.priority):
+            if process.exit_code is not None:
+                pass  # it has ended since, and `_ended` knew no experiment of it: another one opens the experiment
+            elif self._may_start(share.priority):
                 self._drivers[item.name] = process
                 process.send(commands.Run())
             else:

@@ -13,7 +13,7 @@ from dray.config.load import load_config
 from dray.records.directory import ExperimentDirectory
 from dray.serve import manager
 from dray.serve.control import Share
-from dray.serve.driver import FULL, Failed
+from dray.serve.driver import FULL, Failed, Opened
 from dray.serve.manager import Manager
 from dray.serve.queue import Item, Queue
 
@@ -30,6 +30,7 @@ class Offline(Manager):
     def __init__(self, results: Path) -> None:
         self._results, self._lock, self._drivers = results, threading.RLock(), {}
         self._closing, self._full, self._say = False, "", print
+        self._directory, self._had_slots, self._leaving = results, set(), {}
         self._lender: Any = SimpleNamespace(demands={})
         self._queue = Queue(results / "queue.jsonl")
         code = results / "code"
@@ -66,3 +67,22 @@ def test_a_process_that_met_a_full_disk_is_not_counted_though_it_ends_when_there
     # The disk of something else is full: this process has met no full disk of the results.
     server.ends(server.start())
     assert (server.item.restarts, server.item.error) == (1, "can't write: No space left on device")
+
+
+def test_a_process_that_ends_before_its_experiment_is_in_the_queue_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would ever notice its end: it would be queued for ever."""
+    server = Offline(tmp_path)
+    path = ExperimentDirectory.create(tmp_path / "next", load_config(CONFIG), tmp_path / "code").path
+    process: Any = SimpleNamespace(exit_code=None, opened=Opened(path, Share()))
+
+    def take_number(path: Path) -> None:
+        process.exit_code = -9
+        server._ended(process)  # noqa: SLF001 - called by the process's thread
+
+    monkeypatch.setattr(manager, "take_number", take_number)
+    monkeypatch.setattr(server, "_spares", SimpleNamespace(create=lambda config, code: process), raising=False)
+    monkeypatch.setattr(Offline, "_may_start", lambda self, priority: True)
+    assert server.submit("", tmp_path / "code").state == "QUEUED"
+    assert not server._is_up("next"), "the loop starts another one"  # noqa: SLF001
