@@ -7,8 +7,10 @@ import json
 import logging
 import os
 import subprocess
+import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import Future
 
 from dray.config.notify import Notify, Outcome
 from dray.records.directory import ExperimentDirectory
@@ -61,7 +63,25 @@ def notify(wanted: Notify, directory: ExperimentDirectory, state: Outcome, error
             log.warning("notify.command failed: %s", one_line(error))
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would become a GET without its content, of an address that another machine chooses."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
 def _post(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        answer.read()
+    done: Future[None] = Future()
+
+    def send() -> None:
+        try:
+            # What it answers is not read: it may be endless.
+            urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S).close()
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+
+    # urllib's own limit is one for each piece that comes.
+    threading.Thread(target=send, name="dray-notify", daemon=True).start()
+    done.result(TIMEOUT_S)

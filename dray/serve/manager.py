@@ -17,6 +17,7 @@ from typing import Any, Literal
 import ray
 
 import dray
+from dray import private
 from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
@@ -71,7 +72,8 @@ class Manager:
         self._cluster, self._idle_s, self._say = cluster, idle_s, say
         self._results = results_root().resolve()
         self._directory = self._results / STATE
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._results.mkdir(parents=True, exist_ok=True)
+        private.make_directory(self._directory)  # who can write the queue can have code run
         self._queue = Queue(self._directory / "queue.jsonl")
         for left in (self._results / commands.TUNE, *self._directory.glob("config-*")):  # by what was killed
             shutil.rmtree(left, ignore_errors=True)
@@ -298,7 +300,9 @@ class Manager:
                 process.signal(signal.SIGKILL)
                 shutil.rmtree(path, ignore_errors=True)  # it was not accepted
                 raise
-            if self._may_start(share.priority):
+            if process.exit_code is not None:
+                pass  # it has ended since, and `_ended` knew no experiment of it: another one opens the experiment
+            elif self._may_start(share.priority):
                 self._drivers[item.name] = process
                 process.send(commands.Run())
             else:

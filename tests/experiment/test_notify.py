@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
+import time
+import urllib.error
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 
 from dray.config.load import load_config
 from dray.errors import ConfigError
+from dray.experiment import notify
 from dray.experiment.experiment import Experiment
 from dray.masking import MASK
 from dray.records.directory import ExperimentDirectory
@@ -44,6 +48,7 @@ class _Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.server.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(self.server.status)
+        self.send_header("Location", "/elsewhere")  # for a redirection
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -133,3 +138,35 @@ def test_the_url_is_a_secret(tmp_path: Path) -> None:
         load_config({**CONFIG, "notify": {"url": "hooks.example/s3cr3t-t0k3n"}})
     assert "must be a URL that begins with https://" in str(refused.value)
     assert "s3cr3t" not in str(refused.value)
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\n\r\n"], ids=["head", "content"])
+def test_a_webhook_that_never_stops_answering_holds_nobody(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "TIMEOUT_S", 0.5)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(head)
+                while not over.wait(0.1):
+                    connection.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began = time.monotonic()
+        with contextlib.nullcontext() if head else pytest.raises(TimeoutError):
+            notify._post(f"http://127.0.0.1:{listener.getsockname()[1]}/", b"{}")  # noqa: SLF001
+        took = time.monotonic() - began
+        over.set()
+        thread.join()
+    assert took < 5
+
+
+def test_a_redirection_is_not_followed(webhook: Webhook) -> None:
+    """It would go to another address, without what is to be told."""
+    webhook.status = 302
+    with pytest.raises(urllib.error.HTTPError, match="302"):
+        notify._post(webhook.url, b'{"state": "completed"}')  # noqa: SLF001
+    assert webhook.received == [{"state": "completed"}]

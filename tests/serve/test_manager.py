@@ -15,7 +15,7 @@ from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
 from dray.serve import manager
 from dray.serve.control import Share
-from dray.serve.driver import FULL, Failed
+from dray.serve.driver import FULL, Failed, Opened
 from dray.serve.manager import Manager
 from dray.serve.queue import Item, Queue
 
@@ -31,8 +31,8 @@ class Offline(Manager):
 
     def __init__(self, results: Path) -> None:
         self._results, self._lock, self._drivers = results, threading.RLock(), {}
-        self._had_slots = set()
         self._closing, self._full, self._say = False, "", print
+        self._directory, self._had_slots, self._leaving = results, set(), {}
         self._lender: Any = SimpleNamespace(demands={})
         self._queue = Queue(results / "queue.jsonl")
         code = results / "code"
@@ -100,3 +100,22 @@ def test_a_desk_that_dies_as_it_starts_is_started_again_and_is_no_other_server(
     starts["dies"] = 9
     with pytest.raises(ExperimentError, match="the server's desk can't start"):
         server._new_desk()  # noqa: SLF001
+
+
+def test_a_process_that_ends_before_its_experiment_is_in_the_queue_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would ever notice its end: it would be queued for ever."""
+    server = Offline(tmp_path)
+    path = ExperimentDirectory.create(tmp_path / "next", load_config(CONFIG), tmp_path / "code").path
+    process: Any = SimpleNamespace(exit_code=None, opened=Opened(path, Share()))
+
+    def take_number(path: Path) -> None:
+        process.exit_code = -9
+        server._ended(process)  # noqa: SLF001 - called by the process's thread
+
+    monkeypatch.setattr(manager, "take_number", take_number)
+    monkeypatch.setattr(server, "_spares", SimpleNamespace(create=lambda config, code: process), raising=False)
+    monkeypatch.setattr(Offline, "_may_start", lambda self, priority: True)
+    assert server.submit("", tmp_path / "code").state == "QUEUED"
+    assert not server._is_up("next"), "the loop starts another one"  # noqa: SLF001
