@@ -355,7 +355,7 @@ def test_report_counts_failures_and_nan_first_and_failed_trials_are_never_the_be
     story.journal.close()
     html = write_report(story.directory.path).read_text()
     head = html.partition("</header>")[0]
-    assert '<p class="state error">completed</p>' in head, "it is not green"
+    assert '<p class="state partly_failed">partly failed</p>' in head, "it is not green"
     assert '<p class="trouble">1 of 5 trials failed.</p>' in head
     assert '<p class="trouble">1 trial diverged: NaN since batch 20 (trial 3).</p>' in head
     assert "<b>0.25</b><span>best error</span>" in head

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dray.errors import did_you_mean
 from dray.training.errors import SearcherMetricError
 
 BY_TRIAL = "validation returned", "return it from evaluate_batch() or evaluate_full_dataset()"
@@ -36,7 +35,7 @@ def check_metrics(
         if metric not in validation and not known:
             raise SearcherMetricError(
                 f"{compared} {metric!r}, but {provided} {sorted(validation) or 'no validation metrics'}; {how}, or set "
-                f"{field} to one of these{did_you_mean(metric, validation.keys())}"
+                f"{field} to one of these{_hint(metric, validation)}"
             )
 
 
@@ -48,5 +47,11 @@ def metric_warning(metric: str, validation: Mapping[str, object]) -> str:
     return (
         f"searcher.metric is {metric!r}, but the validation metrics are {sorted(validation)}. The trial trains on, "
         "because `single` compares nothing, but it will have no best validation; set searcher.metric to one of these"
-        f"{did_you_mean(metric, validation.keys())}"
+        f"{_hint(metric, validation)}"
     )
+
+
+def _hint(metric: str, validation: Mapping[str, object]) -> str:
+    from dray.errors import did_you_mean  # here, as workers should import little
+
+    return did_you_mean(metric, validation.keys())
