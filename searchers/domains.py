@@ -155,21 +155,13 @@ def names(nested: Nested, *, prefix: str = "") -> Iterator[str]:
 
 
 def searched(space: Nested, point: Mapping[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The hyperparameters of a point that are not constant, by dotted name; of a chosen mapping all of its leaves."""
+    """The hyperparameters of a point that are not constant, by dotted name."""
     for name, domain in space.domains:
         value = point.get(name)
         if isinstance(domain, Nested) and isinstance(value, Mapping):
             yield from searched(domain, value, prefix=f"{prefix}{name}.")
         elif not isinstance(domain, Const) and name in point:
-            yield from _leaves(value, prefix + name)
-
-
-def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _leaves(part, f"{path}.{name}")
-    else:
-        yield path, value
+            yield prefix + name, value
 
 
 def closest(name: object, known: list[str]) -> str:

@@ -140,11 +140,12 @@ def _signal_name(number: signal.Signals) -> str:
 def _elsewhere(error: Any) -> str:
     """Which commands of other groups were meant by an unknown one; "" if none has such a name."""
     word = error.message.split("'")[1] if "'" in error.message else ""
+    word = _MEANT.get(word, word)
     groups = error.ctx.find_root().command.commands
     meant = [
-        f"dray {name} {_MEANT.get(word, word)}"
+        f"dray {name} {word}"
         for name, group in groups.items()
-        if not group.hidden and _MEANT.get(word, word) in getattr(group, "commands", {})
+        if not group.hidden and word in getattr(group, "commands", {})
     ]
     return f"did you mean {' or '.join(meant)}" if meant else ""
 

@@ -57,7 +57,7 @@ class Cluster:
 
 
 _kept: tuple[str, object] | None = None
-"""Of the kept cluster: its address, and what its processes have from this process; None: none is kept."""
+"""The kept cluster's address, and what its processes have inherited from this process; None: no cluster is kept."""
 
 
 def _inherited() -> object:

@@ -29,9 +29,9 @@ MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)
 MAX_FILES = 20_000
 """Files, links and directories in an archive. Making one takes up to a millisecond."""
 _MAX_READ = MAX_CODE_BYTES + 1024 * MAX_FILES
-"""Of an archive, decompressed: its files, and a header and padding for each."""
+"""The most bytes of a decompressed archive: its files, and a header and padding for each."""
 MAX_HEADER = 1 << 16
-"""Of what is before a file in an archive, such as its name and attributes."""
+"""The most bytes before a file in an archive, for its name and attributes."""
 MAX_HEADERS = 8
 """How many of them may be before one file; `tarfile` keeps them all until it has the file's own."""
 MAX_NAME, MAX_DEPTH = 4096, 100

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from dray.display.forecast import Forecast
 from dray.display.text import number, rough_time, sparkline, speed
+from dray.records.hparams import flatten
 from dray.text import counted, duration
 from dray.training.metrics.divergence import is_loss
 from dray.training.units import amount
@@ -325,8 +326,8 @@ class Board:
 
     def _drawn(self, view: TrialView) -> str:
         """The hyperparameters that are searched over."""
-        found = searched(self._search.space.root, view.hparams or {})
-        return "  ".join(f"{name}={number(value)}" for name, value in found)
+        found = flatten(dict(searched(self._search.space.root, view.hparams or {})))
+        return "  ".join(f"{name}={number(value)}" for name, value in found.items())
 
     def _cut(self, text: str | Text) -> Text:
         """One line, cut at the terminal's width."""

@@ -97,7 +97,7 @@ class Experiment:
     lender: GroupServer | None = None
     """The server that lends it worker groups; None: it has its own."""
     tune: TuneDriver | None = None
-    """Of a server's process: has started, for the experiment's first run."""
+    """A Tune driver that a server's process has started for the first run; None: the run starts its own."""
 
     def __init__(
         self,

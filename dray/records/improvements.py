@@ -12,8 +12,10 @@ from searchers.objectives import Losses, is_better
 
 
 class Improvements:
-    """Args:
-    searcher: what trials are compared by.
+    """The best validation of each trial since this driver started.
+
+    Args:
+        searcher: what trials are compared by.
     """
 
     def __init__(self, searcher: Searcher) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL
+from dray.records.hparams import flatten
 from dray.storage.logs import NAME
 from dray.training.units import amount
 from searchers.domains import searched
@@ -152,8 +153,8 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
         case "opened":
             return f"driver started, dray {record.get('version')}"
         case "started":
-            drawn = [f"{name}={_short(value)}" for name, value in searched(space.root, record.get("hparams") or {})]
-            return f"{trial} started: {' '.join(drawn)}"
+            drawn = flatten(dict(searched(space.root, record.get("hparams") or {})))
+            return f"{trial} started: {' '.join(f'{name}={_short(value)}' for name, value in drawn.items())}"
         case "reported":
             at = amount(_short(record["step"]), unit)
             return f"{trial} at {at}: {metric} {_short(record['value'])}{_decided(record)}"

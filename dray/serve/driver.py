@@ -44,7 +44,7 @@ FULL = 74
 TUNE = ".server/tune"
 """In the results directory: what Tune writes for experiments' processes, which is never read."""
 BURST_S = 0.5
-"""Of many experiments that are submitted at once most only join the queue, in processes that need no handle."""
+"""When many experiments are submitted at once, most only join the queue, in processes that need no handle."""
 LEAVE_S = 2.0
 """How long Ray may take to pass on the last metrics; usually a third of a second."""
 
