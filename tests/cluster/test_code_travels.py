@@ -12,7 +12,7 @@ import pytest
 from tests.cluster import travels
 from tests.cluster.namespaces import isolated, run_isolated
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, *isolated]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, *isolated]
 
 
 def seen(directory: Path, *cases: str) -> dict[str, Any]:
@@ -47,7 +47,6 @@ def test_a_scripts_own_directory_and_dray_reach_a_node_that_has_nothing(tmp_path
     assert found["cwd"] == str(Path(found["files"]["beside"]).parent), "where the script's own data lie"
 
 
-@pytest.mark.long
 def test_a_server_on_the_head_lends_a_node_with_nothing_to_one_experiment_after_another(tmp_path: Path) -> None:
     driver = seen(tmp_path, "served")["served"]
     first, second = driver["found"]
@@ -59,7 +58,6 @@ def test_a_server_on_the_head_lends_a_node_with_nothing_to_one_experiment_after_
         assert found["link"] == str(tmp_path / "shared")
 
 
-@pytest.mark.long
 def test_so_does_a_notebooks_and_an_experiment_that_is_resumed_has_the_code_that_it_began_with(tmp_path: Path) -> None:
     drivers = seen(tmp_path, "notebook", "resumed")
     check(tmp_path, drivers["notebook"])

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster import scaling
 from tests.cluster.namespaces import ROOT, isolated, run_isolated
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, *isolated]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, *isolated]
 
 
 def seen(what: str, directory: Path, *, nodes: int, **environment: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def values(found: dict[str, Any], name: str) -> list[int]:
     return [value for _, each, value in found["timeline"] if each == name]
 
 
-@pytest.mark.parametrize("nodes", [3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("nodes", [3, 4])
 def test_a_sweep_has_all_nodes_that_are_of_use_and_leaves_none(tmp_path: Path, nodes: int) -> None:
     found = seen("sweep", tmp_path, nodes=nodes)
     used = 2 * (nodes // 2)  # by trials of two slots: with one node alone none can do anything
@@ -46,7 +46,6 @@ def test_a_sweep_has_all_nodes_that_are_of_use_and_leaves_none(tmp_path: Path, n
     assert found["left"] == 0, "nothing is wanted when the search is done"
 
 
-@pytest.mark.long
 def test_no_node_comes_for_a_trial_that_has_room_on_anothers_gpu(tmp_path: Path) -> None:
     found = seen("shared", tmp_path, nodes=6)
     assert found["trials"] == [["COMPLETED", 0]] * 6
@@ -56,7 +55,6 @@ def test_no_node_comes_for_a_trial_that_has_room_on_anothers_gpu(tmp_path: Path)
     assert found["left"] == 0
 
 
-@pytest.mark.long
 def test_what_has_no_trial_is_given_back_while_the_search_goes_on(tmp_path: Path) -> None:
     found = seen("idle", tmp_path, nodes=3)
     assert found["trials"] == [["COMPLETED", 0]] * 3
@@ -65,12 +63,10 @@ def test_what_has_no_trial_is_given_back_while_the_search_goes_on(tmp_path: Path
     assert last_of_both == [1, 1], "one was kept for the trial that went on"
 
 
-@pytest.mark.long
 def test_a_killed_driver_wants_no_nodes(tmp_path: Path) -> None:
     seen("killed", tmp_path, nodes=3)
 
 
-@pytest.mark.long
 def test_unavailable_nodes_are_waited_for_and_reported(tmp_path: Path) -> None:
     found = seen("in_vain", tmp_path, nodes=3)
     told = [line for line in found["log"].splitlines() if "could not start worker" in line]
@@ -84,7 +80,6 @@ def test_unavailable_nodes_are_waited_for_and_reported(tmp_path: Path) -> None:
     print(f"ended {found['ended_s']:.1f} s after Ctrl-C")
 
 
-@pytest.mark.long
 def test_what_the_cluster_can_never_have_room_for_is_refused_at_once(tmp_path: Path) -> None:
     found = seen("refused", tmp_path, nodes=3)
     assert "4 slots requested" in found["told"]["more"]
@@ -94,7 +89,6 @@ def test_what_the_cluster_can_never_have_room_for_is_refused_at_once(tmp_path: P
     assert found["same from a worker node"], "where a driver may run, too"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("what", ["spot_first", "spot_first_silently"])
 def test_on_demand_machines_start_while_there_are_no_spot_ones_and_spot_machines_again_later(
     tmp_path: Path, what: str
@@ -113,7 +107,6 @@ def test_on_demand_machines_start_while_there_are_no_spot_ones_and_spot_machines
     assert most == [{"spot": 0, "on_demand": 2}, {"spot": 2, "on_demand": 0}]
 
 
-@pytest.mark.long
 def test_a_search_runs_on_the_types_of_gpus_that_it_asks_for_and_says_which(tmp_path: Path) -> None:
     found = seen("gpu_types", tmp_path, nodes=4)
     assert found["types"] == ["A100", "L4", "L4"], "the only A100, and what comes next"

@@ -12,7 +12,7 @@ import yaml
 from dray.records.result import Result
 from tests.ray.harness import ROOT, decided, ends, journal, run_here, write_config
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("ray_is_up")]
 
 EXAMPLES = ROOT / "examples"
 

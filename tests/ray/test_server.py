@@ -99,6 +99,7 @@ def values_of(server: Served, submitted: Submitted, name: str) -> set[float]:
     return set(metrics[metrics["name"] == name]["value"])
 
 
+@pytest.mark.long
 def test_experiments_with_equal_module_names_at_the_same_time_do_not_see_each_others_code(
     server: Served, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_higher_priority_takes_the_slots_at_once_and_the_others_continue(serve
     assert dray.Result(server.path(low)).trials["restarts"].tolist() == [0, 0], "it is no failure"
 
 
+@pytest.mark.long
 def test_a_group_of_another_size_takes_the_slots_of_a_lower_priority_and_gives_them_back(server: Served) -> None:
     small = server.submit("small", trials=2, batches=100, pause_s=0.1)
     server.wait_for(
@@ -194,6 +196,7 @@ def test_a_group_of_another_size_takes_the_slots_of_a_lower_priority_and_gives_t
     check_training(server.record("small"), trials=2, batches=100)
 
 
+@pytest.mark.long
 def test_a_changed_share_counts_at_once(server: Served) -> None:
     running = server.submit("running", trials=4, batches=60, pause_s=0.1)
     server.wait_for(lambda: server.client.experiment(running.name).slots == 2, "both slots in use")
@@ -206,6 +209,7 @@ def test_a_changed_share_counts_at_once(server: Served) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ faults
+@pytest.mark.long
 def test_code_that_kills_its_process_fails_its_own_experiment_only(server: Served, tmp_path: Path) -> None:
     only_there = (
         "import multiprocessing, os\nif multiprocessing.current_process().name != 'dray-experiment':\n    os._exit(1)"
