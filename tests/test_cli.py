@@ -122,6 +122,21 @@ def test_exit_of_a_local_program_is_reported_with_its_line(config: Path, tmp_pat
     assert told[2:] == ["    sys.exit(3)"]
 
 
+def test_a_metric_that_a_local_program_does_not_report_is_one_line(config: Path, tmp_path: Path) -> None:
+    config.write_text(CONFIG.replace("my_model:MyTrial", "python3 my_program.py").replace("single, ", "random, max_trials: 2, "))
+    (tmp_path / "my_program.py").write_text(
+        "from dray import core\n\nwith core.init() as context:\n"
+        "    context.train.report_validation_metrics(1, {'other': 1.0})\n"
+    )
+    path = list(sys.path)
+    result = run("e", "create", config, "--local", "--path", tmp_path / "results")
+    sys.path[:] = path
+    assert result.exit_code == 1
+    [told] = [line for line in result.output.splitlines() if "searcher.metric" in line]
+    assert told.startswith("dray: searcher.metric: the search compares ")
+    assert "Traceback" not in result.output
+
+
 def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").touch()
     assert run("experiment", "resume", tmp_path).exit_code == 0

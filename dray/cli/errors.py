@@ -23,6 +23,7 @@ from dray.serve.control import NotSubmitted, WrongState
 from dray.serve.messages import Refused
 from dray.storage import StorageError, StorageFull
 from dray.text import one_line
+from dray.training.errors import SearcherMetricError
 from searchers.errors import JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
@@ -75,7 +76,7 @@ def handle_errors() -> Iterator[None]:
     """
     try:
         yield
-    except FoundInTraining as error:
+    except (FoundInTraining, SearcherMetricError) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
     except (ConfigError, NoExperiment, NotSubmitted, WrongState, BadUse, JournalError) as error:
         # JournalError: damaged, or in use.
