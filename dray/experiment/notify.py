@@ -6,6 +6,7 @@ import http.client
 import json
 import logging
 import os
+import signal
 import subprocess
 import threading
 import urllib.error
@@ -56,11 +57,22 @@ def notify(wanted: Notify, directory: ExperimentDirectory, state: Outcome, error
     if wanted.command is not None:
         environment = {**os.environ, **{f"DRAY_NOTIFY_{name.upper()}": value for name, value in told.items()}}
         try:
-            subprocess.run(
-                wanted.command, shell=True, check=True, env=environment, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S
-            )
+            _run(wanted.command, environment)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             log.warning("notify.command failed: %s", one_line(error))
+
+
+def _run(command: str, environment: dict[str, str]) -> None:
+    with subprocess.Popen(
+        command, shell=True, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            code = process.wait(TIMEOUT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # the shell, and what it has started
+            raise
+    if code:
+        raise subprocess.CalledProcessError(code, command)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import subprocess
 import threading
 import time
 import urllib.error
@@ -162,6 +164,19 @@ def test_a_webhook_that_never_stops_answering_holds_nobody(head: bytes, monkeypa
         over.set()
         thread.join()
     assert took < 5
+
+
+def test_a_command_that_takes_too_long_ends_with_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "TIMEOUT_S", 0.5)
+    os.mkfifo(tmp_path / "held")
+    reader = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(subprocess.TimeoutExpired):
+        notify._run(f"sleep 600 > {tmp_path / 'held'} & wait", dict(os.environ))  # noqa: SLF001
+    os.set_blocking(reader, True)
+    assert os.read(reader, 1) == b"", "nobody holds its other end"
+    os.close(reader)
 
 
 def test_a_redirection_is_not_followed(webhook: Webhook) -> None:
