@@ -35,11 +35,12 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
+# pip would compile 27,000 modules, one by one, in two minutes; most of them nobody imports.
 $(INSTALLED): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "dray needs Python 3.10 or newer; found none. Give one: make PYTHON=/path/to/python" >&2; exit 1; fi
 	@echo "installing into $(VENV) with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev,report,ui,loggers]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev,report,ui,loggers]'
 	@touch $@
 
 demo: $(INSTALLED)
