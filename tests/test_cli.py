@@ -123,7 +123,9 @@ def test_exit_of_a_local_program_is_reported_with_its_line(config: Path, tmp_pat
 
 
 def test_a_metric_that_a_local_program_does_not_report_is_one_line(config: Path, tmp_path: Path) -> None:
-    config.write_text(CONFIG.replace("my_model:MyTrial", "python3 my_program.py").replace("single, ", "random, max_trials: 2, "))
+    config.write_text(
+        CONFIG.replace("my_model:MyTrial", "python3 my_program.py").replace("single, ", "random, max_trials: 2, ")
+    )
     (tmp_path / "my_program.py").write_text(
         "from dray import core\n\nwith core.init() as context:\n"
         "    context.train.report_validation_metrics(1, {'other': 1.0})\n"
