@@ -27,6 +27,7 @@ from dray.text import counted, one_line
 from dray.training import rng
 from dray.training.cluster_info import use_cluster_info
 from dray.training.errors import SearcherMetricError, TrialEnded
+from dray.training.parallel.exchange import on_failure
 from dray.training.units import ENDLESS
 from dray.worker.exits import ProgramExits
 from dray.worker.hang import exit_if_hung
@@ -67,12 +68,22 @@ def run_trial(
     kind = RayProgramHost if isinstance(program, Script) else RayHost
     host = kind(desk=desk, lease=lease, settings=experiment.settings, code_dir=code)
     with redirect_output(log_path(lease, distributed.rank), experiment.settings.secrets) as log:
+        failed: list[tuple[BaseException, Departure]] = []
+
+        def fail(error: BaseException) -> None:
+            """Print the error and tell the desk now, as this process may end before the others have answered."""
+            departure = _departure(error, host, code, log)
+            failed.append((error, departure))
+            if not isinstance(program, Script):  # a program may handle it
+                desk.tell("leave", lease.number, distributed.rank, departure.masked(experiment.settings.secrets))
+
         try:
             watched = _exit_if_hung(host, desk, distributed.rank, log)
-            with watched, use_host(host, distributed), redirect_handlers():
+            with watched, use_host(host, distributed), redirect_handlers(), on_failure(fail):
                 return _run(program, code, host, experiment.log_format, distributed)
         except BaseException as error:  # also SystemExit: a class may call sys.exit(), which would end the process
-            return _departure(error, host, code, log)
+            departures = [departure for known, departure in failed if known is error]
+            return departures[0] if departures else _departure(error, host, code, log)
         finally:
             host.close()
 
@@ -157,7 +168,7 @@ def _errors_allowed_once_asked_to_stop(host: RayProgramHost) -> Iterator[None]:
 
 
 def _departure(error: BaseException, host: RayHost, code: Path | None, log: TrialLog) -> Departure:
-    """How a trial ended, from the error that it raised. Called while that is being handled."""
+    """How a trial ended, from the error that it raised, which this prints."""
     match error:
         case TrialEnded():
             print(error, file=sys.stderr)
@@ -172,7 +183,11 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
             text = "\n".join([str(error), *users_line(error, code), "", f"{LOG_TAIL} ({log.path}):", log.tail()])
         case _:
             is_program = isinstance(host, RayProgramHost)
-            trace = users_traceback(error, code) if is_program and code is not None else traceback.format_exc()
+            trace = (
+                users_traceback(error, code)
+                if is_program and code is not None
+                else "".join(traceback.format_exception(error))
+            )
             text = with_users_line(error, trace, code)
             print(text, end="", file=sys.stderr)
     return Departure(outcome="errored", error=text, failure=failure_of(error, host.batches))
