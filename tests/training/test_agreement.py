@@ -284,7 +284,7 @@ def with_dead_peer(error: BaseException) -> tuple[str, FailureKind, list[tuple[B
     reported = []
     with (
         exchange.on_failure(lambda error: reported.append((error, peers.reached))),
-        pytest.raises(BaseException) as raised,  # noqa: PT011 - that of the rank, or of the exchange
+        pytest.raises(BaseException) as raised,
     ):
         ranks.on_all(raises(error))
     return type(raised.value).__name__, failure_of(raised.value, 0).kind, reported
