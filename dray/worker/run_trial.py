@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,7 +18,7 @@ import ray
 
 from dray import core, pytorch
 from dray.desk.connection import DeskConnection
-from dray.desk.failure import LOG_TAIL, Failure, failure_of, users_line, with_users_line
+from dray.desk.failure import LOG_TAIL, Failure, failure_of, may_be_gpus_fault, users_line, with_users_line
 from dray.desk.messages import Departure, LeaseOutcome
 from dray.hosts import use_host
 from dray.pytorch.class_entrypoint import train
@@ -30,7 +31,7 @@ from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.parallel.exchange import on_failure
 from dray.training.units import ENDLESS
 from dray.worker.exits import ProgramExits
-from dray.worker.hang import exit_if_hung
+from dray.worker.hang import RECORD, dump_collectives, exit_if_hung
 from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.isolation.handlers import redirect_handlers
 from dray.worker.lease import LeaseLost, TrialLease
@@ -68,6 +69,8 @@ def run_trial(
     kind = RayProgramHost if isinstance(program, Script) else RayHost
     host = kind(desk=desk, lease=lease, settings=experiment.settings, code_dir=code)
     with redirect_output(log_path(lease, distributed.rank), experiment.settings.secrets) as log:
+        # Where torch dumps its record when a collective times out; it adds the rank.
+        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(log.path.with_name(RECORD))
         failed: list[tuple[BaseException, Departure]] = []
 
         def fail(error: BaseException) -> None:
@@ -190,7 +193,10 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
             )
             text = with_users_line(error, trace, code)
             print(text, end="", file=sys.stderr)
-    return Departure(outcome="errored", error=text, failure=failure_of(error, host.batches))
+    failure = failure_of(error, host.batches)
+    if may_be_gpus_fault(error):
+        failure = replace(failure, node=ray.get_runtime_context().get_node_id())
+    return Departure(outcome="errored", error=text, failure=failure)
 
 
 def _exit_if_hung(
@@ -202,6 +208,7 @@ def _exit_if_hung(
         failure = Failure(kind="hung", batches=host.batches)
         error = f"{what}; the stacks of all threads are in {log.path}"
         desk.leave(host.lease.number, rank, Departure(outcome="errored", error=error, failure=failure)).result()
+        dump_collectives(log.path, rank)
 
     timeout_s = host.settings.hang_timeout_s
     # The chief may wait for an object store, and the others for the chief, without knowing why.

@@ -88,7 +88,7 @@ def ended(directory: Path) -> None:
 
 
 class Asserts(Regression):
-    """The device of rank 1 fails in the third batch. By the time that the other one waits for it, its process is gone."""
+    """The device of rank 1 fails in the third batch. Before the other one waits for it, its process has ended."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import socket
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dray.worker import process_group
+from dray.worker.hang import dump_collectives
 from dray.worker.process_group import joined, outliving_programs
 from tests.core.test_distributed import HANGS_S, nodes
 from tests.worker.test_unequal_nodes import Placed
@@ -68,6 +70,14 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def test_the_last_collectives_of_a_process_are_written_beside_its_log(group: None, tmp_path: Path) -> None:
+    dist.all_reduce(torch.ones(3))
+    dump_collectives(tmp_path / "rank_0.log", 0)
+    record = pickle.loads((tmp_path / "collectives_of_rank_0").read_bytes())
+    last = record["entries"][-1]
+    assert (last["profiling_name"], last["input_sizes"]) == ("gloo:all_reduce", [[3]])
 
 
 @pytest.mark.api("3.5")
