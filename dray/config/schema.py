@@ -271,7 +271,7 @@ class ExperimentConfig(Section):
         description="seconds without progress after which a trial is ended and restarted; 0: never",
         examples=[600],
     )
-    collective_timeout_s: Annotated[Seconds, Field(ge=1)] = Field(
+    collective_timeout_s: Annotated[float, Field(ge=1, le=1_000_000_000), AfterValidator(int_if_whole)] = Field(
         default=600,
         description="seconds that the slots of a trial may wait for one another in a collective, such as the exchange "
         "of gradients; then the trial is ended and restarted",
