@@ -77,7 +77,8 @@ def run_trial(
             """Print the error and tell the desk now, as this process may end before the others have answered."""
             departure = _departure(error, host, code, log)
             failed.append((error, departure))
-            if not isinstance(program, Script):  # a program may handle it
+            # A program may handle it, but then it needs its GPU.
+            if not isinstance(program, Script) or (departure.failure and departure.failure.kind == "device"):
                 desk.tell("leave", lease.number, distributed.rank, departure.masked(experiment.settings.secrets))
 
         try:

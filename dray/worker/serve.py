@@ -128,8 +128,8 @@ def serve_joined(
                     desk.tell("leave", number, rank, Departure(outcome="interrupted"))
                     continue
             spec, settings = loaded.spec, loaded.spec.settings
-            # With each lease: a program may have set another.
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=settings.collective_timeout_s))
+            if distributed.size > 1:  # with each lease: a program may have set another
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=settings.collective_timeout_s))
             log = log_path(lease, rank)
             if isinstance(lease.store, RemoteStore) and not _is_shared_with_driver(lease):
                 uploader.begin(log, lease.store.root)
