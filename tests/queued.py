@@ -28,6 +28,8 @@ from dray.training.parallel import ddp
 GARBAGE = 1e9
 POLL_S = 0.001
 TIMEOUT = timedelta(seconds=200)
+WATCHDOG_S = 0.5
+"""NCCL's takes 0.1 s."""
 
 
 class Device:
@@ -36,6 +38,7 @@ class Device:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._stuck_in: QueuedGroup | None = None
+        self._has_failed = False
         self.reads = 0
 
     def stick(self, group: QueuedGroup) -> None:
@@ -55,8 +58,17 @@ class Device:
     def synchronize(self, device: object = None) -> None:
         """Wait for all that is queued: for ever, if a collective waits for a rank that does not come."""
         self.reads += 1
+        if self._has_failed:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
         with self._changed:
             self._changed.wait_for(lambda: self._stuck_in is None)
+
+    def fail(self) -> None:
+        """From now on each use of the device fails; and as NCCL's watchdog does, end the process soon, whatever it does
+        then."""
+        self._has_failed = True
+        threading.Timer(WATCHDOG_S, os.abort).start()
+        self.synchronize()
 
 
 DEVICE = Device()

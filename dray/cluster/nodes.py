@@ -11,6 +11,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 GPU_TYPE = "ray.io/accelerator-type"
 """A label: the type of a node's GPUs. Ray sets it on running nodes; of those to be started, the cluster file has it."""
 
+NODE_ID = "ray.io/node-id"
+"""A label that Ray sets: its id of a node."""
+
 
 class RayNode(NamedTuple):
     """What Ray knows about a node.

@@ -166,6 +166,9 @@ class ExperimentConfig(Section):
             the stacks of its threads in its log, and started again from its latest checkpoint. Start-up counts, and so
             does waiting for other ranks, but not waiting for an object store: choose it well above the longest of
             these. 0: never.
+        collective_timeout_s: Ranks that wait longer for another one in a collective of torch (gradients, a barrier) end
+            with their processes. Waits between dray's own steps have no limit but ``hang_timeout_s``: for a rank that
+            validates, saves, or prepares data before ``context.wrap_model()``.
     """
 
     entrypoint: Annotated[
@@ -267,6 +270,12 @@ class ExperimentConfig(Section):
         default=7200,
         description="seconds without progress after which a trial is ended and restarted; 0: never",
         examples=[600],
+    )
+    collective_timeout_s: Annotated[float, Field(ge=1, le=1_000_000_000), AfterValidator(int_if_whole)] = Field(
+        default=600,
+        description="seconds that the slots of a trial may wait for one another in a collective, such as the exchange "
+        "of gradients; then the trial is ended and restarted",
+        examples=[1800],
     )
     loggers: Annotated[Loggers, BeforeValidator(named_loggers, json_schema_input_type=LoggersForm)] = Field(
         default_factory=Loggers, description="experiment trackers to log to as well", examples=[["mlflow", "wandb"]]

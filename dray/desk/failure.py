@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Literal, cast
@@ -19,6 +19,11 @@ died with its node; no progress for ``hang_timeout_s``."""
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
 _DEVICE_ERRORS = ("cuda error", "cudnn", "cublas", "cuda driver error")
+_ERRORS_OF_PROGRAMS = (
+    "device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "invalid ",
+    "no kernel image", "not supported", "not permitted", "cublas", "cudnn",
+)  # fmt: skip
+"""GPU errors that a program may cause on any GPU, for instance by an index that is too large."""
 _COLLECTIVE_ERRORS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 LOW_MEMORY = "running low on memory"
 """Ray's words for a node on which it killed a process to save the others."""
@@ -38,11 +43,13 @@ class Failure:
         kind: see ``FailureKind``.
         where: the exception's type, and the innermost line of the user's code; "" without an exception.
         batches: batches trained before it failed, or, if its node was lost, before its last checkpoint; -1 if unknown.
+        node: Ray's id of the node with the GPU, if that may be broken; "" otherwise.
     """
 
     kind: FailureKind
     where: str = ""
     batches: int = -1
+    node: str = field(default="", compare=False)
 
 
 def failure_of(error: BaseException, batches: int) -> Failure:
@@ -50,6 +57,13 @@ def failure_of(error: BaseException, batches: int) -> Failure:
     kinds = [_kind(each) for each in _chain(error)]
     kind = next((each for each in ("oom", "device", "collective") if each in kinds), "error")
     return Failure(kind=cast(FailureKind, kind), where=_where(error), batches=batches)
+
+
+def may_be_gpus_fault(error: BaseException) -> bool:
+    """Whether a GPU or its driver may have caused an exception, rather than the trial's code."""
+    # Below its first line each CUDA error mentions device-side assertions.
+    lines = [str(each).lower().partition("\n")[0] for each in _chain(error) if _kind(each) == "device"]
+    return bool(lines) and not any(words in line for line in lines for words in _ERRORS_OF_PROGRAMS)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

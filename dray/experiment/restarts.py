@@ -22,6 +22,8 @@ from searchers.journal import Journal
 
 DEATHS = 3
 """How often in a row the processes of a trial may die without progress before it is given up."""
+UNAVERAGED = "RuntimeError: the slots train different models: "
+"""Begins an error by which dray ends a trial whose code averages no gradients."""
 
 
 class Restarts:
@@ -87,6 +89,8 @@ class Restarts:
         failures = self._failures.setdefault(trial, [])
         failures.append(failure)
         why = why_given_up(failures, self._config.max_restarts) or self._forbidden(trial, error)
+        if UNAVERAGED in error:
+            why = why or "a restart would not change that"
         if failure.kind == "died" or left.dead:  # it could not report why itself
             error = self._with_log_tail(error, trial, left.dead)
         if why:
@@ -132,8 +136,9 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
     if last.kind == "oom" and sum(failure.kind == "oom" for failure in failures) > 1:
         # The second try was in new processes, so memory that the first ones had kept is not the cause.
         return "out of memory twice"
-    if last.kind in ("error", "device") and last == before:
-        # It has failed at the same batch in the same way after a restart, so it will do so again.
+    if last.kind in ("error", "device") and last == before and not last.node:
+        # It has failed at the same batch in the same way after a restart, so it will do so again; unless it was on a
+        # GPU that may be broken.
         return f"the same error twice, after {last.batches} batches: {last.where}"
     if last.kind == "died" and failures[-DEATHS:] == [last] * DEATHS:
         # Not twice: another may have killed them. A node that is lost is of another kind.

@@ -58,6 +58,7 @@ class Workers:
             self.slots,
             sorted(settings.environment.items()),
             settings.deterministic,
+            settings.collective_timeout_s,
             settings.reuse_workers,
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -177,6 +178,7 @@ def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Dev
         stops_on_nan=config.stop_on_nan,
         deterministic=config.reproducibility.deterministic,
         hang_timeout_s=config.hang_timeout_s or None,
+        collective_timeout_s=config.collective_timeout_s,
         reuse_workers=config.resources.reuse_workers,
     )
 

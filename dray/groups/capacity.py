@@ -31,10 +31,12 @@ class Capacity:
 
     Attributes:
         limits: as given.
+        broken: ids of nodes that no group is to be on.
     """
 
     def __init__(self, slots: Slots, limits: Limits | None, max_slots: int | None = None) -> None:
         self._slots, self.limits = slots, limits
+        self.broken: set[str] = set()
         self._max_groups = math.inf if max_slots is None else max_slots * slots.shared_by // slots.per_trial
 
     @property
@@ -42,15 +44,22 @@ class Capacity:
         """Whether an autoscaler may start nodes."""
         return self.limits is not None
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a group fits on the nodes that are not broken, or an autoscaler may start others."""
+        slots = self._slots
+        free = slots_now(slots.kind, slots.cpus_per_slot, slots.gpu_types, self.broken)
+        return self.may_grow or groups_in(free, slots.per_trial, slots.placement_strategy) > 0
+
     def now(self) -> int:
         """How many groups fit on the nodes as they are; at least one, which waits if it does not fit."""
         slots = self._slots
-        return int(self._fit(lambda types: slots_now(slots.kind, slots.cpus_per_slot, types)) or 0)
+        return int(self._fit(lambda types: slots_now(slots.kind, slots.cpus_per_slot, types, self.broken)) or 0)
 
     def grown(self) -> float:
         """How many groups fit once the cluster has grown as far as it can; at least one, infinity if unknown."""
         slots = self._slots
-        fit = self._fit(lambda types: most_slots(slots.kind, slots.cpus_per_slot, self.limits, types))
+        fit = self._fit(lambda types: most_slots(slots.kind, slots.cpus_per_slot, self.limits, types, self.broken))
         return self._max_groups if fit is None else fit
 
     def starts_at_once(self) -> int:
@@ -143,16 +152,22 @@ def slot_kind(asked: str | None, limits: Limits | None) -> str | None:
     return None if limits is not None and limits.types is None else "cpu"
 
 
-def slots_now(kind: str, cpus_per_slot: float, gpu_types: Collection[str] = ()) -> list[int]:
-    """How many slots each node with GPUs of these types has now; each node, if there are none."""
-    return [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources(gpu_types)]
+def slots_now(
+    kind: str, cpus_per_slot: float, gpu_types: Collection[str] = (), broken: Collection[str] = ()
+) -> list[int]:
+    """How many slots each node with GPUs of these types has now; each node, if there are none. Without broken nodes."""
+    return [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources(gpu_types, broken)]
 
 
 def most_slots(
-    kind: str, cpus_per_slot: float, limits: Limits | None, gpu_types: Collection[str] = ()
+    kind: str,
+    cpus_per_slot: float,
+    limits: Limits | None,
+    gpu_types: Collection[str] = (),
+    broken: Collection[str] = (),
 ) -> list[int] | None:
     """The same once the cluster has grown as far as it can; None if unknown."""
-    now = slots_now(kind, cpus_per_slot, gpu_types)
+    now = slots_now(kind, cpus_per_slot, gpu_types, broken)
     if limits is None:
         return now
     if limits.types is None:
@@ -182,8 +197,9 @@ def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
     return sum(nodes) // slots
 
 
-def _node_resources(gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:
-    return [node.resources for node in nodes() if not gpu_types or node.labels.get(GPU_TYPE) in gpu_types]
+def _node_resources(gpu_types: Collection[str] = (), broken: Collection[str] = ()) -> list[Mapping[str, float]]:
+    usable = [node for node in nodes() if node.id not in broken]
+    return [node.resources for node in usable if not gpu_types or node.labels.get(GPU_TYPE) in gpu_types]
 
 
 def _known_gpu_types(limits: Limits | None) -> list[str]:

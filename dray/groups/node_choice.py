@@ -14,7 +14,7 @@ from collections.abc import Mapping, Set
 
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import NODE_TYPE, Activity, Limits, NodeType
-from dray.cluster.nodes import GPU_TYPE
+from dray.cluster.nodes import GPU_TYPE, NODE_ID
 from dray.groups.capacity import slots_of
 from dray.groups.group import Slots
 
@@ -33,9 +33,11 @@ class NodeChoice:
     Args:
         slots: of a group, with the types of GPUs in the order of preference.
         limits: what an autoscaler may start; None without an autoscaler.
+        broken: ids of nodes that no group is to be on; nodes may be added.
     """
 
-    def __init__(self, slots: Slots, limits: Limits | None) -> None:
+    def __init__(self, slots: Slots, limits: Limits | None, broken: Set[str] = frozenset()) -> None:
+        self._broken = broken
         self._gpu_types, self._per_group = slots.gpu_types or ("",), slots.taken
         self._node_types = limits.types or () if limits else ()
         self._slots = {
@@ -121,7 +123,10 @@ class NodeChoice:
         # If the cloud has none of them, each is asked for in turn.
         excluded = {each.name for each in self._of(gpu_type)} & failed.keys() - {self._oldest_if_all_failed(gpu_type)}
         found = {GPU_TYPE: gpu_type} if gpu_type else {}
-        return found | ({NODE_TYPE: f"!in({','.join(sorted(excluded))})"} if excluded else {})
+        for label, names in ((NODE_TYPE, excluded), (NODE_ID, self._broken)):
+            if names:
+                found[label] = f"!in({','.join(sorted(names))})"
+        return found
 
     def _with(self, gpu_type: str) -> list[NodeType]:
         """Types of machines with slots, and with this type of GPU."""

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import ray
 
+from dray.cluster.nodes import known_nodes
 from dray.desk import messages
 from dray.desk.messages import Message
 from dray.display.counts import Counts
@@ -40,6 +41,8 @@ IDLE_S = 15.0
 takes, so that a wrong guess costs at most twice as much as the right one (ski rental; Karlin et al. 1988)."""
 MAX_FAILED_STARTS = 5
 """A group that starts this many times without finishing a lease ends the experiment."""
+BROKEN_AFTER = 2
+"""Once errors of its GPUs have ended this many different trials, a node gets no more."""
 IN_TURN_S = 30.0
 """On a local cluster the first group, Tune, and further groups start one after another: how long each may take before
 the next starts anyway."""
@@ -118,7 +121,8 @@ class Groups:
         self._capacity, self._elastic, self._own_cluster = capacity, elastic, own_cluster
         self._counts, self._timeline, self._display, self._experiment = counts, timeline, display, experiment
         self._node_wait = NodeWait(slots, has_autoscaler=capacity.may_grow)
-        self._choice = NodeChoice(slots, capacity.limits)
+        self._choice = NodeChoice(slots, capacity.limits, capacity.broken)
+        self._gpu_faults: dict[str, set[int]] = {}
         self._names = (f"group-{number}" for number in numbers or itertools.count())
         self._starts = numbers or itertools.count(1)
         self._idle_s, self._least = idle_s, least
@@ -158,6 +162,8 @@ class Groups:
                 self.trains()
             case messages.TrialLeft():
                 self.trial_left(message.group)
+                if message.failure is not None and message.failure.node:
+                    self.gpu_failed(message.failure.node, message.trial)
 
     def worker_arrived(self) -> None:
         """A process of a group runs."""
@@ -182,6 +188,26 @@ class Groups:
         """A trial has left this group, so the group works."""
         self._failed_starts[name] = 0
 
+    def gpu_failed(self, node: str, trial: int) -> None:
+        """A GPU of this node has ended a trial. After two different ones the node gets no more: a broken GPU fails
+        faster than others train, and would end one trial after another."""
+        trials = self._gpu_faults.setdefault(node, set())
+        trials.add(trial)
+        if len(trials) < BROKEN_AFTER or node in self._capacity.broken:
+            return
+        self._capacity.broken.add(node)
+        self._full_for = 0
+        where = next((each.address for each in known_nodes() if each.id == node), node)
+        what = f"GPU errors ended trials {', '.join(map(str, sorted(trials)))} on node {where}"
+        check = "see nvidia-smi and the Xid messages in its kernel log, and restart or replace it"
+        if self._capacity.has_room:
+            self._display.say(f"{what}: it gets no more trials; {check}")
+        else:
+            self.error = ExperimentError(
+                f"{what}, and no other node has room for a trial; {check}, then resume with: dray experiment resume "
+                f"{self._experiment}"
+            )
+
     def ended(self, name: str, start: int, *, is_lost: bool, error: str) -> None:
         """A group's processes, from this start of it, have ended; ``is_lost``: unexpectedly, by ``error`` if known."""
         member = self._groups.get(name)
@@ -204,11 +230,9 @@ class Groups:
 
     def nodes_drain(self, nodes: Collection[str]) -> None:
         """These nodes will be removed: the trials on them save, and continue elsewhere. Called from any thread."""
-        for name, member in list(self._groups.items()):
-            # While it starts, there is nothing to save; this is called again in a second.
-            if member.is_ready and not member.is_draining and not member.group.nodes.isdisjoint(nodes):
-                self._display.say(f"a node of worker group {name} will be removed: its trial continues elsewhere")
-                self._drain(name)
+        for name in self._on_nodes(nodes):
+            self._display.say(f"a node of worker group {name} will be removed: its trial continues elsewhere")
+            self._drain(name)
 
     # ------------------------------------------------------------------ while they run
     def reconcile(self) -> None:
@@ -219,7 +243,9 @@ class Groups:
         if self.error is not None:
             return
         if self._ended:
-            runnable = self._runnable()
+            runnable: float = self._runnable()
+            if self._capacity.broken:  # groups that leave a broken node may find no room elsewhere
+                runnable = min(runnable, self._capacity.grown())
             while self._ended:
                 name = self._ended.pop()
                 if runnable > len(self._groups):
@@ -263,6 +289,14 @@ class Groups:
         self._timeline.starts(name, slots.taken)
         self._groups[name] = _Member(self._make(name, next(self._starts), slots), labels, time.monotonic())
 
+    def _on_nodes(self, nodes: Collection[str]) -> list[str]:
+        """Groups to drain there. While one starts, there is nothing to save; callers ask again in a second."""
+        return [
+            name
+            for name, member in list(self._groups.items())
+            if member.is_ready and not member.is_draining and not member.group.nodes.isdisjoint(nodes)
+        ]
+
     def _drain(self, name: str) -> None:
         """Have a group's trial save and continue in another group; this one ends, and is replaced."""
         self._groups[name].is_draining = True
@@ -295,6 +329,8 @@ class Groups:
         if self._own_cluster or time.monotonic() < self._looked_at + LOOK_S:
             return False
         self._looked_at, self._full_for = time.monotonic(), 0
+        for name in self._on_nodes(self._capacity.broken):
+            self._drain(name)
         for member in self._groups.values():
             member.is_waiting = not member.is_ready and not member.group.is_placed
         if self._elastic is not None:

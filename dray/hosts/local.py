@@ -11,6 +11,7 @@ import random
 import sys
 import tempfile
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from dray.text import file_name
 from dray.training.errors import ShouldExit
 from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
+from dray.training.parallel.exchange import on_failure
 from dray.training.plan import Plan
 from dray.training.units import TrainUnit
 
@@ -96,6 +98,7 @@ class LocalHost:
 
     def __enter__(self) -> LocalHost:
         self._until_exit.enter_context(self._signals.sigterm())
+        self._until_exit.enter_context(on_failure(_print))
         return self
 
     def __exit__(
@@ -298,6 +301,13 @@ class LocalHost:
             with contextlib.suppress(OSError):  # another run holds the lock, or the file system has none
                 fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shows that the run is alive
         self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
+
+
+def _print(error: BaseException) -> None:
+    """Print a traceback now, instead of at the end of the process."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    print_no_traceback(error)
 
 
 def _row(report: Report) -> dict[str, Any]:

@@ -59,12 +59,12 @@ class StopSignals:
         return _handled(signal.SIGINT, request_stop)
 
 
-def print_no_traceback(stopped: KeyboardInterrupt) -> None:
+def print_no_traceback(ended_by: BaseException) -> None:
     """If the exception ends the process, let it end without a traceback below what has been said already."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if error is not stopped:
+        if error is not ended_by:
             before(kind, error, trace)
 
     sys.excepthook = hook

@@ -366,6 +366,8 @@ class PyTorchTrialContext:
         ddp_kwargs = checked_ddp_kwargs(ddp_kwargs)
         unshare(each for each in model.parameters() if each.requires_grad)
         compress = self._run.section("optimizations").get("gradient_compression", False)
+        # A rank may still be downloading data: it is waited for here, and not in a collective with a timeout.
+        self.distributed.allgather(None)
         if parallel is not None or is_sharded(model):
             check_arguments(model, parallel, ddp_kwargs, compress=compress, replicas=self._run.replicas)
             if parallel is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 from typing import Any
@@ -13,6 +14,16 @@ from dray.cluster.nodes import GPU_TYPE
 from dray.environment import set_variables
 from dray.text import one_line
 from dray.worker.spec import WorkerSpec
+
+NCCL = {
+    # A collective that fails or times out ends the process: whatever is computed after it is garbage. Without cleaning
+    # up, since aborting its communicator may hang. It is torch's default; another would train on.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    # What each rank was doing then is dumped, to a file that each trial sets anew.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_FR_DUMP_DYNAMIC_FILE_NAME": "1",
+}
+"""How torch handles errors of NCCL, unless the node's environment or the config says otherwise."""
 
 _served = threading.Event()
 _error = ""
@@ -45,6 +56,8 @@ def _serve_leases(worker: WorkerSpec) -> None:
         # On a CPU slot Ray leaves all of the node's GPUs visible.
         set_variables({"CUDA_VISIBLE_DEVICES": ""})
     # Before torch is imported, which reads some of them.
+    for name, value in NCCL.items():
+        os.environ.setdefault(name, value)
     set_variables(worker.environment)
     here = ray.get_runtime_context()
     gpu_type = here.get_node_labels().get(GPU_TYPE, "")

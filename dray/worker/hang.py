@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn
 
 from dray.worker.children import end_children
@@ -16,6 +17,8 @@ CHECKS = 10
 """How often a trial is checked within its timeout."""
 SLACK = 1.5
 """A process that can't even check its trial, because something holds the GIL, gets this many times its timeout."""
+RECORD = "collectives_of_rank_"
+"""Begins the name of a file with the last collectives of a rank."""
 REPORT_TIMEOUT_S = 5.0
 """How long reporting a hang may take."""
 
@@ -69,6 +72,17 @@ def exit_if_hung(
         done.set()
         thread.join()
         faulthandler.cancel_dump_traceback_later()
+
+
+def dump_collectives(log: Path, rank: int) -> None:
+    """Write torch's record of this process's last collectives beside the trial's log, for `torchfrtrace`."""
+    import torch
+    import torch.distributed as dist
+
+    name = "_dump_nccl_trace" if "nccl" in dist.get_backend_config() else "_dump_fr_trace"
+    # Older versions of torch record none of gloo.
+    if (dump := getattr(torch._C._distributed_c10d, name, None)) is not None:
+        Path(f"{log.parent}/{RECORD}{rank}").write_bytes(dump(True, True, False))
 
 
 def _dump(what: str, log: int) -> None:

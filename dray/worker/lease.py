@@ -42,7 +42,7 @@ class SharedSettings:
         time_rungs: with `time_metric`, the lengths at which the search decides, ascending; a trial ends at the last.
         validation_period, checkpoint_period: the longest allowed interval, or None.
         is_single: the searcher is `single`: nothing is compared, so the metric may be missing.
-        stops_on_nan, deterministic, hang_timeout_s, reuse_workers: as in the config.
+        stops_on_nan, deterministic, hang_timeout_s, collective_timeout_s, reuse_workers: as in the config.
         environment: environment variables of trials; None for those to unset.
     """
 
@@ -58,6 +58,7 @@ class SharedSettings:
     stops_on_nan: bool = False
     deterministic: bool = False
     hang_timeout_s: float | None = None
+    collective_timeout_s: float = 600
     reuse_workers: bool = True
     source_checkpoint: str | None = None
     time_metric: str | None = None

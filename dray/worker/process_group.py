@@ -22,7 +22,7 @@ from dray.training.parallel.device import CPU, GpuConflict, check_gpus, gpu_of
 from dray.training.parallel.transport import StoreTransport, serve_store
 
 TIMEOUT_S = 1800
-"""The timeout of collectives, as in Ray Train and torchrun."""
+"""How long ranks wait for one another while they start; trials have their own timeout, `collective_timeout_s`."""
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,7 +18,7 @@ import ray
 
 from dray import core, pytorch
 from dray.desk.connection import DeskConnection
-from dray.desk.failure import LOG_TAIL, Failure, failure_of, users_line, with_users_line
+from dray.desk.failure import LOG_TAIL, Failure, failure_of, may_be_gpus_fault, users_line, with_users_line
 from dray.desk.messages import Departure, LeaseOutcome
 from dray.hosts import use_host
 from dray.pytorch.class_entrypoint import train
@@ -27,9 +28,10 @@ from dray.text import counted, one_line
 from dray.training import rng
 from dray.training.cluster_info import use_cluster_info
 from dray.training.errors import SearcherMetricError, TrialEnded
+from dray.training.parallel.exchange import on_failure
 from dray.training.units import ENDLESS
 from dray.worker.exits import ProgramExits
-from dray.worker.hang import exit_if_hung
+from dray.worker.hang import RECORD, dump_collectives, exit_if_hung
 from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.isolation.handlers import redirect_handlers
 from dray.worker.lease import LeaseLost, TrialLease
@@ -67,12 +69,25 @@ def run_trial(
     kind = RayProgramHost if isinstance(program, Script) else RayHost
     host = kind(desk=desk, lease=lease, settings=experiment.settings, code_dir=code)
     with redirect_output(log_path(lease, distributed.rank), experiment.settings.secrets) as log:
+        # Where torch dumps its record when a collective times out; it adds the rank.
+        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(log.path.with_name(RECORD))
+        failed: list[tuple[BaseException, Departure]] = []
+
+        def fail(error: BaseException) -> None:
+            """Print the error and tell the desk now, as this process may end before the others have answered."""
+            departure = _departure(error, host, code, log)
+            failed.append((error, departure))
+            # A program may handle it, but then it needs its GPU.
+            if not isinstance(program, Script) or (departure.failure and departure.failure.kind == "device"):
+                desk.tell("leave", lease.number, distributed.rank, departure.masked(experiment.settings.secrets))
+
         try:
             watched = _exit_if_hung(host, desk, distributed.rank, log)
-            with watched, use_host(host, distributed), redirect_handlers():
+            with watched, use_host(host, distributed), redirect_handlers(), on_failure(fail):
                 return _run(program, code, host, experiment.log_format, distributed)
         except BaseException as error:  # also SystemExit: a class may call sys.exit(), which would end the process
-            return _departure(error, host, code, log)
+            departures = [departure for known, departure in failed if known is error]
+            return departures[0] if departures else _departure(error, host, code, log)
         finally:
             host.close()
 
@@ -157,7 +172,7 @@ def _errors_allowed_once_asked_to_stop(host: RayProgramHost) -> Iterator[None]:
 
 
 def _departure(error: BaseException, host: RayHost, code: Path | None, log: TrialLog) -> Departure:
-    """How a trial ended, from the error that it raised. Called while that is being handled."""
+    """How a trial ended, from the error that it raised, which this prints."""
     match error:
         case TrialEnded():
             print(error, file=sys.stderr)
@@ -172,10 +187,17 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
             text = "\n".join([str(error), *users_line(error, code), "", f"{LOG_TAIL} ({log.path}):", log.tail()])
         case _:
             is_program = isinstance(host, RayProgramHost)
-            trace = users_traceback(error, code) if is_program and code is not None else traceback.format_exc()
+            trace = (
+                users_traceback(error, code)
+                if is_program and code is not None
+                else "".join(traceback.format_exception(error))
+            )
             text = with_users_line(error, trace, code)
             print(text, end="", file=sys.stderr)
-    return Departure(outcome="errored", error=text, failure=failure_of(error, host.batches))
+    failure = failure_of(error, host.batches)
+    if may_be_gpus_fault(error):
+        failure = replace(failure, node=ray.get_runtime_context().get_node_id())
+    return Departure(outcome="errored", error=text, failure=failure)
 
 
 def _exit_if_hung(
@@ -187,6 +209,7 @@ def _exit_if_hung(
         failure = Failure(kind="hung", batches=host.batches)
         error = f"{what}; the stacks of all threads are in {log.path}"
         desk.leave(host.lease.number, rank, Departure(outcome="errored", error=error, failure=failure)).result()
+        dump_collectives(log.path, rank)
 
     timeout_s = host.settings.hang_timeout_s
     # The chief may wait for an object store, and the others for the chief, without knowing why.

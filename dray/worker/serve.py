@@ -11,10 +11,12 @@ import functools
 import os
 import pickle
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import ray
 import ray.train
+import torch.distributed as dist
 
 from dray import core
 from dray.code.startup_hook import run_startup_hook_once
@@ -126,6 +128,8 @@ def serve_joined(
                     desk.tell("leave", number, rank, Departure(outcome="interrupted"))
                     continue
             spec, settings = loaded.spec, loaded.spec.settings
+            if distributed.size > 1:  # with each lease: a program may have set another
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=settings.collective_timeout_s))
             log = log_path(lease, rank)
             if isinstance(lease.store, RemoteStore) and not _is_shared_with_driver(lease):
                 uploader.begin(log, lease.store.root)

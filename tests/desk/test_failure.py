@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dray.desk.failure import Failure, failure_of, users_line, with_users_line
+from dray.desk.failure import Failure, failure_of, may_be_gpus_fault, users_line, with_users_line
 from dray.script import Script, ScriptFailed
 from dray.training.errors import PeerFailed
 
@@ -50,6 +50,33 @@ def test_kind_of_an_exception(what: str) -> None:
 @pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="this torch raises a RuntimeError")
 def test_torchs_accelerator_error_is_a_device_error() -> None:
     assert caught(torch.AcceleratorError("unspecified launch failure")).kind == "device"
+
+
+HINT = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+
+
+@pytest.mark.parametrize(
+    ("what", "is_gpus"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered", True),
+        ("CUDA error: unspecified launch failure", True),
+        ("CUDA error: unknown error", True),
+        ("CUDA error: device-side assert triggered", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("CUDA error: invalid configuration argument", False),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", False),
+        ("CUDA error: out of memory", False),
+        ("shapes (2, 3) and (4, 5) do not match", False),
+    ],
+)
+def test_a_gpu_is_suspected_only_of_errors_that_no_program_causes(what: str, is_gpus: bool) -> None:
+    assert may_be_gpus_fault(RuntimeError(what + HINT)) == is_gpus
+
+
+def test_an_error_after_an_assertion_on_the_device_is_the_programs() -> None:
+    later = RuntimeError(f"CUDA error: unspecified launch failure{HINT}")
+    later.__context__ = RuntimeError(f"CUDA error: device-side assert triggered{HINT}")
+    assert not may_be_gpus_fault(later)
 
 
 def test_the_cause_of_an_exception_counts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ CASES: dict[str, tuple[list[Failure], bool]] = {
     "another line": ([error(4), error(4, "ValueError at model.py:9 in loss")], True),
     "another failure between": ([error(4), died(), error(4)], True),
     "the same error of a GPU": ([error(4, kind="device"), error(4, kind="device")], False),
+    "of one that may be broken": ([replace(error(4, kind="device"), node="node-7")] * 2, True),
     "a first time out of memory": ([OOM], True),
     "out of memory, then another error": ([OOM, error(4)], True),
     "out of memory twice": ([OOM, OOM], False),
@@ -122,6 +124,14 @@ def test_a_lost_node_is_recorded_with_the_last_checkpoint_before_it(tmp_path: Pa
     assert ends == [None, None, None, "errored"]
     assert [record["batches"] for record in Journal.read(directory.journal)] == [-1, 8, 16, 16]
     assert failures_in(Journal.read(directory.journal)) == {3: [lost(), lost(8), lost(16)]}
+
+
+def test_a_trial_whose_slots_train_different_models_is_not_restarted(tmp_path: Path) -> None:
+    directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), None)
+    what = "Traceback ...\nRuntimeError: the slots train different models: the gradients of these parameters ..."
+    left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error=what, failure=error(100))
+    with Journal(directory.journal) as journal:
+        assert restarts_of(directory, journal, StringIO(), []).end_of(left) == "errored"
 
 
 def test_progress_between_deaths_is_the_furthest_batch_that_was_reported_or_saved(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import ray
 
-from dray.cluster.nodes import GPU_TYPE
+from dray.cluster.nodes import GPU_TYPE, NODE_ID
+from dray.desk.failure import Failure
+from dray.desk.messages import TrialLeft
 from dray.display.counts import Counts
 from dray.groups.capacity import Capacity
 from dray.groups.group import Slots
@@ -450,6 +452,54 @@ def test_a_group_on_a_draining_node_is_drained_once(worlds: Any) -> None:
         groups.nodes_drain({"node-b"})
     assert world.desk.told == [("drain_group", "group-0")]
     assert len(world.display.lines) == 1
+
+
+def gpu_fails(groups: Groups, trial: int, node: str) -> None:
+    failure = Failure(kind="device", node=node)
+    groups.on(TrialLeft(lease=trial, group="group-0", trial=trial, outcome="errored", failure=failure))
+
+
+def on_gpus(worlds: Any, monkeypatch: pytest.MonkeyPatch, *ids: str) -> tuple[World, Groups]:
+    """A group that trains on each of these nodes."""
+    world = worlds(*[1] * len(ids), own=False)
+    nodes = [{**node({"CPU": 1.0}), "NodeID": name, "NodeManagerAddress": f"address-of-{name}"} for name in ids]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    groups = world.groups()
+    bring_up(world, groups, len(ids))
+    for group, name in zip(world.made, ids, strict=True):
+        group.nodes = frozenset([name])
+    return world, groups
+
+
+def test_a_node_gets_no_more_trials_once_its_gpus_have_ended_two(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, groups = on_gpus(worlds, monkeypatch, "a", "b", "c")
+    for trial, name in ((3, "a"), (3, "a"), (5, "b")):
+        gpu_fails(groups, trial, name)
+    world.later(groups, LOOK_S)
+    assert (world.display.lines, world.desk.told) == ([], []), "two errors of one trial may be the trial's"
+    for trial in (7, 8):
+        gpu_fails(groups, trial, "a")
+    [line] = world.display.lines
+    assert line.startswith("GPU errors ended trials 3, 7 on node address-of-a: it gets no more trials; see nvidia-smi")
+    for _ in range(2):
+        world.later(groups, LOOK_S)
+    assert world.desk.told == [("drain_group", "group-0")]
+    ends(groups, world.made[0])
+    world.later(groups, LOOK_S)
+    assert groups.count == 2, "there is no room for a third"
+    ends(groups, world.made[1], lost=True)
+    world.later(groups, LOOK_S)
+    assert world.made[-1].slots.labels == {NODE_ID: "!in(a)"}
+    assert groups.error is None
+
+
+def test_a_search_ends_when_gpus_of_all_nodes_have_ended_trials(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, groups = on_gpus(worlds, monkeypatch, "a", "b")
+    for trial, name in enumerate(("a", "a", "b")):
+        gpu_fails(groups, trial, name)
+    assert groups.error is None
+    gpu_fails(groups, 3, "b")
+    assert "GPU errors ended trials 2, 3 on node address-of-b, and no other node has room" in str(groups.error)
 
 
 # ------------------------------------------------------------------------------------------------------ an elastic one

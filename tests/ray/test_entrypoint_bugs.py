@@ -102,8 +102,16 @@ def test_program_that_trains_on_one_rank_alone_is_told_of_the_other(bug: str, tm
 
 
 @pytest.mark.long
+def test_rank_that_never_comes_to_a_batch_ends_the_trial_after_the_timeout_of_collectives(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="every trial failed"):
+        run(PROGRAM, ["batch: sleep"], tmp_path, slots=2, collective_timeout_s=3)
+    [gave_up] = [record for record in journal(tmp_path / "experiment") if record["event"] == "gave_up"]
+    assert "Timed out waiting 3000ms" in gave_up["error"]
+
+
+@pytest.mark.long
 def test_rank_that_never_comes_to_train_is_a_trial_that_hangs(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="every trial failed"):
-        run(PROGRAM, ["before: sleep"], tmp_path, slots=2, hang_timeout_s=5)
+        run(PROGRAM, ["before: sleep"], tmp_path, slots=2, hang_timeout_s=5, collective_timeout_s=1)
     [gave_up] = [record for record in journal(tmp_path / "experiment") if record["event"] == "gave_up"]
     assert gave_up["error"].startswith("no batch trained or validated, and no checkpoint saved, for 5 s")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,10 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dray.training.parallel import ddp
+from dray import pytorch
+from dray.core import DistributedContext
+from dray.pytorch import Batch
+from dray.training.parallel import agreement, ddp
 from dray.training.parallel.device import CPU
 from dray.worker.process_group import TIMEOUT_S
 from tests import queued
+from tests.pytorch.two_ranks import Regression
 
 SOON_S, HANGS_S = 0.3, 60
 CHIEF = os.environ.get("RANK") == "0"
@@ -81,13 +87,43 @@ def ended(directory: Path) -> None:
     assert not dist.is_initialized()
 
 
-def main(directory: Path) -> None:
+class Asserts(Regression):
+    """The device of rank 1 fails in the third batch. Before the other one waits for it, its process has ended."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.pids = context.distributed.allgather(os.getpid())
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        if batch_idx == 2:
+            if not CHIEF:
+                queued.gone_for(queued.DEVICE.fail)
+            with contextlib.suppress(ProcessLookupError):
+                while True:
+                    os.kill(self.pids[1], 0)
+                    time.sleep(0.01)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def device_fails(directory: Path) -> None:
+    """A local run, as under torchrun, in which a device fails."""
+    os.environ["DRAY_HOME"] = str(directory)
+    agreement.ABORT_S = 0.1
+    with pytorch.init(
+        hparams={"global_batch_size": 8}, distributed=DistributedContext.from_torch_distributed()
+    ) as context:
+        pytorch.Trainer(Asserts(context), context).fit(max_length=Batch(4))
+
+
+def main(directory: Path, what: str = "all") -> None:
     rank = int(os.environ["RANK"])
     queued.init(directory / "rendezvous", rank, 2)
+    if what == "device_fails":
+        return device_fails(directory)
     results = {"queues": ddp.queues_collectives(CPU), "sound": sound(), "left_alone": left_alone()}
     ended(directory)
     torch.save(results, directory / f"rank_{rank}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

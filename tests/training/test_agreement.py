@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dray.core import DistributedContext
+from dray.desk.failure import FailureKind, failure_of
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
 from dray.training.parallel import agreement, ddp, exchange
 from dray.training.parallel.agreement import Agreement
@@ -91,7 +93,7 @@ def test_what_the_chief_does_counts_for_all() -> None:
     assert told(fails) == ["KeyError: 'gone'", "PeerFailed: rank 0 failed while saving: KeyError('gone')"]
 
 
-def raises(error: Exception) -> Callable[[], int]:
+def raises(error: BaseException) -> Callable[[], int]:
     def work() -> int:
         raise error
 
@@ -255,3 +257,68 @@ def test_ranks_that_leave_at_the_same_batch_are_not_aborted(monkeypatch: pytest.
 
     assert on_ranks(nodes(2), on_rank) == [True, True]
     assert not collectives.aborted.is_set()
+
+
+class Dead:
+    """How a rank talks to another one whose process has died; what it does before that, it has done at `reached`."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+    def allgather(self, stuff: object, timeout_s: float | None = None) -> list[object]:
+        self.reached = True
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+
+    def gather(self, stuff: object) -> None:
+        raise AssertionError("not used here")
+
+    def close(self) -> None:
+        pass
+
+
+def with_dead_peer(error: BaseException) -> tuple[str, FailureKind, list[tuple[BaseException, bool]]]:
+    """What the surviving rank raises after this error; and which errors it has reported, and if that was too late."""
+    peers = Dead()
+    context = DistributedContext(**nodes(2)[0], transport=peers)
+    ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)
+    reported = []
+    with (
+        exchange.on_failure(lambda error: reported.append((error, peers.reached))),
+        pytest.raises(BaseException) as raised,
+    ):
+        ranks.on_all(raises(error))
+    return type(raised.value).__name__, failure_of(raised.value, 0).kind, reported
+
+
+def test_an_error_of_a_rank_counts_although_the_others_have_died() -> None:
+    for error in (KeyError("gone"), SystemExit(3)):
+        assert with_dead_peer(error) == (type(error).__name__, "error", [(error, False)])
+    assert with_dead_peer(InvalidHP("width 99")) == ("InvalidHP", "error", [])
+
+
+def test_a_rank_that_leaves_without_an_error_notices_that_the_others_have_died() -> None:
+    assert with_dead_peer(ShouldExit()) == ("RuntimeError", "collective", [])
+
+
+def test_the_first_of_a_ranks_errors_counts_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that has failed fails again when it is synchronised, without the user's line."""
+    monkeypatch.setattr(torch.cpu, "synchronize", lambda device: raises(RuntimeError("CUDA error"))())
+    context = DistributedContext(**nodes(2)[0], transport=Dead())
+    ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)
+    reported: list[BaseException] = []
+    first = RuntimeError("CUDA error")
+    with exchange.on_failure(reported.append), pytest.raises(RuntimeError) as raised:
+        ranks.on_all(raises(first), training=True)
+    assert raised.value is first
+    assert reported == [first]
+
+
+def test_one_process_alone_reports_its_error_by_raising_it() -> None:
+    reported: list[BaseException] = []
+    with (
+        exchange.on_failure(reported.append),
+        pytest.raises(KeyError),
+        all_or_none(DistributedContext(), "starting"),
+    ):
+        raise KeyError("gone")
+    assert reported == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,12 @@ def test_two_ranks_on_one_device_are_refused(tmp_path: Path, monkeypatch: pytest
         errors = [process.communicate(timeout=HANGS_S)[1] for process in processes]
     for error in errors:
         assert "Duplicate GPU detected : rank" in error
+
+
+def test_an_error_is_printed_once_before_the_watchdog_ends_the_process(tmp_path: Path) -> None:
+    with two_processes(queued_ranks.__file__, tmp_path, "device_fails", backend="queued") as processes:
+        errors = [process.communicate(timeout=HANGS_S)[1] for process in processes]
+    assert processes[1].returncode == -signal.SIGABRT
+    assert errors[1].count("AcceleratorError: CUDA error: device-side assert triggered") == 1
+    assert "queued.gone_for(queued.DEVICE.fail)" in errors[1]
+    assert processes[0].returncode == 1

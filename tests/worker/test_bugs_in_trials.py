@@ -41,9 +41,13 @@ class Desk:
     def __init__(self, verdict: str = "continue", *, stops: bool = False) -> None:
         self.verdict = verdict
         self.final: list[DeskReport] = []
+        self.left: list[Departure] = []
         answers = {"may_commit": True, "improves": True, "stop_wanted": stops, "saved": None, "best": None}
         for name, answer in answers.items():
             setattr(self, name, lambda *_, answer=answer: answer)
+
+    def leave(self, lease: int, rank: int, departure: Departure) -> None:
+        self.left.append(departure)
 
     def report(self, lease: int, report: DeskReport, decides: bool) -> str:
         if report.final:
@@ -71,13 +75,21 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_ray(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
-    monkeypatch.setattr(run_trial_module, "ray", SimpleNamespace(util=util))
+    node = SimpleNamespace(get_node_id=lambda: "node-7")
+    monkeypatch.setattr(run_trial_module, "ray", SimpleNamespace(util=util, get_runtime_context=lambda: node))
     for name, value in ALONE.items():
         monkeypatch.setenv(name, value)
 
 
 def left(
-    entrypoint: str, bug: str, model: Path, directory: Path, verdict: str = "continue", *, stops: bool = False
+    entrypoint: str,
+    bug: str,
+    model: Path,
+    directory: Path,
+    verdict: str = "continue",
+    *,
+    stops: bool = False,
+    peers: DistributedContext | None = None,
 ) -> tuple[Departure, Desk]:
     """How a worker leaves a trial with this bug."""
     config = load_config(recorded(directory / "record", trials=1, batches=8, entrypoint=entrypoint))
@@ -95,7 +107,8 @@ def left(
     lease = TrialLease(number=1, client="run", trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
     desk = Desk(verdict, stops=stops)
     program = load_entrypoint(parse_entrypoint(entrypoint), model)
-    return run_trial(program, model, lease, connected(desk), experiment_spec(settings), DistributedContext()), desk
+    ranks = peers or DistributedContext()
+    return run_trial(program, model, lease, connected(desk), experiment_spec(settings), ranks), desk
 
 
 @pytest.mark.parametrize("bug", OF_A_CLASS)
@@ -112,6 +125,47 @@ def test_a_bug_of_a_program_is_reported_with_the_users_line(bug: str, model: Pat
     assert (ending.outcome, ending.fatal) == ("completed" if OF_A_PROGRAM[bug] is None else "errored", False)
     check_error(bug, ending.error, OF_A_PROGRAM[bug])
     assert len(desk.final) == (OF_A_PROGRAM[bug] is None)
+
+
+class Dies:
+    """Reaches another rank, whose process dies in the sixth batch."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.was_printed = False
+
+    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
+        if timeout_s is None:
+            return [stuff, stuff]
+        self.was_printed = "went wrong" in self.log.read_text()
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+
+    def gather(self, stuff: Any) -> None:
+        raise AssertionError("not used here")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_rank_reports_its_error_before_it_waits_for_another_which_may_have_died(model: Path, tmp_path: Path) -> None:
+    dies = Dies(tmp_path / "logs" / "rank_0.log")
+    two = DistributedContext(
+        rank=0, size=2, local_rank=0, local_size=2, cross_rank=0, cross_size=1, chief_ip="127.0.0.1", transport=dies
+    )
+    ending, desk = left(CLASS, "first batch: exception", model, tmp_path, peers=two)
+    assert ending.failure is not None
+    assert (ending.outcome, ending.failure.kind, desk.left) == ("errored", "error", [ending])
+    check_error("batch: exception", ending.error, OF_A_CLASS["batch: exception"])
+    assert dies.was_printed
+    assert dies.log.read_text().count("Traceback (most recent call last)") == 1
+
+
+@pytest.mark.parametrize(("error", "node"), [("uncorrectable ECC error encountered", "node-7"), ("out of memory", "")])
+def test_an_error_of_a_gpu_names_its_node(error: str, node: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(f"raise RuntimeError('CUDA error: {error}')")
+    ending, _ = left("python3 broken.py", "none", tmp_path, tmp_path / "trial")
+    assert ending.failure is not None
+    assert ending.failure.node == node
 
 
 @pytest.mark.parametrize("bug", ["before: exit 0", "core: nothing"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,9 +17,14 @@ import ray
 import torch
 import torch.distributed as dist
 
+from dray import pytorch
+from dray.core import DistributedContext
+from dray.hosts import use_host
 from dray.worker import process_group
+from dray.worker.hang import dump_collectives
 from dray.worker.process_group import joined, outliving_programs
 from tests.core.test_distributed import HANGS_S, nodes
+from tests.pytorch.fakes import FakeHost
 from tests.worker.test_unequal_nodes import Placed
 
 
@@ -68,6 +74,37 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def test_the_last_collectives_of_a_process_are_written_beside_its_log(group: None, tmp_path: Path) -> None:
+    dist.all_reduce(torch.ones(3))
+    dump_collectives(tmp_path / "rank_0.log", 0)
+    record = pickle.loads((tmp_path / "collectives_of_rank_0").read_bytes())
+    last = record["entries"][-1]
+    assert (last["profiling_name"], last["input_sizes"]) == ("gloo:all_reduce", [[3]])
+
+
+class Late:
+    """Reaches another rank, which downloads data, and has not come to `wrap_model`."""
+
+    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
+        assert timeout_s is None
+        raise EOFError("still waiting")
+
+    gather = allgather
+
+    def close(self) -> None:
+        pass
+
+
+def test_wrap_model_waits_for_the_other_ranks_before_any_collective_with_a_timeout(group: None, tmp_path: Path) -> None:
+    peers = DistributedContext(**nodes(2)[0], transport=Late())
+    with (
+        use_host(FakeHost(tmp_path)),
+        pytorch.init(hparams={"global_batch_size": 8}, distributed=peers) as context,
+        pytest.raises(EOFError, match="still waiting"),
+    ):
+        context.wrap_model(torch.nn.Linear(1, 1))
 
 
 @pytest.mark.api("3.5")

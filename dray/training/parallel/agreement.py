@@ -33,7 +33,7 @@ import torch
 from dray.training.parallel import ddp
 from dray.training.parallel.device import CPU
 from dray.training.parallel.distributed import DistributedContext
-from dray.training.parallel.exchange import Leave, Reason, exchange
+from dray.training.parallel.exchange import Leave, Reason, exchange, leave_by
 
 log = logging.getLogger(__name__)
 
@@ -219,15 +219,14 @@ class Agreement:
             value, leave = self.catch(work)
             if leave is not None and not self._aborted:
                 self._post_leave(leave, training)
-            elif self._aborted:
-                # If it raised anything, garbage caused that.
-                leave = self._disconnected()
             if training:
                 _, late = self.catch(self._synchronise)  # an error of the device shows only here
-                leave = leave or (self._disconnected() if self._aborted else late)
+                leave = leave or late
+            if self._aborted:
+                leave = replace(leave or self._disconnected(), aborted=True)
         finally:
             self._inside = False
-        return value, replace(leave, aborted=True) if leave is not None and self._aborted else leave
+        return value, leave
 
     def _synchronise(self) -> None:
         torch.get_device_module(self._device).synchronize(self._device)
@@ -297,9 +296,13 @@ class Agreement:
             return work(), None
         except (Exception, SystemExit) as error:
             # SystemExit too: a program that exits in one process must not leave the others waiting.
-            leave = Leave.because_of(error)
+            if self._aborted:  # garbage caused it
+                return None, self._disconnected()
+            if ddp.is_disconnected(error):
+                leave = Leave(reason=Reason.DISCONNECTED, message=repr(error))
+            else:
+                # A device that has failed fails again in each call: the first error has the user's line.
+                leave = Leave.because_of(error) if self._error else leave_by(self._peers, error)
             if leave.reason is not Reason.EXIT:
-                self._error = error
-            if leave.reason is Reason.FAILED and ddp.is_disconnected(error):
-                leave = replace(leave, reason=Reason.DISCONNECTED)
+                self._error = self._error or error
             return None, leave

@@ -305,5 +305,9 @@ def is_aborted() -> bool:
 
 
 def is_disconnected(error: BaseException) -> bool:
-    """Whether this is what a rank sees when another one has disconnected, or when its collectives were aborted."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+    """Whether this is what a rank sees when another one has disconnected, or when its collectives were aborted.
+
+    Not if it has waited too long: the other one may be stuck.
+    """
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, dist.DistError) or ("gloo/transport" in text and "Timed out" not in text)

@@ -2,7 +2,7 @@
 
 A rank that leaves does so for a `Reason`, which the others learn in their next exchange. A rank that has failed waits
 `FAIL_S` seconds for the others to reach it. Then it raises its error, and its host ends the others, whatever they are
-doing.
+doing. It passes its error to `on_failure` before it waits: NCCL's watchdog may end its process meanwhile.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def all_or_none(peers: DistributedContext, doing: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as caught:
         error = caught
-    leave = None if error is None else Leave.because_of(error)
+    leave = None if error is None else leave_by(peers, error)
     _raise_any(error, exchange(peers, leave, leave, error), doing)
 
 
@@ -107,7 +107,7 @@ def on_chief(peers: DistributedContext, doing: str, work: Callable[[], T], mine:
             value = work()
         except (Exception, SystemExit) as caught:
             error = caught
-    leave = None if error is None else Leave.because_of(error)
+    leave = None if error is None else leave_by(peers, error)
     ranks = exchange(peers, (value, leave, mine), leave, error)
     _raise_any(error, [row[1] for row in ranks], doing)
     return ranks[0][0], [row[2] for row in ranks]
@@ -122,21 +122,49 @@ def on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list
         value = work()
     except (Exception, SystemExit) as caught:
         error = caught
-    leave = None if error is None else Leave.because_of(error)
+    leave = None if error is None else leave_by(peers, error)
     ranks = exchange(peers, (value, leave), leave, error)
     _raise_any(error, [row[1] for row in ranks], doing)
     return [row[0] for row in ranks]
 
 
-def exchange(peers: DistributedContext, mine: T, leave: Leave | None, error: BaseException | None) -> list[T]:
-    """An allgather; a rank that has failed does not wait long for the others, and raises its error."""
-    if leave is None or error is None or leave.reason is not Reason.FAILED:
-        return peers.allgather(mine)
+_report: Callable[[BaseException], None] | None = None
+
+
+@contextlib.contextmanager
+def on_failure(report: Callable[[BaseException], None]) -> Iterator[None]:
+    """In the block, call ``report`` with the error of this rank as soon as it fails, if there are others."""
+    global _report
+    before, _report = _report, report
     try:
-        return peers.allgather(mine, timeout_s=FAIL_S)
-    except TimeoutError:
-        log.error("rank %d failed, and the other ranks did not respond within %g s", peers.rank, FAIL_S)
-        raise error from None
+        yield
+    finally:
+        _report = before
+
+
+def leave_by(peers: DistributedContext, error: BaseException) -> Leave:
+    """What the other ranks get of this rank's error, which is reported if it is a failure."""
+    leave = Leave.because_of(error)
+    if leave.reason is Reason.FAILED and peers.size > 1 and _report is not None:
+        _report(error)
+    return leave
+
+
+def exchange(peers: DistributedContext, mine: T, leave: Leave | None, error: BaseException | None) -> list[T]:
+    """An allgather; a rank that has failed does not wait long for the others.
+
+    Raises:
+        BaseException: this rank's error, if it has one and the exchange fails, as others may have died by then.
+    """
+    has_failed = leave is not None and leave.reason is Reason.FAILED
+    try:
+        return peers.allgather(mine, timeout_s=FAIL_S if has_failed else None)
+    except Exception as failure:
+        if error is None or isinstance(error, ShouldExit):
+            raise
+        log.error("rank %d failed, and so did the exchange with the other ranks: %s", peers.rank, failure)
+    # Not while `failure` is handled: it is not the context of the error.
+    raise error
 
 
 def _raise_any(error: BaseException | None, leaves: Sequence[Leave | None], doing: str) -> None:
