@@ -139,7 +139,7 @@ class Optimisation:
                 model.runs_alone = False
 
     def before_batch(self) -> None:
-        """Let ranks exchange gradients only in the batches that step."""
+        """Have ranks that hold whole gradients exchange them only in the batches that step."""
         if self.aggregation_frequency > 1 and self.steps_now is not self._synchronising:
             self._synchronising = self.steps_now
             for model in self.models:
@@ -147,7 +147,7 @@ class Optimisation:
                     # Set directly: the context manager `no_sync()` can't enclose the user's forward and backward.
                     model.require_backward_grad_sync = self._synchronising
             for module in self._fsdp_modules:
-                module.set_requires_gradient_sync(self._synchronising, recurse=False)
+                sharding.set_gradient_sync(module, self._synchronising)
 
     def after_batch(self, batch_idx: int) -> None:
         """Update the gradients' scale, and step the LR schedulers that are due."""
