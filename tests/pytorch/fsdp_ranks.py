@@ -7,6 +7,7 @@ is a few trainings, which the ranks share.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -540,7 +541,40 @@ def finetuned(directory: Path) -> dict[str, Any]:
     found["resumed"] = ranks(Finetuned, directory / "resumed", latest_checkpoint=latest, look=weights, **fit)
     found["other"] = ranks(variant(Finetuned, seed=2), directory / "other", latest_checkpoint=latest, **fit)
     found["merging"] = ranks(Merging, directory / "merging", look=weights, **fit)
+    found["not sharded"] = ranks(variant(Finetuned, parallel=None), directory / "again", **fit)
     return {**found, "loaded": list(LOADED)}
+
+
+@pytorch.pretrained
+def large(width: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
+
+
+def bytes_of_tensors() -> int:
+    """Bytes of all tensors in this process, without those in pages of files."""
+    gc.collect()
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "weights.pt" in line]
+    pages = [range(*(int(address, 16) for address in fields[0].split("-"))) for fields in maps]
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    storages = [each.untyped_storage() for each in tensors if not sharding.is_dtensor(each)]
+    found = {each.data_ptr(): each.nbytes() for each in storages}
+    return sum(size for address, size in found.items() if not any(address in page for page in pages))
+
+
+def kept(directory: Path) -> dict[str, Any]:
+    """What a rank has in memory of a pretrained model that it trains a head on, as a share of the model."""
+    shares, before = [], bytes_of_tensors()
+    for _ in ("first trial", "next trial"):
+        with (
+            use_host(FakeHost(directory)),
+            pytorch.init(distributed=DistributedContext.from_torch_distributed()) as context,
+        ):
+            whole = sum(each.nbytes for each in large(256).parameters())
+            model = nn.Sequential(large(256), nn.Linear(256, 1))
+            model = context.wrap_model(model, parallel=FullyShard(units=[nn.Linear]))
+            shares.append((bytes_of_tensors() - before) / whole)
+            del context, model
+    return {"shares": shares}
 
 
 def weights(trial: Trial) -> dict[str, torch.Tensor]:
@@ -680,6 +714,7 @@ SCENARIOS: dict[int, list[Callable[[Path], dict[str, Any]]]] = {
         unseeded,
         by_hand,
         finetuned,
+        kept,
         scaled,
         watched,
         tensor_parallel,

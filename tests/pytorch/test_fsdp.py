@@ -307,6 +307,7 @@ def test_frozen_weights_are_sharded_and_no_checkpoint_has_them(two: list[Runs], 
         assert runs["resumed"]["losses"] == runs["whole"]["losses"][3:]
         for name, weight in runs["whole"]["seen"].items():
             assert torch.equal(weight, runs["resumed"]["seen"][name]), name
+        assert runs["not sharded"]["losses"] == runs["plain"]["losses"]
         assert runs["loaded"] == [1, 2], "once a process, not once a trial"
     [first, _] = two[0]["finetuned"]["whole"]["checkpoints"]
     assert saved(Path(first)) == (TRAINED, TRAINED)
@@ -321,6 +322,11 @@ def test_frozen_weights_are_sharded_and_no_checkpoint_has_them(two: list[Runs], 
         )
     trial: Any = pytorch.load_trial_from_checkpoint_path(first, fsdp_ranks.Finetuned)
     assert torch.equal(trial.model[0].last.weight, two[0]["finetuned"]["whole"]["seen"]["0.last.weight"])
+
+
+def test_a_rank_has_only_its_shards_of_a_pretrained_model_in_memory(two: list[Runs]) -> None:
+    for rank in two:
+        assert rank["kept"]["shares"] == [pytest.approx(0.5, abs=0.05)] * 2
 
 
 def test_other_frozen_weights_are_refused(two: list[Runs]) -> None:
