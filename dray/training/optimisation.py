@@ -287,7 +287,8 @@ class Optimisation:
     def pending_gradients(self) -> list[list[torch.Tensor | None]] | None:
         """This rank's gradients by model and parameter, which the next batch adds to; None if all are zeroed.
 
-        These are gradients in the middle of an aggregation, and any that the trial's code keeps. They are not copied.
+        These are gradients in the middle of an aggregation, and any that the trial's code keeps. They are copied only
+        from buckets of DistributedDataParallel.
         Of a sharded model, their sum over the ranks: all ranks call this together.
         """
         self.reshard()
@@ -297,7 +298,7 @@ class Optimisation:
         gradients = [[parameter.grad for parameter in model.parameters()] for model in self.models]
         if all(gradient is None for row in gradients for gradient in row):
             return None
-        return [[None if gradient is None else gradient.detach() for gradient in row] for row in gradients]
+        return [[None if gradient is None else _apart(gradient.detach()) for gradient in row] for row in gradients]
 
     def restore_gradients(self, gradients: list[list[torch.Tensor | None]]) -> None:
         for model, row in zip(self.models, gradients, strict=True):
@@ -345,6 +346,13 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _apart(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient without the rest of its bucket, which would be pickled with it."""
+    if sharding.is_dtensor(gradient) or gradient.layout is not torch.strided:
+        return gradient
+    return gradient.clone() if gradient.untyped_storage().nbytes() > gradient.nbytes else gradient
 
 
 def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:
