@@ -347,8 +347,8 @@ class PyTorchTrialContext:
         Args:
             model: a module, not wrapped in DistributedDataParallel.
             ddp_kwargs: arguments of DistributedDataParallel, such as `{"find_unused_parameters": True}`. By default
-                `gradient_as_bucket_view` is True: the next backward pass overwrites gradients, also for code that has
-                not zeroed but replaced them; it clones those that it keeps.
+                `gradient_as_bucket_view` is True: code that keeps a gradient beyond the next backward pass must clone
+                it.
             parallel: shard the model over the slots instead, in place: a `pytorch.FullyShard`.
 
         Raises:

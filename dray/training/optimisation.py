@@ -287,9 +287,9 @@ class Optimisation:
     def pending_gradients(self) -> list[list[torch.Tensor | None]] | None:
         """This rank's gradients by model and parameter, which the next batch adds to; None if all are zeroed.
 
-        These are gradients in the middle of an aggregation, and any that the trial's code keeps. They are copied only
-        from buckets of DistributedDataParallel.
-        Of a sharded model, their sum over the ranks: all ranks call this together.
+        These are gradients in the middle of an aggregation, and any that the trial's code keeps. Only those in buckets
+        of DistributedDataParallel are copied. Of a sharded model, their sum over the ranks: all ranks call this
+        together.
         """
         self.reshard()
         for model in self.models:

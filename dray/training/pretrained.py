@@ -141,7 +141,10 @@ def share_on_machine(model: torch.nn.Module, peers: DistributedContext) -> None:
     machine. All ranks call this together."""
     parameters = {id(each): each for each in shared_parameters(model).values()}.values()
     for kept in dict.fromkeys(_weight_of(each).kept for each in parameters):
-        if kept is None or all(peers.allgather(kept.in_file)):
+        if kept is None:
+            continue
+        in_file, intact = zip(*peers.allgather((kept.in_file, kept.is_intact())), strict=True)
+        if all(in_file) or not all(intact):  # one that the trial has changed is to be loaded again
             continue
         try:
             with contextlib.ExitStack() as stack:
