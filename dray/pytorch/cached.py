@@ -18,6 +18,7 @@ from dray import memory
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial import PyTorchTrial
 from dray.training import rng
+from dray.training.pretrained import Pretrained
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -153,17 +154,28 @@ def _unlock() -> None:
 os.register_at_fork(after_in_child=_unlock)
 
 
+def _in_file(value: object) -> bool:
+    """Whether no memory is freed with a value."""
+    return isinstance(value, Pretrained) and value.in_file
+
+
 def kept_bytes() -> tuple[int, int]:
     """Bytes that the kept values take in this process, and on its GPU, as measured when each was made."""
     with _lock:
         kept = [kept for function in _functions for kept in function.kept.values()]
+        kept = [each for each in kept if not _in_file(each.value)]
         return sum(each.size for each in kept), sum(each.gpu_size for each in kept)
 
 
 def drop_if_low() -> None:
     """Drop values while less than `LOW` of the machine's memory is available, the least recently used first."""
     with _lock:
-        kept = [(kept.used, key, function) for function in _functions for key, kept in function.kept.items()]
+        kept = [
+            (kept.used, key, function)
+            for function in _functions
+            for key, kept in function.kept.items()
+            if not _in_file(kept.value)
+        ]
         for _, key, function in sorted(kept, key=lambda each: each[0]):
             if memory.available_memory() >= LOW * memory.MACHINE_MEMORY:
                 return

@@ -26,7 +26,7 @@ from dray.training.parallel.mesh import device_mesh
 from dray.training.parallel.sharding import connect, is_sharded
 from dray.training.plan import batches_of
 from dray.training.position import Stop
-from dray.training.pretrained import unshare
+from dray.training.pretrained import share_on_machine, unshare
 from dray.training.units import ENDLESS, Epoch
 
 if TYPE_CHECKING:
@@ -346,7 +346,9 @@ class PyTorchTrialContext:
 
         Args:
             model: a module, not wrapped in DistributedDataParallel.
-            ddp_kwargs: arguments of DistributedDataParallel, such as `{"find_unused_parameters": True}`.
+            ddp_kwargs: arguments of DistributedDataParallel, such as `{"find_unused_parameters": True}`. By default
+                `gradient_as_bucket_view` is True: code that keeps a gradient beyond the next backward pass must clone
+                it.
             parallel: shard the model over the slots instead, in place: a `pytorch.FullyShard`.
 
         Raises:
@@ -377,6 +379,7 @@ class PyTorchTrialContext:
             else:
                 if self.distributed.size == 1:
                     log.info("wrap_model: one slot has nothing to share the model with, and holds all of it")
+                share_on_machine(bare(model), self.distributed)
                 fully_sharded(bare(model), parallel, self.device_mesh, self.device)
             self.models.append(model)
             return model

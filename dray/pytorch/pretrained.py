@@ -39,7 +39,8 @@ def pretrained(load: Callable[P, M]) -> Callable[P, M]:
     torch can't prevent, its checkpoints have that weight, and the next trial loads the model again.
 
     With several processes the weights are not sent from rank to rank: each loads them, and `Trainer.fit()` checks that
-    they are the same. With `FullyShard`, a trial copies its shards from them.
+    they are the same. With `FullyShard`, a trial copies its shards from them; then they are in a temporary file, one on
+    each machine, instead of each process's memory.
 
     Args:
         load: returns a `torch.nn.Module`. A function as `pytorch.cached` takes it: at the top level of a module, with

@@ -139,7 +139,7 @@ class Optimisation:
                 model.runs_alone = False
 
     def before_batch(self) -> None:
-        """Let ranks exchange gradients only in the batches that step."""
+        """Have ranks that hold whole gradients exchange them only in the batches that step."""
         if self.aggregation_frequency > 1 and self.steps_now is not self._synchronising:
             self._synchronising = self.steps_now
             for model in self.models:
@@ -147,7 +147,7 @@ class Optimisation:
                     # Set directly: the context manager `no_sync()` can't enclose the user's forward and backward.
                     model.require_backward_grad_sync = self._synchronising
             for module in self._fsdp_modules:
-                module.set_requires_gradient_sync(self._synchronising, recurse=False)
+                sharding.set_gradient_sync(module, self._synchronising)
 
     def after_batch(self, batch_idx: int) -> None:
         """Update the gradients' scale, and step the LR schedulers that are due."""
@@ -287,8 +287,9 @@ class Optimisation:
     def pending_gradients(self) -> list[list[torch.Tensor | None]] | None:
         """This rank's gradients by model and parameter, which the next batch adds to; None if all are zeroed.
 
-        These are gradients in the middle of an aggregation, and any that the trial's code keeps. They are not copied.
-        Of a sharded model, their sum over the ranks: all ranks call this together.
+        These are gradients in the middle of an aggregation, and any that the trial's code keeps. Only those in buckets
+        of DistributedDataParallel are copied. Of a sharded model, their sum over the ranks: all ranks call this
+        together.
         """
         self.reshard()
         for model in self.models:
@@ -297,7 +298,7 @@ class Optimisation:
         gradients = [[parameter.grad for parameter in model.parameters()] for model in self.models]
         if all(gradient is None for row in gradients for gradient in row):
             return None
-        return [[None if gradient is None else gradient.detach() for gradient in row] for row in gradients]
+        return [[None if gradient is None else _apart(gradient.detach()) for gradient in row] for row in gradients]
 
     def restore_gradients(self, gradients: list[list[torch.Tensor | None]]) -> None:
         for model, row in zip(self.models, gradients, strict=True):
@@ -345,6 +346,13 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _apart(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient without the rest of its bucket, which would be pickled with it."""
+    if sharding.is_dtensor(gradient) or gradient.layout is not torch.strided:
+        return gradient
+    return gradient.clone() if gradient.untyped_storage().nbytes() > gradient.nbytes else gradient
 
 
 def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import torch
 
+from dray.storage.scratch import scratch
+from dray.training.checkpoint.opening import open_together
+from dray.training.errors import PeerFailed
 from dray.training.parallel.distributed import DistributedContext
+from dray.training.parallel.exchange import all_or_none
+
+log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -25,6 +34,7 @@ class Weight:
     Args:
         tensor: in memory that trials share, or the shard.
         whole: what this is a shard of.
+        kept: the module that it is a weight of.
 
     Attributes:
         sha256: of the dtype, shape and content of the whole tensor.
@@ -33,8 +43,9 @@ class Weight:
 
     sha256: str
 
-    def __init__(self, tensor: torch.Tensor, whole: Weight | None = None) -> None:
+    def __init__(self, tensor: torch.Tensor, whole: Weight | None = None, kept: Pretrained[Any] | None = None) -> None:
         self._tensor = tensor.detach()
+        self.kept = kept
         self._checksum = _checksum(self._tensor)
         self.is_shard = whole is not None
         if whole is not None:
@@ -44,20 +55,24 @@ class Weight:
         digest.update(_bytes(self._tensor).cpu().numpy().data)
         self.sha256 = digest.hexdigest()
 
-    def share(self) -> torch.nn.Parameter:
-        """A new frozen parameter in the same memory."""
-        parameter = torch.nn.Parameter(self._tensor, requires_grad=False)
+    def at(self, tensor: torch.Tensor) -> Weight:
+        """The same weight in other memory."""
+        weight = copy.copy(self)
+        weight._tensor = tensor
+        return weight
+
+    def share(self, parameter: torch.nn.Parameter | None = None) -> torch.nn.Parameter:
+        """A frozen parameter in the same memory: a new one, or this one from now on."""
+        if parameter is None:
+            parameter = torch.nn.Parameter(self._tensor, requires_grad=False)
+        parameter.data = self._tensor
         setattr(parameter, _MARK, self)
         return parameter
 
     def is_in(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter that shared this memory still does, and holds what was loaded."""
+        """Whether a parameter that shared this memory, which may have been moved since, holds what was loaded."""
         mine, there = self._tensor, _local(parameter)
-        return (
-            there.data_ptr() == mine.data_ptr()
-            and (there.dtype, there.shape) == (mine.dtype, mine.shape)
-            and self.is_intact()
-        )
+        return (there.dtype, there.shape) == (mine.dtype, mine.shape) and _checksum(there) == self._checksum
 
     def is_intact(self) -> bool:
         """Whether it holds what was loaded. Reads all of it, and so notices writes that autograd does not count."""
@@ -74,15 +89,76 @@ class Pretrained(Generic[M]):
     def __init__(self, module: M) -> None:
         self._module = module.requires_grad_(False)
         # Subclasses of Parameter (quantised weights) hold more than their tensor: each copy has its own.
-        self._weights = {id(each): Weight(each) for each in module.parameters() if type(each) is torch.nn.Parameter}
+        self._parameters = [each for each in module.parameters() if type(each) is torch.nn.Parameter]
+        self._weights = [Weight(each, kept=self) for each in self._parameters]
+        self._file: BinaryIO | None = None
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the weights are in a file, and this process keeps none of them."""
+        return self._file is not None
 
     def is_intact(self) -> bool:
         """Whether no trial has changed a weight."""
-        return all(weight.is_intact() for weight in self._weights.values())
+        return self.in_file or all(weight.is_intact() for weight in self._weights)
 
     def copy(self) -> M:
         """A copy with frozen parameters in the same memory, and everything else of its own."""
-        return copy.deepcopy(self._module, {key: weight.share() for key, weight in self._weights.items()})
+        weights = zip(self._parameters, self._loaded(), strict=True)
+        return copy.deepcopy(self._module, {id(each): weight.share() for each, weight in weights})
+
+    def write(self, path: Path) -> None:
+        """Write the weights to a file."""
+        with path.open("wb") as file:  # not by its name: then a full disk is a RuntimeError
+            torch.save([weight._tensor for weight in self._loaded()], file)
+
+    def move_to(self, path: Path, sharing: Iterable[torch.nn.Parameter]) -> None:
+        """Keep the weights in a file that `write` has written, and nowhere else. It may be deleted then.
+
+        Args:
+            sharing: parameters that share the weights.
+        """
+        self._file = path.open("rb")
+        moved = dict(zip(self._weights, self._loaded(), strict=True))
+        for parameter in sharing:
+            if (weight := _weight_of(parameter)) in moved:
+                moved[weight].share(parameter)
+        self._weights = [weight.at(weight._tensor.to("meta")) for weight in self._weights]
+        for parameter in self._parameters:
+            parameter.data = torch.empty(0)
+
+    def _loaded(self) -> list[Weight]:
+        """The weights; if they are in the file, in pages of it, which processes share unless they write into them."""
+        if self._file is None:
+            return self._weights
+        path = f"/dev/fd/{self._file.fileno()}"
+        tensors = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
+        return [weight.at(tensor) for weight, tensor in zip(self._weights, tensors, strict=True)]
+
+
+def share_on_machine(model: torch.nn.Module, peers: DistributedContext) -> None:
+    """Move what is kept of the pretrained weights of a model that is to be sharded into files, one for all ranks of a
+    machine. All ranks call this together."""
+    parameters = {id(each): each for each in shared_parameters(model).values()}.values()
+    for kept in dict.fromkeys(_weight_of(each).kept for each in parameters):
+        if kept is None:
+            continue
+        in_file, intact = zip(*peers.allgather((kept.in_file, kept.is_intact())), strict=True)
+        if all(in_file) or not all(intact):  # one that the trial has changed is to be loaded again
+            continue
+        try:
+            with contextlib.ExitStack() as stack:
+                path = open_together(peers, partial(_written, kept, stack), "writing its pretrained weights")
+                with all_or_none(peers, "reading its pretrained weights"):  # before they are deleted
+                    kept.move_to(path, parameters)
+        except (OSError, PeerFailed) as error:
+            log.warning("each process keeps its pretrained weights in memory; set TMPDIR to a larger disk: %s", error)
+
+
+def _written(kept: Pretrained[Any], stack: contextlib.ExitStack) -> Path:
+    path = stack.enter_context(scratch("pretrained")) / "weights.pt"
+    kept.write(path)
+    return path
 
 
 def shared_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -244,13 +244,23 @@ def test_bytes_per_parameter_are_those_of_the_table() -> None:
     plain = bytes_per_parameter()
     lora = bytes_per_parameter(adapter=True)
     half = bytes_per_parameter(adapter=True, dtype=torch.bfloat16)
-    of = {"DDP": plain, "FullyShard": plain, "LoRA that trains 0.5%": lora, "LoRA that trains 0.5%, FullyShard": lora}
-    of["the same on weights in bfloat16"] = half
+    gradients = torch.empty(1).nbytes
+    # Shared by the slots, and what each slot has besides.
+    of = {
+        "DDP": (plain, 0),
+        "DDP, `aggregation_frequency` > 1": (plain, gradients),  # and buckets
+        "FullyShard": (plain, 0),
+        "FullyShard with `sync_each_batch=False`, `aggregation_frequency` > 1": (plain - gradients, gradients),
+        "LoRA that trains 0.5%": (lora, 0),
+        "the same on weights in bfloat16": (half, 0),
+        "LoRA that trains 0.5%, FullyShard": (lora, 0),
+    }
     text = (DOCS / "large-models.md").read_text()
     rows = re.findall(r"^\| (.*) \| (any|\d+) \| ([\d.]+) \| ([\d.]+) GB \|$", text, re.MULTILINE)
     assert {name for name, *_ in rows} == set(of)
     for name, slots, each, total in rows:
-        expected = of[name] / (1 if slots == "any" else int(slots))
+        shared, own = of[name]
+        expected = shared / (1 if slots == "any" else int(slots)) + own
         assert float(each) == pytest.approx(expected, abs=0.005)
         assert float(total) == pytest.approx(7 * expected, abs=0.05)
 

@@ -2,8 +2,12 @@
 is a few trainings, which the ranks share.
 """
 
+# ruff: noqa: SLF001 - looks into torch's FSDP
+
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -18,7 +22,7 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, FullyShard
-from dray.training.parallel import agreement
+from dray.training.parallel import agreement, sharding
 from tests import queued
 from tests.pytorch.fakes import FakeHost
 
@@ -28,6 +32,8 @@ CALLS = {"forward": 0, "compile": 0}
 
 
 class Block(nn.Module):
+    skipped = False
+
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
@@ -35,6 +41,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_compiling():
             CALLS["forward"] += 1
+        if self.skipped:
+            return x
         return x + self.down(torch.tanh(self.up(x)))
 
 
@@ -51,7 +59,8 @@ class Net(nn.Module):
         return self.last(x)  # type: ignore[no-any-return]
 
 
-UNITS = FullyShard(units=[Block])
+UNITS, UNSYNCED = FullyShard(units=[Block]), FullyShard(units=[Block], sync_each_batch=False)
+AGGREGATED = {"DDP": None, "synced": UNITS, "unsynced": UNSYNCED}
 
 
 class Trial(pytorch.PyTorchTrial):
@@ -60,12 +69,13 @@ class Trial(pytorch.PyTorchTrial):
     parallel: FullyShard | None = UNITS
     clip: float | None = None
     dtype = torch.float32
+    make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
         self.losses: list[torch.Tensor] = []
         self.model = self.wrapped()
-        self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
+        self.optimizer = context.wrap_optimizer(self.make_optimizer(self.model.parameters(), lr=0.01))
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=400)
         context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
         self.records = context.wrap_reducer(lambda values: sorted(values), name="records", for_training=False)
@@ -169,24 +179,77 @@ def clipped(directory: Path) -> dict[str, Any]:
 
 def aggregated(directory: Path) -> dict[str, Any]:
     """With validations in the middle of aggregations."""
-    fit = {**LONG, "init": {"aggregation_frequency": 4}}
-    return {kind.__name__: ranks(kind, directory / kind.__name__, **fit) for kind in (Plain, Trial)}
+    # Adam's steps are the same whether gradients are averaged or not.
+    sgd = functools.partial(torch.optim.SGD, momentum=0.9)
+    kinds = {name: variant(Trial, parallel=each, make_optimizer=staticmethod(sgd)) for name, each in AGGREGATED.items()}
+    found = {}
+    for averages in (True, False):
+        optimizations = {"aggregation_frequency": 4, "average_aggregated_gradients": averages}
+        fit = {**SHORT, "init": {"exp_conf": {"optimizations": optimizations}}, "validation_period": Batch(6)}
+        for name, kind in kinds.items():
+            found[name, averages] = ranks(kind, directory / f"{name} {averages}", **fit)
+    return found
 
 
-def communicated(directory: Path) -> dict[str, Any]:
-    """How often gradients are summed over the ranks in 8 batches of two aggregations, as torch's profiler sees it."""
+def gradient_bytes(model: nn.Module) -> tuple[int, int]:
+    """Bytes of gradients on this rank after a backward pass: all, and those that wait for an all-reduce."""
+    groups = [group for module in sharding.fsdp_modules(model) for group in sharding._param_groups(module)]
+    wholes = [parameter._unsharded_param.grad for group in groups for parameter in group.fsdp_params]
+    shards = [getattr(parameter.grad, "_local_tensor", None) for parameter in model.parameters()]
+    partial = [group._partial_reduce_output for group in groups]
+    waiting, rest = (sum(each.nbytes for each in kept if each is not None) for kept in (partial, wholes + shards))
+    return waiting + rest, waiting
 
-    class Profiled(Trial):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            context.set_profiler(on_trace_ready=lambda profiler: None)
 
-    def sums(trial: Trial) -> int:
-        events = trial.context.profiler.events()  # type: ignore[union-attr]
-        return sum("FSDP::post_backward_reduce" in event.name for event in events)
+class Watching(Trial):
+    """Counts the sums over the ranks, and the bytes of gradients after each backward pass."""
 
-    found = ranks(Profiled, directory, init={"aggregation_frequency": 4}, max_length=Batch(8), look=sums)
-    return {"sums": found["seen"]}
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.set_profiler(on_trace_ready=lambda profiler: None)
+        self.share = sum(each.to_local().nbytes for each in self.model.parameters())
+        self.held: list[tuple[int, int]] = []
+        backward = context.backward
+        context.backward = lambda loss: (backward(loss), self.held.append(gradient_bytes(self.model)))  # type: ignore
+
+    def seen(self) -> dict[str, Any]:
+        events = self.context.profiler.events()  # type: ignore[union-attr]
+        sums = sum("FSDP::post_backward_reduce" in event.name for event in events)
+        return {"sums": sums, "held": [(of_all / self.share, partial > 0) for of_all, partial in self.held]}
+
+
+def held(directory: Path) -> dict[str, Any]:
+    """Gradients in 8 batches of two aggregations; on four ranks also of two replicas."""
+    kinds = {"default": (Watching, {}), "unsynced": (variant(Watching, parallel=UNSYNCED), {})}
+    if dist.get_world_size() == 4:
+        kinds["replicas"] = Watching, {"mesh": {"dp_replicate": 2}}
+    return {
+        name: ranks(
+            kind, directory / name, init={"aggregation_frequency": 4, **init}, max_length=Batch(8), look=Watching.seen
+        )["seen"]
+        for name, (kind, init) in kinds.items()
+    }
+
+
+class Skipping(Trial):
+    """Of the four batches of an aggregation only the first uses the first block, and only the last the second one."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        net = self.model.module if self.parallel is None else self.model
+        for block, used in ((0, batch_idx % 4 == 0), (1, batch_idx % 4 == 3)):
+            net.blocks[block].skipped = not used
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def skipping(directory: Path) -> dict[str, Any]:
+    fit: dict[str, Any] = {"max_length": Batch(16), "checkpoint_period": Batch(6), "checkpoint_policy": "none"}
+    found = {}
+    for name, mesh in {"shards": {}, "replicas": {"dp_replicate": 2}}.items():
+        init = {"aggregation_frequency": 4, "mesh": mesh}
+        found[name] = ranks(Skipping, directory / name, init=init, **fit)
+    latest = str(directory / "replicas" / "checkpoint_6")
+    found["resumed"] = ranks(Skipping, directory / "resumed", init=init, latest_checkpoint=latest, **fit)
+    return found
 
 
 def local_bytes(trial: Trial) -> int:
@@ -256,10 +319,14 @@ def stopped(directory: Path) -> dict[str, Any]:
     """A stop in the middle of an aggregation."""
     init = {"aggregation_frequency": 4}
     fit: dict[str, Any] = {"max_length": Batch(12), "reporting_period": Batch(6), "init": init}
-    whole = ranks(Trial, directory / "whole", checkpoint_period=Batch(6), **fit)
-    first = ranks(Stopping, directory / "first", **fit)
-    again = ranks(Trial, directory / "again", latest_checkpoint=str(directory / "first" / "checkpoint_6"), **fit)
-    return {"whole": whole, "first": first, "again": again}
+    found = {}
+    for name, parallel in AGGREGATED.items():
+        place, latest = directory / name, str(directory / name / "first" / "checkpoint_6")
+        trial, stopping = variant(Trial, parallel=parallel), variant(Stopping, parallel=parallel)
+        whole = ranks(trial, place / "whole", checkpoint_period=Batch(6), **fit)
+        first = ranks(stopping, place / "first", **fit)
+        found[name] = {"whole": whole, "first": first, "again": ranks(trial, place, latest_checkpoint=latest, **fit)}
+    return found
 
 
 class Beside(Trial):
@@ -474,7 +541,40 @@ def finetuned(directory: Path) -> dict[str, Any]:
     found["resumed"] = ranks(Finetuned, directory / "resumed", latest_checkpoint=latest, look=weights, **fit)
     found["other"] = ranks(variant(Finetuned, seed=2), directory / "other", latest_checkpoint=latest, **fit)
     found["merging"] = ranks(Merging, directory / "merging", look=weights, **fit)
+    found["not sharded"] = ranks(variant(Finetuned, parallel=None), directory / "again", **fit)
     return {**found, "loaded": list(LOADED)}
+
+
+@pytorch.pretrained
+def large(width: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
+
+
+def bytes_of_tensors() -> int:
+    """Bytes of all tensors in this process, without those in pages of files."""
+    gc.collect()
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "weights.pt" in line]
+    pages = [range(*(int(address, 16) for address in fields[0].split("-"))) for fields in maps]
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    storages = [each.untyped_storage() for each in tensors if not sharding.is_dtensor(each)]
+    found = {each.data_ptr(): each.nbytes() for each in storages}
+    return sum(size for address, size in found.items() if not any(address in page for page in pages))
+
+
+def kept(directory: Path) -> dict[str, Any]:
+    """What a rank has in memory of a pretrained model that it trains a head on, as a share of the model."""
+    shares, before = [], bytes_of_tensors()
+    for _ in ("first trial", "next trial"):
+        with (
+            use_host(FakeHost(directory)),
+            pytorch.init(distributed=DistributedContext.from_torch_distributed()) as context,
+        ):
+            whole = sum(each.nbytes for each in large(256).parameters())
+            model = nn.Sequential(large(256), nn.Linear(256, 1))
+            model = context.wrap_model(model, parallel=FullyShard(units=[nn.Linear]))
+            shares.append((bytes_of_tensors() - before) / whole)
+            del context, model
+    return {"shares": shares}
 
 
 def weights(trial: Trial) -> dict[str, torch.Tensor]:
@@ -602,7 +702,7 @@ SCENARIOS: dict[int, list[Callable[[Path], dict[str, Any]]]] = {
         losses,
         clipped,
         aggregated,
-        communicated,
+        held,
         memory,
         left,
         stopped,
@@ -614,12 +714,13 @@ SCENARIOS: dict[int, list[Callable[[Path], dict[str, Any]]]] = {
         unseeded,
         by_hand,
         finetuned,
+        kept,
         scaled,
         watched,
         tensor_parallel,
         without_replicas,
     ],
-    4: [losses_of_four, memory, on_meta, both, replicated, by_hand],
+    4: [losses_of_four, held, skipping, memory, on_meta, both, replicated, by_hand],
 }
 
 

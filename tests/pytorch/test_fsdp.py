@@ -69,14 +69,40 @@ def test_sharded_model_trains_as_with_ddp(two: list[Runs], scenario: str) -> Non
         assert len(rank[scenario]["Trial"]["losses"]) == 200
 
 
-def test_sharded_model_trains_as_with_ddp_also_if_gradients_are_aggregated(two: list[Runs]) -> None:
+@pytest.mark.parametrize("averages", [True, False])
+@pytest.mark.parametrize("kind", ["synced", "unsynced"])
+def test_sharded_model_trains_as_with_ddp_also_if_gradients_are_aggregated(
+    two: list[Runs], kind: str, averages: bool
+) -> None:
     for rank in two:
-        assert close(rank["aggregated"]["Trial"], rank["aggregated"]["Plain"], 1e-3)
+        assert close(rank["aggregated"][kind, averages], rank["aggregated"]["DDP", averages], 1e-3)
 
 
-def test_gradients_are_summed_only_in_batches_that_step(two: list[Runs]) -> None:
-    # Two steps, and in each a reduce-scatter of each block and of the rest.
-    assert [rank["communicated"]["sums"] for rank in two] == [2 * (fsdp_ranks.BLOCKS + 1)] * 2
+def test_a_rank_holds_only_its_shards_of_aggregated_gradients(two: list[Runs], four: list[Runs]) -> None:
+    for rank in (*two, *four):
+        assert rank["held"]["default"]["held"] == [(pytest.approx(1, rel=0.1), False)] * 8
+        # A reduce-scatter of each block and of the rest.
+        assert rank["held"]["default"]["sums"] == 8 * (fsdp_ranks.BLOCKS + 1)
+
+
+def test_replicas_of_shards_are_summed_only_in_batches_that_step(four: list[Runs]) -> None:
+    for rank in four:
+        expected = [(pytest.approx(1, rel=0.1), batch % 4 != 3) for batch in range(8)]
+        assert rank["held"]["replicas"]["held"] == expected
+
+
+def test_gradients_are_summed_only_in_batches_that_step_if_asked_for(two: list[Runs]) -> None:
+    for rank in two:
+        assert rank["held"]["unsynced"]["held"] == [
+            (pytest.approx(1 + (batch % 4 != 3), rel=0.1), False) for batch in range(8)
+        ]
+        assert rank["held"]["unsynced"]["sums"] == 2 * (fsdp_ranks.BLOCKS + 1)
+
+
+def test_units_that_some_batches_of_an_aggregation_do_not_use_train_in_replicas_too(four: list[Runs]) -> None:
+    for rank in four:
+        assert close(rank["skipping"]["replicas"], rank["skipping"]["shards"])
+        assert rank["skipping"]["resumed"]["losses"] == rank["skipping"]["replicas"]["losses"][6:]
 
 
 def test_metrics_of_sharded_model_are_those_of_ddp(two: list[Runs]) -> None:
@@ -151,9 +177,10 @@ def test_nothing_is_saved_of_collectives_that_were_aborted(queued: list[Runs]) -
     assert [run["checkpoints"] for run in queued[0]["left"].values()] == [[]] * 9
 
 
-def test_stop_in_the_middle_of_an_aggregation_loses_no_gradient(two: list[Runs]) -> None:
+@pytest.mark.parametrize("kind", fsdp_ranks.AGGREGATED)
+def test_stop_in_the_middle_of_an_aggregation_loses_no_gradient(two: list[Runs], kind: str) -> None:
     for rank in two:
-        whole, first, again = (rank["stopped"][name] for name in ("whole", "first", "again"))
+        whole, first, again = (rank["stopped"][kind][name] for name in ("whole", "first", "again"))
         assert len(first["losses"]) == 6
         assert first["losses"] + again["losses"] == whole["losses"]
 
@@ -280,6 +307,7 @@ def test_frozen_weights_are_sharded_and_no_checkpoint_has_them(two: list[Runs], 
         assert runs["resumed"]["losses"] == runs["whole"]["losses"][3:]
         for name, weight in runs["whole"]["seen"].items():
             assert torch.equal(weight, runs["resumed"]["seen"][name]), name
+        assert runs["not sharded"]["losses"] == runs["plain"]["losses"]
         assert runs["loaded"] == [1, 2], "once a process, not once a trial"
     [first, _] = two[0]["finetuned"]["whole"]["checkpoints"]
     assert saved(Path(first)) == (TRAINED, TRAINED)
@@ -294,6 +322,11 @@ def test_frozen_weights_are_sharded_and_no_checkpoint_has_them(two: list[Runs], 
         )
     trial: Any = pytorch.load_trial_from_checkpoint_path(first, fsdp_ranks.Finetuned)
     assert torch.equal(trial.model[0].last.weight, two[0]["finetuned"]["whole"]["seen"]["0.last.weight"])
+
+
+def test_a_rank_has_only_its_shards_of_a_pretrained_model_in_memory(two: list[Runs]) -> None:
+    for rank in two:
+        assert rank["kept"]["shares"] == [pytest.approx(0.5, abs=0.05)] * 2
 
 
 def test_other_frozen_weights_are_refused(two: list[Runs]) -> None:

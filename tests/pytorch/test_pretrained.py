@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from dray import pytorch
+from dray import memory, pytorch
+from dray.core import DistributedContext
 from dray.pytorch import Batch
 from dray.training.optimisation import bare
+from dray.training.pretrained import share_on_machine
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight
 
@@ -85,6 +87,13 @@ class NotShared(Finetuned):
 class LastLayerToo(Finetuned):
     def prepare(self) -> None:
         self.net["base"][2].requires_grad_(True)
+
+
+class InFile(Finetuned):
+    """Kept as for a sharded model."""
+
+    def prepare(self) -> None:
+        share_on_machine(self.net, self.context.distributed)
 
 
 class Merging(Finetuned):
@@ -197,6 +206,46 @@ def test_a_weight_that_a_trial_has_overwritten_is_saved_and_loaded_again_for_the
     assert "base.0.weight" not in saved(checkpoint)["models_state_dict"][0]
     assert torch.equal(base("a")[2].weight, before)
     assert "base() is called again: an earlier trial has changed its weights" in caplog.text
+
+
+def test_weights_in_a_file_are_those_that_were_loaded_and_no_trial_changes_them(
+    fit: Fit, host: FakeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = fit(Finetuned, max_length=Batch(2))
+    for kind in (InFile, Finetuned):  # which finds them in the file
+        trial = fit(kind, at := FakeHost(tmp_path / kind.__name__), max_length=Batch(2))
+        assert_equal(weights(trial), weights(expected))
+        assert saved(*at.checkpoints())["models_state_dict"][0].keys().isdisjoint({"base.0.weight", "base.2.weight"})
+    assert MODULE.kept_bytes() == (0, 0)
+    monkeypatch.setattr(memory, "available_memory", lambda: 0)  # it would not free any
+    merged = FakeHost(tmp_path / "merged")
+    fit(Merging, merged, max_length=Batch(2))
+    change = saved(*merged.checkpoints())["models_state_dict"][0]["base.2.weight"] - base("a")[2].weight
+    torch.testing.assert_close(change, torch.full_like(change, 2.0))
+    assert torch.equal(base("a")[2].weight, expected.net["base"][2].weight)
+    assert loaded == ["a"]
+
+
+def test_weights_that_a_trial_has_changed_before_it_shards_them_are_in_no_file() -> None:
+    model = base("a")
+    before = model[2].weight.clone()
+    model[2].weight.data += 1
+    share_on_machine(model, DistributedContext())
+    assert torch.equal(base("a")[2].weight, before)
+    assert loaded == ["a", "a"]
+
+
+def test_weights_for_which_the_disk_has_no_space_stay_in_memory(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dray.training.pretrained.torch.save", full)
+    model = base("a")
+    share_on_machine(model, DistributedContext())
+    assert addresses(base("a")) == addresses(model)
+    assert "in memory; set TMPDIR to a larger disk: [Errno 28] No space left" in caplog.text
 
 
 def test_a_model_that_is_larger_than_the_gpu_is_kept_in_the_cpus_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,8 +13,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dray.training.parallel.ddp import DDPModel, broadcast_weights, disconnect, is_disconnected, queues_collectives
+from dray.training.optimisation import Optimisation
+from dray.training.parallel.ddp import (
+    DDPModel,
+    broadcast_weights,
+    data_parallel,
+    disconnect,
+    is_disconnected,
+    queues_collectives,
+)
 from dray.training.parallel.device import CPU
+from dray.training.position import Position
 
 
 @pytest.fixture
@@ -91,6 +101,30 @@ def test_gradients_have_a_group_of_their_own_with_the_programs_patience(world: A
     assert one.process_group is two.process_group is not world
     backend = one.process_group._get_backend(torch.device("cpu"))  # noqa: SLF001 - torch has no public way to ask it
     assert backend.options._timeout == timedelta(seconds=77)  # noqa: SLF001
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("kept_apart", [False, True])
+def test_gradients_are_in_memory_once_unless_the_trial_says_otherwise(
+    world: Any, kept_apart: bool, compress: bool
+) -> None:
+    ddp_kwargs = {"gradient_as_bucket_view": False} if kept_apart else {}
+    spread = data_parallel(
+        nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), CPU, ddp_kwargs, compress_gradients=compress
+    )
+    for _ in range(2):  # the first pass finds the buckets
+        spread.zero_grad()
+        spread(torch.ones(1, 64)).sum().backward()
+    gradients = [parameter.grad for parameter in spread.parameters() if parameter.grad is not None]
+    storages = {gradient.untyped_storage().data_ptr(): gradient.untyped_storage().nbytes() for gradient in gradients}
+    nbytes = sum(gradient.nbytes for gradient in gradients)
+    assert len(storages) == (4 if kept_apart else 1), "beside the bucket, or in it"
+    assert sum(storages.values()) == nbytes
+    optimisation = Optimisation(Position())
+    optimisation.models.append(spread)
+    saved = optimisation.pending_gradients()
+    assert len(pickle.dumps(saved)) < 1.5 * nbytes
+    torch.testing.assert_close(saved, [gradients])
 
 
 class Broadcasts(TorchDispatchMode):

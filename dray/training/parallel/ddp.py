@@ -140,7 +140,9 @@ def data_parallel(
     if not trains:
         return model
     device_ids = [device] if device.type == "cuda" else None
-    wrapped = DDPModel(model, **{"device_ids": device_ids, "init_sync": not shared, **ddp_kwargs})
+    # As views of its buckets, gradients are in memory once.
+    options = {"device_ids": device_ids, "init_sync": not shared, "gradient_as_bucket_view": True}
+    wrapped = DDPModel(model, **{**options, **ddp_kwargs})
     if compress_gradients:
         wrapped.register_comm_hook(wrapped.process_group, fp16_compress_hook)
     return wrapped

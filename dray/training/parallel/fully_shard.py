@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dray.training import pretrained
-from dray.training.parallel.sharding import broadcast, connect, fsdp_modules, is_dtensor
+from dray.training.parallel.sharding import UNSYNCED, broadcast, connect, fsdp_modules, is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -43,6 +43,9 @@ class FullyShard:
         reshard_after_forward: free a unit's gathered parameters after its forward pass, and gather them again for
             backward; an int: over so many ranks. None: all units except the model itself.
         cpu_offload: keep parameters, gradients and optimizer state in the memory of the CPU.
+        sync_each_batch: with `aggregation_frequency`, reduce-scatter gradients in each batch, so that a rank only ever
+            holds its shards of them; with HSDP, the replicas are summed in the batch that steps. False: in that batch
+            only, and each rank holds whole gradients until then.
         activation_checkpointing: don't keep the units' activations, but compute them again in backward; without units,
             those of the whole model.
         compile: `torch.compile` each unit; without units, the whole model.
@@ -57,6 +60,7 @@ class FullyShard:
     mp_policy: MixedPrecisionPolicy | Mapping[str, Any] | None = None
     reshard_after_forward: bool | int | None = None
     cpu_offload: bool = False
+    sync_each_batch: bool = True
     activation_checkpointing: bool = False
     compile: bool = False
     init: Callable[[nn.Module], Any] | None = None
@@ -67,7 +71,7 @@ class FullyShard:
                 "FullyShard(units=...) takes classes of modules, names of classes, or a function of a module that "
                 f"returns a bool; got {self.units!r}"
             )
-        for name in ("cpu_offload", "activation_checkpointing", "compile"):
+        for name in ("cpu_offload", "sync_each_batch", "activation_checkpointing", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"FullyShard({name}=...) must be a bool, got {getattr(self, name)!r}")
         if self.reshard_after_forward is not None and not isinstance(self.reshard_after_forward, int):
@@ -222,6 +226,8 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
                 mp_policy=parallel._policy(),
                 offload_policy=offload,
             )
+            if not parallel.sync_each_batch:
+                setattr(unit, UNSYNCED, True)
     for parameter in before:
         setattr(parameter, _REPLACED, True)
     connect(model)

@@ -94,15 +94,34 @@ def _release(model: torch.nn.Module) -> None:
                         setattr(info, name, None)
 
 
+UNSYNCED = "_dray_unsynced"
+"""An attribute of the FSDP modules that keep their gradients whole until the batch that steps."""
+
+
+def set_gradient_sync(module: FSDPModule, steps: bool) -> None:
+    """Have the next backward passes of an aggregation sum a module's gradients over the ranks, as far as they do.
+
+    Args:
+        steps: they are those of the batch that steps.
+    """
+    if hasattr(module, UNSYNCED):
+        module.set_requires_gradient_sync(steps, recurse=False)
+    elif any(getattr(group.mesh_info, "replicate_process_group", None) for group in _param_groups(module)):
+        module.set_requires_all_reduce(steps, recurse=False)
+        # What waits for the all-reduce is one flat tensor: it must be that of the same parameters in each batch, and a
+        # unit that the batch that steps does not use must reduce it too.
+        module.set_reduce_scatter_unused_params(True, recurse=False)
+
+
 def sum_kept_gradients(model: torch.nn.Module) -> None:
-    """Sum the gradients that were kept, as the next backward pass that synchronises would. All ranks call this
-    together."""
+    """Sum the gradients that wait for the batch that steps over the ranks. All ranks call this together."""
     for module in fsdp_modules(model):
         for group in _param_groups(module):
+            if group.reduce_grads and group._partial_reduce_output is None:
+                continue
             synchronises = group.reduce_grads, group.all_reduce_grads
             group.reduce_grads = group.all_reduce_grads = True
-            # What torch calls at the end of a backward pass in which the module had no part; does nothing if nothing
-            # was kept.
+            # What torch calls at the end of a backward pass in which the module had no part.
             group.post_backward()
             group.finalize_backward()
             group.reduce_grads, group.all_reduce_grads = synchronises
