@@ -103,7 +103,7 @@ def serve_joined(
     """
     distributed.side_store()  # now, on all ranks together: later each asks for it at another time
     rank = distributed.rank
-    snapshot = ProcessSnapshot()
+    snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1)
     number = 0
     with contextlib.closing(LogUploader()) as uploader:
         while True:
@@ -136,7 +136,7 @@ def serve_joined(
             if worker.shared_by > 1 and ray.get_gpu_ids():
                 limit_gpu_memory(worker.shared_by)
             run = functools.partial(run_trial, loaded.program, loaded.code, lease, desk, spec, distributed)
-            departure, leaks = snapshot.run(run)
+            departure, leaks = snapshot.run(run, lambda departure: departure.outcome == "errored")
             uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)

@@ -232,6 +232,11 @@ def gradients_group() -> _Group:
     return _gradients
 
 
+def is_kept(group: Any) -> bool:
+    """Whether a process group is kept for later trials: that of gradients, or one of its subgroups."""
+    return _gradients is not None and _gradients.has(group)
+
+
 def is_connected(model: torch.nn.Module) -> bool:
     """Whether a model of the group can still reach the other ranks."""
     return _gradients is not None and _gradients.world is dist.group.WORLD and model in _gradients.models

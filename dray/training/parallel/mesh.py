@@ -7,6 +7,7 @@ data.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -92,12 +93,22 @@ def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
                 group, _ = make(rows, timeout=gradients.timeout)
             gradients.subgroups.append(group)
             groups.append(group)
-        # torch keeps what operations on DTensors return, with its mesh. One of the same shape, whose groups have ended,
-        # is equal to this.
-        from torch.distributed.tensor import debug
-
-        forget: Any = debug._clear_sharding_prop_cache
-        forget()
+        forget_operations()
         gradients.meshes[shape] = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=NAMES)
     mesh: DeviceMesh = gradients.meshes[shape]
     return mesh
+
+
+def forget_operations() -> None:
+    """Drop what torch keeps of operations on DTensors: their meshes, which hold process groups, and are equal to later
+    meshes of the same shape."""
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import _collective_utils, _redistribute, debug
+
+        private: Any = debug
+        private._clear_sharding_prop_cache()
+        private = _redistribute
+        private._gen_transform_infos.cache_clear()
+        getattr(private, "_planner_cache", {}).clear()  # not in older versions of torch
+        private = _collective_utils
+        private.MeshTopoInfo.build_from_mesh.cache_clear()

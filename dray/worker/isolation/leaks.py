@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 
 from dray.desk.failure import is_users_file
-from dray.memory import MACHINE_MEMORY, give_back
+from dray.memory import MACHINE_MEMORY, give_back, gpu_in_use
 from dray.pytorch.cached import bytes_without_kept, drop_all
 from dray.worker.children import END_S, children, end_children
 
@@ -24,9 +24,13 @@ class Leaks:
     """Finds threads, child processes and memory that a trial leaves behind.
 
     Threads and children that exist when the object is created are not the trials'.
+
+    Args:
+        owns_gpu: no other trial uses this process's GPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, owns_gpu: bool = True) -> None:
+        self._owns_gpu = owns_gpu
         self._threads = set(sys._current_frames())
         self._children = set(children())
         self._memory: tuple[int, int] | None = None
@@ -66,6 +70,10 @@ class Leaks:
 
     def _grown_memory(self) -> list[str]:
         memory, gpu_memory = bytes_without_kept()
+        if self._owns_gpu and gpu_in_use():
+            # Also what torch's allocator does not count, such as NCCL's communicators.
+            free, total = torch.cuda.mem_get_info()
+            gpu_memory += total - free - torch.cuda.memory_reserved()
         if self._memory is None:
             # Measured after the first trial: what it has imported and warmed up serves later ones too.
             self._memory = memory, gpu_memory
@@ -83,7 +91,7 @@ class Leaks:
         if gpu_memory:
             gpu_grown = gpu_memory - self._memory[1]
             if gpu_grown > MAX_GROWTH * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory:
-                reasons.append(f"{_mib(gpu_grown)} more of its GPU memory is in use than after its first trial")
+                reasons.append(f"{_mib(gpu_grown)} more of its GPU's memory is in use than after its first trial")
         return reasons
 
 

@@ -25,7 +25,10 @@ import torch
 
 from dray.imports import is_installed
 from dray.memory import gpu_in_use
+from dray.text import counted
+from dray.training.parallel.mesh import forget_operations
 from dray.worker.isolation.compiled import Compiled
+from dray.worker.isolation.groups import end_groups, group_names, groups_of_trial
 from dray.worker.isolation.leaks import Leaks
 from dray.worker.isolation.settings import PYTHON, TORCH
 
@@ -36,9 +39,13 @@ COLLECT_EVERY = 100
 
 
 class ProcessSnapshot:
-    """The state of this process when the object is created, which is before the first trial."""
+    """The state of this process when the object is created, which is before the first trial.
 
-    def __init__(self) -> None:
+    Args:
+        owns_gpu: no other trial uses this process's GPU.
+    """
+
+    def __init__(self, *, owns_gpu: bool = True) -> None:
         # Later collections then visit only objects of trials, which takes 1 ms instead of 100. There is no collection
         # first: it would delay the first batch by those 100 ms, and free little.
         gc.freeze()
@@ -48,10 +55,15 @@ class ProcessSnapshot:
         self._threads = torch.get_num_threads()
         self._loggers = {logger: _state(logger) for logger in _loggers()}
         self._device = torch.cuda.current_device() if gpu_in_use() else None
-        self._leaks = Leaks()
+        self._leaks = Leaks(owns_gpu=owns_gpu)
 
-    def run(self, trial: Callable[[], T]) -> tuple[T, list[str]]:
+    def run(self, trial: Callable[[], T], has_failed: Callable[[T], bool] = lambda _: False) -> tuple[T, list[str]]:
         """Run a trial in a new thread, then restore this process.
+
+        Args:
+            trial: what it does.
+            has_failed: whether its result is a failure. Then its process groups are not ended: a rank that failed alone
+                would wait for collectives that others have not begun.
 
         Returns:
             The trial's result, and the reasons to run no other trial in this process; empty if it is clean.
@@ -60,6 +72,7 @@ class ProcessSnapshot:
             BaseException: raised by the trial.
         """
         result: Future[T] = Future()
+        groups = group_names()
         compiled = self._compiled.for_a_trial()
 
         def run() -> None:
@@ -77,12 +90,16 @@ class ProcessSnapshot:
             thread.join()
             logging.captureWarnings(False)
         del thread
-        reasons = self._restore()
+        reasons = self._restore(groups_of_trial(groups), result.exception() is not None or has_failed(result.result()))
         return result.result(), reasons
 
-    def _restore(self) -> list[str]:
+    def _restore(self, groups: list[Any], failed: bool) -> list[str]:
+        if groups:
+            # What these keep holds groups, and would use them in the next trial.
+            self._compiled.forget()
+            forget_operations()
         # First: garbage may own worker processes, threads, files and memory.
-        self._collect()
+        self._collect(at_once=bool(groups))
         reasons = []
         for setting, value in self._settings:
             try:
@@ -97,6 +114,10 @@ class ProcessSnapshot:
         # A warning that is shown once per process is shown again to the next trial.
         warnings.onceregistry.clear()  # type: ignore[attr-defined]
         try:
+            if groups and failed:
+                reasons.append(f"its failed trial has left {counted(len(groups), 'process group')}")
+            elif groups:
+                reasons += end_groups(groups)
             if gpu_in_use():
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
@@ -104,13 +125,13 @@ class ProcessSnapshot:
         except RuntimeError as error:  # after an error on the device, every call fails
             return [*reasons, f"the GPU fails: {error}"]
 
-    def _collect(self) -> None:
-        """Collect the garbage of trials: immediately if worker processes or GPU memory may depend on it.
+    def _collect(self, at_once: bool) -> None:
+        """Collect the garbage of trials: immediately if asked to, or if worker processes or GPU memory may depend on it.
 
         Otherwise so seldom that it takes no more than 1% of the time: it is slow once a trial has imported much.
         """
         start = time.monotonic()
-        if start >= self._collect_at or gpu_in_use() or self._leaks.has_children():
+        if at_once or start >= self._collect_at or gpu_in_use() or self._leaks.has_children():
             gc.collect()
             end = time.monotonic()
             self._collect_at = end + COLLECT_EVERY * (end - start)
