@@ -27,10 +27,10 @@ from dray.storage.logs import LogUploader
 from dray.training.determinism import deterministic
 from dray.training.parallel import ddp
 from dray.training.parallel.device import GpuConflict
-from dray.worker.gpu_share import limit_gpu_memory
+from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.lease import SharedSettings, TrialLease
-from dray.worker.process_group import joined
+from dray.worker.process_group import gpu_of_worker, joined
 from dray.worker.run_trial import Program, log_path, run_trial
 from dray.worker.spec import ExperimentSpec, WorkerSpec
 
@@ -66,6 +66,8 @@ def serve(worker: WorkerSpec) -> None:
         return tuple(ray.get(worker.desk.address.remote(worker.start, mine)))
 
     try:
+        if ray.get_gpu_ids():
+            wait_for_gpu_memory(gpu_of_worker(context), worker.shared_by)
         with deterministic(worker.deterministic), joined(context, meet):
             # Before the user's code is loaded, which may change the environment.
             distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])

@@ -14,10 +14,11 @@ from dray.desk.messages import Departure
 from dray.training.parallel.distributed import DistributedContext
 from dray.worker import gpu_share
 from dray.worker import serve as worker
-from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory
+from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory, wait_for_gpu_memory
 from tests.workers import connected, worker_spec
 
 GB = 1 << 30
+H100_CONTEXT = 534 << 20
 
 
 class FakeGPU:
@@ -57,7 +58,36 @@ def test_the_shares_and_contexts_of_all_trials_fit(trials: int, total: int, monk
     assert gpu.limit >= total // trials // 2, "CUDA's context takes at most half of a share"
     if total // trials > 2 * CONTEXT_BYTES:
         assert trials * (gpu.limit + CONTEXT_BYTES) <= total
+        assert gpu.limit + H100_CONTEXT < total // trials, "and some room for kernels"
         assert trials * (gpu.limit + CONTEXT_BYTES) > total - 2 * trials, "no memory is left unused"
+
+
+@pytest.mark.parametrize(
+    ("trials", "free", "waits"),
+    [
+        (1, [75], 0),
+        (1, [0, 3, 3, 79], 3),  # 0: not even room for a context
+        (4, [10, 19], 1),  # the others have their shares
+        (1, [40] * 1000, 150),  # another program is there to stay
+    ],
+)
+def test_a_process_waits_for_the_memory_of_one_that_has_died(
+    trials: int, free: list[int], waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
+    amounts = iter(free)
+
+    def mem_get_info(device: torch.device) -> tuple[int, int]:
+        assert device.index == 2
+        if amount := next(amounts):
+            return amount * GB, 80 * GB
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(gpu_share, "torch", SimpleNamespace(cuda=SimpleNamespace(mem_get_info=mem_get_info)))
+    monkeypatch.setattr(gpu_share, "time", clock)
+    wait_for_gpu_memory(torch.device("cuda", 2), trials)
+    assert len(slept) == pytest.approx(waits, abs=1 if waits > 100 else 0)
 
 
 class Desk:

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -307,7 +308,7 @@ def test_pinned_memory_cached_by_torch_is_no_leak(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(leaks, "bytes_without_kept", lambda: (used + kept, 0))
     monkeypatch.setattr(torch._C, "_host_emptyCache", empty_cache, raising=False)
-    clean_up = Leaks().clean_up
+    clean_up = Leaks(owns_gpu=False).clean_up
     assert clean_up() == []
     kept = leaks.MACHINE_MEMORY
     assert clean_up() == []
@@ -363,6 +364,30 @@ def test_cached_values_are_no_leak_and_are_dropped_if_they_grow(
     assert reason.startswith("its memory has grown by ")
 
 
+@pytest.mark.parametrize("owns_gpu", [True, False])
+def test_gpu_memory_outside_torchs_allocator_counts_unless_other_trials_may_use_it(
+    owns_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, reserved, total = 70, 5, 80
+    gpu = {
+        "is_initialized": lambda: True,
+        "memory_allocated": lambda: 1,
+        "memory_reserved": lambda: reserved << 30,
+        "mem_get_info": lambda: (free << 30, total << 30),
+        "current_device": lambda: 0,
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=total << 30),
+    }
+    for name, value in gpu.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    clean_up = Leaks(owns_gpu=owns_gpu).clean_up
+    assert clean_up() == []
+    free, reserved = 50, 25
+    assert clean_up() == [], "torch's allocator has it"
+    free = 45  # as after a trial's NCCL communicators
+    grown = "5120 MiB more of its GPU's memory is in use than after its first trial"
+    assert clean_up() == ([grown] if owns_gpu else [])
+
+
 @pytest.mark.gpu
 def test_gpu_memory_is_freed_and_a_leak_of_it_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.Tensor] = []
@@ -382,7 +407,7 @@ def test_gpu_memory_is_freed_and_a_leak_of_it_is_a_reason(monkeypatch: pytest.Mo
     assert snapshot.run(cycle) == (None, [])
     assert torch.cuda.memory_reserved() == before
     told = [snapshot.run(lambda: kept.append(torch.ones(64 << 18, device="cuda")))[1] for _ in range(2)]
-    assert told == [[], ["128 MiB more of its GPU memory is in use than after its first trial"]]
+    assert told == [[], ["128 MiB more of its GPU's memory is in use than after its first trial"]]
 
 
 # ---------------------------------------------------------------------------------------------------------- handlers

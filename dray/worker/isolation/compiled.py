@@ -57,8 +57,8 @@ class Compiled:
             yield
         finally:
             warm.before_training.remove(self._begin)
-            if not self._may_stay():
-                self.forget()
+            if _backends() and not self._may_stay():
+                self._forget()
 
     def _begin(self, models: Sequence[torch.nn.Module]) -> None:
         """The trial has made its models and settings, and trains now."""
@@ -66,7 +66,7 @@ class Compiled:
             return
         state = self._state_now()
         if self._state not in (None, state) or any(_methods(kind) != known for kind, known in self._classes.items()):
-            self.forget()
+            self._forget()
         self._state = state
         for kind in {kind for model in models for module in model.modules() for kind in type(module).__mro__}:
             self._classes[kind] = _methods(kind)
@@ -88,12 +88,10 @@ class Compiled:
     def _state_now(self) -> State:
         return _changed_settings(), [setting.get() for setting in self._settings]
 
-    def forget(self) -> None:
-        """Drop all compiled code."""
-        if _backends():
-            torch._dynamo.reset()
-            self._state = None
-            self._classes.clear()
+    def _forget(self) -> None:
+        torch._dynamo.reset()
+        self._state = None
+        self._classes.clear()
 
 
 def _backends() -> list[Any]:

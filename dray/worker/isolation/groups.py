@@ -33,12 +33,12 @@ def end_groups(groups: list[Any]) -> list[str]:
     """End process groups, on all ranks together, and empty the list.
 
     Returns:
-        The reasons to run no other trial in this process: the next one might use what still holds such a group, as a
-        global variable or a library's cache.
+        The reasons to run no other trial in this process: something still holds such a group (a global variable, a
+        library's cache, compiled code), which the next trial might use.
     """
     device = torch.device("cuda" if gpu_in_use() else "cpu")
     made = [weakref.ref(group) for group in groups]
     while groups:  # none may stay in a variable: its threads end with the last reference
         ddp.end_group(device, groups.pop())
     held = sum(group() is not None for group in made)
-    return [f"{counted(held, 'process group')} of its trial would be used by the next one"] if held else []
+    return [f"{counted(held, 'process group')} that its trial made can't be freed"] if held else []

@@ -95,8 +95,6 @@ class ProcessSnapshot:
 
     def _restore(self, groups: list[Any], failed: bool) -> list[str]:
         if groups:
-            # What these keep holds groups, and would use them in the next trial.
-            self._compiled.forget()
             forget_operations()
         # First: garbage may own worker processes, threads, files and memory.
         self._collect(at_once=bool(groups))
@@ -126,7 +124,7 @@ class ProcessSnapshot:
             return [*reasons, f"the GPU fails: {error}"]
 
     def _collect(self, at_once: bool) -> None:
-        """Collect the garbage of trials: immediately if asked to, or if worker processes or GPU memory may depend on it.
+        """Collect the garbage of trials: at once, or if worker processes or GPU memory may depend on it.
 
         Otherwise so seldom that it takes no more than 1% of the time: it is slow once a trial has imported much.
         """
