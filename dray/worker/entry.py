@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 import traceback
 from typing import Any
@@ -51,7 +53,21 @@ def ended() -> str:
     return _error
 
 
+def skip_rays_exit_handlers() -> None:
+    """Have this process end before the exit handlers of C and C++ that are registered by now: those of Ray.
+
+    In Ray 2.60 they can wait for themselves forever: `~CoreWorkerProcessImpl` holds the mutex of a scheduler while it
+    destroys a handler that posts to it. What matters has happened before, by Python's exit handlers. The handlers of
+    libraries that are loaded later run earlier, also those of C.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc["_exit"], None)  # with the exit status
+        libc["__cxa_atexit"](libc.fflush, None, None)  # before that
+
+
 def _serve_leases(worker: WorkerSpec) -> None:
+    skip_rays_exit_handlers()
     if not ray.get_gpu_ids():
         # On a CPU slot Ray leaves all of the node's GPUs visible.
         set_variables({"CUDA_VISIBLE_DEVICES": ""})

@@ -37,6 +37,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], g
     here = SimpleNamespace(get_node_id=lambda: "node-7", get_node_labels=lambda: {"ray.io/accelerator-type": "L4"})
     monkeypatch.setattr("ray.get_runtime_context", lambda: here)
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
+    monkeypatch.setattr(entry, "skip_rays_exit_handlers", lambda: None)
     monkeypatch.setitem(sys.modules, "dray.worker.serve", None)  # as if it were not there
     desk = Desk()
     entry.serve_leases(worker_spec(desk, SimpleNamespace(environment=environment)))
@@ -83,3 +84,22 @@ def test_processes_of_a_group_import_little(modules: str, without: set[str]) -> 
     program = f"import sys, {modules}; print({without} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=240)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's on_exit")
+def test_a_worker_ends_although_an_exit_handler_of_ray_hangs_and_later_ones_run() -> None:
+    code = """
+import atexit, ctypes, sys
+libc = ctypes.CDLL(None)
+libc["__cxa_atexit"](libc.pause, None, None)  # as Ray does
+from dray.worker.entry import skip_rays_exit_handlers
+skip_rays_exit_handlers()
+libc.strdup.restype = ctypes.c_void_p  # Python's own memory is freed by then
+libc["__cxa_atexit"](libc.puts, ctypes.c_void_p(libc.strdup(b"a library's")), None)
+atexit.register(print, "Python's", flush=True)
+libc.puts(b"buffered")
+sys.exit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert sorted(done.stdout.splitlines()) == ["Python's", "a library's", "buffered"]
