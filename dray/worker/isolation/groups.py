@@ -37,6 +37,8 @@ def end_groups(groups: list[Any]) -> list[str]:
         library's cache, compiled code), which the next trial might use.
     """
     device = torch.device("cuda" if gpu_in_use() else "cpu")
+    if gpu_in_use():
+        torch.cuda.synchronize()  # another rank may still need this one's queued collectives, which ending would abort
     made = [weakref.ref(group) for group in groups]
     while groups:  # none may stay in a variable: its threads end with the last reference
         ddp.end_group(device, groups.pop())
