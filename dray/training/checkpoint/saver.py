@@ -17,6 +17,7 @@ from dray.training.checkpoint.files import Contents
 from dray.training.checkpoint.parts import Together
 from dray.training.checkpoint.snapshot import NotCopied, Snapshots
 from dray.training.host import Host, Report
+from dray.training.parallel.device import on_this_gpu
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Saver:
 
     def _start(self, copied: Copied, save: Callable[[Contents], object]) -> None:
         # Not a daemon: a program that ends meanwhile waits for it.
-        self._thread = threading.Thread(target=self._background, args=(copied, save), name="dray-saver")
+        self._thread = threading.Thread(target=on_this_gpu(self._background), args=(copied, save), name="dray-saver")
         self._thread.start()
 
     def check(self) -> None:
