@@ -97,9 +97,9 @@ def two(directory: Path) -> dict[str, Any]:
     found["from full"] = go_on(trial(fsdp), directory / "from_full", directory / "full")
     with in_background():
         found["background"] = go(trial(fsdp), directory / "background")
+        found["rung"] = go(trial(fsdp), RungHost(directory / "rung"))
+        found["stopped at a rung"] = go(trial(fsdp), RungHost(directory / "stopped", stop_at=4))
     found["from background"] = go_on(trial(fsdp), directory / "from_background", directory / "background")
-    found["rung"] = go(trial(fsdp), RungHost(directory / "rung"))
-    found["stopped at a rung"] = go(trial(fsdp), RungHost(directory / "stopped", stop_at=4))
     for rank in (0, 1):
         for name, does in {"broken": broken, "full disk": full}.items():
             with writing_of(rank, does):
@@ -173,7 +173,8 @@ def main(directory: Path, victim: str = "") -> None:
     queued.init(directory / f"rendezvous_{size}", rank, size)
     parts.FAIL_S = exchange.FAIL_S = 1.0 if victim else exchange.FAIL_S
     if victim == "rung":
-        sys.exit(go(trial(fsdp), RungHost(directory, kills=True))["error"])
+        with in_background():
+            sys.exit(go(trial(fsdp), RungHost(directory, kills=True))["error"])
     if victim:
         killed(directory, int(victim))
         return

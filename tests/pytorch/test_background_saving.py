@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -192,29 +192,37 @@ class Rung(Watching, RungHost):
 
 
 ENDLESS = 10**9
+PastRung = Callable[[RungHost, int], None]
 
 
-def fit_past_rung(fit: Fit, host: RungHost, batches: int) -> None:
-    fit(OneWeight, host, max_length=Batch(batches), reporting_period=Batch(batches))
+@pytest.fixture
+def past_rung(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> PastRung:
+    """Trains so many batches, with no report between the rung and the end."""
+    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    return lambda host, batches: fit(OneWeight, host, max_length=Batch(batches), reporting_period=Batch(batches))
 
 
-def test_training_continues_at_a_rung_which_the_search_hears_of_after_the_commit(fit: Fit, tmp_path: Path) -> None:
+def test_training_continues_at_a_rung_which_the_search_hears_of_after_the_commit(
+    past_rung: PastRung, tmp_path: Path
+) -> None:
     host = Rung(tmp_path / "w")
-    fit_past_rung(fit, host, 8)
+    past_rung(host, 8)
     assert host.events == ["committed 4", "published 4", "committed 8", "ended 8"]
     assert host.checkpoints() == [host.store.id_of(4), host.store.id_of(8)]
 
 
-def test_a_trial_that_the_search_stops_after_the_commit_has_ended_at_the_rung(fit: Fit, tmp_path: Path) -> None:
+def test_a_trial_that_the_search_stops_after_the_commit_has_ended_at_the_rung(
+    past_rung: PastRung, tmp_path: Path
+) -> None:
     host = Rung(tmp_path / "w", stop_at=4)
-    fit_past_rung(fit, host, ENDLESS)
+    past_rung(host, ENDLESS)
     assert host.events == ["committed 4", "published 4"]
     assert host.progress()[0] == 4
     assert host.store.latest() == host.store.id_of(4)
 
 
 def test_a_rungs_checkpoint_that_fails_ends_the_run_unreported(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    past_rung: PastRung, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = Rung(tmp_path / "w")
 
@@ -223,7 +231,7 @@ def test_a_rungs_checkpoint_that_fails_ends_the_run_unreported(
 
     monkeypatch.setattr(host.store, "commit", broken)
     with pytest.raises(LookupError, match="the store is gone"):
-        fit_past_rung(fit, host, ENDLESS)
+        past_rung(host, ENDLESS)
     assert host.events == []
 
 
