@@ -1,4 +1,4 @@
-"""The loop over the training batches of one rank: the hot path. Nothing in it waits for the device."""
+"""The loop over the training batches of one rank: the hot path. It runs ahead of the device."""
 
 from __future__ import annotations
 

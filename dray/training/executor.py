@@ -38,7 +38,7 @@ from dray.training.metrics.values import jsonable, to_numpy
 from dray.training.optimisation import Unwrapped
 from dray.training.parallel.agreement import Agreement
 from dray.training.parallel.ddp import DDPModel
-from dray.training.parallel.exchange import Leave, on_chief
+from dray.training.parallel.exchange import Leave, Reason, on_chief
 from dray.training.parallel.gradient_check import GradientCheck, Norms
 from dray.training.parallel.sharding import is_sharded, sync_buffers
 from dray.training.plan import Plan
@@ -63,6 +63,7 @@ class TrainingShare:
         reduced: its values for the reducers that the trial has wrapped.
         scalars: its metrics of each batch, if TensorBoard shows them.
         machine: its machine usage.
+        stopped: the chief knows that the search has stopped the trial where it was saved last.
         norms: of the gradients that its optimizers stepped with.
     """
 
@@ -73,6 +74,7 @@ class TrainingShare:
     reduced: list[Any] | None
     scalars: Values | None
     machine: MachineUsage | None
+    stopped: bool
     norms: Norms
 
 
@@ -104,7 +106,7 @@ class Executor:
         rank, position = self.rank, self.rank.position
         self.agreement = Agreement(
             rank.peers,
-            stop_requested=self.host.stop_requested,
+            stop_requested=lambda: self.checkpointer.stops() or self.host.stop_requested(),
             trained=lambda: position.trained,
             device=rank.device,
         )
@@ -206,6 +208,10 @@ class Executor:
         leave = leave or late
         if leave is not None and leave.aborted:
             values = None
+        stopped: bool | None = False
+        if leave is None or leave.reason is not Reason.FAILED:
+            stopped, late = agreement.catch(self.checkpointer.answer)
+            leave = leave or late
         mine = TrainingShare(
             trained=position.trained,
             leave=leave,
@@ -214,15 +220,19 @@ class Executor:
             reduced=reduced,
             scalars=values if self.scalars.enabled else None,
             machine=self._usage.machine(),
+            stopped=bool(stopped),
             norms=norms or [],
         )
         ranks = agreement.exchange(mine, leave)
         self._usage.set_ranks([each.machine for each in ranks])
         distinct = rank.distinct(ranks)
         scalars = [each.scalars for each in distinct if each.scalars is not None]
-        if metrics.keep_times and scalars:
+        if metrics.keep_times and scalars and not ranks[0].stopped:
             self.scalars.write_batches(first, metrics.times, rows_of(scalars))
         leave = agreement.agree([each.leave for each in ranks], training=True)
+        if ranks[0].stopped:
+            position.trained = first
+            return Outcome(stop=True)
         position.trained = min(each.trained for each in ranks)
         if leave is None:
             if check is not None:

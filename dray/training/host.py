@@ -55,8 +55,10 @@ class Host(Protocol):
     """Where a trial runs: this process, processes of torchrun, or a Ray worker.
 
     Methods are called on the chief only, unless stated otherwise. `commit` may be called in another thread, one
-    checkpoint after another; the report of the checkpoint, and further ones, may be published meanwhile. On each
-    machine that has a part of a checkpoint, `new_checkpoint` and `add_to_checkpoint` are called on its first rank.
+    checkpoint after another; the report of the checkpoint, and further ones, may be published meanwhile. A report that
+    the search decides on is published once its checkpoint is committed, which may be in another thread, but then
+    nothing else is published meanwhile. On each machine that has a part of a checkpoint, `new_checkpoint` and
+    `add_to_checkpoint` are called on its first rank.
 
     Attributes must be the same on every rank of a trial, except the trial seed: the chief's counts.
     """

@@ -57,7 +57,8 @@ class Outcome:
     is_best: after Validate with `compare`: it is the best validation so far.
     decides, length_reached: after Validate, if the search measures length by a metric: it decides here; the trial has
         reached its length.
-    stop: after Publish: the search, the host or the trial asks to stop here.
+    stop: after Publish: the search, the host or the trial asks to stop here. After Train: the search has decided on the
+        last report only now, and stops the trial there: what was trained since is dropped.
     leave: after Train or Validate: end at once, without another validation (ShouldExit, InvalidHP, no more data).
     save_on_leave: with leave: save what is not yet saved.
     interrupted: with leave, after Train: the host asked for a stop.
@@ -85,6 +86,8 @@ def drive(plan: Plan, at: Progress) -> Generator[Command, Outcome, Progress]:
             return at
     while not plan.ends(at):
         outcome = yield Train(until=plan.next_due(at.batches))
+        if outcome.stop:
+            return at
         at = at.trained(outcome.batches)
         if not outcome.leave and plan.validates(at):
             # A trial that leaves during its validation loses nothing: its batches count.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from dray.training.host import Reached, Report
 from dray.training.optimisation import bare
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
-from dray.training.units import TrainUnit
+from dray.training.units import Batch, TrainUnit
 
 
 class FakeHost:
@@ -101,6 +104,28 @@ class FakeHost:
 
     def checkpoints(self) -> list[str]:
         return [report.checkpoint for report in self.reports if report.checkpoint is not None]
+
+
+class RungHost(FakeHost):
+    """The search decides at batch 4. Its checkpoint goes to a store far away, which commits it, or kills this process,
+    only when another batch is trained."""
+
+    is_remote = True
+
+    def __init__(self, directory: Path, *, kills: bool = False, **kwargs: Any) -> None:
+        super().__init__(directory, rungs=[Batch(4)], **kwargs)
+        self._kills = kills
+
+    def commit(
+        self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
+    ) -> str:
+        deadline = time.monotonic() + 30
+        while report.batches == 4 and self.progress()[0] < 5:
+            assert time.monotonic() < deadline, "training waits for the commit"
+            time.sleep(0.001)
+        if report.batches == 4 and self._kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().commit(staging, report, digests, others)
 
 
 class RemoteHost(FakeHost):

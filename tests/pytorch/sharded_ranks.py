@@ -24,7 +24,7 @@ from dray.storage.checkpoints import RemoteStore
 from dray.training.checkpoint import files, parts, shard_file, sharded, sharded_save
 from dray.training.parallel import exchange
 from tests import queued
-from tests.pytorch.fakes import FakeHost, RemoteHost
+from tests.pytorch.fakes import FakeHost, RemoteHost, RungHost
 from tests.pytorch.sharding import Sharded, fsdp, replicated, run, tensor_parallel, trial, whole
 from tests.storage.s3 import KEYS
 
@@ -97,6 +97,8 @@ def two(directory: Path) -> dict[str, Any]:
     found["from full"] = go_on(trial(fsdp), directory / "from_full", directory / "full")
     with in_background():
         found["background"] = go(trial(fsdp), directory / "background")
+        found["rung"] = go(trial(fsdp), RungHost(directory / "rung"))
+        found["stopped at a rung"] = go(trial(fsdp), RungHost(directory / "stopped", stop_at=4))
     found["from background"] = go_on(trial(fsdp), directory / "from_background", directory / "background")
     for rank in (0, 1):
         for name, does in {"broken": broken, "full disk": full}.items():
@@ -143,7 +145,6 @@ def refused(staging: Path, batches: int) -> Any:
 
 def killed(directory: Path, victim: int) -> None:
     """Rank `victim` is killed while it writes its part of the third checkpoint, in the background."""
-    parts.FAIL_S = exchange.FAIL_S = 1.0
     with writing_of(victim, lambda: os.kill(os.getpid(), signal.SIGKILL)), in_background():
         sys.exit(go(trial(fsdp), directory)["error"])
 
@@ -170,6 +171,10 @@ def main(directory: Path, victim: str = "") -> None:
     rank, size, machines = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"))
     # By a file, not by a port: no other program can take it first.
     queued.init(directory / f"rendezvous_{size}", rank, size)
+    parts.FAIL_S = exchange.FAIL_S = 1.0 if victim else exchange.FAIL_S
+    if victim == "rung":
+        with in_background():
+            sys.exit(go(trial(fsdp), RungHost(directory, kills=True))["error"])
     if victim:
         killed(directory, int(victim))
         return

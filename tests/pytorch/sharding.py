@@ -17,7 +17,7 @@ from dray.pytorch import Batch
 from dray.training import rng
 from dray.training.checkpoint import sharded
 from tests.pytorch.fakes import FakeHost, state_of
-from tests.pytorch.resuming import Numbered, Watch
+from tests.pytorch.resuming import Numbered
 
 BATCHES = 8
 RECORDS = 24
@@ -58,6 +58,22 @@ def replicated(model: nn.Module) -> nn.Module:
     return model
 
 
+class Epochs(pytorch.PyTorchCallback):
+    """Counts epochs. Without a hook for checkpoints, which would have training wait for them."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ended": self.ended}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.ended = state_dict["ended"]
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        self.ended += 1
+
+
 class Keeper(pytorch.PyTorchCallback):
     """Has state that only the chief's part of is known."""
 
@@ -92,10 +108,10 @@ class Sharded(pytorch.PyTorchTrial):
         self.sgd = context.wrap_optimizer(torch.optim.SGD(self.scale.parameters(), lr=0.01, momentum=0.9))
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.adam, T_max=2 * BATCHES)
         context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
-        self.watch = Watch()
+        self.epochs = Epochs()
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-        return {"watch": self.watch, **({"keeper": Keeper(self.model)} if self.keeps_shards else {})}
+        return {"epochs": self.epochs, **({"keeper": Keeper(self.model)} if self.keeps_shards else {})}
 
     def build_training_data_loader(self) -> Any:
         return pytorch.DataLoader(Numbered(RECORDS), self.context.get_per_slot_batch_size(), shuffle=True)
@@ -159,6 +175,6 @@ def run(
             "state": sharded.gathered(state_of(context), keep=True),
             "rng": rng.capture(context.device),
             "reports": [(each.batches, each.training, each.validation) for each in host.reports],
-            "epochs": made.watch.epochs,
+            "epochs": made.epochs.ended,
             "saved": [each.batches for each in host.committed],
         }

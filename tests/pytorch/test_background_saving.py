@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from dray.training.checkpoint.files import Contents
 from dray.training.host import Report
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight, state_of
+from tests.pytorch.fakes import FakeHost, OneWeight, RungHost, one_weight, state_of
 from tests.pytorch.resuming import assert_equal
 
 BATCHES = 7  # of 5 an epoch
@@ -185,6 +185,54 @@ def test_reports_go_out_before_the_commit_unless_a_search_decides_on_them(fit: F
     ]
     assert [report.checkpoint is None for report in host.reports] == [True, False, False]
     assert [batches for batches, _ in host.store.listed()] == [6, 4, 2]
+
+
+class Rung(Watching, RungHost):
+    """Writes down the order of things at a rung."""
+
+
+ENDLESS = 10**9
+PastRung = Callable[[RungHost, int], None]
+
+
+@pytest.fixture
+def past_rung(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> PastRung:
+    """Trains so many batches, with no report between the rung and the end."""
+    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    return lambda host, batches: fit(OneWeight, host, max_length=Batch(batches), reporting_period=Batch(batches))
+
+
+def test_training_continues_at_a_rung_which_the_search_hears_of_after_the_commit(
+    past_rung: PastRung, tmp_path: Path
+) -> None:
+    host = Rung(tmp_path / "w")
+    past_rung(host, 8)
+    assert host.events == ["committed 4", "published 4", "committed 8", "ended 8"]
+    assert host.checkpoints() == [host.store.id_of(4), host.store.id_of(8)]
+
+
+def test_a_trial_that_the_search_stops_after_the_commit_has_ended_at_the_rung(
+    past_rung: PastRung, tmp_path: Path
+) -> None:
+    host = Rung(tmp_path / "w", stop_at=4)
+    past_rung(host, ENDLESS)
+    assert host.events == ["committed 4", "published 4"]
+    assert host.progress()[0] == 4
+    assert host.store.latest() == host.store.id_of(4)
+
+
+def test_a_rungs_checkpoint_that_fails_ends_the_run_unreported(
+    past_rung: PastRung, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Rung(tmp_path / "w")
+
+    def broken(*arguments: Any) -> str:
+        raise LookupError("the store is gone")
+
+    monkeypatch.setattr(host.store, "commit", broken)
+    with pytest.raises(LookupError, match="the store is gone"):
+        past_rung(host, ENDLESS)
+    assert host.events == []
 
 
 @pytest.mark.parametrize(

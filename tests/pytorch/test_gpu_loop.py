@@ -5,6 +5,7 @@ What of it can be told without a GPU is tested everywhere.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,57 @@ def test_large_batches_are_moved_by_a_stream_of_their_own(host: FakeHost) -> Non
         moved = mover({"x": torch.ones(8, FEATURES), "y": np.arange(8)})
         assert (moved["x"].sum().item(), moved["y"].sum().item()) == (8 * FEATURES, 28)
         assert {tensor.device for tensor in moved.values()} == {context.device}
+
+
+class LaggingGpu:
+    """Computes nothing until it is waited for. Stands in for `torch.cuda`, with one stream and its events."""
+
+    def __init__(self) -> None:
+        self.begun = self.computed = 0
+
+    def Event(self, blocking: bool) -> Any:
+        gpu = self
+
+        class Event:
+            def record(self, stream: Any) -> None:
+                self.batches = gpu.begun
+
+            def synchronize(self) -> None:
+                gpu.computed = self.batches
+
+        return Event()
+
+    def Stream(self, device: Any) -> LaggingGpu:
+        return self
+
+    def current_stream(self, device: Any) -> LaggingGpu:
+        return self
+
+    def stream(self, stream: LaggingGpu) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
+    def wait_stream(self, stream: LaggingGpu) -> None: ...
+
+
+class OnGpu(torch.Tensor):
+    """A tensor on that GPU: the stream that its memory waits for before it is used again."""
+
+    waits_for: Any = None
+
+    def record_stream(self, stream: Any) -> None:
+        self.waits_for = stream
+
+
+def test_batches_of_which_copies_exist_are_limited_however_slow_the_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = LaggingGpu()
+    monkeypatch.setattr(torch, "cuda", gpu)
+    move = SideStream(lambda batch: batch.as_subclass(OnGpu), torch.device("cuda", 0))
+    ahead = []
+    for _ in range(20):
+        assert move(torch.zeros(SideStream.MIN_BYTES // 4)).waits_for is gpu
+        ahead.append(gpu.begun - gpu.computed)
+        gpu.begun += 1
+    assert ahead == [0, 1, 2, *[3] * 17]
 
 
 def test_small_batches_and_those_of_types_unknown_travel_with_the_computation() -> None:

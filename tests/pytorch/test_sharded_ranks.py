@@ -216,6 +216,27 @@ def test_a_shard_in_the_state_of_a_callback_is_one_error(two: Found, directory: 
     assert not list((directory / "keeper").glob(".staging-*"))
 
 
+def test_at_a_rung_training_continues_until_the_search_hears_of_it_after_the_commit(two: Found) -> None:
+    for rank in two:
+        assert_equal(rank["rung"]["state"], rank["fsdp"]["state"])
+    chief = two[0]
+    assert chief["rung"]["saved"] == chief["fsdp"]["saved"]
+    assert chief["stopped at a rung"]["saved"] == [1, 2, 3, 4]
+    assert [report[:2] for report in chief["stopped at a rung"]["reports"]] == [
+        report[:2] for report in chief["fsdp"]["reports"][:4]
+    ]
+
+
+def test_a_kill_between_a_rung_and_its_commit_costs_that_checkpoint(one: dict[str, Any], tmp_path: Path) -> None:
+    with two_processes(sharded_ranks.__file__, tmp_path, "rung") as processes:
+        for process, code in zip(processes, (-signal.SIGKILL, 1), strict=True):
+            process.communicate(timeout=HANGS_S)
+            assert process.returncode == code
+    latest = CheckpointStore(tmp_path).latest()
+    assert latest == str(tmp_path / "checkpoint_3")
+    assert_goes_on(run(trial(), tmp_path / "resumed", latest_checkpoint=latest), one, 3)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_kill_in_the_middle_of_a_save_costs_that_checkpoint(one: dict[str, Any], tmp_path: Path, victim: int) -> None:
     with two_processes(sharded_ranks.__file__, tmp_path, victim) as processes:

@@ -20,7 +20,13 @@ from dray import core, pytorch
 from dray.core import ClusterInfo, DistributedContext, TrialInfo
 from dray.hosts import use_host
 from dray.pytorch.experimental import get_default_device
+from dray.training.checkpoint import files, saver
+from dray.training.host import Report
+from dray.training.parallel import device
+from dray.training.parallel.agreement import Agreement
 from dray.training.parallel.device import GpuConflict, check_gpus, own_device
+from dray.training.progress import Progress
+from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.process_group import gpu_of_worker
 from tests.core.test_distributed import nodes, on_ranks
 from tests.pytorch.fakes import FakeHost
@@ -211,3 +217,22 @@ def test_a_real_gpu_is_known_by_its_uuid() -> None:
     uuid = torch.cuda.get_device_properties(device).uuid
     with pytest.raises(GpuConflict, match=f"ranks 0, 1 of this trial would all train on the GPU {uuid} of "):
         check_gpus(device, lambda mine: [mine, mine])
+
+
+def test_threads_that_may_use_a_gpu_use_that_of_the_thread_which_starts_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By itself a thread uses GPU 0, where it makes a context."""
+    used: dict[str, int] = {}
+    monkeypatch.setattr(device, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: used.setdefault(threading.current_thread().name, gpu))
+    with Agreement(DistributedContext(), stop_requested=lambda: False, trained=lambda: 0).listening():
+        pass
+    ProcessSnapshot().run(lambda: None)
+    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    contents = files.contents(state={}, progress=Progress(), ranks=[], description=files.Description(metadata={}))
+    saving = saver.Saver(FakeHost(tmp_path))
+    saving.save(contents, Report(batches=1), at_once=False)
+    saving.finish()
+    assert used == {"dray-agreement": 1, "trial": 1, "dray-saver": 1}

@@ -92,6 +92,13 @@ def test_resuming_from_any_published_progress_yields_exactly_the_remaining_comma
             assert rest_end == end
 
 
+def test_a_stop_during_training_ends_the_run_at_the_report_before() -> None:
+    plan = Plan(length=30, rungs=(10, 20))
+    log, end = commands(plan, answer=lambda command: Outcome(stop=isinstance(command, Train) and command.until == 30))
+    assert shown(log) == "T10 V P*! T20 V P*! T30"
+    assert (end.batches, end.is_saved) == (20, True)
+
+
 @pytest.mark.slow
 @given(plan=plans, good=st.frozensets(st.integers(1, 60)), stop_after=st.integers(1, 60))
 @settings(max_examples=300, deadline=None)

@@ -68,7 +68,7 @@ class Checkpointer:
         return self._saver.save(
             self._contents(command, self.rank.optimisation.state_dict(), ranks),
             report,
-            at_once=self._is_due(command),
+            at_once=self._at_once(command),
             written=self._written if self.hooks.checkpoints else None,
         )
 
@@ -79,9 +79,11 @@ class Checkpointer:
             callback.on_checkpoint_save_start(state)
         return files.contents(state=state, progress=command.at, ranks=ranks, description=self.description())
 
-    def _is_due(self, command: Publish) -> bool:
-        """Whether the checkpoint must exist before training goes on: where the search decides, or the trial ends."""
-        return command.decides or command.final
+    def _at_once(self, command: Publish) -> bool:
+        """Whether the checkpoint must exist before training goes on: where the trial ends, and where the search decides
+        if a copy would cost much of what it saves. Most trials stop there, and what they train meanwhile is lost."""
+        copies_fast = self.rank.device.type == "cuda" or self.host.is_remote
+        return command.final or (command.decides and not copies_fast)
 
     def _save_together(self, command: Publish, report: Report) -> str | None:
         """Save a checkpoint of which each rank writes its shards."""
@@ -92,7 +94,7 @@ class Checkpointer:
             saver=self._saver,
             report=report,
             full=self.full,
-            at_once=self._is_due(command),
+            at_once=self._at_once(command),
             written=self._written if self.hooks.checkpoints else None,
         )
         return save.save(
@@ -113,12 +115,16 @@ class Checkpointer:
             callback.on_checkpoint_upload_end(uuid=uuid)
 
     def publish(self, report: Report) -> bool:
-        """Pass a report on to the host, on the chief, unless a checkpoint before it has failed."""
-        if report.final:
-            self._saver.finish()
-        else:
-            self._saver.check()
-        return self.host.publish(report)
+        """As `Saver.publish`, on the chief."""
+        return self._saver.publish(report)
+
+    def answer(self) -> bool:
+        """As `Saver.answer`; False on other ranks than the chief."""
+        return self._saver.answer()
+
+    def stops(self) -> bool:
+        """As `Saver.stops`."""
+        return self._saver.stops()
 
     def finish(self) -> None:
         """Wait until the last checkpoint is saved, on all ranks."""

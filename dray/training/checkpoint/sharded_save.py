@@ -73,7 +73,9 @@ class ShardedSave:
         if self.full:
             self._state = sharded.gathered(self._state, keep=peers.rank == 0)
         ranks = [state for state, _ in rows]
-        is_small = max(nbytes for _, nbytes in rows) < AT_ONCE_BYTES and not self.host.is_remote
+        is_small = max(nbytes for _, nbytes in rows) < AT_ONCE_BYTES and (
+            self.report.decides or not self.host.is_remote
+        )
         wants_copy = not (self.at_once or self.written or is_small)
         try:
             places = on_all(peers, "copying its state", lambda: self._take(contents_of, ranks, wants_copy))

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import torch
 
 from dray.training.parallel import ddp
-from dray.training.parallel.device import CPU
+from dray.training.parallel.device import CPU, on_this_gpu
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.parallel.exchange import Leave, Reason, exchange, leave_by
 
@@ -115,7 +115,7 @@ class Agreement:
     def listening(self) -> Iterator[None]:
         """Listen while the block runs. All ranks enter it before any of them trains."""
         self.connect()
-        thread = threading.Thread(target=self._listen, name="dray-agreement", daemon=True)
+        thread = threading.Thread(target=on_this_gpu(self._listen), name="dray-agreement", daemon=True)
         thread.start()
         try:
             yield

@@ -7,8 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from typing_extensions import ParamSpec
 
+from dray.memory import gpu_in_use
 from dray.text import counted
+
+P = ParamSpec("P")
 
 CPU = torch.device("cpu")
 
@@ -32,6 +36,20 @@ def gpu_of(local_rank: int) -> torch.device:
     """The GPU of a rank. `check_gpus` finds out whether another rank has the same."""
     # A process that sees only its own device sees it as number 0.
     return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def on_this_gpu(target: Callable[P, None]) -> Callable[P, None]:
+    """The function for a new thread, on the GPU of this one: threads begin on GPU 0, which may be another rank's, and
+    anything that needs a context would create one there."""
+    if not gpu_in_use():
+        return target
+    device = torch.cuda.current_device()
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        torch.cuda.set_device(device)
+        target(*args, **kwargs)
+
+    return run
 
 
 def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> None:

@@ -26,6 +26,7 @@ import torch
 from dray.imports import is_installed
 from dray.memory import gpu_in_use
 from dray.text import counted
+from dray.training.parallel.device import on_this_gpu
 from dray.training.parallel.mesh import forget_operations
 from dray.worker.isolation.compiled import Compiled
 from dray.worker.isolation.groups import end_groups, group_names, groups_of_trial
@@ -54,7 +55,6 @@ class ProcessSnapshot:
         self._settings = [(setting, setting.get()) for setting in (*PYTHON, *TORCH)]
         self._threads = torch.get_num_threads()
         self._loggers = {logger: _state(logger) for logger in _loggers()}
-        self._device = torch.cuda.current_device() if gpu_in_use() else None
         self._leaks = Leaks(owns_gpu=owns_gpu)
 
     def run(self, trial: Callable[[], T], has_failed: Callable[[T], bool] = lambda _: False) -> tuple[T, list[str]]:
@@ -76,8 +76,6 @@ class ProcessSnapshot:
         compiled = self._compiled.for_a_trial()
 
         def run() -> None:
-            if self._device is not None:
-                torch.cuda.set_device(self._device)  # of this thread
             try:
                 with compiled():
                     result.set_result(trial())
@@ -85,7 +83,7 @@ class ProcessSnapshot:
                 result.set_exception(error)
 
         with warnings.catch_warnings():
-            thread = threading.Thread(target=run, name="trial", daemon=True)
+            thread = threading.Thread(target=on_this_gpu(run), name="trial", daemon=True)
             thread.start()
             thread.join()
             logging.captureWarnings(False)
