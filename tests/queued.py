@@ -19,8 +19,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch.futures import Future
 
 from dray.training.parallel import ddp
@@ -216,6 +218,25 @@ def _over(result: list[torch.Tensor]) -> Any:
     future: Future[Any] = Future()  # type: ignore[no-untyped-call]
     future.set_result(result)
     return torch._C._distributed_c10d._create_work_from_future(future)
+
+
+class _Nccl(dist.ProcessGroupGloo):
+    """Takes what ProcessGroupNCCL takes."""
+
+    class Options:
+        _timeout: timedelta
+
+    def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+        super().__init__(store, rank, size, options._timeout)
+
+
+def stand_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let groups of this process have the backend "nccl", which is for the type of device "cuda" alone: if it is their
+    only one, collectives of tensors in the CPU's memory fail, as with the real one."""
+    fakes = {"ProcessGroupNCCL": _Nccl, "is_nccl_available": lambda: True, "default_pg_nccl_timeout": TIMEOUT}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(c10d, name, fake, raising=False)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
 
 
 def init(rendezvous: Path, rank: int, size: int) -> None:

@@ -21,6 +21,7 @@ from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.trial_run import TrialRun
 from dray.training.optimisation import bare
 from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
+from dray.training.parallel.device import backend_for
 from dray.training.parallel.fully_shard import FullyShard, check_arguments, fully_sharded, whole
 from dray.training.parallel.mesh import device_mesh
 from dray.training.parallel.sharding import connect, is_sharded
@@ -330,9 +331,8 @@ class PyTorchTrialContext:
 
     def _join_alone(self) -> None:
         if not dist.is_initialized():
-            backend = "nccl" if self.device.type == "cuda" else "gloo"
             store = dist.HashStore()  # type: ignore[attr-defined]
-            dist.init_process_group(backend, store=store, rank=0, world_size=1)
+            dist.init_process_group(backend_for(self.device), store=store, rank=0, world_size=1)
             self._run.at_end.callback(dist.destroy_process_group)
 
     def wrap_model(

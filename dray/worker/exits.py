@@ -24,13 +24,15 @@ POLL_S = 0.1
 
 
 def collectives_begun() -> int:
-    """How many collectives of all ranks this rank has begun; 0 if the count is not reliable.
+    """How many collectives of all ranks this rank has begun, as far as the count is reliable.
 
     gloo also counts what one rank sends to another: with two ranks it counts on both, with more not on all.
     """
-    if dist.get_backend() != "nccl" and dist.get_world_size() > 2:
-        return 0
-    return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+    world: Any = dist.group.WORLD
+    backends = {world._get_backend(device) for device in world._device_types}
+    return sum(
+        each._get_sequence_number_for_group() for each in backends if each.name() != "gloo" or dist.get_world_size() <= 2
+    )
 
 
 class ProgramExits:

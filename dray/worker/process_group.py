@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +20,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dray.private import is_loopback
 from dray.training.parallel import ddp
-from dray.training.parallel.device import CPU, GpuConflict, check_gpus, gpu_of
+from dray.training.parallel.device import CPU, GpuConflict, backend_for, check_gpus, gpu_of
 from dray.training.parallel.transport import StoreTransport, serve_store
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1800
 """How long ranks wait for one another while they start; trials have their own timeout, `collective_timeout_s`."""
@@ -29,7 +33,7 @@ TIMEOUT_S = 1800
 def joined(
     context: ray.train.TrainContext, meet: Callable[[tuple[str, int] | None], tuple[str, int]]
 ) -> Iterator[None]:
-    """Join a process group with the other ranks of this worker group: NCCL if the worker has a GPU, otherwise gloo.
+    """Join a process group with the other ranks of this worker group: see `backend_for`.
 
     Sets the environment variables that torchrun sets, for libraries and programs that read them.
 
@@ -59,7 +63,7 @@ def joined(
     check_gpus(device, peers.allgather)
     os.environ.update(launcher_variables(context, store, peers))
     dist.init_process_group(
-        "nccl" if gpu else "gloo",
+        backend_for(device),
         store=store,
         rank=rank,
         world_size=size,
@@ -112,13 +116,24 @@ def launcher_variables(context: ray.train.TrainContext, store: TCPStore, peers: 
 def outliving_programs() -> Iterator[None]:
     """Keep the process group although programs in the block initialise and destroy one, as under torchrun.
 
-    They use this one instead. Subgroups are theirs to make and destroy.
+    They use this one instead, with the timeout that they pass. Subgroups are theirs to make and destroy.
     """
     init, destroy = dist.init_process_group, dist.destroy_process_group
 
     @functools.wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        """Does nothing: there is one already."""
+        given = inspect.signature(init).bind(*args, **kwargs).arguments
+        if (timeout := given.get("timeout")) is not None:
+            ddp.set_timeout(timeout)
+        if ignored := _ignored(given):
+            log.warning(
+                "init_process_group(%s): ignored, as the trial's slots have a process group already, which this "
+                "program uses too: rank %d of %d, backend %s",
+                ", ".join(f"{name}={given[name]!r}" for name in ignored),
+                dist.get_rank(),
+                dist.get_world_size(),
+                dist.get_backend_config(),
+            )
 
     @functools.wraps(destroy)
     def destroy_process_group(group: Any = None) -> None:
@@ -130,6 +145,14 @@ def outliving_programs() -> Iterator[None]:
         yield
     finally:
         _set_functions(init, destroy)
+
+
+def _ignored(given: Mapping[str, Any]) -> list[str]:
+    """The arguments of `init_process_group` that ask for what the process group is not."""
+    names = {each.rpartition(":")[2] for each in (given.get("backend") or "gloo").lower().split(",")}
+    ignored = ["backend"] if names - set(ddp.backends(dist.group.WORLD).values()) else []
+    own = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "pg_options": None}
+    return [*ignored, *(name for name, value in own.items() if given.get(name, value) not in (value, -1))]
 
 
 def _set_functions(init: Callable[..., None], destroy: Callable[..., None]) -> None:

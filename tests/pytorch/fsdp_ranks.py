@@ -366,7 +366,6 @@ def options(directory: Path) -> dict[str, Any]:
         "checkpointing": {"units": [Block], "activation_checkpointing": True},
         "compile": {"units": [Block], "activation_checkpointing": True, "compile": True},
         "bfloat16": {"units": [Block], "mp_policy": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}},
-        "offload": {"units": [Block], "cpu_offload": True},
     }
     kinds = {name: variant(Trial, parallel=FullyShard(**each)) for name, each in given.items()}
     compiler, calls = nn.Module.compile, {}
@@ -385,6 +384,26 @@ def options(directory: Path) -> dict[str, Any]:
     finally:
         nn.Module.compile = compiler  # type: ignore[method-assign]
     return {**found, "calls": calls, "compiled": CALLS["compile"]}
+
+
+def offloaded(directory: Path) -> dict[str, Any]:
+    """Weights in the CPU's memory, with what communicates them from there: clipping, and a whole checkpoint."""
+
+    def look(trial: Trial) -> list[bool]:
+        return [
+            parameter.offload_to_cpu
+            for module in sharding.fsdp_modules(trial.model)
+            for group in module._get_fsdp_state()._fsdp_param_groups
+            for parameter in group.fsdp_params
+        ]
+
+    exact = {"clip": 0.1, "dtype": torch.float64}
+    kind = variant(Trial, parallel=FullyShard(units=[Block], cpu_offload=True), **exact)
+    fit: dict[str, Any] = {"max_length": Batch(8), "init": {"exp_conf": {"checkpoint_format": "full"}}}
+    return {
+        "Plain": ranks(variant(Plain, **exact), directory / "Plain", **fit),
+        "Trial": ranks(kind, directory / "Trial", look=look, **fit),
+    }
 
 
 class Norms(Trial):
@@ -708,6 +727,7 @@ SCENARIOS: dict[int, list[Callable[[Path], dict[str, Any]]]] = {
         stopped,
         beside,
         options,
+        offloaded,
         buffers,
         full_dataset,
         on_meta,

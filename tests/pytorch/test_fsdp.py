@@ -203,12 +203,24 @@ def test_models_sharded_by_the_users_code_train_and_a_rank_that_leaves_ends_all(
     assert runs[0]["left"]["reports"][-1][0] == 2
 
 
-@pytest.mark.parametrize("option", ["function", "names", "one unit", "checkpointing", "compile", "offload", "bfloat16"])
+@pytest.mark.parametrize("option", ["function", "names", "one unit", "checkpointing", "compile", "bfloat16"])
 def test_options_change_no_result(two: list[Runs], option: str) -> None:
     for rank in two:
         plain, run = rank["options"]["plain"], rank["options"][option]
         assert close(run, plain, 0.01 if option == "bfloat16" else 1e-5)
         assert (run["losses"] != plain["losses"]) is (option == "bfloat16")
+
+
+def test_offloaded_weights_are_clipped_and_saved_whole(two: list[Runs]) -> None:
+    for rank in two:
+        mine = rank["offloaded"]["Trial"]
+        assert close(mine, rank["offloaded"]["Plain"], 1e-12)
+        assert mine["seen"] == [True] * (4 + 4 * fsdp_ranks.BLOCKS)
+    mine, plain = (
+        torch.load(f"{two[0]['offloaded'][kind]['checkpoints'][0]}/state-dict.pth", weights_only=True)
+        for kind in ("Trial", "Plain")
+    )
+    torch.testing.assert_close(mine["models_state_dict"], plain["models_state_dict"])
 
 
 def test_what_options_are_for(two: list[Runs]) -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,20 @@ import pytest
 import ray
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 
 from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
+from dray.training.parallel.ddp import gradients_group, timeout
 from dray.worker import process_group
+from dray.worker.exits import collectives_begun
 from dray.worker.hang import dump_collectives
+from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.process_group import joined, outliving_programs
 from tests.core.test_distributed import HANGS_S, nodes
 from tests.pytorch.fakes import FakeHost
+from tests.queued import stand_for_nccl
 from tests.worker.test_unequal_nodes import Placed
 
 
@@ -38,14 +44,8 @@ def test_ranks_with_gpus_connect_when_they_join(size: int, monkeypatch: pytest.M
 
     monkeypatch.setattr(dist, "init_process_group", init)
     monkeypatch.setattr(process_group, "outliving_programs", contextlib.nullcontext)
-    monkeypatch.setattr(process_group, "check_gpus", lambda device, allgather: None)
     monkeypatch.setattr(process_group.ddp, "end_group", lambda device: None)
-    monkeypatch.setattr(ray, "get_gpu_ids", lambda: ["0"])
-    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
-    fakes: dict[str, Any] = {"is_available": lambda: True, "device_count": lambda: size, "set_device": lambda device: 0}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
+    workers_have_gpus(monkeypatch, size)
     address: Future[tuple[str, int]] = Future()
     together = threading.Barrier(size)
 
@@ -66,7 +66,40 @@ def test_ranks_with_gpus_connect_when_they_join(size: int, monkeypatch: pytest.M
         list(pool.map(join, nodes(size)))
     # A single rank has nobody to connect to.
     devices = {rank: torch.device("cuda", rank) if size > 1 else None for rank in range(size)}
-    assert made == {rank: ("nccl", device) for rank, device in devices.items()}
+    assert made == {rank: ("cpu:gloo,cuda:nccl", device) for rank, device in devices.items()}
+
+
+def test_gpu_workers_can_communicate_what_is_in_the_memory_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    workers_have_gpus(monkeypatch, 1)
+    stand_for_nccl(monkeypatch)
+    context: Any = Placed(nodes(1)[0])
+    with joined(context, lambda mine: ("", 0)):
+        begun = collectives_begun()
+        groups = [dist.group.WORLD, dist.new_group([0]), gradients_group().group]
+        for group in groups:
+            dist.all_reduce(torch.ones(1), group=group)
+        assert collectives_begun() == begun + 1, "those of all ranks, whatever backend does them"
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # there is none to copy from
+        save: Any = dist.checkpoint.async_save({"weight": torch.ones(2)}, checkpoint_id=str(tmp_path))
+        save.result(HANGS_S)
+    assert (tmp_path / ".metadata").exists()
+
+
+def workers_have_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """As far as `joined` sees; on this machine alone."""
+    monkeypatch.setattr(process_group, "check_gpus", lambda device, allgather: None)
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: ["0"])
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    fakes: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: count,
+        "set_device": lambda device: 0,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
 
 
 @pytest.fixture
@@ -116,6 +149,30 @@ def test_the_group_outlives_a_program_that_initialises_and_destroys_it(group: No
             dist.destroy_process_group()
         dist.destroy_process_group(dist.group.WORLD)
     assert dist.group.WORLD is before
+
+
+def test_a_program_gets_the_timeout_that_it_asks_for_until_it_ends(group: None) -> None:
+    def program() -> None:
+        dist.init_process_group("gloo", timeout=timedelta(hours=7))
+        assert timeout() == timedelta(hours=7) != before
+
+    before = timeout()
+    with outliving_programs():
+        _, reasons = ProcessSnapshot().run(program)
+    assert (timeout(), reasons) == (before, [])
+
+
+def test_a_program_learns_which_of_its_arguments_the_group_does_not_have(
+    group: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with outliving_programs():
+        dist.init_process_group("cpu:gloo", init_method="env://", rank=0, world_size=1)
+        assert caplog.messages == []
+        dist.init_process_group("cuda:nccl", "env://", None, 2)
+    assert caplog.messages == [
+        "init_process_group(backend='cuda:nccl', world_size=2): ignored, as the trial's slots have a process group "
+        "already, which this program uses too: rank 0 of 1, backend cpu:gloo,cuda:gloo"
+    ]
 
 
 def test_a_program_can_destroy_groups_that_it_made(group: None) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -178,9 +179,7 @@ class _Group:
 
     def __init__(self, world: Any) -> None:
         self.world = world
-        # With the timeout of the default group, which is among its backend's options.
-        options = getattr(world._get_backend(world._device_types[0]), "options", None)
-        self.timeout = getattr(options, "_timeout", None)
+        self.timeout = timeout()
         self.group: Any = dist.new_group(timeout=self.timeout)
         #: With what releases the model's connections.
         self.models: weakref.WeakKeyDictionary[torch.nn.Module, Callable[[Any], None]] = weakref.WeakKeyDictionary()
@@ -244,7 +243,7 @@ def is_connected(model: torch.nn.Module) -> bool:
 
 def queues_collectives(device: torch.device) -> bool:
     """Whether collectives on a device only queue work for it, as NCCL's do; gloo's are over when they return."""
-    return dist.is_initialized() and _backends(dist.group.WORLD).get(device.type) != "gloo"
+    return dist.is_initialized() and backends(dist.group.WORLD).get(device.type) != "gloo"
 
 
 def disconnect(device: torch.device) -> None:
@@ -278,7 +277,7 @@ def abort() -> None:
     """
     global _aborted
     _aborted = dist.group.WORLD
-    groups = [group for group in c10d._world.pg_map if set(_backends(group).values()) != {"gloo"}]
+    groups = [group for group in c10d._world.pg_map if set(backends(group).values()) != {"gloo"}]
     with _as_one(groups):
         for group in reversed(groups):
             with contextlib.suppress(RuntimeError):
@@ -301,9 +300,21 @@ def _as_one(groups: list[Any]) -> Iterator[None]:
         nccl._group_end()
 
 
-def _backends(group: Any) -> dict[str, str]:
+def backends(group: Any) -> dict[str, str]:
     """The name of a group's backend by type of device."""
     return dict(each.split(":") for each in dist.get_backend_config(group).split(","))
+
+
+def timeout() -> timedelta | None:
+    """That of the default process group's collectives; None if there is no group, or torch wraps it to debug it."""
+    world = dist.group.WORLD
+    backend = None if world is None else world._get_backend(world._device_types[0])
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def set_timeout(timeout: timedelta) -> None:
+    """Set it, also for subgroups that are made from now on."""
+    c10d._set_pg_timeout(timeout)
 
 
 def is_aborted() -> bool:

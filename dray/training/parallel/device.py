@@ -52,6 +52,12 @@ def on_this_gpu(target: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
+def backend_for(device: torch.device) -> str:
+    """What `init_process_group` takes for ranks on a device: on GPUs gloo too, for tensors in the CPU's memory, as
+    those of offloaded weights and of `torch.distributed.checkpoint.async_save` are."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
 def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> None:
     """Check that no two ranks of a trial train on one GPU. All ranks call this together.
 

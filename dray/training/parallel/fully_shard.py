@@ -211,8 +211,8 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
         if parallel.compile:
             unit.compile()
     over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
-    # There is no other memory on a CPU, and nothing to pin it for.
-    offload = CPUOffloadPolicy() if parallel.cpu_offload and device.type != "cpu" else OffloadPolicy()
+    # For a model on the CPU there is nothing to pin memory for.
+    offload = CPUOffloadPolicy(pin_memory=device.type != "cpu") if parallel.cpu_offload else OffloadPolicy()
     made: dict[nn.Parameter, nn.Parameter] = {}
     before = list(model.parameters())
     with pretrained.sharding(model):

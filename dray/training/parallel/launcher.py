@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from dray.training.parallel import ddp
-from dray.training.parallel.device import own_device
+from dray.training.parallel.device import backend_for, own_device
 from dray.training.parallel.distributed import DistributedContext
 
 _groups = itertools.count()
@@ -48,8 +48,7 @@ def process_group(config: Mapping[str, Any] | None) -> Iterator[DistributedConte
             store, rank, size = next(rendezvous("env://"))
             # A prefix of its own: in torchrun's store an earlier group has left its addresses.
             store = dist.PrefixStore(f"dray/{next(_groups)}", store)  # type: ignore[attr-defined]
-            backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+            dist.init_process_group(backend_for(device), store=store, rank=rank, world_size=size)
             initialised = True
             stack.callback(_end, device)
         if not initialised or dist.get_world_size() == 1:

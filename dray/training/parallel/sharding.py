@@ -59,7 +59,8 @@ def _own_groups(model: torch.nn.Module) -> None:
         for name in _GROUPS
         if (group := getattr(info, name, None)) is not None
     ]
-    if not found or ddp.queues_collectives(next(model.parameters()).device):
+    # The device of its mesh: offloaded parameters are on another.
+    if not found or ddp.queues_collectives(torch.device(found[0][0].mesh.device_type)):
         return
     ours = ddp.gradients_group()
     mine = {tuple(dist.get_process_group_ranks(group)) for _, _, group in found if not ours.has(group)}

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch.backends import cuda, cudnn
 
+from dray.training.parallel import ddp
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -65,6 +67,8 @@ PYTHON = [
     Setting("sys.argv", lambda: sys.argv[:], lambda value: operator.setitem(sys.argv, _whole, value)),
     Setting("garbage collection", lambda: (gc.isenabled(), gc.get_threshold()), _set_collection),
     Setting("logging.disable()", lambda: logging.root.manager.disable, logging.disable),
+    # By init_process_group(timeout=...) of a program.
+    Setting("the timeout of collectives", ddp.timeout, ddp.set_timeout),
     # A second trial that sets it without force=True would fail.
     Setting(
         "the start method of processes",
