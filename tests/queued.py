@@ -29,6 +29,7 @@ from dray.training.parallel import ddp
 
 GARBAGE = 1e9
 POLL_S = 0.001
+SPLIT_S = 60.0
 TIMEOUT = timedelta(seconds=200)
 WATCHDOG_S = 0.5
 """NCCL's takes 0.1 s."""
@@ -107,7 +108,9 @@ class QueuedGroup(dist.ProcessGroup):
         self._rank, self._size, self._store, self._number = rank, size, store, 0
         self._refuse_two_ranks_on_one_device()
         self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
-        self._aborted = threading.Event()
+        self._aborted, self._splits = threading.Event(), 0
+        if dist.group.WORLD is None:
+            self.bound_device_id = torch.device("cuda", 0)  # as after init_process_group(device_id=...)
 
     def _refuse_two_ranks_on_one_device(self) -> None:
         self._store.set(f"device/{self._rank}", os.environ.get("QUEUED_DEVICE", f"of rank {self._rank}"))
@@ -127,6 +130,25 @@ class QueuedGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """As ncclCommFinalize: waits for what is queued."""
         while not self._aborted.is_set() and DEVICE.is_stuck:
+            time.sleep(POLL_S)
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    def eager_connect_single_device(self, device: object) -> None:
+        """Of a group that is made from the default one."""
+        dist.group.WORLD.perform_nocolor_split()  # type: ignore[union-attr]
+
+    def perform_nocolor_split(self, device: object = None) -> None:
+        """This rank's part in ncclCommSplit, by which the default group's ranks make each other group, also those that
+        will not be in it. Without all of them it would block; here it fails after a while."""
+        number, self._splits = self._splits, self._splits + 1
+        self._store.set(f"split/{number}/{self._rank}", b"1")
+        late, deadline = list(range(self._size)), time.monotonic() + SPLIT_S
+        while late := [rank for rank in late if not self._store.check([f"split/{number}/{rank}"])]:
+            if self._aborted.is_set() or time.monotonic() > deadline:
+                raise dist.DistBackendError(f"ncclCommSplit on rank {self._rank}: ranks {late} do not call it")
             time.sleep(POLL_S)
 
     def gone(self) -> None:
@@ -188,7 +210,7 @@ class QueuedGroup(dist.ProcessGroup):
     @_untraced
     def barrier(self, opts: Any = None) -> Any:
         # On a GPU this is an all-reduce followed by a synchronisation.
-        work = self._collective([], lambda: self._gloo.barrier(*_given(opts)))
+        work = self._collective([], self._gloo.barrier)
         DEVICE.synchronize()
         return work
 
@@ -207,7 +229,7 @@ class QueuedGroup(dist.ProcessGroup):
         return self._name
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self._gloo
+        return self._gloo if device.type == "cpu" else self
 
 
 def _given(opts: Any) -> list[Any]:

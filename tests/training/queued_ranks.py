@@ -75,6 +75,17 @@ def left_alone() -> dict[str, Any]:
     return {"read": read, "other": other, "raised": raised, "is_aborted": ddp.is_aborted()}
 
 
+def alone() -> str:
+    """The chief makes a group of itself, and the other rank has no part in it."""
+    if CHIEF:
+        queued.SPLIT_S = SOON_S
+        try:
+            dist.new_group([0], use_local_synchronization=True)
+        except dist.DistBackendError as error:
+            return str(error)
+    return ""
+
+
 def ended(directory: Path) -> None:
     """The end of the default group waits for no rank."""
     dist.distributed_c10d._abort_process_group()
@@ -121,6 +132,7 @@ def main(directory: Path, what: str = "all") -> None:
     if what == "device_fails":
         return device_fails(directory)
     results = {"queues": ddp.queues_collectives(CPU), "sound": sound(), "left_alone": left_alone()}
+    results["alone"] = alone()
     ended(directory)
     torch.save(results, directory / f"rank_{rank}.pt")
 

@@ -41,6 +41,10 @@ def test_a_rank_whose_peer_has_gone_hangs_until_it_aborts_and_reads_garbage(rank
     assert alone["is_aborted"]
 
 
+def test_a_group_is_made_by_all_ranks_of_the_default_group(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["alone"] == "ncclCommSplit on rank 0: ranks [1] do not call it"
+
+
 def test_nodes_may_have_different_numbers_of_ranks(tmp_path: Path) -> None:
     ranks = results_of(3, unequal_ranks.__file__, tmp_path, "queued", local_sizes=(2, 1))
     assert [rank["place"] for rank in ranks] == [(0, 0, 2, 0, 2), (1, 1, 2, 0, 2), (2, 0, 1, 1, 2)]
