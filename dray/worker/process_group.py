@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dray.private import is_loopback
+from dray.cluster.nodes import use_interface_of
 from dray.training.parallel import ddp
 from dray.training.parallel.device import CPU, GpuConflict, backend_for, check_gpus, gpu_of
 from dray.training.parallel.transport import StoreTransport, serve_store
@@ -50,8 +49,7 @@ def joined(
     if gpu:
         torch.cuda.set_device(device)
     host = ray.util.get_node_ip_address()
-    if is_loopback(host):  # otherwise gloo listens at the address of the machine's name
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    use_interface_of(host)
     store = serve_store(host, timedelta(seconds=TIMEOUT_S)) if rank == 0 else None
     address = (store.host, store.port) if store is not None else None
     if size > 1:

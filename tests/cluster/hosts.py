@@ -29,7 +29,7 @@ mount -t tmpfs none /tmp
 mount -t tmpfs none /dev/shm
 mkdir {home}
 echo '127.0.0.1 localhost
-{address} {name}' > /tmp/hosts
+{itself} {name}' > /tmp/hosts
 mount --bind /tmp/hosts /etc/hosts
 ip link set lo up
 read connected
@@ -51,6 +51,7 @@ class Host:
         directory: what it sees at `SHARED`; its log is written to it.
         command: what it runs.
         environment: all variables of the command, beside HOME and PATH.
+        calls_itself: the address of its name, as it sees it; by default the one on the network.
         own_processes: whether its processes see one another only. Otherwise any host can run something on another one.
     """
 
@@ -63,6 +64,7 @@ class Host:
         environment: Mapping[str, str] = {},
         *,
         own_processes: bool = True,
+        calls_itself: str = "",
     ) -> None:
         self.name, self.address, self.log = name, address, directory / f"{name}.log"
         self._own_processes = own_processes
@@ -72,7 +74,10 @@ class Host:
             "RAY_USAGE_STATS_ENABLED": "0",
             **environment,
         }
-        boot = _BOOT.format(name=name, address=address, directory=directory, shared=SHARED, home=HOME, here=HERE)
+        itself = calls_itself or address
+        boot = _BOOT.format(
+            name=name, address=address, itself=itself, directory=directory, shared=SHARED, home=HOME, here=HERE
+        )
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*(NAMESPACES if own_processes else _SHARED_PROCESSES), "bash", "-c", boot, "-", *command],

@@ -1,7 +1,8 @@
 """``dray cluster check``: finds problems of a cluster before anything trains on it.
 
 On each node an actor, which needs no slot, collects versions and tries what trials do: write to the storage, send to
-another node. If nodes have free GPUs, one GPU of each takes part in an all-reduce with NCCL.
+another node, reduce with gloo, by which the ranks of a trial agree. If nodes have free GPUs, one GPU of each takes part
+in an all-reduce with NCCL.
 """
 
 from __future__ import annotations
@@ -194,6 +195,8 @@ class _Check:
         ranks = [node for node, count in zip(self._ids, gpus, strict=True) if count > 0]
         if len(ranks) == 1 and max(gpus) > 1:
             ranks *= 2
+        if len(self._ids) > 1:
+            all_reduce_speed(self.checked, self._ids[:MAX_RANKS], "gloo")
         if len(ranks) > 1:
             self.checked.reduces_bytes_s = all_reduce_speed(self.checked, ranks[:MAX_RANKS], "nccl")
 
@@ -218,8 +221,12 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
         asked = [rank.reduce.remote(at, number, len(ranks), backend) for number, rank in enumerate(ranks)]
         return min(cast("list[float]", ray.get(asked, timeout=ANSWER_S)))
     except Exception as error:
-        why = one_line(error)[-500:]
-        checked.add_error("", f"all-reduce by {backend} over {len(ranks)} processes failed: {why}")
+        checked.add_error(
+            "",
+            f"all-reduce by {backend} over {len(ranks)} processes failed: {one_line(error)[-500:]}; if nodes reach "
+            "one another by another network interface than the one with Ray's addresses, set "
+            f"{backend.upper()}_SOCKET_IFNAME to its name in the environment in which Ray is started",
+        )
         return None
     finally:
         for rank in ranks:

@@ -177,10 +177,14 @@ class Rank:
         Raises:
             RuntimeError: the ranks don't connect, or the sum is wrong.
         """
+        import ray
         import torch
         import torch.distributed as dist
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+        from dray.cluster.nodes import use_interface_of
+
+        use_interface_of(ray.util.get_node_ip_address())
         limit = timedelta(seconds=ANSWER_S / 2)
         store = self._store if rank == 0 else TCPStore(*at, is_master=False, timeout=limit)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
