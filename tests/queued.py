@@ -124,8 +124,10 @@ class QueuedGroup(dist.ProcessGroup):
 
     # ---------------------------------------------------------------------------------------------- the life of it
     def abort(self) -> None:
+        """As ncclCommAbort: ends this group's collectives, and waits until the device is idle."""
         self._aborted.set()
         DEVICE.aborted(self)
+        DEVICE.synchronize()
 
     def shutdown(self) -> None:
         """As ncclCommFinalize: waits for what is queued."""
@@ -143,13 +145,19 @@ class QueuedGroup(dist.ProcessGroup):
     def perform_nocolor_split(self, device: object = None) -> None:
         """This rank's part in ncclCommSplit, by which the default group's ranks make each other group, also those that
         will not be in it. Without all of them it would block; here it fails after a while."""
+        self._raise_if_aborted()
         number, self._splits = self._splits, self._splits + 1
         self._store.set(f"split/{number}/{self._rank}", b"1")
         late, deadline = list(range(self._size)), time.monotonic() + SPLIT_S
         while late := [rank for rank in late if not self._store.check([f"split/{number}/{rank}"])]:
-            if self._aborted.is_set() or time.monotonic() > deadline:
+            self._raise_if_aborted()
+            if time.monotonic() > deadline:
                 raise dist.DistBackendError(f"ncclCommSplit on rank {self._rank}: ranks {late} do not call it")
             time.sleep(POLL_S)
+
+    def _raise_if_aborted(self) -> None:
+        if self._aborted.is_set():
+            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self._rank}.")
 
     def gone(self) -> None:
         """This rank will call no further collective. Only the test knows, and the collectives of the others, which then
@@ -157,8 +165,7 @@ class QueuedGroup(dist.ProcessGroup):
         self._store.set(f"gone/{self._rank}", b"1")
 
     def _collective(self, outputs: list[torch.Tensor], run: Callable[[], Any]) -> Any:
-        if self._aborted.is_set():
-            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self._rank}.")
+        self._raise_if_aborted()
         number, self._number = self._number, self._number + 1
         if not DEVICE.is_stuck:
             self._store.set(f"{number}/{self._rank}", b"1")

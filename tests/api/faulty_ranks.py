@@ -253,6 +253,7 @@ def main(directory: Path, what: str) -> None:
         results[name(scenario)]["aborted"] = queued.init_again_if_aborted(again, rank, 2)
     results["restarted"] = restarted(directory / "restarted", rank)
     results["data_of_different_lengths"] = data_of_different_lengths(directory / "data")
+    queued.init_again_if_aborted(directory / "rendezvous_after_data", rank, 2)
     results["shards_of_different_lengths"] = shards_of_different_lengths(directory / "shards")
     results |= {f"sound_{batches}": sound(directory / f"sound_{batches}", batches) for batches in (4, 9)}
     torch.save(results, directory / f"rank_{rank}.pt")

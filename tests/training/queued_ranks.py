@@ -18,7 +18,9 @@ import torch.distributed as dist
 from dray import pytorch
 from dray.core import DistributedContext
 from dray.pytorch import Batch
+from dray.training.errors import ShouldExit
 from dray.training.parallel import agreement, ddp
+from dray.training.parallel.agreement import Agreement
 from dray.training.parallel.device import CPU
 from dray.worker.process_group import TIMEOUT_S
 from tests import queued
@@ -53,6 +55,7 @@ def hangs(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 def left_alone() -> dict[str, Any]:
     """The chief waits for a rank that has gone, until it aborts the group."""
     group: Any = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
+    dist.new_group()  # whose abort waits for the other's
     if not CHIEF:
         group.gone()
         return {}
@@ -63,8 +66,9 @@ def left_alone() -> dict[str, Any]:
     reading, read = hangs(total.tolist)
     waiting, _ = hangs(torch.cpu.synchronize)
     ending, _ = hangs(group.shutdown)
-    ddp.abort()
-    for thread in (reading, waiting, ending):
+    aborting = threading.Thread(target=ddp.abort, daemon=True)
+    aborting.start()
+    for thread in (aborting, reading, waiting, ending):
         thread.join(HANGS_S)
         assert not thread.is_alive(), "an abort was to end it"
     raised = ""
@@ -73,6 +77,25 @@ def left_alone() -> dict[str, Any]:
     except dist.DistBackendError as error:
         raised = str(error)
     return {"read": read, "other": other, "raised": raised, "is_aborted": ddp.is_aborted()}
+
+
+def waits_by_gloo() -> tuple[Any, ...]:
+    """The other rank leaves, and the chief waits for it as for the norm of offloaded weights: these are in the CPU's
+    memory, for which groups of GPUs have gloo."""
+    ddp.gradients_group()
+
+    def work() -> None:
+        if CHIEF:
+            ddp.gradients_group().group._get_backend(CPU).allreduce([torch.ones(1)]).wait()  # noqa: SLF001
+        raise ShouldExit
+
+    peers = DistributedContext.from_torch_distributed()
+    agreed = Agreement(peers, stop_requested=lambda: False, trained=lambda: 0)
+    with agreed.listening():
+        _, leave = agreed.on_all(work, training=True)
+    peers.close()
+    assert leave is not None
+    return leave.reason, leave.aborted
 
 
 def alone() -> str:
@@ -86,10 +109,14 @@ def alone() -> str:
     return ""
 
 
-def ended(directory: Path) -> None:
-    """The end of the default group waits for no rank."""
+def again(rendezvous: Path) -> None:
+    """New groups."""
     dist.distributed_c10d._abort_process_group()
-    queued.init(directory / "again", 0 if CHIEF else 1, 2)
+    queued.init(rendezvous, 0 if CHIEF else 1, 2)
+
+
+def ended() -> None:
+    """The end of the default group waits for no rank."""
     if CHIEF:
         dist.group.WORLD.gone()  # type: ignore[union-attr]
     else:
@@ -132,8 +159,13 @@ def main(directory: Path, what: str = "all") -> None:
     if what == "device_fails":
         return device_fails(directory)
     results = {"queues": ddp.queues_collectives(CPU), "sound": sound(), "left_alone": left_alone()}
+    again(directory / "waits_by_gloo")
+    agreement.LEAVE_S = SOON_S
+    results["waits_by_gloo"] = waits_by_gloo()
+    again(directory / "alone")
     results["alone"] = alone()
-    ended(directory)
+    again(directory / "ended")
+    ended()
     torch.save(results, directory / f"rank_{rank}.pt")
 
 

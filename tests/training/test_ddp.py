@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Iterator
 from datetime import timedelta
@@ -125,6 +126,25 @@ def test_gradients_are_in_memory_once_unless_the_trial_says_otherwise(
     saved = optimisation.pending_gradients()
     assert len(pickle.dumps(saved)) < 1.5 * nbytes
     torch.testing.assert_close(saved, [gradients])
+
+
+def test_synchronised_batch_norms_communicate_where_the_gradients_do(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Torch has them for GPUs alone.
+    monkeypatch.setattr(nn.parallel.DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None)
+    seen = []
+
+    class Norm(nn.SyncBatchNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(self.process_group)
+            return self.weight * x
+
+    own = dist.new_group([0])
+    spread = DDPModel(nn.Sequential(Norm(2), Norm(2, process_group=own)))
+    spread(torch.ones(1, 2))
+    assert seen == [spread.process_group, own]
+    copy.deepcopy(spread[0])  # in which no group may be: they can't be copied
 
 
 class Broadcasts(TorchDispatchMode):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dray.training.parallel.exchange import Reason
 from tests.pytorch.processes import HANGS_S, results_of, results_of_two, two_processes
 from tests.queued import GARBAGE
 from tests.training import queued_ranks, unequal_ranks
@@ -43,6 +44,10 @@ def test_a_rank_whose_peer_has_gone_hangs_until_it_aborts_and_reads_garbage(rank
 
 def test_a_group_is_made_by_all_ranks_of_the_default_group(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["alone"] == "ncclCommSplit on rank 0: ranks [1] do not call it"
+
+
+def test_a_rank_that_waits_by_gloo_for_one_that_left_leaves_too(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["waits_by_gloo"] for rank in ranks] == [(Reason.EXIT, True)] * 2
 
 
 def test_nodes_may_have_different_numbers_of_ranks(tmp_path: Path) -> None:

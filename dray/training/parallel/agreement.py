@@ -196,6 +196,8 @@ class Agreement:
         if ready or time.monotonic() > self._abort_by:
             self._abort_by = 0.0
             ddp.abort()
+            if not self._inside:  # others may wait for this rank by gloo too, which they can't abort: offloaded weights
+                ddp.disconnect(self._device)
 
     def must_stop(self, trained: int) -> bool:
         """Whether training stops after this many batches. Waits for the other ranks' threads, not their training."""

@@ -7,10 +7,10 @@ can still agree on what to do; see `dray.training.parallel.agreement`.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -52,6 +52,11 @@ class DDPModel(DistributedDataParallel):
         super().__init__(module, **{"process_group": gradients.group, **kwargs})
         self.averaged_ids = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
         self.runs_alone = False
+        self._sync_norms = [
+            layer
+            for layer in module.modules()
+            if isinstance(layer, torch.nn.SyncBatchNorm) and layer.process_group is None
+        ]
         self._register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
         self.connected = True
         gradients.models[self] = DDPModel.release
@@ -95,12 +100,19 @@ class DDPModel(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and self.connected and not self.runs_alone:
+            # In one communicator with the gradients, as with DistributedDataParallel alone: GPUs may run collectives of
+            # two in different orders, and then wait for one another. Not for longer: groups can't be copied.
+            for layer in self._sync_norms:
+                layer.process_group = self.process_group
             try:
                 return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
             except RuntimeError as error:
                 if "Expected to have finished reduction" in str(error):
                     raise RuntimeError(_UNUSED) from error
                 raise
+            finally:
+                for layer in self._sync_norms:
+                    layer.process_group = None
         return self.module(*inputs, **kwargs)
 
     def sync_buffers(self) -> None:
@@ -213,14 +225,14 @@ _aborted: Any = None
 def _forget_group() -> list[Any]:
     """Release the models of the group, and return it with its subgroups; [] if there is none."""
     global _gradients
-    if _gradients is None:
+    gradients, _gradients = _gradients, None  # first: two threads may do it at a time
+    if gradients is None:
         return []
-    for model, release in list(_gradients.models.items()):
+    for model, release in list(gradients.models.items()):
         release(model)
-    for mesh in _gradients.meshes.values():
+    for mesh in gradients.meshes.values():
         mesh._pg_registry.clear()
-    groups, _gradients = [*_gradients.subgroups, _gradients.group], None
-    return groups
+    return [*gradients.subgroups, gradients.group]
 
 
 def gradients_group() -> _Group:
@@ -263,6 +275,8 @@ def disconnect(device: torch.device) -> None:
 def end_group(device: torch.device, group: Any = None) -> None:
     """End a process group for collectives on a device; the default one with all others."""
     if queues_collectives(device):
+        if group is None:
+            abort()  # together, which torch does not
         # Destroying the group would wait for queued work, which may wait for a rank that has left.
         c10d._abort_process_group(group)
     else:
@@ -278,26 +292,11 @@ def abort() -> None:
     global _aborted
     _aborted = dist.group.WORLD
     groups = [group for group in c10d._world.pg_map if set(backends(group).values()) != {"gloo"}]
-    with _as_one(groups):
-        for group in reversed(groups):
-            with contextlib.suppress(RuntimeError):
-                group.abort()
-
-
-@contextlib.contextmanager
-def _as_one(groups: list[Any]) -> Iterator[None]:
-    """NCCL's communicators are aborted together: one by one, each may wait for another (PyTorch's issue 119797)."""
-    nccl: Any = None
-    with contextlib.suppress(RuntimeError):
-        nccl = groups[0]._get_backend(torch.device("cuda")) if groups else None
-    if not hasattr(nccl, "_group_start"):
-        yield
-        return
-    nccl._group_start()
-    try:
-        yield
-    finally:
-        nccl._group_end()
+    # Each in a thread: NCCL frees a communicator once the device is idle, which another group's collectives prevent
+    # until they are aborted too (PyTorch's issue 119797). Torch's `_group_start()` does not help: NCCL groups the calls
+    # of one thread, and torch 2.13 starts a new one for each abort.
+    with ThreadPoolExecutor(max(1, len(groups))) as threads:
+        threads.map(lambda group: group.abort(), groups)
 
 
 def backends(group: Any) -> dict[str, str]:
