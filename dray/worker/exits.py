@@ -31,7 +31,9 @@ def collectives_begun() -> int:
     world: Any = dist.group.WORLD
     backends = {world._get_backend(device) for device in world._device_types}
     return sum(
-        each._get_sequence_number_for_group() for each in backends if each.name() != "gloo" or dist.get_world_size() <= 2
+        each._get_sequence_number_for_group()
+        for each in backends
+        if each.name() != "gloo" or dist.get_world_size() <= 2
     )
 
 

@@ -29,7 +29,7 @@ def test_each_worker_has_a_gpu_of_its_own_and_nccl_joins_them(slots: int, digits
     result = dray.Experiment(config, model_dir=digits_dir, path=tmp_path / "experiment").run()
     made = [line for line in lines(tmp_path / "record") if "made" in line]
     assert len(made) == slots
-    assert {line["backend"] for line in made} == {"nccl"}
+    assert {line["backend"] for line in made} == {"cpu:gloo,cuda:nccl"}
     assert len({line["gpus"] for line in made}) == slots
     assert {line["device"].partition(":")[0] for line in made} == {"cuda"}
     assert result.trials["state"].tolist() == ["COMPLETED"]
