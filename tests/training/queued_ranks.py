@@ -84,9 +84,16 @@ def waits_by_gloo() -> tuple[Any, ...]:
     memory, for which groups of GPUs have gloo."""
     ddp.gradients_group()
 
+    errors = []
+
     def work() -> None:
         if CHIEF:
-            ddp.gradients_group().group._get_backend(CPU).allreduce([torch.ones(1)]).wait()  # noqa: SLF001
+            group: Any = ddp.gradients_group().group
+            try:
+                group._get_backend(CPU).allreduce([torch.ones(1)]).wait(timedelta(seconds=HANGS_S))  # noqa: SLF001
+            except RuntimeError as error:
+                errors.append(str(error))
+                raise
         raise ShouldExit
 
     peers = DistributedContext.from_torch_distributed()
@@ -95,7 +102,7 @@ def waits_by_gloo() -> tuple[Any, ...]:
         _, leave = agreed.on_all(work, training=True)
     peers.close()
     assert leave is not None
-    return leave.reason, leave.aborted
+    return leave.reason, leave.aborted, ["peer" in error for error in errors]
 
 
 def alone() -> str:
