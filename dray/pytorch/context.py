@@ -6,10 +6,11 @@ One class, as users know it; two fifths of this long file are their documentatio
 from __future__ import annotations
 
 import logging
+import math
 import pathlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -249,6 +250,23 @@ class PyTorchTrialContext:
 
         handler = profiler.tensorboard_trace_handler(str(self.get_tensorboard_path()))
         self.profiler = profiler.profile(*args, **{"on_trace_ready": handler, **kwargs})
+
+    def set_flops_per_record(self, flops: float | Literal["count"]) -> None:
+        """Set how many FLOPs the model takes for one record, forward and backward, so that the figures of the machine
+        have `tflops_per_slot` and, on a GPU whose peak is known, `mfu_percent`.
+
+        Args:
+            flops: a number, such as 6 * parameters * tokens of a record for a transformer. "count": counted in the
+                first batch of each run by torch's `FlopCounterMode`. That counts activations that are computed again,
+                runs compiled code without its compiler in this batch, and misses kernels of your own.
+
+        Raises:
+            ValueError: neither a positive number nor "count".
+        """
+        given: object = flops
+        if flops != "count" and not (isinstance(given, int | float) and 0 < given < math.inf):
+            raise ValueError(f'set_flops_per_record() takes a positive number or "count", got {flops!r}')
+        self._run.flops_per_record = flops
 
     # --------------------------------------------------------------------------------------- where training is
 

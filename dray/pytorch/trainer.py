@@ -179,6 +179,7 @@ class Trainer:
                         hooks=hooks,
                         scalars=run.tensorboard,
                         profiler=self._context.profiler,
+                        flops_per_record=run.flops_per_record,
                     )
                     for each in callbacks.values():
                         each.on_training_start()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+#: FLOPs for one record, or that they are to be counted in the first batch; None: not known.
+Flops: TypeAlias = float | Literal["count"] | None
 
 _PEAK_TFLOPS: list[tuple[str, float]] = [
     ("GB300", 2500), ("B300", 2250), ("GB200", 2500), ("B200", 2250),
@@ -14,8 +17,8 @@ _PEAK_TFLOPS: list[tuple[str, float]] = [
     ("V100", 125), ("T4", 65),
     ("MI355X", 2500), ("MI325X", 1307), ("MI300X", 1307), ("MI300A", 981), ("MI250X", 191.5),
 ]  # fmt: skip
-"""Dense bfloat16 (float16 where there is none) by the vendors' data sheets, and words of the GPU's name; the first match
-counts. torch sees each half of an MI250X as a GPU."""
+"""Dense bfloat16 (float16 where there is none) by the vendors' data sheets, and words of the GPU's name; the first that
+matches counts. torch sees each half of an MI250X as a GPU."""
 
 
 def peak_flops(gpu: str) -> float | None:
