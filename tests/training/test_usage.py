@@ -262,8 +262,7 @@ def test_a_trials_last_report_says_where_its_time_went(tmp_path: Path, monkeypat
     assert told[-1]["batches_per_second"] == pytest.approx(speed)
     assert told[-1]["records_per_second"] == pytest.approx(2 * speed)
     assert told[-1]["tokens_per_second"] == pytest.approx(14 * speed)
-    assert told[-1]["tflops_per_slot"] == pytest.approx(2 * speed * 4e-12), (
-        "4 FLOPs a record: a product and a sum, forward and backward"
-    )
+    flops_per_record = 4  # a product and a sum, forward and backward
+    assert told[-1]["tflops_per_slot"] == pytest.approx(2 * speed * flops_per_record / 1e12)
     assert trial.weight == pytest.approx(one_weight(20)), "counting changes nothing"
     assert all(report.system is None for report in host.committed), "of two equal runs, checkpoints are equal"
