@@ -28,6 +28,7 @@ from dray.training.parallel.sharding import connect, is_sharded
 from dray.training.plan import batches_of
 from dray.training.position import Stop
 from dray.training.pretrained import share_on_machine, unshare
+from dray.training.tf32 import warn_if_left_off
 from dray.training.units import ENDLESS, Epoch
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class PyTorchTrialContext:
         self.experimental = PyTorchExperimentalContext(run)
         self.profiler: torch.profiler.profile | None = None
         self._warned_of_batch_size = False
+        self._checks_tf32 = run.device.type == "cuda" and run.peers.rank == 0
 
     # ------------------------------------------------------------------------------------------- what the run is
 
@@ -507,6 +509,9 @@ class PyTorchTrialContext:
             retain_graph: keep the graph for another backward pass.
             create_graph: build a graph of the gradients, for derivatives of higher order.
         """
+        if self._checks_tf32:
+            self._checks_tf32 = False
+            warn_if_left_off(loss, self.device)
         keep = retain_graph or None  # torch's default is create_graph's value
         amp = self._run.optimisation.amp
         if amp is None:
