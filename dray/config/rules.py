@@ -66,9 +66,7 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
     begin = given.get("profiling.begin_on_batch", FIRST_TRACED)
     end = given.get("profiling.end_after_batch", begin)
     if "profiling.begin_on_batch" not in wrong and not begin <= end < begin + MAX_TRACED:
-        what = (
-            f"must be {begin} (begin_on_batch) to {begin + MAX_TRACED - 1}, as traces are held in memory, got {end}"
-        )
+        what = f"must be {begin} (begin_on_batch) to {begin + MAX_TRACED - 1}, as traces are held in memory, got {end}"
         yield Fault("profiling.end_after_batch", what)
     if "hyperparameters" not in wrong:
         yield from _batch_size(given)

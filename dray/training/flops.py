@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
+
+import torch
 
 #: FLOPs for one record, or that they are to be counted in the first batch; None: not known.
 Flops: TypeAlias = float | Literal["count"] | None
@@ -41,6 +45,9 @@ def counted(function: Callable[..., Any]) -> tuple[Any, int]:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False) as counter:
+    # Else torch would never compile code that it meets first in this mode. Without dynamo nothing is compiled.
+    has_compiler = "torch._dynamo" in sys.modules
+    eager = torch.compiler.set_stance("force_eager") if has_compiler else contextlib.nullcontext()
+    with eager, FlopCounterMode(display=False) as counter:
         result = function()
     return result, counter.get_total_flops()

@@ -14,7 +14,7 @@ import torch
 from dray import pytorch
 from dray.hosts import use_host
 from dray.training import usage
-from dray.training.flops import peak_flops
+from dray.training.flops import counted, peak_flops
 from dray.training.usage import MachineUsage, Usage
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
@@ -139,6 +139,22 @@ def test_the_peak_of_a_gpu_is_known_by_its_name() -> None:
     assert {name: peak_flops(name) for name in known} == {name: tflops * 1e12 for name, tflops in known.items()}
     assert peak_flops("NVIDIA RTX A4000") is None
     assert peak_flops("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
+
+
+@pytest.mark.slow
+def test_code_whose_flops_were_counted_is_compiled_afterwards() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = torch.compile(torch.nn.Linear(3, 2), backend=backend)
+    batch = torch.ones(5, 3)
+    _, flops = counted(lambda: model(batch).sum().backward())
+    assert (flops, graphs) == (2 * 2 * 5 * 3 * 2, []), "forward, and the gradient of the weights"
+    model(batch)
+    assert len(graphs) == 1
 
 
 STATS = {"reserved_bytes.all.current": 2e9, "allocated_bytes.all.peak": 1e9, "num_alloc_retries": 3, "num_ooms": 0}
