@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -48,6 +49,7 @@ def counted(function: Callable[..., Any]) -> tuple[Any, int]:
     # Else torch would never compile code that it meets first in this mode. Without dynamo nothing is compiled.
     has_compiler = "torch._dynamo" in sys.modules
     eager = torch.compiler.set_stance("force_eager") if has_compiler else contextlib.nullcontext()
-    with eager, FlopCounterMode(display=False) as counter:
+    with eager, warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
+        warnings.filterwarnings("ignore", ".*when there are global hooks on modules")  # the counter's own
         result = function()
     return result, counter.get_total_flops()
