@@ -56,9 +56,15 @@ class Window(profile):
         super().start_trace()
 
     def _write(self, _: profile) -> None:
-        tensorboard_trace_handler(str(self._directory), self._name, use_gzip=True)(self)
-        if self._records_memory:
-            snapshot = str(self._directory / f"{self._name}.memory.pickle")
-            torch.cuda.memory._dump_snapshot(snapshot)  # type: ignore[no-untyped-call]
-            torch.cuda.memory._record_memory_history(enabled=None)
-        log.info("wrote a profile of batches %d to %d to %s", self._begin, self._end, self._directory)
+        try:
+            tensorboard_trace_handler(str(self._directory), self._name, use_gzip=True)(self)
+            if self._records_memory:
+                snapshot = str(self._directory / f"{self._name}.memory.pickle")
+                torch.cuda.memory._dump_snapshot(snapshot)  # type: ignore[no-untyped-call]
+            log.info("wrote a profile of batches %d to %d to %s", self._begin, self._end, self._directory)
+        except (OSError, RuntimeError) as error:
+            # It must not end the training, nor take the place of the error that does.
+            log.warning("a profile could not be written to %s: %s", self._directory, error)
+        finally:
+            if self._records_memory:
+                torch.cuda.memory._record_memory_history(enabled=None)

@@ -140,6 +140,16 @@ def test_a_window_on_a_gpu_records_its_memory_also_if_it_runs_out(
     assert calls[1:] == [tmp_path / "rank3.memory.pickle", {"enabled": None}]
 
 
+def test_a_window_that_can_not_be_written_ends_no_training(
+    fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.tensorboard_path.parent.mkdir(parents=True)
+    host.tensorboard_path.write_text("a file")
+    init = {**config(begin_on_batch=0, end_after_batch=1), "enable_tensorboard_logging": False}
+    assert fit(Marked, init=init, max_length=Batch(3)).weight == pytest.approx(one_weight(3))
+    assert "a profile could not be written to" in caplog.text
+
+
 @pytest.mark.api("2.15")
 def test_without_set_profiler_there_is_none(fit: Fit) -> None:
     assert fit(OneWeight, max_length=Batch(1)).context.profiler is None
