@@ -44,7 +44,7 @@ IGNORED_FIELDS: dict[str, str] = {
     "optimizations.tensor_fusion_threshold": _HOROVOD,
     "pbs": _BATCH_SYSTEM,
     "preemption_timeout": "Ray sets the deadline of a node that is preempted",
-    "profiling": "the use of CPU, memory and GPUs is always recorded; context.set_profiler() profiles code",
+    "profiling.sync_timings": "the profiler has the GPU's own times",
     "project": _WEB_UI,
     "resources.agent_label": "Ray places workers wherever there are free slots of the kind that resources.slot names",
     "resources.devices": CONTAINER + "code sees all devices of its node, but only its own GPUs",
@@ -68,6 +68,7 @@ _DEFAULTS: dict[str, object] = {
     "optimizations.average_training_metrics": True,
     "optimizations.tensor_fusion_cycle_time": 1,
     "optimizations.tensor_fusion_threshold": 64,
+    "profiling.sync_timings": True,
 }
 
 _STEPS = "Determined removed steps; "
@@ -99,7 +100,5 @@ REMOVED_FIELDS: dict[str, str] = {
 def says_something(path: str, value: object) -> bool:
     """Whether the value of an ignored field differs from Determined's default."""
     if isinstance(value, Mapping):
-        if path == "profiling":
-            return bool(value.get("enabled"))
         value = {name: item for name, item in value.items() if item}
     return value != _DEFAULTS[path] if path in _DEFAULTS else bool(value)

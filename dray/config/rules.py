@@ -15,7 +15,7 @@ from dray.config.length import Length
 from dray.config.metrics import objectives_of
 from dray.config.resources import SlotRange, even_sizes
 from dray.config.sampler import SamplerChoice
-from dray.config.schema import constant
+from dray.config.schema import FIRST_TRACED, MAX_TRACED, constant
 from dray.config.search import sampling_faults
 from dray.config.searcher import COUNTED, METHODS
 from dray.errors import Fault
@@ -63,6 +63,11 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
     if most is not None and most < fewest:
         what = f"must be at least slots_per_trial ({fewest}), or no trial can run, got {most}; raise it"
         yield Fault("resources.max_slots", what)
+    begin = given.get("profiling.begin_on_batch", FIRST_TRACED)
+    end = given.get("profiling.end_after_batch", begin)
+    if "profiling.begin_on_batch" not in wrong and not begin <= end < begin + MAX_TRACED:
+        what = f"must be {begin} (begin_on_batch) to {begin + MAX_TRACED - 1}, as traces are held in memory, got {end}"
+        yield Fault("profiling.end_after_batch", what)
     if "hyperparameters" not in wrong:
         yield from _batch_size(given)
         yield from _slot_range(given)

@@ -40,6 +40,8 @@ from searchers.space import Space, parse, spaces_in_lists
 
 MAX_SEED = 2**32 - 1
 MAX_NAME = 200
+FIRST_TRACED = 10
+MAX_TRACED = 1000
 _IN_LIST = (
     "a list is a constant, with any spaces in it, as in Determined; give the space a name of its own to search it"
 )
@@ -119,6 +121,24 @@ class Optimizations(Section):
     )
     mixed_precision: Literal["O0", "O1", "O2"] = Field(
         default="O0", description="O1 or O2: mixed precision, as with use_amp(); O0: full precision", examples=["O1"]
+    )
+
+
+class Profiling(Section):
+    """Traces of some batches of each trial by torch's profiler; on a GPU also a snapshot of its memory.
+
+    Both are in the trial's directory ``tensorboard``, a file for each slot. A trial that resumes after the window, or
+    ends before, has none. A program sets them with ``pytorch.init(exp_conf={"profiling": {"enabled": True}})``.
+    """
+
+    place: ClassVar[str] = "profiling"
+
+    enabled: bool = Field(default=False, description="trace batches of each trial", examples=[True])
+    begin_on_batch: int = Field(
+        default=FIRST_TRACED, ge=0, description="the first batch that is traced, from 0", examples=[20]
+    )
+    end_after_batch: int | None = Field(
+        default=None, ge=0, description="the last batch; by default ten are traced", examples=[24]
     )
 
 
@@ -255,6 +275,11 @@ class ExperimentConfig(Section):
         examples=[{"type": "directory", "container_path": "/mnt/results"}],
     )
     max_restarts: int = Field(default=5, ge=0, description="maximum number of restarts of a trial", examples=[5])
+    profiling: Profiling = Field(
+        default_factory=Profiling,
+        description="traces and snapshots of memory of some batches",
+        examples=[{"enabled": True}],
+    )
     stop_on_nan: bool = Field(
         default=False,
         description="stop a trial at the first report with a loss that is NaN or infinite; otherwise only ASHA stops "

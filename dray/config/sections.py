@@ -8,7 +8,7 @@ from dray.config.metrics import MetricChoice
 from dray.config.notify import Notify
 from dray.config.resources import MeshSizes, Resources, SlotRange
 from dray.config.sampler import SamplerChoice
-from dray.config.schema import ExperimentConfig, Optimizations, Reproducibility
+from dray.config.schema import ExperimentConfig, Optimizations, Profiling, Reproducibility
 from dray.config.searcher import BY_METHOD, AnySearcher
 from dray.config.section import Section
 from dray.config.storage import BY_TYPE, AnyStorage
@@ -31,6 +31,7 @@ SECTIONS: dict[str, type[Section]] = {
         MLflow,
         WandB,
         Notify,
+        Profiling,
         Reproducibility,
     )
 }

@@ -129,6 +129,8 @@ class TrainContext:
         if group in ("training", "validation"):
             self._write_scalars(group, steps, plain, batch_metrics)
         self._usage.set_ranks([self._usage.machine()])
+        system = self._usage.flush(at_once=False)
+        self._tensorboard.write_system(steps, system or {})
         self._reporter.publish(
             Report(
                 batches=steps,
@@ -136,7 +138,7 @@ class TrainContext:
                 validation=plain if group == "validation" else None,
                 groups=None if group in ("training", "validation") else {group: plain},
                 compared=not self._reporter.uses_operations,
-                system=self._usage.flush(at_once=False),
+                system=system,
             )
         )
 

@@ -284,8 +284,8 @@ class LocalHost:
     def publish(self, report: Report) -> bool:
         if any(part is not None for part in (report.training, report.validation, report.checkpoint, report.groups)):
             row = _row(report)
-            self._write(row)
-            self._unsaved.add([row])
+            self._write({**row, "system": report.system} if report.system else row)
+            self._unsaved.add([row])  # without usage, so that two identical runs have identical checkpoints
         self._last = report
         if self._display is not None:
             self._display.reported(report)

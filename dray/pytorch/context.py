@@ -6,10 +6,11 @@ One class, as users know it; two fifths of this long file are their documentatio
 from __future__ import annotations
 
 import logging
+import math
 import pathlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from dray.training.parallel.sharding import connect, is_sharded
 from dray.training.plan import batches_of
 from dray.training.position import Stop
 from dray.training.pretrained import share_on_machine, unshare
+from dray.training.tf32 import warn_if_left_off
 from dray.training.units import ENDLESS, Epoch
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class PyTorchTrialContext:
         self.experimental = PyTorchExperimentalContext(run)
         self.profiler: torch.profiler.profile | None = None
         self._warned_of_batch_size = False
+        self._checks_tf32 = run.device.type == "cuda" and run.peers.rank == 0
 
     # ------------------------------------------------------------------------------------------- what the run is
 
@@ -250,6 +253,24 @@ class PyTorchTrialContext:
 
         handler = profiler.tensorboard_trace_handler(str(self.get_tensorboard_path()))
         self.profiler = profiler.profile(*args, **{"on_trace_ready": handler, **kwargs})
+
+    def set_flops_per_record(self, flops: float | Literal["count"]) -> None:
+        """Set how many FLOPs the model takes for one record, forward and backward, so that the figures of the machine
+        have `tflops_per_slot` and, on a GPU whose peak is known, `mfu_percent`.
+
+        Args:
+            flops: a number, such as 6 * parameters * tokens of a record for a transformer. "count": counted in the
+                first batch of each run by torch's `FlopCounterMode`. That counts activations that are computed again,
+                runs compiled code without its compiler in this batch, and misses kernels of your own. With tensor
+                parallelism pass a number.
+
+        Raises:
+            ValueError: neither a positive number nor "count".
+        """
+        given: object = flops
+        if flops != "count" and not (isinstance(given, int | float) and 0 < given < math.inf):
+            raise ValueError(f'set_flops_per_record() takes a positive number or "count", got {flops!r}')
+        self._run.flops_per_record = flops
 
     # --------------------------------------------------------------------------------------- where training is
 
@@ -489,6 +510,9 @@ class PyTorchTrialContext:
             retain_graph: keep the graph for another backward pass.
             create_graph: build a graph of the gradients, for derivatives of higher order.
         """
+        if self._checks_tf32:
+            self._checks_tf32 = False
+            warn_if_left_off(loss, self.device)
         keep = retain_graph or None  # torch's default is create_graph's value
         amp = self._run.optimisation.amp
         if amp is None:

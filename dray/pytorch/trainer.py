@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
+import torch
+
 from dray.pytorch import loaders
 from dray.pytorch.callback import PyTorchCallback, checked_callbacks, hooks_of
 from dray.pytorch.context import PyTorchTrialContext
@@ -22,6 +24,7 @@ from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor
 from dray.training.parallel.exchange import all_or_none
 from dray.training.parallel.fully_shard import is_replaced
+from dray.training.profiling import Window
 from dray.training.progress import Progress
 from dray.training.rank import Rank
 from dray.training.trial import Hooks
@@ -178,7 +181,8 @@ class Trainer:
                         ),
                         hooks=hooks,
                         scalars=run.tensorboard,
-                        profiler=self._context.profiler,
+                        profiler=self._profiler(at.batches),
+                        flops_per_record=run.flops_per_record,
                     )
                     for each in callbacks.values():
                         each.on_training_start()
@@ -212,6 +216,20 @@ class Trainer:
                 f"evaluate_full_dataset(); it overrides {'both' if overridden else 'neither'}"
             )
         return overridden == ["evaluate_full_dataset"]
+
+    def _profiler(self, first: int) -> torch.profiler.profile | None:
+        """The trial's own profiler, or that of the config, for a run that begins at this batch."""
+        run, own = self._context._run, self._context.profiler
+        asked = run.section("profiling")
+        if not asked.get("enabled"):
+            return own
+        if own is not None:
+            log.info("profiling has no effect: %s calls set_profiler() itself", type(self._trial).__name__)
+            return own
+        window = {name: asked[name] for name in ("begin_on_batch", "end_after_batch") if asked.get(name) is not None}
+        return Window(
+            first=first, rank=run.peers.rank, directory=run.host.tensorboard_path, device=run.device, **window
+        )
 
     def _agree(self, batches: Any, callbacks: Mapping[str, PyTorchCallback]) -> tuple[int | None, Hooks]:
         """Batches per epoch, and the hooks that callbacks of any rank have."""

@@ -142,3 +142,10 @@ class PyTorchTrial(abc.ABC):
             TypeError: it is of another type.
         """
         return data_length(batch)
+
+    def get_batch_tokens(self, batch: Any) -> int:
+        """The number of tokens in a batch of training data, for `tokens_per_second` among the figures of the machine.
+
+        For a language model: `return batch["input_ids"].numel()`. Called before the batch is moved to the device.
+        """
+        return 0

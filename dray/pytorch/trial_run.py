@@ -12,6 +12,7 @@ import torch
 from dray.core import DistributedContext
 from dray.pytorch.batch_functions import ToDevice
 from dray.pytorch.side_stream import SideStream
+from dray.training.flops import Flops
 from dray.training.host import Host
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.metrics.tensorboard import TensorBoard
@@ -45,6 +46,7 @@ class TrialRun:
         optimisation: what the trial has wrapped, and the position in training.
         global_batch_size: records per batch over all slots, None if no hyperparameter sets it.
         asked_length: the trial has asked how many batches it trains in total.
+        flops_per_record: as set by `context.set_flops_per_record`.
         uses_amp: `use_amp()` was called; a CPU may train as usual nevertheless.
         moves_batches: the trainer moves batches to the device.
         checks_loaders: only a `pytorch.DataLoader` is allowed.
@@ -80,6 +82,7 @@ class TrialRun:
         #: Ends with `pytorch.init()`.
         self.at_end = contextlib.ExitStack()
         self.asked_length = False
+        self.flops_per_record: Flops = None
         self.uses_amp = False
         self.moves_batches = True
         self.checks_loaders = True

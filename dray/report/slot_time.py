@@ -181,10 +181,14 @@ def _system(report: ReportData) -> str:
     rows = report.result.system_metrics
     names = {
         "batches_per_second": "batches per second",
+        "records_per_second": "records per second",
+        "tokens_per_second": "tokens per second",
+        "mfu_percent": "MFU, % of the GPUs' peak",
         "cpu_cores": "CPU cores per trial",
         "memory_gb": "memory per trial, GB",
         "gpu_percent": "GPU utilization, % of time",
         "gpu_memory_gb": "GPU memory per rank, GB",
+        "gpu_peak_memory_gb": "GPU memory per rank at the peak, GB",
     }
     table = []
     for name, label in names.items():

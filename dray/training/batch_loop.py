@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dray.training.errors import DataExhausted
+from dray.training.flops import counted
 from dray.training.metrics.training import TrainingMetrics
 from dray.training.parallel.agreement import Agreement
 from dray.training.rank import Rank
 from dray.training.trial import by_name, epoch_start_of
 from dray.training.usage import Usage
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -24,7 +29,7 @@ class BatchLoop:
         data: an endless iterator, already at the right position.
         agreement: knows at which batch all ranks stop.
         metrics: collects what `train_batch` returns.
-        usage: records the time spent waiting for data.
+        usage: records the time spent waiting for data, and what was trained.
         profiler: a `torch.profiler.profile`, stepped after each batch.
     """
 
@@ -38,6 +43,8 @@ class BatchLoop:
     def __post_init__(self) -> None:
         train_batch = by_name(self.rank.trial.train_batch, "batch", "epoch_idx", "batch_idx")
         self._train_batch = self.rank.optimisation.forward(train_batch)
+        if self.usage.flops_per_record == "count":
+            self._train_batch = partial(self._count_flops, self._train_batch)
         self._epoch_starts = [epoch_start_of(callback) for callback in self.rank.callbacks.values()]
 
     def train(self, until: int) -> None:
@@ -48,7 +55,7 @@ class BatchLoop:
         """
         rank, position, optimisation = self.rank, self.rank.position, self.rank.optimisation
         to_device, add, profiler = rank.to_device, self.metrics.add, self.profiler
-        train_batch, get_batch_length = self._train_batch, rank.trial.get_batch_length
+        get_batch_length, get_batch_tokens = rank.trial.get_batch_length, rank.trial.get_batch_tokens
         epoch_length, aggregates = position.epoch_length, optimisation.aggregation_frequency > 1
         amp, schedulers = optimisation.amp, optimisation.lr_schedulers
         agreement, usage, clock = self.agreement, self.usage, time.perf_counter
@@ -58,7 +65,8 @@ class BatchLoop:
         since = clock()
         for batch_idx, batch in zip(range(position.trained, until), self.data, strict=False):
             usage.data_s += clock() - since
-            get_batch_length(batch)  # raises for an empty batch, or one of an unknown type
+            usage.records += get_batch_length(batch)  # raises for an empty batch, or one of an unknown type
+            usage.tokens += get_batch_tokens(batch)
             if to_device is not None:
                 batch = to_device(batch)
             position.batch_idx = batch_idx
@@ -68,7 +76,7 @@ class BatchLoop:
                     epoch_start(epoch_idx)
             if aggregates:
                 optimisation.before_batch()
-            add(train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
+            add(self._train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
             if schedulers or amp is not None:
                 optimisation.after_batch(batch_idx)
             if profiler is not None:
@@ -86,3 +94,12 @@ class BatchLoop:
                 f"the training data ended after {position.trained} batches, but training continues to {until} or more; "
                 "return a pytorch.DataLoader, or repeat the data yourself (see samplers.RepeatBatchSampler)"
             )
+
+    def _count_flops(self, train_batch: Callable[..., Any], *, batch: Any, **at: int) -> Any:
+        """Train on the first batch, and count its FLOPs."""
+        self._train_batch = train_batch
+        records = self.rank.trial.get_batch_length(batch)
+        metrics, flops = counted(partial(train_batch, batch=batch, **at))
+        self.usage.flops_per_record = flops / records
+        log.info("training takes %.4g FLOPs a record, forward and backward", flops / records)
+        return metrics

@@ -20,6 +20,7 @@ from dray.training.batch_loop import BatchLoop
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
+from dray.training.flops import Flops
 from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Outcome, Publish, Train, Validate, drive
 from dray.training.metrics.reducers import check_names
@@ -64,6 +65,7 @@ class TrainingShare:
         scalars: its metrics of each batch, if TensorBoard shows them.
         machine: its machine usage.
         stopped: the chief knows that the search has stopped the trial where it was saved last.
+        work: records and tokens that it has trained.
         norms: of the gradients that its optimizers stepped with.
     """
 
@@ -75,6 +77,7 @@ class TrainingShare:
     scalars: Values | None
     machine: MachineUsage | None
     stopped: bool
+    work: tuple[float, float]
     norms: Norms
 
 
@@ -91,6 +94,7 @@ class Executor:
         hooks: which hooks callbacks of any rank have.
         scalars: where the chief writes metrics for TensorBoard.
         profiler: a `torch.profiler.profile`, stepped after each batch.
+        flops_per_record: for the figures of throughput.
     """
 
     rank: Rank
@@ -101,6 +105,7 @@ class Executor:
     hooks: Hooks
     scalars: TensorBoard
     profiler: Any = None
+    flops_per_record: Flops = None
 
     def __post_init__(self) -> None:
         rank, position = self.rank, self.rank.position
@@ -111,7 +116,7 @@ class Executor:
             device=rank.device,
         )
         self._metrics = TrainingMetrics(keep_batches=self.hooks.batch_metrics)
-        self._usage = Usage(rank.device)
+        self._usage = Usage(rank.device, self.flops_per_record)
         self._batches = BatchLoop(
             rank=rank,
             data=self.training_data,
@@ -221,11 +226,13 @@ class Executor:
             scalars=values if self.scalars.enabled else None,
             machine=self._usage.machine(),
             stopped=bool(stopped),
+            work=self._usage.take_work(),
             norms=norms or [],
         )
         ranks = agreement.exchange(mine, leave)
         self._usage.set_ranks([each.machine for each in ranks])
         distinct = rank.distinct(ranks)
+        self._usage.add_work([each.work for each in distinct])
         scalars = [each.scalars for each in distinct if each.scalars is not None]
         if metrics.keep_times and scalars and not ranks[0].stopped:
             self.scalars.write_batches(first, metrics.times, rows_of(scalars))
@@ -352,6 +359,7 @@ class Executor:
         if rank.is_chief:
             # Not in the report of the checkpoint, so that two identical runs have identical checkpoints.
             report = replace(report, system=self._usage.flush(at_once=command.decides or command.final))
+            self.scalars.write_system(report.batches, report.system or {})
         # Published before any rank leaves: what the host does on a stop may end this process.
         mine = (position.stop is Stop.REQUESTED, leave)
         stop, ranks = on_chief(rank.peers, "publishing metrics", lambda: self.checkpointer.publish(report), mine)

@@ -26,6 +26,8 @@ class Trial(Protocol):
 
     def get_batch_length(self, batch: Any) -> int: ...
 
+    def get_batch_tokens(self, batch: Any) -> int: ...
+
 
 class Callback(Protocol):
     """See `dray.pytorch.PyTorchCallback`."""

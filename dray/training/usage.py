@@ -1,4 +1,4 @@
-"""What a trial's time goes to, and its load on the machine: measured at its reports, never per batch.
+"""Where a trial's time goes, its throughput, and its load on the machine: measured at its reports, not per batch.
 
 A statistic that can't be measured is left out; it must not end the training.
 """
@@ -17,6 +17,8 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
+
+from dray.training.flops import Flops, peak_flops
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +41,18 @@ class MachineUsage:
         cpu_cores: seconds of CPU time per second.
         memory_gb: resident memory in GB; what processes share is counted in each.
         gpu_memory_gb: GPU memory reserved by torch, in GB.
+        gpu_peak_memory_gb: the most that tensors have held of it since the trial began, in GB.
+        gpu_alloc_retries: how often torch found too little free memory, and gave back all that it could to have more.
+        gpu_ooms: how often it was out of memory nevertheless.
         gpu_percent: percentage of time in which something ran on the GPU; needs ``pynvml``.
     """
 
     cpu_cores: float | None = None
     memory_gb: float | None = None
     gpu_memory_gb: float | None = None
+    gpu_peak_memory_gb: float | None = None
+    gpu_alloc_retries: float | None = None
+    gpu_ooms: float | None = None
     gpu_percent: float | None = None
 
 
@@ -53,6 +61,9 @@ OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
     "memory_gb": sum,
     "gpu_percent": fmean,
     "gpu_memory_gb": max,
+    "gpu_peak_memory_gb": max,
+    "gpu_alloc_retries": sum,
+    "gpu_ooms": sum,
 }
 """How a value is reduced over ranks."""
 
@@ -62,13 +73,18 @@ class Usage:
 
     Args:
         device: the device that it trains on.
+        flops_per_record: for forward and backward, of all ranks that share a record.
 
     Attributes:
         data_s: seconds spent waiting for data so far, a part of the training time in `record`.
+        records, tokens: trained by this rank since `take_work`.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, flops_per_record: Flops = None) -> None:
         self.data_s = 0.0
+        self.flops_per_record = flops_per_record
+        self.records = self.tokens = 0.0
+        self._work = 0.0, 0.0
         self._spent = dict.fromkeys(("training", "validating", "checkpointing", "waiting"), 0.0)
         self._saved = 0.0
         self._flushed_at, self._batches = time.monotonic(), 0
@@ -79,6 +95,7 @@ class Usage:
         self._measured("cpu_cores", lambda: self._grown_cpu_s(_processes()))
         self._machine: MachineUsage | None = None
         self._ranks: Sequence[MachineUsage] = ()
+        self._slots = 1
 
     def record(self, phase: str, seconds: float, batches: int = 0) -> None:
         """Add time of a phase: training, validating, or waiting (for the search or the other ranks)."""
@@ -104,13 +121,13 @@ class Usage:
             if processes is not None:
                 cpu_s = self._measured("cpu_cores", lambda: self._grown_cpu_s(processes))
                 memory_gb = self._measured("memory_gb", lambda: _memory_gb_of(processes))
-            held = self._measured("gpu_memory_gb", lambda: torch.cuda.memory_reserved(device) / 1e9) if gpu else None
+            memory = self._measured("gpu_memory_gb", lambda: _gpu_memory(device)) if gpu else None
             percent = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device))) if gpu else None
             self._machine = MachineUsage(
                 cpu_cores=None if cpu_s is None else cpu_s / elapsed,
                 memory_gb=memory_gb,
-                gpu_memory_gb=held,
                 gpu_percent=percent,
+                **(memory or {}),
             )
             self._measured_at = now
         return self._machine
@@ -134,14 +151,26 @@ class Usage:
 
     def set_ranks(self, ranks: Sequence[MachineUsage | None]) -> None:
         """Take the machine usage of all ranks."""
+        self._slots = len(ranks)
         self._ranks = [machine for machine in ranks if machine is not None]
+
+    def take_work(self) -> tuple[float, float]:
+        """This rank's records and tokens since the last call."""
+        work = float(self.records), float(self.tokens)
+        self.records = self.tokens = 0.0
+        return work
+
+    def add_work(self, ranks: Sequence[tuple[float, float]]) -> None:
+        """Add the work of the ranks that have trained on different data."""
+        records, tokens = self._work
+        self._work = records + sum(each[0] for each in ranks), tokens + sum(each[1] for each in ranks)
 
     def flush(self, *, at_once: bool) -> dict[str, float] | None:
         """The usage since the last call, if it is time for a report or `at_once`; phases without any time left out.
 
         Seconds by phase: training_s, data_s (waiting for data), validating_s, checkpointing_s (while training waited),
-        waiting_s. batches_per_second over training and waiting for data. cpu_cores and memory_gb are sums over ranks,
-        gpu_percent is the mean, gpu_memory_gb the maximum.
+        waiting_s. batches_per_second over training and waiting for data, and so are the records, tokens and FLOPs of
+        all ranks. Machine usage is reduced by `OVER_RANKS`.
         """
         now = time.monotonic()
         if not at_once and now - self._flushed_at < REPORT_EVERY_S:
@@ -157,14 +186,36 @@ class Usage:
         found = {name: value for name, value in seconds.items() if value > 0}
         if self._batches and training > 0:
             found["batches_per_second"] = self._batches / training
+            found.update(self._throughput(training))
         for name, reduce in OVER_RANKS.items():
             values = [getattr(machine, name) for machine in self._ranks]
             if known := [value for value in values if value is not None]:
                 found[name] = reduce(known)
         self.data_s = 0.0
         self._spent = dict.fromkeys(self._spent, 0.0)
-        self._flushed_at, self._batches = now, 0
+        self._flushed_at, self._batches, self._work = now, 0, (0.0, 0.0)
         return found or None
+
+    def _throughput(self, seconds: float) -> dict[str, float]:
+        records, tokens = (work / seconds for work in self._work)
+        found = {"records_per_second": records, "tokens_per_second": tokens}
+        if isinstance(self.flops_per_record, int | float):
+            flops = self.flops_per_record * records / self._slots
+            found["tflops_per_slot"] = flops / 1e12
+            if self._device.type == "cuda" and (peak := peak_flops(torch.cuda.get_device_name(self._device))):
+                found["mfu_percent"] = 100 * flops / peak
+        return {name: value for name, value in found.items() if value > 0}
+
+
+def _gpu_memory(device: torch.device) -> dict[str, float | None]:
+    """Figures of torch's allocator; counts of 0 are None."""
+    stats = torch.cuda.memory_stats(device)  # {} before the GPU is used
+    return {
+        "gpu_memory_gb": stats.get("reserved_bytes.all.current", 0) / 1e9,
+        "gpu_peak_memory_gb": stats.get("allocated_bytes.all.peak", 0) / 1e9,
+        "gpu_alloc_retries": stats.get("num_alloc_retries") or None,
+        "gpu_ooms": stats.get("num_ooms") or None,
+    }
 
 
 def _processes() -> list[str]:

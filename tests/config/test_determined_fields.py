@@ -105,7 +105,7 @@ DEFAULTS: dict[str, object] = {
     "optimizations.tensor_fusion_cycle_time": 1,
     "optimizations.tensor_fusion_threshold": 64,
     "pbs": {"pbsbatch_args": [], "slots_per_node": None},
-    "profiling": {"enabled": False, "begin_on_batch": 0, "sync_timings": True},
+    "profiling.sync_timings": True,
     "project": "",
     "resources.agent_label": "",
     "resources.native_parallel": False,
@@ -339,12 +339,13 @@ reproducibility: {experiment_seed: 999}
     assert (config.resources.slots_per_trial, config.resources.max_slots) == (2, 8)
     assert config.environment.variables("cpu") == {"NCCL_DEBUG": "INFO", "GREETING": "a=b c"}
     assert [policy.pattern for policy in config.log_policies] == [".*CUDA out of memory.*"]
+    profiling = config.profiling
+    assert (profiling.enabled, profiling.begin_on_batch, profiling.end_after_batch) == (True, 0, 50)
     [warning] = caplog.messages
     assert warning.startswith(f"{file} has fields of Determined that are ignored here:\n  environment.image: ")
     assert [line.partition(":")[0].strip() for line in warning.splitlines()[1:]] == [
         "environment.image",
         "log_policies.exclude_node",
-        "profiling",
         "project",
         "resources.resource_pool",
         "resources.shm_size",
@@ -369,6 +370,9 @@ USED: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "perform_initial_validation": (True, {}, True),
     "checkpoint_policy": ("all", {}, "all"),
     "max_restarts": (0, {}, 0),
+    "profiling.enabled": (True, {}, True),
+    "profiling.begin_on_batch": (20, {}, 20),
+    "profiling.end_after_batch": (20, {}, 20),
     "reproducibility.experiment_seed": (7, {}, 7),
     "optimizations.aggregation_frequency": (2, {}, 2),
     "optimizations.average_aggregated_gradients": (False, {}, False),

@@ -410,6 +410,13 @@ def test_space_has_the_configs_hyperparameters() -> None:
             "resources.max_slots",
             "must be at least slots_per_trial (2), or no trial can run, got 1; raise it",
         ),
+        (
+            {"profiling": {"begin_on_batch": 20, "end_after_batch": 19}},
+            "profiling.end_after_batch",
+            "must be 20 (begin_on_batch) to 1019, as traces are held in memory, got 19",
+        ),
+        ({"profiling": {"end_after_batch": 1010}}, "profiling.end_after_batch", "must be 10 (begin_on_batch) to 1009"),
+        ({"profiling": True}, "profiling", "must be a mapping"),
         ({"resources__slot": "tpu"}, "resources.slot", "must be one of gpu, cpu, got 'tpu'"),
         ({"resources__cpus_per_slot": 0.5}, "resources.cpus_per_slot", "must be an integer, got 0.5"),
         ({"resources__slots_per_trial": 128}, "hyperparameters.global_batch_size", "slots_per_trial (128)"),

@@ -62,8 +62,10 @@ def test_a_local_run_stores_metrics_and_checkpoints_below_dray_home(home: Path) 
         f"{run.name}/checkpoint_4",
     ]
     assert rows[0]["training"] == {"loss": 1.0}
+    assert rows[-1]["system"]["records_per_second"] > 0
     carried = [json.loads(line) for line in (run / "checkpoint_4" / "metrics.jsonl").read_text().splitlines()]
     assert [row["batches"] for row in carried] == [3, 4], "what was reported since the checkpoint before"
+    assert not any("system" in row for row in carried), "of two equal runs, checkpoints are equal"
     assert trial.context.get_tensorboard_path() == run / "tensorboard"
     assert (trial.context.get_experiment_id(), trial.context.get_trial_id()) == (0, 0)
 

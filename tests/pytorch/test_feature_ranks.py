@@ -61,6 +61,8 @@ def test_the_chief_writes_scalars_averaged_over_ranks(ranks: list[dict[str, Any]
     losses = [value for _, value in found["Determined/loss"][:3]]
     assert sum(losses) / 3 == pytest.approx(reported["loss"])
     assert [step for step, _ in found["Determined/validation_loss"]] == [7]
+    records, batches = (found[f"system/{name}_per_second"][-1][1] for name in ("records", "batches"))
+    assert records == pytest.approx(8 * batches, rel=1e-5), "of both ranks"
 
 
 @pytest.mark.api("6.2", "6.3", "6.5")

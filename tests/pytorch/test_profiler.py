@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, schedule
 from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
+from dray.training.profiling import Window
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 
@@ -33,7 +35,9 @@ class Profiled(OneWeight):
 
 def traced(directory: Path) -> list[list[str]]:
     """The batches in each trace, in the order of the traces."""
-    events = [json.loads(path.read_text())["traceEvents"] for path in sorted(directory.glob("*.pt.trace.json"))]
+    paths = sorted(directory.glob("*.pt.trace.json*"))
+    texts = [gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes() for path in paths]
+    events = [json.loads(text)["traceEvents"] for text in texts]
     return [sorted({e["name"] for e in trace if e["name"].startswith("batch ")}) for trace in events]
 
 
@@ -78,6 +82,72 @@ def test_traces_go_where_the_trial_wants_them(fit: Fit, host: FakeHost) -> None:
     fit(Own, max_length=Batch(4))
     assert seen == [2]
     assert traced(host.tensorboard_path) == []
+
+
+class Marked(OneWeight):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        with torch.profiler.record_function(f"batch {batch_idx}"):
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def config(**profiling: Any) -> dict[str, Any]:
+    return {"exp_conf": {"profiling": {"enabled": True, **profiling}}}
+
+
+def test_a_window_of_the_config_is_traced_also_after_a_resume(fit: Fit, host: FakeHost) -> None:
+    window = config(begin_on_batch=2, end_after_batch=5)
+    trial = fit(Marked, init=window, max_length=Batch(4))
+    assert traced(host.tensorboard_path) == [["batch 2", "batch 3"]]
+    assert trial.weight == pytest.approx(one_weight(4))
+    fit(Marked, init=window, max_length=Batch(8), latest_checkpoint=host.checkpoints()[-1])
+    assert traced(host.tensorboard_path) == [["batch 2", "batch 3"], ["batch 4", "batch 5"]]
+    fit(Marked, init=window, max_length=Batch(9), latest_checkpoint=host.checkpoints()[-1])
+    assert len(traced(host.tensorboard_path)) == 2, "the window is over"
+
+
+def test_an_enabled_window_has_ten_batches_after_the_first_ten(fit: Fit, host: FakeHost) -> None:
+    fit(Marked, init=config(), max_length=Batch(30))
+    assert traced(host.tensorboard_path) == [[f"batch {number}" for number in range(10, 20)]]
+
+
+def test_a_window_that_is_not_enabled_is_not_traced(fit: Fit, host: FakeHost) -> None:
+    fit(Marked, init=config(enabled=False, begin_on_batch=0), max_length=Batch(2))
+    assert traced(host.tensorboard_path) == []
+
+
+def test_a_trials_own_profiler_takes_the_place_of_the_configs(fit: Fit, host: FakeHost) -> None:
+    class Own(Profiled):
+        profiler = {"schedule": schedule(wait=1, warmup=1, active=1, repeat=1)}  # noqa: RUF012
+
+    fit(Own, init=config(begin_on_batch=0), max_length=Batch(4))
+    assert traced(host.tensorboard_path) == [["batch 2"]]
+
+
+def test_a_window_on_a_gpu_records_its_memory_also_if_it_runs_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **given: calls.append(given))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(Path(path)))
+    gpu = torch.device("cuda:0")
+    window = Window(first=0, rank=3, directory=tmp_path, device=gpu, begin_on_batch=1, end_after_batch=8)
+    with pytest.raises(torch.OutOfMemoryError), window:
+        assert calls == [], "before the window"
+        window.step()
+        [began] = calls
+        raise torch.OutOfMemoryError
+    assert began["max_entries"] == 100_000
+    assert calls[1:] == [tmp_path / "rank3.memory.pickle", {"enabled": None}]
+
+
+def test_a_window_that_can_not_be_written_ends_no_training(
+    fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.tensorboard_path.parent.mkdir(parents=True)
+    host.tensorboard_path.write_text("a file")
+    init = {**config(begin_on_batch=0, end_after_batch=1), "enable_tensorboard_logging": False}
+    assert fit(Marked, init=init, max_length=Batch(3)).weight == pytest.approx(one_weight(3))
+    assert "a profile could not be written to" in caplog.text
 
 
 @pytest.mark.api("2.15")

@@ -14,8 +14,9 @@ import torch
 from dray import pytorch
 from dray.hosts import use_host
 from dray.training import usage
+from dray.training.flops import counted, peak_flops
 from dray.training.usage import MachineUsage, Usage
-from tests.pytorch.fakes import FakeHost, Ones, OneWeight
+from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
 
 class Clock:
@@ -93,10 +94,70 @@ def test_a_machine_is_looked_at_once_a_second_at_most(clock: Clock) -> None:
 def test_ranks_are_added_up(clock: Clock) -> None:
     measured = Usage(CPU)
     measured.set_ranks(
-        [MachineUsage(1.0, 2.0, 3.0, 50.0), None, MachineUsage(0.5, 1.0, 4.0, 100.0), MachineUsage(0.5, 1.0)]
+        [
+            MachineUsage(1.0, 2.0, 3.0, 2.5, 1, gpu_percent=50.0),
+            None,
+            MachineUsage(0.5, 1.0, 4.0, 1.5, 2, gpu_percent=100.0),
+            MachineUsage(0.5, 1.0),
+        ]
     )
-    told = {"cpu_cores": 2.0, "memory_gb": 4.0, "gpu_percent": 75.0, "gpu_memory_gb": 4.0}
+    told = {
+        "cpu_cores": 2.0,
+        "memory_gb": 4.0,
+        "gpu_percent": 75.0,
+        "gpu_memory_gb": 4.0,
+        "gpu_peak_memory_gb": 2.5,
+        "gpu_alloc_retries": 3,
+    }
     assert measured.flush(at_once=True) == told
+
+
+def test_work_of_all_ranks_makes_throughput_and_mfu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    measured = Usage(torch.device("cuda:0"), flops_per_record=39e12)
+    measured.records, measured.tokens = 6, torch.tensor(3000)
+    mine = measured.take_work()
+    assert measured.take_work() == (0, 0)
+    measured.add_work([mine, (2.0, 1000.0)])
+    measured.set_ranks([None, None])
+    measured.record("training", 2.0, batches=3)
+    told = {
+        "training_s": 2.0,
+        "batches_per_second": 1.5,
+        "records_per_second": 4.0,
+        "tokens_per_second": 2000.0,
+        "tflops_per_slot": 78.0,
+        "mfu_percent": 25.0,
+    }
+    assert measured.flush(at_once=True) == told
+    measured.record("training", 1.0, batches=1)
+    assert measured.flush(at_once=True) == {"training_s": 1.0, "batches_per_second": 1.0}, "counted anew"
+
+
+def test_the_peak_of_a_gpu_is_known_by_its_name() -> None:
+    known = {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA A10G": 70, "NVIDIA L40S": 362}
+    assert {name: peak_flops(name) for name in known} == {name: tflops * 1e12 for name, tflops in known.items()}
+    assert peak_flops("NVIDIA RTX A4000") is None
+    assert peak_flops("NVIDIA A100-SXM4-40GB MIG 1g.5gb") is None
+
+
+@pytest.mark.slow
+def test_code_whose_flops_were_counted_is_compiled_afterwards() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = torch.compile(torch.nn.Linear(3, 2), backend=backend)
+    batch = torch.ones(5, 3)
+    _, flops = counted(lambda: model(batch).sum().backward())
+    assert (flops, graphs) == (2 * 2 * 5 * 3 * 2, []), "forward, and the gradient of the weights"
+    model(batch)
+    assert len(graphs) == 1
+
+
+STATS = {"reserved_bytes.all.current": 2e9, "allocated_bytes.all.peak": 1e9, "num_alloc_retries": 3, "num_ooms": 0}
 
 
 class NVMLError(Exception):
@@ -104,7 +165,7 @@ class NVMLError(Exception):
 
 
 @pytest.mark.parametrize("error", [NVMLError("Not Supported"), RuntimeError("GPU is lost"), IndexError(0), KeyError()])
-@pytest.mark.parametrize("lost", ["utilization", "memory_reserved"])
+@pytest.mark.parametrize("lost", ["utilization", "memory_stats"])
 def test_a_gpu_that_can_not_be_measured_is_logged_once_and_left_out(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: str, error: Exception
 ) -> None:
@@ -112,7 +173,7 @@ def test_a_gpu_that_can_not_be_measured_is_logged_once_and_left_out(
         raise error
 
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2e9)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: STATS)
     monkeypatch.setattr(torch.cuda, lost, fails)
     measured = Usage(torch.device("cuda:0"))
     for _ in range(3):
@@ -120,7 +181,8 @@ def test_a_gpu_that_can_not_be_measured_is_logged_once_and_left_out(
         measured.set_ranks([measured.machine()])
     told = measured.flush(at_once=True)
     assert told is not None
-    left = {"utilization": {"gpu_memory_gb": 2.0}, "memory_reserved": {"gpu_percent": 50.0}}[lost]
+    memory = {"gpu_memory_gb": 2.0, "gpu_peak_memory_gb": 1.0, "gpu_alloc_retries": 3}
+    left = {"utilization": memory, "memory_stats": {"gpu_percent": 50.0}}[lost]
     assert {name: value for name, value in told.items() if name.startswith("gpu")} == left
     assert {"cpu_cores", "memory_gb"} <= told.keys()
     [line] = caplog.messages
@@ -144,7 +206,7 @@ def test_pynvml_is_optional(clock: Clock, monkeypatch: pytest.MonkeyPatch, caplo
         raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed or it can't be imported.")
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2e9)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: STATS)
     measured = Usage(torch.device("cuda:0"))
     clock.now += 2.0
     machine = measured.machine()
@@ -185,6 +247,13 @@ class SlowData(Ones):
 
 
 class Slow(OneWeight):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.set_flops_per_record("count")
+
+    def get_batch_tokens(self, batch: torch.Tensor) -> int:
+        return 7 * batch.numel()
+
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(SlowData(10), batch_size=2)
 
@@ -194,7 +263,8 @@ def test_a_trials_last_report_says_where_its_time_went(tmp_path: Path, monkeypat
     host = FakeHost(tmp_path)
     began = usage.time.monotonic()
     with use_host(host), pytorch.init(hparams={}, enable_tensorboard_logging=False) as context:
-        pytorch.Trainer(Slow(context), context).fit(
+        trial = Slow(context)
+        pytorch.Trainer(trial, context).fit(
             max_length=pytorch.Batch(20), validation_period=pytorch.Batch(5), checkpoint_policy="all"
         )
     elapsed = usage.time.monotonic() - began
@@ -204,5 +274,11 @@ def test_a_trials_last_report_says_where_its_time_went(tmp_path: Path, monkeypat
     assert set(seconds) == {"training_s", "data_s", "validating_s", "checkpointing_s", "waiting_s"}
     assert seconds["data_s"] >= 20 * 2 * 0.002
     assert sum(seconds.values()) <= elapsed
-    assert told[-1]["batches_per_second"] == pytest.approx(20 / (seconds["training_s"] + seconds["data_s"]))
+    speed = 20 / (seconds["training_s"] + seconds["data_s"])
+    assert told[-1]["batches_per_second"] == pytest.approx(speed)
+    assert told[-1]["records_per_second"] == pytest.approx(2 * speed)
+    assert told[-1]["tokens_per_second"] == pytest.approx(14 * speed)
+    flops_per_record = 4  # a product and a sum, forward and backward
+    assert told[-1]["tflops_per_slot"] == pytest.approx(2 * speed * flops_per_record / 1e12)
+    assert trial.weight == pytest.approx(one_weight(20)), "counting changes nothing"
     assert all(report.system is None for report in host.committed), "of two equal runs, checkpoints are equal"

@@ -98,6 +98,11 @@ class TensorBoard:
         if row := {name: number for name, number in numbers.items() if number is not None}:
             self.write([(time.time(), batches, _tagged(row))])
 
+    def write_system(self, batches: int, figures: Mapping[str, float]) -> None:
+        """Write figures of `dray.training.usage` at this many batches trained."""
+        if figures:
+            self.write([(time.time(), batches, {f"system/{name}": value for name, value in figures.items()})])
+
     def _write(self, events: Iterable[bytes]) -> None:
         try:
             if self._writer is not None:

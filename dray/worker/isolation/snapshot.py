@@ -117,6 +117,7 @@ class ProcessSnapshot:
             if gpu_in_use():
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
+                torch.cuda.reset_accumulated_memory_stats()
             return reasons + self._leaks.clean_up()
         except RuntimeError as error:  # after an error on the device, every call fails
             return [*reasons, f"the GPU fails: {error}"]

@@ -1,0 +1,70 @@
+"""A window of batches that torch's profiler traces, as `profiling` in a config asks; on a GPU with its memory."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerAction, profile, tensorboard_trace_handler
+
+log = logging.getLogger(__name__)
+
+BATCHES = 10
+"""The length of a window without an end."""
+MAX_EVENTS = 100_000
+"""Allocations that a snapshot of GPU memory goes back."""
+
+
+class Window(profile):
+    """Traces some batches. A run that ends in the window, also by an error, writes what it has.
+
+    Args:
+        first: the number of the run's first batch.
+        rank: for the names of the files.
+        directory: where they are written.
+        device: the memory of a GPU is recorded too.
+        begin_on_batch, end_after_batch: the first and the last batch, from 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        first: int,
+        rank: int,
+        directory: Path,
+        device: torch.device,
+        begin_on_batch: int = 10,
+        end_after_batch: int | None = None,
+    ) -> None:
+        self._begin = begin_on_batch
+        self._end = begin_on_batch + BATCHES - 1 if end_after_batch is None else end_after_batch
+        self._first, self._name, self._directory = first, f"rank{rank}", directory
+        self._records_memory = device.type == "cuda"
+        super().__init__(schedule=self._action, on_trace_ready=self._write)
+
+    def _action(self, step: int) -> ProfilerAction:
+        batch = self._first + step
+        if self._begin <= batch <= self._end:
+            return ProfilerAction.RECORD_AND_SAVE if batch == self._end else ProfilerAction.RECORD
+        return ProfilerAction.WARMUP if batch == self._begin - 1 else ProfilerAction.NONE
+
+    def start_trace(self) -> None:
+        if self._records_memory:
+            # Python's frames only: symbols of C++ would take minutes.
+            torch.cuda.memory._record_memory_history(stacks="python", max_entries=MAX_EVENTS, clear_history=True)
+        super().start_trace()
+
+    def _write(self, _: profile) -> None:
+        try:
+            tensorboard_trace_handler(str(self._directory), self._name, use_gzip=True)(self)
+            if self._records_memory:
+                snapshot = str(self._directory / f"{self._name}.memory.pickle")
+                torch.cuda.memory._dump_snapshot(snapshot)  # type: ignore[no-untyped-call]
+            log.info("wrote a profile of batches %d to %d to %s", self._begin, self._end, self._directory)
+        except (OSError, RuntimeError) as error:
+            # It must not end the training, nor take the place of the error that does.
+            log.warning("a profile could not be written to %s: %s", self._directory, error)
+        finally:
+            if self._records_memory:
+                torch.cuda.memory._record_memory_history(enabled=None)
