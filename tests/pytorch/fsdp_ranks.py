@@ -25,6 +25,7 @@ from dray.pytorch import Batch, FullyShard
 from dray.training.parallel import agreement, sharding
 from tests import queued
 from tests.pytorch.fakes import FakeHost
+from tests.pytorch.sharding import foreach_by_default
 
 WIDTH, BLOCKS, GLOBAL_BATCH = 16, 3, 8
 LOADED: list[int] = []
@@ -163,6 +164,10 @@ LONG: dict[str, Any] = {"max_length": Batch(200), "validation_period": Batch(50)
 SHORT: dict[str, Any] = {"max_length": Batch(40), "validation_period": Batch(20)}
 
 
+CLIPPED: dict[str, Any] = {"clip": 0.1, "dtype": torch.float64}
+"""In float64: float32's rounding errors of the norm grow to whole numbers over 200 batches."""
+
+
 def losses_of_four(directory: Path) -> dict[str, Any]:
     return {kind.__name__: ranks(kind, directory / kind.__name__, **SHORT) for kind in (Plain, Trial)}
 
@@ -172,8 +177,7 @@ def losses(directory: Path) -> dict[str, Any]:
 
 
 def clipped(directory: Path) -> dict[str, Any]:
-    """In float64: float32's rounding errors of the norm grow to whole numbers over 200 batches."""
-    kinds = [variant(kind, clip=0.1, dtype=torch.float64) for kind in (Plain, Trial)]
+    kinds = [variant(kind, **CLIPPED) for kind in (Plain, Trial)]
     return {kind.__name__: ranks(kind, directory / kind.__name__, **LONG) for kind in kinds}
 
 
@@ -464,6 +468,10 @@ def scaled(directory: Path) -> dict[str, Any]:
     latest = str(directory / "Trial" / "checkpoint_4")
     found["resumed"] = ranks(Scaled, directory / "resumed", latest_checkpoint=latest, **fit)
     found["half"] = ranks(variant(Scaled, parallel=HALF), directory / "half", **fit)
+    fused = functools.partial(torch.optim.Adam, fused=True)
+    for name, make_optimizer in {"tensor parallel": torch.optim.Adam, "tensor parallel, fused": fused}.items():
+        kind = variant(Scaled, parallel=None, wrapped=TensorParallel.wrapped, make_optimizer=make_optimizer)
+        found[name] = ranks(kind, directory / name, init={"mesh": {"tp": 2}}, **fit)
     return found
 
 
@@ -618,6 +626,8 @@ def unseeded(directory: Path) -> dict[str, Any]:
 
 
 class TensorParallel(Trial):
+    """The first and the last layer are not in the plan."""
+
     parallel = None
 
     def wrapped(self) -> nn.Module:
@@ -636,7 +646,7 @@ class Both(TensorParallel):
 
 
 def tensor_parallel(directory: Path) -> dict[str, Any]:
-    return ranks(TensorParallel, directory, init={"mesh": {"tp": 2}}, **LONG)
+    return ranks(variant(TensorParallel, **CLIPPED), directory, init={"mesh": {"tp": 2}}, **LONG)
 
 
 def without_replicas(directory: Path) -> dict[str, Any]:
@@ -654,7 +664,7 @@ def without_replicas(directory: Path) -> dict[str, Any]:
 
 def both(directory: Path) -> dict[str, Any]:
     """Two shards of two tensor-parallel ranks each."""
-    return ranks(Both, directory, init={"mesh": {"tp": 2}}, **SHORT)
+    return ranks(variant(Both, **CLIPPED), directory, init={"mesh": {"tp": 2}}, **SHORT)
 
 
 def replicated(directory: Path) -> dict[str, Any]:
@@ -685,13 +695,12 @@ def by_hand(directory: Path) -> dict[str, Any]:
     """Gradients that are clipped and aggregated, cut in the middle of that; then a rank leaves, and another trial
     follows."""
     fit: dict[str, Any] = {"max_length": Batch(12), "checkpoint_policy": "none", "init": {"aggregation_frequency": 4}}
-    exact = {"clip": 0.1, "dtype": torch.float64}
     found = {
-        "plain": ranks(variant(Plain, **exact), directory / "plain", **fit),
-        "whole": ranks(variant(Staying, **exact), directory / "whole", checkpoint_period=Batch(6), **fit),
+        "plain": ranks(variant(Plain, **CLIPPED), directory / "plain", **fit),
+        "whole": ranks(variant(Staying, **CLIPPED), directory / "whole", checkpoint_period=Batch(6), **fit),
     }
     latest = str(directory / "whole" / "checkpoint_6")
-    found["resumed"] = ranks(variant(Staying, **exact), directory / "resumed", latest_checkpoint=latest, **fit)
+    found["resumed"] = ranks(variant(Staying, **CLIPPED), directory / "resumed", latest_checkpoint=latest, **fit)
     found["left"] = ranks(ByHand, directory / "left", max_length=Batch(9))
     found["after"] = ranks(Staying, directory / "after", max_length=Batch(3))
     return found
@@ -726,6 +735,7 @@ SCENARIOS: dict[int, list[Callable[[Path], dict[str, Any]]]] = {
 
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
+    foreach_by_default()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     queued.init(directory / "rendezvous", rank, size)
     agreement.LEAVE_S = 0.5
