@@ -65,8 +65,8 @@ class Optimisation:
 
     @cached_property
     def has_sharded(self) -> bool:
-        """Whether a model is sharded: its forward passes are collectives, in training and validation. First used when all
-        models are wrapped."""
+        """Whether a model is sharded: its forward passes are collectives, in training and validation. First used when
+        all models are wrapped."""
         return any(map(sharding.is_sharded, self.models))
 
     @cached_property

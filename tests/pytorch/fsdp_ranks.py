@@ -217,14 +217,18 @@ class Watching(Trial):
         context.backward = lambda loss: (backward(loss), self.held.append(gradient_bytes(self.model)))  # type: ignore
 
     def seen(self) -> dict[str, Any]:
-        events = self.context.profiler.events()  # type: ignore[union-attr]
-        sums = sum("FSDP::post_backward_reduce" in event.name for event in events)
-        return {"sums": sums, "held": [(of_all / self.share, partial > 0) for of_all, partial in self.held]}
+        names = [event.name for event in self.context.profiler.events()]  # type: ignore[union-attr]
+        return {
+            "sums": sum("FSDP::post_backward_reduce" in name for name in names),
+            "scales": names.count("_c10d_functional::all_reduce"),
+            "held": [(of_all / self.share, partial > 0) for of_all, partial in self.held],
+        }
 
 
 def held(directory: Path) -> dict[str, Any]:
     """Gradients in 8 batches of two aggregations; on four ranks also of two replicas."""
     kinds = {"default": (Watching, {}), "unsynced": (variant(Watching, parallel=UNSYNCED), {})}
+    kinds["float8"] = variant(Watching, parallel=FullyShard(units=[Block], float8=True)), {}
     if dist.get_world_size() == 4:
         kinds["replicas"] = Watching, {"mesh": {"dp_replicate": 2}}
     return {
@@ -291,6 +295,7 @@ class Leaving(Trial):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         self.leave("forward", batch_idx, 2)
         loss = self.loss(batch)
+        self.losses.append(loss.detach())
         self.context.backward(loss)
         self.leave("step", batch_idx, 2)
         self.context.step_optimizer(self.optimizer)
@@ -309,6 +314,18 @@ def left(directory: Path) -> dict[str, Any]:
             kind = variant(Leaving, where=where, error=error)
             found[name] = ranks(kind, directory / name, max_length=Batch(9), validation_period=Batch(4))
             queued.init_again_if_aborted(directory / f"again {name}", dist.get_rank(), dist.get_world_size())
+    return found
+
+
+def left_tensor_parallel(directory: Path) -> dict[str, Any]:
+    """The ranks share each layer of the blocks, and compute nothing without each other."""
+    directory.mkdir(exist_ok=True)
+    found = {}
+    for where in ("forward", "step", "validation"):
+        kind = variant(Leaving, where=where, error=LookupError("gone"), parallel=None, wrapped=TensorParallel.wrapped)
+        fit: dict[str, Any] = {"max_length": Batch(9), "validation_period": Batch(4), "init": {"mesh": {"tp": 2}}}
+        found[where] = ranks(kind, directory / where, **fit)
+        queued.init_again_if_aborted(directory / f"again {where}", dist.get_rank(), dist.get_world_size())
     return found
 
 
@@ -368,9 +385,11 @@ def options(directory: Path) -> dict[str, Any]:
         "names": {"units": "Block", "reshard_after_forward": False},
         "one unit": {},
         "checkpointing": {"units": [Block], "activation_checkpointing": True},
+        "selective": {"units": [Block], "activation_checkpointing": "selective"},
         "compile": {"units": [Block], "activation_checkpointing": True, "compile": True},
         "bfloat16": {"units": [Block], "mp_policy": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}},
         "offload": {"units": [Block], "cpu_offload": True},
+        "float8": {"units": [Block], "float8": True, "activation_checkpointing": "selective"},
     }
     kinds = {name: variant(Trial, parallel=FullyShard(**each)) for name, each in given.items()}
     compiler, calls = nn.Module.compile, {}
@@ -646,7 +665,7 @@ class Both(TensorParallel):
 
 
 def tensor_parallel(directory: Path) -> dict[str, Any]:
-    return ranks(variant(TensorParallel, **CLIPPED), directory, init={"mesh": {"tp": 2}}, **LONG)
+    return ranks(variant(TensorParallel, **CLIPPED), directory, init={"mesh": {"tp": 2}}, **SHORT)
 
 
 def without_replicas(directory: Path) -> dict[str, Any]:
@@ -714,6 +733,7 @@ SCENARIOS: dict[int, list[Callable[[Path], dict[str, Any]]]] = {
         held,
         memory,
         left,
+        left_tensor_parallel,
         stopped,
         beside,
         options,
@@ -741,7 +761,7 @@ def main(directory: Path) -> None:
     agreement.LEAVE_S = 0.5
     results = {}
     # What ranks compute is tested on gloo alone, and how they end on both backends.
-    for scenario in SCENARIOS[size] if os.environ["TEST_BACKEND"] == "gloo" else [left]:
+    for scenario in SCENARIOS[size] if os.environ["TEST_BACKEND"] == "gloo" else [left, left_tensor_parallel]:
         results[scenario.__name__] = scenario(directory / scenario.__name__)
         queued.init_again_if_aborted(directory / f"rendezvous_after_{scenario.__name__}", rank, size)
     torch.save(results, directory / f"rank_{rank}.pt")

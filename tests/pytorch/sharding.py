@@ -28,7 +28,7 @@ RECORDS = 24
 def foreach_by_default() -> None:
     """From now on optimizers use foreach kernels on a CPU too, as they do on GPUs."""
     for name in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
-        setattr(sys.modules[name], "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
+        vars(sys.modules[name])["_get_foreach_kernels_supported_devices"] = lambda: ["cpu"]
 
 
 def whole(model: nn.Module) -> nn.Module:

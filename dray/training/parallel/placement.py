@@ -100,7 +100,8 @@ def unscaling_by_placement(scaler: Any) -> Any:
     """
     if not isinstance(scaler, torch.amp.GradScaler):
         return scaler
-    unscale: Any = scaler._unscale_grads_
+    own: Any = scaler
+    unscale = own._unscale_grads_
 
     def by_placement(optimizer: torch.optim.Optimizer, *args: Any) -> dict[torch.device, torch.Tensor]:
         parts = placed_alike(each for group in optimizer.param_groups for each in group["params"])
@@ -110,5 +111,5 @@ def unscaling_by_placement(scaler: Any) -> Any:
                 found[device] = torch.maximum(infinite, found.get(device, infinite))
         return found
 
-    scaler._unscale_grads_ = by_placement  # type: ignore[method-assign]
-    return scaler
+    own._unscale_grads_ = by_placement
+    return own
