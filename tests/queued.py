@@ -214,6 +214,19 @@ class QueuedGroup(dist.ProcessGroup):
 
     _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
 
+    # What the functional collectives call, which DTensors use.
+    def all_gather_single_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any) -> Any:
+        return [self.all_gather_single(*each, opts) for each in zip(outputs, inputs, strict=True)][-1]
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
+    ) -> Any:
+        return [self.reduce_scatter_single(*each, opts) for each in zip(outputs, inputs, strict=True)][-1]
+
+    @_untraced
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Any:
+        return self._collective(outputs, lambda: self._gloo.scatter(outputs, inputs, opts))
+
     @_untraced
     def barrier(self, opts: Any = None) -> Any:
         # On a GPU this is an all-reduce followed by a synchronisation.

@@ -25,6 +25,7 @@ from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
 from dray.training.parallel.device import backend_for
 from dray.training.parallel.fully_shard import FullyShard, check_arguments, fully_sharded, whole
 from dray.training.parallel.mesh import device_mesh
+from dray.training.parallel.placement import unscaling_by_placement
 from dray.training.parallel.sharding import connect, is_sharded
 from dray.training.plan import batches_of
 from dray.training.position import Stop
@@ -557,7 +558,7 @@ class PyTorchTrialContext:
             raise RuntimeError("wrap_scaler was called twice; a trial has one scaler")
         if self.models:
             raise RuntimeError("wrap_scaler was called after wrap_model; call it before wrap_model")
-        self._run.optimisation.scaler = scaler
+        self._run.optimisation.scaler = unscaling_by_placement(scaler)
         return scaler
 
     def configure_apex_amp(

@@ -8,6 +8,7 @@ import torch
 
 from dray.pytorch.trial_run import TrialRun
 from dray.training.amp import MixedPrecision
+from dray.training.parallel.placement import unscaling_by_placement
 
 
 class PyTorchExperimentalContext:
@@ -46,7 +47,7 @@ class PyTorchExperimentalContext:
         if dtype is torch.bfloat16:
             optimisation.amp = MixedPrecision(device, dtype)
         elif device.type != "cpu":
-            optimisation.scaler = torch.amp.GradScaler(device.type)
+            optimisation.scaler = unscaling_by_placement(torch.amp.GradScaler(device.type))
             optimisation.amp = MixedPrecision(device, torch.float16, optimisation.scaler)
 
     def disable_dataset_reproducibility_checks(self) -> None:

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
 from dray.training.amp import MixedPrecision
-from dray.training.parallel import ddp, sharding
+from dray.training.parallel import ddp, placement, sharding
 from dray.training.parallel.gradient_check import GradientCheck
 from dray.training.position import Position
 from dray.training.pretrained import with_shared, without_shared
@@ -63,9 +63,10 @@ class Optimisation:
         self._synchronising = True
         self._warns_of_eval = True
 
-    @property
+    @cached_property
     def has_sharded(self) -> bool:
-        """Whether a model is sharded: its forward passes are collectives, in training and validation."""
+        """Whether a model is sharded: its forward passes are collectives, in training and validation. First used when
+        all models are wrapped."""
         return any(map(sharding.is_sharded, self.models))
 
     @cached_property
@@ -186,13 +187,21 @@ class Optimisation:
             self.has_trained = self._has_gradient(optimizer)
         if self.gradient_check is not None:
             self.gradient_check.before_step(optimizer, self.position.batch_idx)
-        with contextlib.nullcontext() if amp is None else amp.updating():
+        parameters = _parameters(optimizer)
+
+        def clip() -> None:
+            if clip_grads is not None:
+                with placement.gradients_on_one_mesh(parameters) if self.has_sharded else contextlib.nullcontext():
+                    clip_grads(parameters)
+
+        with (
+            contextlib.nullcontext() if amp is None else amp.updating(),
+            placement.groups_placed_alike(optimizer) if self.has_sharded else contextlib.nullcontext(),
+        ):
             if amp is not None and scaler is None:
-                clip = None if clip_grads is None else lambda: clip_grads(_parameters(optimizer))
-                amp.step(optimizer, clip)
+                amp.step(optimizer, None if clip_grads is None else clip)
             else:
-                if clip_grads is not None:
-                    clip_grads(_parameters(optimizer))
+                clip()
                 if scaler is not None:
                     scaler.step(optimizer)
                 else:

@@ -25,6 +25,7 @@ from dray.pytorch import Batch, FullyShard
 from dray.training.parallel import agreement, sharding
 from tests import queued
 from tests.pytorch.fakes import FakeHost
+from tests.pytorch.sharding import foreach_by_default
 
 WIDTH, BLOCKS, GLOBAL_BATCH = 16, 3, 8
 LOADED: list[int] = []
@@ -163,6 +164,10 @@ LONG: dict[str, Any] = {"max_length": Batch(200), "validation_period": Batch(50)
 SHORT: dict[str, Any] = {"max_length": Batch(40), "validation_period": Batch(20)}
 
 
+CLIPPED: dict[str, Any] = {"clip": 0.1, "dtype": torch.float64}
+"""In float64: float32's rounding errors of the norm grow to whole numbers over 200 batches."""
+
+
 def losses_of_four(directory: Path) -> dict[str, Any]:
     return {kind.__name__: ranks(kind, directory / kind.__name__, **SHORT) for kind in (Plain, Trial)}
 
@@ -172,8 +177,7 @@ def losses(directory: Path) -> dict[str, Any]:
 
 
 def clipped(directory: Path) -> dict[str, Any]:
-    """In float64: float32's rounding errors of the norm grow to whole numbers over 200 batches."""
-    kinds = [variant(kind, clip=0.1, dtype=torch.float64) for kind in (Plain, Trial)]
+    kinds = [variant(kind, **CLIPPED) for kind in (Plain, Trial)]
     return {kind.__name__: ranks(kind, directory / kind.__name__, **LONG) for kind in kinds}
 
 
@@ -213,14 +217,18 @@ class Watching(Trial):
         context.backward = lambda loss: (backward(loss), self.held.append(gradient_bytes(self.model)))  # type: ignore
 
     def seen(self) -> dict[str, Any]:
-        events = self.context.profiler.events()  # type: ignore[union-attr]
-        sums = sum("FSDP::post_backward_reduce" in event.name for event in events)
-        return {"sums": sums, "held": [(of_all / self.share, partial > 0) for of_all, partial in self.held]}
+        names = [event.name for event in self.context.profiler.events()]  # type: ignore[union-attr]
+        return {
+            "sums": sum("FSDP::post_backward_reduce" in name for name in names),
+            "scales": names.count("_c10d_functional::all_reduce"),
+            "held": [(of_all / self.share, partial > 0) for of_all, partial in self.held],
+        }
 
 
 def held(directory: Path) -> dict[str, Any]:
     """Gradients in 8 batches of two aggregations; on four ranks also of two replicas."""
     kinds = {"default": (Watching, {}), "unsynced": (variant(Watching, parallel=UNSYNCED), {})}
+    kinds["float8"] = variant(Watching, parallel=FullyShard(units=[Block], float8=True)), {}
     if dist.get_world_size() == 4:
         kinds["replicas"] = Watching, {"mesh": {"dp_replicate": 2}}
     return {
@@ -287,6 +295,7 @@ class Leaving(Trial):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         self.leave("forward", batch_idx, 2)
         loss = self.loss(batch)
+        self.losses.append(loss.detach())
         self.context.backward(loss)
         self.leave("step", batch_idx, 2)
         self.context.step_optimizer(self.optimizer)
@@ -305,6 +314,18 @@ def left(directory: Path) -> dict[str, Any]:
             kind = variant(Leaving, where=where, error=error)
             found[name] = ranks(kind, directory / name, max_length=Batch(9), validation_period=Batch(4))
             queued.init_again_if_aborted(directory / f"again {name}", dist.get_rank(), dist.get_world_size())
+    return found
+
+
+def left_tensor_parallel(directory: Path) -> dict[str, Any]:
+    """The ranks share each layer of the blocks, and compute nothing without each other."""
+    directory.mkdir(exist_ok=True)
+    found = {}
+    for where in ("forward", "step", "validation"):
+        kind = variant(Leaving, where=where, error=LookupError("gone"), parallel=None, wrapped=TensorParallel.wrapped)
+        fit: dict[str, Any] = {"max_length": Batch(9), "validation_period": Batch(4), "init": {"mesh": {"tp": 2}}}
+        found[where] = ranks(kind, directory / where, **fit)
+        queued.init_again_if_aborted(directory / f"again {where}", dist.get_rank(), dist.get_world_size())
     return found
 
 
@@ -364,8 +385,10 @@ def options(directory: Path) -> dict[str, Any]:
         "names": {"units": "Block", "reshard_after_forward": False},
         "one unit": {},
         "checkpointing": {"units": [Block], "activation_checkpointing": True},
+        "selective": {"units": [Block], "activation_checkpointing": "selective"},
         "compile": {"units": [Block], "activation_checkpointing": True, "compile": True},
         "bfloat16": {"units": [Block], "mp_policy": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}},
+        "float8": {"units": [Block], "float8": True, "activation_checkpointing": "selective"},
     }
     kinds = {name: variant(Trial, parallel=FullyShard(**each)) for name, each in given.items()}
     compiler, calls = nn.Module.compile, {}
@@ -483,6 +506,10 @@ def scaled(directory: Path) -> dict[str, Any]:
     latest = str(directory / "Trial" / "checkpoint_4")
     found["resumed"] = ranks(Scaled, directory / "resumed", latest_checkpoint=latest, **fit)
     found["half"] = ranks(variant(Scaled, parallel=HALF), directory / "half", **fit)
+    fused = functools.partial(torch.optim.Adam, fused=True)
+    for name, make_optimizer in {"tensor parallel": torch.optim.Adam, "tensor parallel, fused": fused}.items():
+        kind = variant(Scaled, parallel=None, wrapped=TensorParallel.wrapped, make_optimizer=make_optimizer)
+        found[name] = ranks(kind, directory / name, init={"mesh": {"tp": 2}}, **fit)
     return found
 
 
@@ -637,6 +664,8 @@ def unseeded(directory: Path) -> dict[str, Any]:
 
 
 class TensorParallel(Trial):
+    """The first and the last layer are not in the plan."""
+
     parallel = None
 
     def wrapped(self) -> nn.Module:
@@ -655,7 +684,7 @@ class Both(TensorParallel):
 
 
 def tensor_parallel(directory: Path) -> dict[str, Any]:
-    return ranks(TensorParallel, directory, init={"mesh": {"tp": 2}}, **LONG)
+    return ranks(variant(TensorParallel, **CLIPPED), directory, init={"mesh": {"tp": 2}}, **SHORT)
 
 
 def without_replicas(directory: Path) -> dict[str, Any]:
@@ -673,7 +702,7 @@ def without_replicas(directory: Path) -> dict[str, Any]:
 
 def both(directory: Path) -> dict[str, Any]:
     """Two shards of two tensor-parallel ranks each."""
-    return ranks(Both, directory, init={"mesh": {"tp": 2}}, **SHORT)
+    return ranks(variant(Both, **CLIPPED), directory, init={"mesh": {"tp": 2}}, **SHORT)
 
 
 def replicated(directory: Path) -> dict[str, Any]:
@@ -704,13 +733,12 @@ def by_hand(directory: Path) -> dict[str, Any]:
     """Gradients that are clipped and aggregated, cut in the middle of that; then a rank leaves, and another trial
     follows."""
     fit: dict[str, Any] = {"max_length": Batch(12), "checkpoint_policy": "none", "init": {"aggregation_frequency": 4}}
-    exact = {"clip": 0.1, "dtype": torch.float64}
     found = {
-        "plain": ranks(variant(Plain, **exact), directory / "plain", **fit),
-        "whole": ranks(variant(Staying, **exact), directory / "whole", checkpoint_period=Batch(6), **fit),
+        "plain": ranks(variant(Plain, **CLIPPED), directory / "plain", **fit),
+        "whole": ranks(variant(Staying, **CLIPPED), directory / "whole", checkpoint_period=Batch(6), **fit),
     }
     latest = str(directory / "whole" / "checkpoint_6")
-    found["resumed"] = ranks(variant(Staying, **exact), directory / "resumed", latest_checkpoint=latest, **fit)
+    found["resumed"] = ranks(variant(Staying, **CLIPPED), directory / "resumed", latest_checkpoint=latest, **fit)
     found["left"] = ranks(ByHand, directory / "left", max_length=Batch(9))
     found["after"] = ranks(Staying, directory / "after", max_length=Batch(3))
     return found
@@ -724,6 +752,7 @@ SCENARIOS: dict[int, list[Callable[[Path], dict[str, Any]]]] = {
         held,
         memory,
         left,
+        left_tensor_parallel,
         stopped,
         beside,
         options,
@@ -746,12 +775,13 @@ SCENARIOS: dict[int, list[Callable[[Path], dict[str, Any]]]] = {
 
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
+    foreach_by_default()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     queued.init(directory / "rendezvous", rank, size)
     agreement.LEAVE_S = 0.5
     results = {}
     # What ranks compute is tested on gloo alone, and how they end on both backends.
-    for scenario in SCENARIOS[size] if os.environ["TEST_BACKEND"] == "gloo" else [left]:
+    for scenario in SCENARIOS[size] if os.environ["TEST_BACKEND"] == "gloo" else [left, left_tensor_parallel]:
         results[scenario.__name__] = scenario(directory / scenario.__name__)
         queued.init_again_if_aborted(directory / f"rendezvous_after_{scenario.__name__}", rank, size)
     torch.save(results, directory / f"rank_{rank}.pt")

@@ -25,7 +25,7 @@ from dray.training.checkpoint import files, parts, shard_file, sharded, sharded_
 from dray.training.parallel import exchange
 from tests import queued
 from tests.pytorch.fakes import FakeHost, RemoteHost, RungHost
-from tests.pytorch.sharding import Sharded, fsdp, replicated, run, tensor_parallel, trial, whole
+from tests.pytorch.sharding import Sharded, foreach_by_default, fsdp, replicated, run, tensor_parallel, trial, whole
 from tests.storage.s3 import KEYS
 
 CUTS = (3, 4)
@@ -168,6 +168,7 @@ def four(directory: Path) -> dict[str, Any]:
 
 def main(directory: Path, victim: str = "") -> None:
     torch.set_num_threads(1)
+    foreach_by_default()
     rank, size, machines = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"))
     # By a file, not by a port: no other program can take it first.
     queued.init(directory / f"rendezvous_{size}", rank, size)

@@ -30,13 +30,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     return {**found, **dict.fromkeys(SHARDED, found["two batches a step"])}
 
 
-@pytest.fixture(autouse=True)
-def _dtensors_need_a_backend_of_torchs(request: pytest.FixtureRequest, backend: str) -> None:
-    kind = request.node.callspec.params.get("kind")
-    if backend == "queued" and kind in SHARDED:
-        pytest.skip("torch's functional collectives, which DTensors use, don't reach a process group in Python")
-
-
 def steps(ranks: list[Any], story: str, kind: str) -> list[list[int]]:
     """The records of each step, over all processes."""
     found: dict[int, list[int]] = {}

@@ -14,6 +14,7 @@ from torch import nn
 from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import CheckpointLoadContext, FullyShard
+from dray.training.parallel import fully_shard
 from dray.training.parallel.mesh import MeshShape, mesh_shape
 from tests.pytorch.fakes import FakeHost, OneWeight
 
@@ -34,6 +35,7 @@ def context(tmp_path: Path) -> Iterator[pytorch.PyTorchTrialContext]:
         ({"mp_policy": {"params": "bfloat16"}}, "or a dict of param_dtype, reduce_dtype"),
         ({"mp_policy": {"param_dtype": "bf16"}}, r"param_dtype must be a dtype or its name \(bfloat16\), got 'bf16'"),
         ({"compile": 1}, r"FullyShard\(compile=\.\.\.\) must be a bool, got 1"),
+        ({"activation_checkpointing": "some"}, "must be a bool or 'selective', got 'some'"),
         ({"reshard_after_forward": "no"}, "must be True, False, a number of ranks or None, got 'no'"),
         ({"init": 3}, "must be a function of a module, got 3"),
     ],
@@ -41,6 +43,14 @@ def context(tmp_path: Path) -> Iterator[pytorch.PyTorchTrialContext]:
 def test_options_of_another_type_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         FullyShard(**arguments)
+
+
+def test_float8_is_refused_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="can't be combined with cpu_offload=True"):
+        FullyShard(float8=True, cpu_offload=True)
+    monkeypatch.setattr(fully_shard, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="needs torchao, which is not installed: pip install torchao"):
+        FullyShard(float8=True)
 
 
 class NoReset(nn.Module):

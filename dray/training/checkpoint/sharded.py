@@ -92,7 +92,10 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
                 "sum: call redistribute() on it"
             )
         coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
-        if all(at == 0 for at, each in zip(coordinate, tensor.placements, strict=False) if each.is_replicate()):
+        # A tensor of `dp_shard` alone is on as many meshes as there are `tp` ranks.
+        if 0 in tensor.device_mesh.mesh and all(
+            at == 0 for at, each in zip(coordinate, tensor.placements, strict=False) if each.is_replicate()
+        ):
             mine[name] = tensor
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(mine, is_coordinator=False)

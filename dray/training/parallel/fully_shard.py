@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -47,13 +48,18 @@ class FullyShard:
             holds its shards of them; with HSDP, the replicas are summed in the batch that steps. False: in that batch
             only, and each rank holds whole gradients until then.
         activation_checkpointing: don't keep the units' activations, but compute them again in backward; without units,
-            those of the whole model.
+            those of the whole model. "selective": keep the results of matrix products and attention, which take the
+            most time to compute again.
         compile: `torch.compile` each unit; without units, the whole model.
+        float8: multiply the matrices of the units' linear layers in float8, by torchao, and gather their weights in it;
+            only those that are trained, and whose sizes are multiples of 16. Without units, those of the whole model.
         init: called with each module of a model on the meta device that has parameters or buffers of its own, to set
             their values; instead of `reset_parameters()`.
 
     Raises:
         TypeError: an argument has another type, or mp_policy names no argument or dtype of torch's.
+        ValueError: float8 together with cpu_offload.
+        ImportError: float8 without torchao.
     """
 
     units: Kind | Sequence[Kind] | Callable[[nn.Module], bool] = ()
@@ -61,8 +67,9 @@ class FullyShard:
     reshard_after_forward: bool | int | None = None
     cpu_offload: bool = False
     sync_each_batch: bool = True
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | Literal["selective"] = False
     compile: bool = False
+    float8: bool = False
     init: Callable[[nn.Module], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -71,9 +78,14 @@ class FullyShard:
                 "FullyShard(units=...) takes classes of modules, names of classes, or a function of a module that "
                 f"returns a bool; got {self.units!r}"
             )
-        for name in ("cpu_offload", "sync_each_batch", "activation_checkpointing", "compile"):
+        for name in ("cpu_offload", "sync_each_batch", "compile", "float8"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"FullyShard({name}=...) must be a bool, got {getattr(self, name)!r}")
+        if self.activation_checkpointing not in (False, True, "selective"):
+            raise TypeError(
+                "FullyShard(activation_checkpointing=...) must be a bool or 'selective', got "
+                f"{self.activation_checkpointing!r}"
+            )
         if self.reshard_after_forward is not None and not isinstance(self.reshard_after_forward, int):
             raise TypeError(
                 "FullyShard(reshard_after_forward=...) must be True, False, a number of ranks or None, got "
@@ -81,6 +93,12 @@ class FullyShard:
             )
         if self.init is not None and not callable(self.init):
             raise TypeError(f"FullyShard(init=...) must be a function of a module, got {self.init!r}")
+        if self.float8 and self.cpu_offload:
+            raise ValueError(
+                "FullyShard(float8=True) can't be combined with cpu_offload=True; leave out one of the two"
+            )
+        if self.float8 and find_spec("torchao") is None:
+            raise ImportError("FullyShard(float8=True) needs torchao, which is not installed: pip install torchao")
         self._policy()
 
     @property
@@ -207,7 +225,7 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
     # In torchtitan's order: the compiler sees the recomputation, and the hooks of fully_shard stay outside of both.
     for unit in units or [model]:
         if parallel.activation_checkpointing:
-            _recompute(unit)
+            _recompute(unit, selective=parallel.activation_checkpointing == "selective")
         if parallel.compile:
             unit.compile()
     over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
@@ -219,6 +237,8 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
         for unit, modules in owned.items():
             _materialise(modules, parallel.init, device, made)
             _begin_with_chiefs(modules, mesh, device)
+            if parallel.float8 and (unit is not model or not units):
+                _to_float8(unit, set(modules), device)
             fully_shard(
                 unit,
                 mesh=over,
@@ -228,6 +248,9 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
             )
             if not parallel.sync_each_batch:
                 setattr(unit, UNSYNCED, True)
+    if parallel.float8:
+        eager: Any = torch.compiler.disable
+        model.register_forward_pre_hook(eager(_set_scales), prepend=True)
     for parameter in before:
         setattr(parameter, _REPLACED, True)
     connect(model)
@@ -258,6 +281,11 @@ def _check(model: nn.Module, owned: Mapping[nn.Module, list[nn.Module]], paralle
     owners: dict[torch.Tensor, nn.Module] = {}
     for unit, modules in owned.items():
         for module in modules:
+            if parallel.float8 and any(map(is_dtensor, module.parameters(recurse=False))):
+                raise ValueError(
+                    f"FullyShard(float8=True) can't be combined with tensor parallelism, by which {names[module]} is "
+                    "divided; leave out one of the two"
+                )
             for name, parameter in module.named_parameters(recurse=False):
                 if owners.setdefault(parameter, unit) is not unit:
                     raise ValueError(
@@ -278,11 +306,50 @@ def _on_meta(module: nn.Module) -> bool:
     return any(tensor.is_meta for _, tensor in own)
 
 
-def _recompute(unit: nn.Module) -> None:
-    from torch.utils.checkpoint import checkpoint
+_KEPT = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "_scaled_mm",
+    "max",  # from which float8 has its scales
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+)
+"""Operators of aten whose results selective activation checkpointing keeps, much as torchtitan does."""
 
+
+def _recompute(unit: nn.Module, *, selective: bool) -> None:
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+    options: dict[str, Any] = {}
+    if selective:
+        kept = [getattr(torch.ops.aten, name).default for name in _KEPT]
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
     # Not a module around it, which would change the names of its parameters.
-    unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
+    unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, **options)
+
+
+def _to_float8(unit: nn.Module, own: set[nn.Module], device: torch.device) -> None:
+    """Replace a unit's linear layers by torchao's."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    def fits(module: nn.Module, name: str) -> bool:
+        weight: Any = module.weight
+        return bool(name and module in own and weight.requires_grad and all(size % 16 == 0 for size in weight.shape))
+
+    # A CPU has no products in float8, and computes them in float32, of the same rounded values.
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=device.type == "cpu")
+    convert_to_float8_training(unit, module_filter_fn=fits, config=config)
+
+
+def _set_scales(model: nn.Module, _: Any) -> None:
+    """Compute the scales of all weights in float8 with one all-reduce, instead of one each when they are gathered."""
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 def _materialise(
