@@ -5,7 +5,7 @@
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make test-determined  those with the real Determined 0.38.1, which it installs into build/determined; half an hour
 # make bench   the benchmarks (see bench/)
-# make gpu     all that needs a GPU, the tests and the figures, in eight minutes on one; without one, a dry run
+# make gpu     what only a GPU shows, in eight minutes on one; without one, a dry run; bench/gpu.py says how without a network
 # make docs    the site of docs/, in build/docs
 # make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times, twice: hours on two cores
 #

@@ -1,20 +1,31 @@
-"""All that needs a GPU, in eight minutes on one: the tests marked ``gpu``, then figures. Writes bench/results/gpu.md.
+"""What only a GPU shows, in eight minutes on one. Writes bench/results/gpu.md.
 
-    python bench/gpu.py [--parts tests tokens ...] [--budget 460] [--to FILE] [--commit NAME] [--dry-run]
+    python bench/gpu.py [--parts nccl shard ...] [--budget 460] [--to FILE] [--commit NAME] [--dry-run]
 
-Needs torch and numpy; parts that need more (pytest, Ray) are left out with a note where it is missing. Each part is a
-separate process with a time limit, so one that fails, hangs or runs out of time costs no other part its figures, and
-the file is rewritten after each. Without a GPU, or with --dry-run, all parts run with tiny sizes on the CPU, to show
-that the script works; that says nothing about speed, and is only printed, unless --to names a file.
+Each part is a separate process with a time limit, and its steps are apart too: one that fails, hangs or runs out of
+time costs no other its figures, and the file is rewritten after each part. What needs torch and numpy alone comes
+first; parts that need more (Ray, pytest) are left out with a note where it is missing.
 
-To install what a machine lacks, put wheels for its Python into a folder of the tree, and begin there with
+Without a GPU, or with --dry-run, all parts run with tiny sizes on the CPU, with gloo for NCCL: that shows that the
+script works, and says nothing about speed. It is only printed, unless --to names a file.
 
-    python3 -m pip install --no-index --no-deps --target /tmp/site FOLDER/*.whl && export PYTHONPATH=/tmp/site
+For a machine without a network that has Python 3.12, a torch for its driver (2.7 or newer, never one of these wheels),
+and numpy, pandas, pyarrow, psutil, requests, PyYAML, tensorboard, typer, rich, pytest, pytest-timeout and hypothesis:
+put the rest into a folder of the tree, where there is a network. That is 51 MiB; Ray's wheel is half of what it was
+without three folders that no part needs.
 
-but no wheel of torch: the machine's own fits its driver. For the tests: pytest (pluggy, iniconfig, packaging,
-pygments), pytest-timeout, hypothesis (sortedcontainers), PyYAML and pydantic. For Ray: its wheel, half as large without
-ray/jars and ray/dashboard/client (`zip -d`), with click, msgpack, jsonschema, tensorboardX, pandas, pyarrow and what
-these need.
+    pip download -qd wheels --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
+        --platform manylinux2014_x86_64 ray==2.60.0 pydantic==2.14.4 pydantic-core==2.50.5 annotated-types \
+        typing-inspection typing-extensions jsonschema jsonschema-specifications referencing rpds-py tensorboardX \
+        optuna alembic mako sqlalchemy greenlet colorlog cmaes pathspec
+    zip -qd wheels/ray-*.whl 'ray/jars/*' 'ray/dashboard/client/*' 'ray/rllib/*'
+
+Then on that machine, in the tree, in one command of ten minutes at most, with FILE where it is kept:
+
+    python3 -m pip install -q --no-index --no-deps --no-compile --target /tmp/site wheels/*.whl;
+    PYTHONPATH=/tmp/site python3 bench/gpu.py --to FILE --commit NAME
+
+Without Ray's wheel all but the searches and some tests run; without any wheel, all but these two.
 """
 
 from __future__ import annotations
@@ -49,13 +60,18 @@ from _measure import (
 )
 
 PARTS = {
+    "nccl": ("NCCL alone", "nccl", 90),
+    "shard": ("FullyShard with one slot", "shard", 90),
+    "tp": ("Tensor parallelism of size 1, with a plan for some of the layers", "tp", 40),
+    "errors": ("Errors of a GPU, and the next trial", "errors", 40),
+    "loader": ("Images from a loader", "loader", 50),
+    "stall": ("The stall of a checkpoint of 10 GB", "stall", 100),
+    "tokens": ("A GPT in bf16", "tokens", 70),
+    "gloo": ("Two processes on one GPU, over gloo", "gloo", 50),
+    "failing": ("A device-side assert and too little memory, in a search on Ray", "failing_search", 70),
+    "quarters": ("Four trials on one GPU, in a search on Ray", "quarters", 80),
+    "rung": ("The stall at a rung, in a search on Ray", "rung", 90),
     "tests": ("Tests marked `gpu`", "marked_tests", 130),
-    "waits": ("Waits of the host for the GPU, a batch", "synchronisations", 60),
-    "tokens": ("A GPT in bf16", "tokens", 90),
-    "stall": ("The stall of a checkpoint", "stall", 80),
-    "trials": ("From one trial to the next, with a model of 1 GB", "trials", 60),
-    "trials-on-ray": ("The same on Ray", "trials_on_ray", 80),
-    "compiled": ("The GPT compiled by torch.compile", "tokens_compiled", 150),
 }
 """By name: the title, the module in bench/on_gpu, and the most seconds that it may take."""
 BUDGET_S = 460

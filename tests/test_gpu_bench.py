@@ -47,24 +47,36 @@ def row(text: str, what: str) -> str:
     return found.split(" | ")[1].strip()
 
 
+def test_every_part_has_a_module(gpu: ModuleType) -> None:
+    for _, module, _ in gpu.PARTS.values():
+        assert (BENCH / "on_gpu" / f"{module}.py").exists()
+
+
 @pytest.mark.slow
-@pytest.mark.long
-def test_dry_run_measures_everything_with_tiny_sizes(tmp_path: Path) -> None:
-    code, text = dry_run(tmp_path, "waits", "tokens", "stall", "trials", "compiled")
+def test_dry_run_of_what_needs_no_ray_and_is_soon_over(tmp_path: Path) -> None:
+    code, text = dry_run(tmp_path, "nccl", "tp", "errors")
     assert code == 0, text
     assert text.startswith("# Dry run on a CPU: says nothing about a GPU\n")
+    assert "Unfinished" not in text
+    assert row(text, "a peer that has gone, rank 0: kind") == "collective"
+    assert row(text, "AdamW, tp, FullyShard: weights of the plain model") == "True"
+    assert row(text, "memory: the user's line") == "failing.py, in train_batch"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_dry_run_of_the_rest_that_needs_no_ray(tmp_path: Path) -> None:
+    code, text = dry_run(tmp_path, "shard", "loader", "stall", "tokens", "gloo")
+    assert code == 0, text
+    assert row(text, "their losses are those without a stop") == "True"
+    assert row(text, "they are those of one process") == "True"
+    assert row(text, "dray, no workers")
+    assert row(text, "the last checkpoint, at the end")
+    # In batches of both sizes, both loops have trained the same.
+    assert text.count("the weights of both differ by 0.0e+00 of their norm") == 2
+    # A dry run judges no speed.
     assert "MISSED" not in text
     assert "reached" not in text
-    assert "Unfinished" not in text
-    # On a CPU, dray reads each number when it comes: the one loss, or the loss and six more. A loader begins an epoch
-    # with a random number.
-    assert row(text, "plain") == "1.00, by hand 0.12"
-    assert row(text, "12 metrics") == "7.00, by hand 0.12"
-    assert row(text, "the counter: a loop by hand with loss.item()") == "1.12"
-    # Both loops have trained the same, with and without a compiler.
-    assert text.count("the weights of both differ by 0.0e+00 of their norm") == 2
-    assert row(text, "stall for a checkpoint of dray's")
-    assert row(text, "GPU memory that each further trial leaves") == "0 MiB"
 
 
 NO_RAY = """
@@ -83,12 +95,12 @@ sys.meta_path.insert(0, Finder())
 @pytest.mark.long
 def test_without_ray_it_says_what_it_left_out_and_runs_the_rest(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_RAY)
-    code, text = dry_run(tmp_path, "tests", "trials-on-ray", PYTHONPATH=str(tmp_path))
+    code, text = dry_run(tmp_path, "tests", "rung", PYTHONPATH=str(tmp_path))
     assert code == 0, text
     assert "Left out: tests/ray/test_gpu.py (No module named 'ray')." in text
     assert "Left out: tests/training/test_device.py, which needs ray." in text
     assert row(text, "tests").startswith("0 passed, 0 failed, ")
-    assert "## The same on Ray\n\nLeft out: there is no ray on this machine.\n" in text
+    assert "## The stall at a rung, in a search on Ray\n\nLeft out: there is no ray on this machine.\n" in text
 
 
 @pytest.mark.slow

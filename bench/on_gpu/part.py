@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
-from _measure import stamp
+from _measure import STAMPS, Stamp, of_kind, read_stamps, stamp
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ON_GPU = DEVICE.type == "cuda"
+LINES = 16
+"""So much of a failure is kept, from its end."""
+CHILD_LIMIT_S = 35.0
+"""On a GPU; a dry run may be on a busy machine."""
 
 
 def figure(what: str, value: str, *, goal: str = "", reached: bool | None = None) -> None:
     """Note a figure. Noted again, the later value counts: a part that is cut off has what it measured until then."""
     stamp("figure", what=what, value=value, goal=goal, reached=reached)
+
+
+def check(what: str, found: object, wanted: object) -> None:
+    """Note an outcome that has to be this one on any machine. Otherwise the part has failed, and goes on."""
+    figure(what, str(found), goal=str(wanted), reached=found == wanted)
+    if found != wanted:
+        stamp("failure", what=what, text=f"{found}, and not {wanted}")
+
+
+@contextlib.contextmanager
+def attempt(what: str) -> Iterator[None]:
+    """One step of a part. If it raises, the part has failed, and goes on with its next step.
+
+    Without a package, though, all of the part is left out.
+    """
+    doing(what)
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise
+    except Exception:
+        lines = traceback.format_exc().splitlines()[-LINES:]
+        stamp("failure", what=what, text="\n".join(line[:300] for line in lines))
 
 
 def note(text: str) -> None:
@@ -27,11 +64,95 @@ def doing(what: str) -> None:
 
 def clock() -> float:
     """The time in seconds, once the GPU has nothing left to do."""
-    if DEVICE.type == "cuda":
+    if ON_GPU:
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def allocated() -> int:
     """Bytes of tensors on the GPU; 0 on a CPU."""
-    return torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0
+    return torch.cuda.memory_allocated() if ON_GPU else 0
+
+
+def peak(begin: bool = False) -> int:
+    """The most bytes of tensors on the GPU since the last call that began to count; 0 on a CPU."""
+    if not ON_GPU:
+        return 0
+    if begin:
+        torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.max_memory_allocated()
+
+
+def used() -> int:
+    """Bytes of the GPU that all processes use, also outside of torch's allocator; 0 on a CPU."""
+    if not ON_GPU:
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def mib(count: float) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def stamps(*kinds: str) -> list[Stamp]:
+    """What all processes of this part have stamped so far."""
+    return of_kind(read_stamps(Path(os.environ[STAMPS])), *kinds)
+
+
+class Child:
+    """A function of one of the parts' modules, in a process of its own: it may break CUDA there, hang or be killed."""
+
+    def __init__(self, module: str, function: str, *arguments: object, **environment: str) -> None:
+        call = "import importlib, sys; m, f, *a = sys.argv[1:]; getattr(importlib.import_module(m), f)(*a)"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", call, module, function, *map(str, arguments)],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+    def ended(self) -> tuple[str, str]:
+        """How it ended, within a time limit, and what it printed."""
+        limit_s = CHILD_LIMIT_S if ON_GPU else 4 * CHILD_LIMIT_S
+        try:
+            output, _ = self._process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            output, _ = self._process.communicate()
+            return f"hung for {limit_s:.0f} s", output
+        code = self._process.returncode
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}", output
+
+
+def well(child: Child, what: str) -> None:
+    """Wait for a child that has to end well."""
+    how, output = child.ended()
+    if how != "exited with 0":
+        stamp("failure", what=what, text="\n".join([how, *output.splitlines()[-LINES:]]))
+
+
+def classified(what: str, error: BaseException | None, kind: str) -> None:
+    """What dray makes of an error, with its text; `kind`: what it should."""
+    from dray.desk.failure import failure_of
+    from dray.training.parallel.ddp import is_disconnected
+
+    if error is None:
+        check(f"{what}: kind", "no error", kind)
+        return
+    check(f"{what}: kind", failure_of(error, 0).kind, kind)
+    disconnected = ", is_disconnected" if is_disconnected(error) else ""
+    note(f"{what}: `{type(error).__name__}{disconnected}: {' '.join(str(error).split())[:300]}`")
+
+
+def raised(run: Any) -> BaseException | None:
+    """What a function raises."""
+    try:
+        run()
+    except Exception as error:
+        return error
+    return None

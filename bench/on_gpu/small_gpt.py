@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ def data(sizes: Sizes) -> torch.utils.data.Dataset[Any]:
     return torch.utils.data.TensorDataset(tokens)
 
 
-def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> torch.Tensor:
     """Mean cross entropy of each next token."""
     (tokens,) = batch
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -72,9 +72,8 @@ def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 class ByHand:
     """A hand-written loop: bf16, AdamW, warm-up, clipping; the mean loss is read once at the end of a turn."""
 
-    def __init__(self, sizes: Sizes, *, compiled: bool = False) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         self.bare = made(sizes)
-        self.model = compile_(self.bare, sizes) if compiled else self.bare
         self.optimizer = optimizer_of(self.bare)
         self.schedule = schedule_of(self.optimizer)
         self.loader = torch.utils.data.DataLoader(data(sizes), batch_size=sizes.batch, pin_memory=DEVICE.type == "cuda")
@@ -89,7 +88,7 @@ class ByHand:
         for _ in range(batches):
             batch = [part.to(DEVICE, non_blocking=True) for part in next(self.batches)]
             with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-                loss = loss_of(self.model, batch)
+                loss = loss_of(self.bare, batch)
             loss.backward()
             clip(self.bare.parameters())
             self.optimizer.step()
@@ -97,11 +96,6 @@ class ByHand:
             self.schedule.step()
             total += loss.detach()
         return total.item() / batches
-
-
-def compile_(model: torch.nn.Module, sizes: Sizes) -> Any:
-    # Compiling for a CPU takes longer than the rest of a dry run.
-    return torch.compile(model, backend="aot_eager" if sizes.width == TINY.width else "inductor")
 
 
 def held(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:

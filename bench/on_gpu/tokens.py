@@ -1,20 +1,23 @@
-"""Tokens a second of a GPT in bf16: dray, and the same loop by hand, turn by turn in one process on one GPU."""
+"""Tokens a second of a GPT in bf16, in batches of 16 and of 1: dray, writing for TensorBoard too, and a loop by hand.
+
+They take turns in one process on one GPU. With batches of 1 the GPU waits for the host, so dray's cost shows most.
+"""
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 from typing import Any
 
 import torch
 from _measure import quantile, spread
-from part import DEVICE, clock, doing, figure, note
+from part import DEVICE, ON_GPU, attempt, clock, doing, figure, mib, note
 from small_gpt import (
     TINY,
     ByHand,
     Sizes,
     clip,
-    compile_,
     data,
     held,
     loss_of,
@@ -25,28 +28,32 @@ from small_gpt import (
 )
 
 from dray import pytorch
+from dray.training.flops import counted, peak_flops
 
 GOAL = 0.99
 TURN = 20
 """Batches."""
-WARM_UP, TURNS = 2, 12
+WARM_UP, TURNS = 2, 8
 """Turns of each: before it counts, and that count."""
 LARGE_GPU = 40 << 30
 """A GPU with less memory trains on batches of 4, not 16."""
-ENOUGH_S = 40.0
-"""No further turn after so long, but at least four."""
+ENOUGH_S = 20.0
+"""No further turn of a size after so long, but at least four."""
 
 
-def main(tiny: bool, *, compiled: bool = False) -> None:
-    """Measure."""
-    turn, turns = (3, 4) if tiny else (TURN, TURNS)
-    sizes = TINY if tiny else Sizes()
-    if DEVICE.type == "cuda" and torch.cuda.get_device_properties(DEVICE).total_memory < LARGE_GPU:
-        sizes = replace(sizes, batch=4)
+def main(tiny: bool) -> None:
+    """Measure each size of a batch."""
+    small = ON_GPU and torch.cuda.get_device_properties(DEVICE).total_memory < LARGE_GPU
+    for batch in (4 if small or tiny else 16, 1):
+        with attempt(f"batches of {batch}"):
+            measure(replace(TINY if tiny else Sizes(), batch=batch), *((3, 4) if tiny else (TURN, TURNS)))
+            gc.collect()
+
+
+def measure(sizes: Sizes, turn: int, turns: int) -> None:
     sizes = replace(sizes, records=turn * sizes.batch)
-    doing("warming up")
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trial = Trial(context, sizes, compiled=compiled, turn=turn, turns=turns)
+    with pytorch.init() as context:
+        trial = Trial(context, sizes, turn=turn, turns=turns)
         pytorch.Trainer(trial, context).fit(
             max_length=pytorch.Epoch(1000),
             reporting_period=pytorch.Batch(trial.turn),
@@ -54,17 +61,21 @@ def main(tiny: bool, *, compiled: bool = False) -> None:
         )
 
 
+def flops_of(sizes: Sizes) -> float:
+    """FLOPs of a token, forward and backward."""
+    model, one = made(sizes), [part.to(DEVICE) for part in data(replace(sizes, records=1))[:1]]
+    return counted(lambda: loss_of(model, one).backward())[1] / sizes.block
+
+
 class Trial(pytorch.PyTorchTrial):
     """An epoch is a turn. When one ends, the loop by hand has a turn as long."""
 
-    def __init__(
-        self, context: pytorch.PyTorchTrialContext, sizes: Sizes, *, compiled: bool, turn: int, turns: int
-    ) -> None:
+    def __init__(self, context: pytorch.PyTorchTrialContext, sizes: Sizes, *, turn: int, turns: int) -> None:
         self.context, self.sizes, self.turn, self.turns = context, sizes, turn, turns
-        self.by_hand = ByHand(sizes, compiled=compiled)
+        self.flops = flops_of(sizes)
+        self.by_hand = ByHand(sizes)
         context.experimental.use_amp(torch.bfloat16)
-        self.bare = made(sizes)
-        self.model = context.wrap_model(compile_(self.bare, sizes) if compiled else self.bare)
+        self.bare = self.model = context.wrap_model(made(sizes))
         self.optimizer = context.wrap_optimizer(optimizer_of(self.bare))
         context.wrap_lr_scheduler(schedule_of(self.optimizer), pytorch.LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP)
 
@@ -72,7 +83,7 @@ class Trial(pytorch.PyTorchTrial):
         return {"turns": Turns(self)}
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(data(self.sizes), batch_size=self.sizes.batch, pin_memory=DEVICE.type == "cuda")
+        return pytorch.DataLoader(data(self.sizes), batch_size=self.sizes.batch, pin_memory=ON_GPU)
 
     build_validation_data_loader = build_training_data_loader
 
@@ -118,7 +129,7 @@ class Turns(pytorch.PyTorchCallback):
 
     def _peak(self, *other: Any) -> int:
         """Peak bytes since the last call, without what the other loop holds meanwhile."""
-        if DEVICE.type != "cuda":
+        if not ON_GPU:
             return 0
         peak = torch.cuda.max_memory_allocated() - held(*other)
         torch.cuda.reset_peak_memory_stats()
@@ -126,17 +137,19 @@ class Turns(pytorch.PyTorchCallback):
 
     def _say(self) -> None:
         ratios = [dray / hand for dray, hand in self.rates]
-        middle = quantile(ratios, 0.5)
+        middle, size = quantile(ratios, 0.5), f"batch {self.trial.sizes.batch}: "
         figure(
-            "dray's tokens a second by those by hand",
+            f"{size}dray's tokens a second by those by hand",
             f"{spread(ratios, digits=3)}, {len(ratios)} turns",
             goal=f">= {GOAL:g}",
             reached=middle >= GOAL,
         )
+        most = peak_flops(torch.cuda.get_device_name(DEVICE)) if ON_GPU else None
         for what, place in (("dray", 0), ("by hand", 1)):
             rate, peak = [rates[place] for rates in self.rates], max(peaks[place] for peaks in self.peaks)
-            figure(f"tokens a second, {what}", spread([value / 1e3 for value in rate], "thousand", 1))
-            figure(f"most GPU memory, {what}", f"{peak / 2**20:,.0f} MiB")
+            mfu = f", MFU {quantile(rate, 0.5) * self.trial.flops / most:.1%}" if most else ""
+            figure(f"{size}{what}", f"{spread([value / 1e3 for value in rate], 'thousand tokens/s', 1)}{mfu}")
+            figure(f"{size}most GPU memory, {what}", mib(peak))
 
     def _compare(self) -> None:
         """Both have trained the same model on the same number of batches; the rounding of a GPU may differ."""
@@ -147,6 +160,7 @@ class Turns(pytorch.PyTorchCallback):
             )
             differ = ((ours - theirs).norm() / theirs.norm()).item()
         note(
-            f"{millions(trial.bare):.0f} million parameters, batches of {trial.sizes.batch} x {trial.sizes.block} "
-            f"tokens, {trial.turn} batches a turn; the weights of both differ by {differ:.1e} of their norm at the end."
+            f"{millions(trial.bare):.0f} million parameters, {trial.flops / 1e6:,.1f} MFLOP a token, "
+            f"batches of {trial.sizes.batch} x {trial.sizes.block} tokens, {trial.turn} batches a turn; "
+            f"the weights of both differ by {differ:.1e} of their norm at the end."
         )

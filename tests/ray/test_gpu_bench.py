@@ -1,4 +1,4 @@
-"""The part of bench/gpu.py that needs Ray, in its dry run; tests/test_gpu_bench.py has the others."""
+"""The parts of bench/gpu.py that need Ray, in a dry run; tests/test_gpu_bench.py has the others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from tests.ray.harness import ROOT
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 
-def test_dry_run_measures_a_search_whose_trials_share_a_process(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--dry-run", "--parts", "trials-on-ray"]
+def test_dry_run_of_the_searches_on_ray(tmp_path: Path) -> None:
+    parts = ["failing", "quarters", "rung"]
+    command = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--dry-run", "--parts", *parts]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 completed, in 1 process(es)" in done.stdout
-    assert "last batch to the next trial's first" in done.stdout
+    for what in (
+        "a new process after the lack of memory",
+        "batches a second of four",
+        "stall at the rung",
+    ):
+        assert f"| {what}" in done.stdout
