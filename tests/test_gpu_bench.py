@@ -53,6 +53,7 @@ def test_every_part_has_a_module(gpu: ModuleType) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_dry_run_of_what_needs_no_ray_and_is_soon_over(tmp_path: Path) -> None:
     code, text = dry_run(tmp_path, "nccl", "tp", "errors")
     assert code == 0, text

@@ -147,6 +147,7 @@ def test_regret_is_that_of_the_smallest_loss_0_for_the_best_point_and_1_for_the_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_way_searches_a_recorded_problem(bench: None) -> None:
     search_quality = importlib.import_module("search_quality")
     for way in search_quality.WAYS:

@@ -23,7 +23,7 @@ from tests.ray.harness import TRIALS, Meanwhile, descendants, journal, lines, re
 from tests.ray.test_elastic import HEALTH
 from tests.ray.test_preemption import drain
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 BATCHES, SAVED_EVERY, MIDDLE = 120, 20, 50
 WHOLE, SHARDED = "recorded:Recorded", "sharded:Sharded"
@@ -162,7 +162,7 @@ def check(ran: Ran, undisturbed: Ran) -> None:
     assert mine.reset_index(drop=True).equals(expected.reset_index(drop=True))
 
 
-@pytest.mark.parametrize("entrypoint", [WHOLE, pytest.param(SHARDED, marks=pytest.mark.long)])
+@pytest.mark.parametrize("entrypoint", [WHOLE, SHARDED])
 def test_a_node_that_dies_costs_what_came_after_the_checkpoint(
     cluster: Cluster, undisturbed: Callable[[str], Ran], tmp_path: Path, entrypoint: str
 ) -> None:
@@ -182,7 +182,6 @@ def test_a_node_that_dies_costs_what_came_after_the_checkpoint(
     assert after == [list(range(began, BATCHES))] * 2
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("entrypoint", [WHOLE, SHARDED])
 def test_a_node_that_is_taken_away_costs_nothing(
     cluster: Cluster, undisturbed: Callable[[str], Ran], tmp_path: Path, entrypoint: str

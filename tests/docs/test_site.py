@@ -16,7 +16,15 @@ import yaml
 from tests.docs.pages import DOCS, PAGES, ROOT
 
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-PUBLIC = {"docs.ray.io", "kueue.sigs.k8s.io", "ray.io", "squidfunk.github.io", "www.mkdocs.org"}
+PUBLIC = {
+    "docs.ray.io",
+    "kueue.sigs.k8s.io",
+    "pytorch.org",
+    "ray.io",
+    "squidfunk.github.io",
+    "ui.perfetto.dev",
+    "www.mkdocs.org",
+}
 """Hosts that pages may link to: of public projects; the last two in what the theme writes at the foot."""
 
 

@@ -131,6 +131,7 @@ def test_trials_pause_with_their_shards_and_go_on_in_the_warm_group(undisturbed:
     assert all(set(saved) == files for saved in undisturbed.shards.values())
 
 
+@pytest.mark.long
 def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(undisturbed: Sweep, resumed: Sweep) -> None:
     path = resumed.result.path
     columns = ["trial_id", "state", "hparams.lr", "batches", "metric", "best_metric", "restarts"]
@@ -143,6 +144,7 @@ def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(undisturbed: Swee
     assert resumed.shards == undisturbed.shards
 
 
+@pytest.mark.long
 def test_only_what_came_after_the_last_checkpoint_is_trained_again(resumed: Sweep) -> None:
     lengths = resumed.result.trials.set_index("trial_id")["batches"]
     cut = 0
@@ -154,6 +156,7 @@ def test_only_what_came_after_the_last_checkpoint_is_trained_again(resumed: Swee
     assert cut == 1
 
 
+@pytest.mark.long
 def test_its_checkpoints_are_whole_and_load_into_one_process(resumed: Sweep) -> None:
     result = resumed.result
     said = run_here("verify", result.path, group="checkpoint")
