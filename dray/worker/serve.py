@@ -16,7 +16,6 @@ from pathlib import Path
 
 import ray
 import ray.train
-import torch.distributed as dist
 
 from dray import core
 from dray.code.startup_hook import run_startup_hook_once
@@ -131,7 +130,7 @@ def serve_joined(
                     continue
             spec, settings = loaded.spec, loaded.spec.settings
             if distributed.size > 1:  # with each lease: a program may have set another
-                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=settings.collective_timeout_s))
+                ddp.set_timeout(timedelta(seconds=settings.collective_timeout_s))
             log = log_path(lease, rank)
             if isinstance(lease.store, RemoteStore) and not _is_shared_with_driver(lease):
                 uploader.begin(log, lease.store.root)
