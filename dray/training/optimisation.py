@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -187,21 +187,18 @@ class Optimisation:
             self.has_trained = self._has_gradient(optimizer)
         if self.gradient_check is not None:
             self.gradient_check.before_step(optimizer, self.position.batch_idx)
-        parameters = _parameters(optimizer)
-
-        def clip() -> None:
-            if clip_grads is not None:
-                with placement.gradients_on_one_mesh(parameters) if self.has_sharded else contextlib.nullcontext():
-                    clip_grads(parameters)
-
+        clip = None
+        if clip_grads is not None:
+            clip = partial(self._clip, clip_grads, _parameters(optimizer))
         with (
             contextlib.nullcontext() if amp is None else amp.updating(),
             placement.groups_placed_alike(optimizer) if self.has_sharded else contextlib.nullcontext(),
         ):
             if amp is not None and scaler is None:
-                amp.step(optimizer, None if clip_grads is None else clip)
+                amp.step(optimizer, clip)
             else:
-                clip()
+                if clip is not None:
+                    clip()
                 if scaler is not None:
                     scaler.step(optimizer)
                 else:
@@ -209,6 +206,10 @@ class Optimisation:
         if auto_zero_grads:
             optimizer.zero_grad()
         self.reshard()
+
+    def _clip(self, clip_grads: Callable[[Any], Any], parameters: list[torch.Tensor]) -> None:
+        with placement.gradients_on_one_mesh(parameters) if self.has_sharded else contextlib.nullcontext():
+            clip_grads(parameters)
 
     def warn_if_in_eval(self) -> None:
         """Warn once if batches were trained in eval mode; not before them, as train_batch() may set the mode itself."""
