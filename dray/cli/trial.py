@@ -191,7 +191,10 @@ def metrics(
     experiment: ExperimentArg,
     trial: TrialArg = None,
     kind: Annotated[
-        str | None, typer.Option(help="Print only training or validation metrics.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Print only training or validation metrics, or figures of the machine (system).", show_default=False
+        ),
     ] = None,
     name: Annotated[
         list[str] | None, typer.Option(help="Print only this metric; can be repeated.", show_default=False)
@@ -204,7 +207,7 @@ def metrics(
     dray trial metrics latest best --kind validation
     dray t metrics digits 7 --json | jq -c '.[] | [.batches, .name, .value]'
     """
-    number, rows = _metrics(experiment, trial)
+    number, rows = _metrics(experiment, trial, system=kind == "system")
     for column, wanted in (("kind", [kind] if kind else []), ("name", name or [])):
         known = sorted(set(rows[column]))
         for each in wanted:
@@ -233,15 +236,16 @@ def metrics(
     )
 
 
-def _metrics(experiment: str, trial: str | None) -> tuple[int, pd.DataFrame]:
+def _metrics(experiment: str, trial: str | None, *, system: bool) -> tuple[int, pd.DataFrame]:
     from dray.records.lookup import local_run
+    from dray.records.metrics import read_system
 
     run = local_run(experiment)
     if run is not None and trial in (None, "0", "best"):
-        return 0, run.metrics()
+        return 0, run.metrics(system=system)
     with read_experiment(experiment) as read:
         number = read.trial(trial)
-        rows = read.result.metrics
+        rows = read_system(read.stored.directory.metrics) if system else read.result.metrics
         return number, rows[rows["trial_id"] == number]
 
 

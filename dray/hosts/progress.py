@@ -71,6 +71,7 @@ class ProgressDisplay:
         self._validating = False
         self._training: dict[str, float] = {}
         self._validation: dict[str, float] = {}
+        self._system: Mapping[str, float] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="dray-progress", daemon=True)
 
@@ -110,10 +111,11 @@ class ProgressDisplay:
     def reported(self, report: Report) -> None:
         """Show a report's metrics in the bar; print those of a validation."""
         self._training = _numbers(report.training) or self._training
+        self._system = report.system or self._system
         if report.validation is None:
             return
         self._validation = _numbers(report.validation)
-        how = [self._speed(report.batches)] if report.batches > self._begin else []
+        how = [self._speed(report.batches), *self._throughput()] if report.batches > self._begin else []
         if how and self._length is not None and report.batches < self._length:
             how.append(f"{_clock(self._left(report.batches))} left")
         where = f"batch {self._of(report.batches)}{self._in_epochs(report.batches)}"
@@ -176,7 +178,7 @@ class ProgressDisplay:
         if self._validating:
             parts.append(f"validating, {counted(validated, 'batch', ',')}")
         elif len(self._samples) > 1:
-            parts.append(self._speed(trained))
+            parts += [self._speed(trained), *self._throughput()]
         if self._length is not None and self._began is not None and trained > self._began[1]:
             parts.append(f"{_clock(self._left(trained))} left")
         parts += self._metrics()
@@ -208,6 +210,11 @@ class ProgressDisplay:
             spent, done = samples[-1][0] - samples[0][0], samples[-1][1] - samples[0][1]
         speed = done / spent if spent else math.inf
         return f"{speed:,.0f} batches/s" if speed >= 100 else f"{speed:.3g} batches/s"
+
+    def _throughput(self) -> list[str]:
+        """What the latest figures of the machine have of these."""
+        tokens, mfu = self._system.get("tokens_per_second"), self._system.get("mfu_percent")
+        return [*([f"{tokens:,.0f} tokens/s"] if tokens else []), *([f"MFU {mfu:.1f}%"] if mfu else [])]
 
     def _left(self, batches: int) -> float:
         """Estimated seconds left, with validations and checkpoints at their share so far."""

@@ -261,9 +261,9 @@ class PyTorchTrialContext:
 
         Args:
             flops: a number, such as 6 * parameters * tokens of a record for a transformer. "count": counted in the
-                first batch of each run by torch's `FlopCounterMode`. That counts activations that are computed again,
-                runs compiled code without its compiler in this batch, and misses kernels of your own. With tensor
-                parallelism pass a number.
+                first batch of each run by torch's `FlopCounterMode`. That runs compiled code without its compiler in
+                this batch, misses kernels of your own, and counts activations that are recomputed: `mfu_percent` is
+                then the hardware's FLOPs utilization (HFU). With tensor parallelism pass a number.
 
         Raises:
             ValueError: neither a positive number nor "count".

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -107,19 +107,20 @@ class LocalRun:
         """(batches, path) of each, the latest first."""
         return [each for each in CheckpointStore(self.path).listed() if (Path(each[1]) / MANIFEST).exists()]
 
-    def metrics(self) -> pd.DataFrame:
-        """Its metrics, as a table like that of an experiment with one trial, 0."""
+    def metrics(self, *, system: bool = False) -> pd.DataFrame:
+        """Its metrics, or figures of the machine, as a table like that of an experiment with one trial, 0."""
         import pandas as pd
 
+        kinds = ["system"] if system else ["training", "validation"]
         columns = ["trial_id", "batches", "epochs", "kind", "name", "value", "time"]
-        table = pd.DataFrame([(0, *values) for row in self.rows for values in _values(row)], columns=columns)
+        table = pd.DataFrame([(0, *values) for row in self.rows for values in _values(row, kinds)], columns=columns)
         # A run that was resumed after it was killed has measured some batches again.
         once = table.drop_duplicates(["batches", "kind", "name"], keep="last")
         return once.sort_values(["batches", "kind", "name"], kind="stable")
 
 
-def _values(row: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    for kind in ("training", "validation"):
+def _values(row: dict[str, Any], kinds: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    for kind in kinds:
         for name, value in (row.get(kind) or {}).items():
             if isinstance(value, int | float):
                 yield row["batches"], row.get("epochs"), kind, name, float(value), row.get("time")

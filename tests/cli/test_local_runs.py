@@ -87,6 +87,12 @@ def test_its_metrics_are_printed_as_a_trials(script: Path, dray: Dray) -> None:
     assert "validation validation_loss" in dray("trial", "metrics", "train").out
 
 
+def test_figures_of_the_machine_are_printed_if_asked_for(script: Path, dray: Dray) -> None:
+    figures = {row["name"] for row in dray("trial", "metrics", "train", "--kind", "system", "--json").value}
+    assert {"records_per_second", "training_s"} <= figures
+    assert "records_per_second" not in dray("trial", "metrics", "train").out
+
+
 def test_its_state_says_whether_it_runs_and_how_it_ended(script: Path, dray: Dray) -> None:
     def state() -> str:
         return str(dray("e", "describe", "train", "--json").value["state"])

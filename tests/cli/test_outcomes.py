@@ -90,6 +90,13 @@ def diverged(story: Story) -> Story:
     return story
 
 
+def test_figures_of_the_machine_are_printed_if_asked_for(story: Story, dray: Dray) -> None:
+    row = {"batches": 5, "epochs": 1.0, "kind": "system", "name": "mfu_percent", "value": 41.5, "time": 0.0}
+    story.metrics.append(1, [row])
+    lines = dray("t", "metrics", "bad-luck", 1, "--kind", "system").out.splitlines()
+    assert [line.split() for line in lines] == [["batches", "epochs", "mfu_percent"], ["5", "1", "41.5"]]
+
+
 def test_a_trial_with_nan_is_flagged_from_its_first_such_report(diverged: Story, dray: Dray) -> None:
     trials = diverged.result.trials.set_index("trial_id")
     assert trials["nan_since"].dropna().to_dict() == {3: 15}

@@ -189,6 +189,15 @@ def test_training_without_a_known_length_shows_only_its_speed() -> None:
     assert display.render(100) == "1,009 batches  500 batches/s"
 
 
+def test_tokens_a_second_and_mfu_are_beside_the_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    display = ProgressDisplay(Plan(length=100), 0, clock=Clock())
+    display.reported(
+        Report(batches=5, training={"loss": 1.0}, system={"tokens_per_second": 9876.5, "mfu_percent": 41.26})
+    )
+    display.reported(Report(batches=10, validation={"loss": 0.25}))
+    assert "batches/s, 9,876 tokens/s, MFU 41.3%, " in capsys.readouterr().err
+
+
 def test_metrics_other_than_numbers_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     display = ProgressDisplay(Plan(length=100), 0, clock=Clock())
     display.reported(Report(batches=10, training={"loss": 0.5}))
