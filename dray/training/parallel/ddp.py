@@ -312,7 +312,7 @@ def timeout() -> timedelta | None:
 
 
 def set_timeout(timeout: timedelta) -> None:
-    """Set it, also for subgroups that are made from now on."""
+    """Set it, also for the group of gradients if that is made from now on."""
     c10d._set_pg_timeout(timeout)
 
 
