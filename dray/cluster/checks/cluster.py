@@ -221,9 +221,10 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
         asked = [rank.reduce.remote(at, number, len(ranks), backend) for number, rank in enumerate(ranks)]
         return min(cast("list[float]", ray.get(asked, timeout=ANSWER_S)))
     except Exception as error:
+        why = one_line(getattr(error, "cause", error))[-500:]  # Ray's own text begins with the traceback of the rank
         checked.add_error(
             "",
-            f"all-reduce by {backend} over {len(ranks)} processes failed: {one_line(error)[-500:]}; if nodes reach "
+            f"all-reduce by {backend} over {len(ranks)} processes failed: {why}; if nodes reach "
             "one another by another network interface than the one with Ray's addresses, set "
             f"{backend.upper()}_SOCKET_IFNAME to its name in the environment in which Ray is started",
         )
