@@ -18,7 +18,7 @@ from dray.storage.scratch import scratch
 from dray.training.checkpoint.opening import open_together
 from dray.training.errors import PeerFailed
 from dray.training.parallel.distributed import DistributedContext
-from dray.training.parallel.exchange import all_or_none
+from dray.training.parallel.exchange import all_or_none, on_failure
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def share_on_machine(model: torch.nn.Module, peers: DistributedContext) -> None:
         if all(in_file) or not all(intact):  # one that the trial has changed is to be loaded again
             continue
         try:
-            with contextlib.ExitStack() as stack:
+            with contextlib.ExitStack() as stack, on_failure(lambda _: None):  # the trial goes on
                 path = open_together(peers, partial(_written, kept, stack), "writing its pretrained weights")
                 with all_or_none(peers, "reading its pretrained weights"):  # before they are deleted
                     kept.move_to(path, parameters)
