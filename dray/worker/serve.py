@@ -131,6 +131,7 @@ def serve_joined(
             spec, settings = loaded.spec, loaded.spec.settings
             if distributed.size > 1:  # with each lease: a program may have set another
                 ddp.set_timeout(timedelta(seconds=settings.collective_timeout_s))
+                ddp.number_groups(number << 20)
             log = log_path(lease, rank)
             if isinstance(lease.store, RemoteStore) and not _is_shared_with_driver(lease):
                 uploader.begin(log, lease.store.root)

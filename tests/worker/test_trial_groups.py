@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from dray.core import DistributedContext
+from dray.desk.messages import Departure
 from dray.training.parallel import ddp
+from dray.worker import serve
 from dray.worker.isolation.groups import group_names
 from dray.worker.isolation.snapshot import ProcessSnapshot
+from tests.core.test_distributed import nodes
+from tests.worker.test_gpu_share import Desk
+from tests.workers import connected, worker_spec
 
 Run = Callable[..., tuple[Any, list[str]]]
 
@@ -73,3 +80,27 @@ def test_the_groups_that_dray_keeps_stay(run: Run) -> None:
 
     assert [run(total) for _ in range(2)] == [(1.0, [])] * 2
     assert len(group_names()) == 2
+
+
+def test_a_rank_names_groups_as_the_others_do_although_it_left_the_trial_before_with_fewer(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks find each other by the name."""
+    monkeypatch.setattr(DistributedContext, "side_store", lambda peers: None)
+
+    def name_after(made: int) -> str:
+        trials: list[list[str]] = []
+
+        def trial(*_: object) -> Departure:
+            trials.append([dist.new_group([0]).group_name for _ in range(1 if trials else made)])
+            return Departure(outcome="invalid_hp")
+
+        monkeypatch.setattr(serve, "run_trial", trial)
+        spec = worker_spec(None, SimpleNamespace(reuse_workers=True, secrets=[], collective_timeout_s=60))
+        loaded = serve.Loaded(spec.experiment, type("Trial", (), {}), None)
+        peers: Any = SimpleNamespace(close=lambda: None)
+        rank = DistributedContext(**nodes(2)[0], transport=peers)
+        serve.serve_joined(spec, connected(Desk(tmp_path)), loaded, rank)
+        return trials[1][0]
+
+    assert name_after(0) == name_after(2)

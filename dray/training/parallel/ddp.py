@@ -316,6 +316,12 @@ def set_timeout(timeout: timedelta) -> None:
     c10d._set_pg_timeout(timeout)
 
 
+def number_groups(start: int) -> None:
+    """Name groups by numbers from this one on, as all ranks must: they find each other by the name. A rank that left
+    the last trial early has made fewer than others."""
+    c10d._world.group_count = start
+
+
 def is_aborted() -> bool:
     """Whether this process has aborted its collectives: then it must not train another trial."""
     return _aborted is not None and _aborted is dist.group.WORLD
