@@ -20,8 +20,8 @@ died with its node; no progress for ``hang_timeout_s``."""
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
 _DEVICE_ERRORS = ("cuda error", "cudnn", "cublas", "cuda driver error")
 _ERRORS_OF_PROGRAMS = (
-    "device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "invalid ",
-    "no kernel image", "not supported", "not permitted", "cublas", "cudnn",
+    "device-side assert", "illegal memory access", "misaligned address", "illegal instruction", "invalid",
+    "no kernel image", "supported", "not permitted", "too many resources", "captur", "cublas", "cudnn",
 )  # fmt: skip
 """GPU errors that a program may cause on any GPU, for instance by an index that is too large."""
 _COLLECTIVE_ERRORS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
@@ -61,8 +61,9 @@ def failure_of(error: BaseException, batches: int) -> Failure:
 
 def may_be_gpus_fault(error: BaseException) -> bool:
     """Whether a GPU or its driver may have caused an exception, rather than the trial's code."""
-    # Below its first line each CUDA error mentions device-side assertions.
-    lines = [str(each).lower().partition("\n")[0] for each in _chain(error) if _kind(each) == "device"]
+    # In a line of its own each CUDA error mentions device-side assertions.
+    lines = [line for each in _chain(error) if _kind(each) == "device" for line in str(each).lower().splitlines()]
+    lines = [line for line in lines if any(words in line for words in _DEVICE_ERRORS)] or lines[:1]
     return bool(lines) and not any(words in line for line in lines for words in _ERRORS_OF_PROGRAMS)
 
 
