@@ -72,7 +72,11 @@ class Weight:
     def is_in(self, parameter: torch.Tensor) -> bool:
         """Whether a parameter that shared this memory, which may have been moved since, holds what was loaded."""
         mine, there = self._tensor, _local(parameter)
-        return (there.dtype, there.shape) == (mine.dtype, mine.shape) and _checksum(there) == self._checksum
+        return (
+            (there.dtype, there.shape) == (mine.dtype, mine.shape)
+            and _checksum(there) == self._checksum  # which is the same in another order
+            and (there.device != mine.device or torch.equal(there, mine))
+        )
 
     def is_intact(self) -> bool:
         """Whether it holds what was loaded. Reads all of it, and so notices writes that autograd does not count."""
@@ -116,12 +120,12 @@ class Pretrained(Generic[M]):
         """Keep the weights in a file that `write` has written, and nowhere else. It may be deleted then.
 
         Args:
-            sharing: parameters that share the weights.
+            sharing: parameters that share the weights, unless the trial has changed or cast them.
         """
         self._file = path.open("rb")
         moved = dict(zip(self._weights, self._loaded(), strict=True))
         for parameter in sharing:
-            if (weight := _weight_of(parameter)) in moved:
+            if (weight := _weight_of(parameter)) in moved and weight.is_in(parameter):
                 moved[weight].share(parameter)
         self._weights = [weight.at(weight._tensor.to("meta")) for weight in self._weights]
         for parameter in self._parameters:

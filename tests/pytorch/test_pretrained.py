@@ -104,6 +104,13 @@ class Merging(Finetuned):
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
+class Reordering(Finetuned):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        weight = self.net["base"][2].weight
+        weight.data = weight.data.flip(0)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
 def addresses(module: nn.Module) -> list[int]:
     return [parameter.data_ptr() for parameter in module.parameters()]
 
@@ -210,6 +217,13 @@ def test_a_weight_that_a_trial_has_overwritten_is_saved_and_loaded_again_for_the
     assert "base() is called again: an earlier trial has changed its weights" in caplog.text
 
 
+def test_a_weight_that_a_trial_has_replaced_by_one_of_the_same_sum_is_saved(fit: Fit, host: FakeHost) -> None:
+    fit(Reordering, max_length=Batch(1))
+    [checkpoint] = host.checkpoints()
+    reordered = saved(checkpoint)["models_state_dict"][0]["base.2.weight"]
+    assert torch.equal(reordered, base("a")[2].weight.flip(0))
+
+
 def test_weights_in_a_file_are_those_that_were_loaded_and_no_trial_changes_them(
     fit: Fit, host: FakeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +249,18 @@ def test_weights_that_a_trial_has_changed_before_it_shards_them_are_in_no_file()
     share_on_machine(model, DistributedContext())
     assert torch.equal(base("a")[2].weight, before)
     assert loaded == ["a", "a"]
+
+
+def test_weights_that_a_trial_has_cast_or_replaced_before_it_shards_them_stay_so() -> None:
+    model = base("a")
+    before = model[2].weight.clone()
+    model[0].to(torch.bfloat16)
+    model[2].weight.data = before.flip(0)  # of the same sum
+    share_on_machine(model, DistributedContext())
+    assert model[0].weight.dtype is torch.bfloat16
+    assert torch.equal(model[2].weight, before.flip(0))
+    assert torch.equal(base("a")[2].weight, before)
+    assert loaded == ["a"]
 
 
 def test_weights_for_which_the_disk_has_no_space_stay_in_memory(
