@@ -32,11 +32,12 @@ def placed_alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 def groups_placed_alike(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Within the block, split parameter groups such that foreach and fused kernels can take each in one call.
 
-    Not for longer: the groups are a part of checkpoints, which load on other meshes.
+    Not for longer: the groups are a part of checkpoints, which load on other meshes. Nor for optimizers without such
+    options, which may know their groups by number.
     """
     groups = optimizer.param_groups
     split = [
-        [group] if len(parts) < 2 else [{**group, "params": part} for part in parts]
+        [group] if len(parts) < 2 or not _in_one_call(group) else [{**group, "params": part} for part in parts]
         for group in groups
         for parts in [placed_alike(group["params"])]
     ]
@@ -50,22 +51,40 @@ def groups_placed_alike(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         optimizer.param_groups = groups
 
 
+def _in_one_call(group: dict[str, Any]) -> bool:
+    """Whether an optimizer may step a group by foreach or fused kernels: by default (None) it chooses."""
+    return group.get("fused") or group.get("foreach", False) is not False
+
+
 @contextlib.contextmanager
 def gradients_on_one_mesh(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
     """Within the block, let all gradients be DTensors of the mesh that has the most dimensions, if some are of another
-    or plain: so norms, and whatever else is computed of all, need no more than they do for a single mesh."""
+    or plain: so norms, and whatever else is computed of all, need no more than they do for a single mesh.
+
+    Plain tensors count as the same on all ranks meanwhile. Meshes that are not dimensions of that one are left to
+    torch, which refuses them together.
+    """
     gradients = [(each, each.grad) for each in parameters if each.grad is not None]
     meshes = [gradient.device_mesh for _, gradient in gradients if is_dtensor(gradient)]
     mesh = max(meshes, key=lambda mesh: mesh.ndim, default=None)
+    names = set() if mesh is None else set(mesh.mesh_dim_names or ())
+    if any(each != mesh and not set(each.mesh_dim_names or [None]) <= names for each in meshes):
+        mesh = None
     moved = [
         (parameter, gradient, _on(mesh, gradient))
         for parameter, gradient in gradients
         if mesh is not None and not (is_dtensor(gradient) and gradient.device_mesh == mesh)
     ]
+    if not moved:
+        yield
+        return
+    from torch.distributed.tensor.experimental import implicit_replication
+
     for parameter, _, on_mesh in moved:
         parameter.grad = on_mesh
     try:
-        yield
+        with implicit_replication():
+            yield
     finally:
         for parameter, gradient, on_mesh in moved:
             new: Any = parameter.grad
