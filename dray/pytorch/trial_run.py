@@ -106,8 +106,15 @@ class TrialRun:
         )
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section of the config, {} if there is none."""
-        return (self.config or {}).get(name) or {}
+        """A section of the config, {} if there is none.
+
+        Raises:
+            ValueError: it is no dict; a program's config is not checked before.
+        """
+        found = (self.config or {}).get(name) or {}
+        if not isinstance(found, dict):
+            raise ValueError(f"exp_conf[{name!r}] must be a dict, got {found!r}")
+        return found
 
     def wrap_reducer(
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerAction, profile, tensorboard_trace_handler
 
+from dray.training.units import is_int
+
 log = logging.getLogger(__name__)
 
 BATCHES = 10
@@ -25,6 +27,9 @@ class Window(profile):
         directory: where they are written.
         device: the memory of a GPU is recorded too.
         begin_on_batch, end_after_batch: the first and the last batch, from 0.
+
+    Raises:
+        ValueError: they are no such numbers; a program's config is not checked before.
     """
 
     def __init__(
@@ -38,7 +43,13 @@ class Window(profile):
         end_after_batch: int | None = None,
     ) -> None:
         self._begin = begin_on_batch
+        if not is_int(begin_on_batch) or begin_on_batch < 0:
+            raise ValueError(f"profiling.begin_on_batch must be an int >= 0, got {begin_on_batch!r}")
         self._end = begin_on_batch + BATCHES - 1 if end_after_batch is None else end_after_batch
+        if not is_int(self._end) or self._end < begin_on_batch:
+            raise ValueError(
+                f"profiling.end_after_batch must be an int >= {begin_on_batch}, begin_on_batch, got {end_after_batch!r}"
+            )
         self._first, self._name, self._directory = first, f"rank{rank}", directory
         self._records_memory = device.type == "cuda"
         super().__init__(schedule=self._action, on_trace_ready=self._write)

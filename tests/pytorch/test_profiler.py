@@ -115,6 +115,21 @@ def test_a_window_that_is_not_enabled_is_not_traced(fit: Fit, host: FakeHost) ->
     assert traced(host.tensorboard_path) == []
 
 
+@pytest.mark.parametrize(
+    ("profiling", "message"),
+    [
+        (True, r"exp_conf\['profiling'\] must be a dict, got True"),
+        ({"enabled": True, "begin_on_batch": "2"}, "profiling.begin_on_batch must be an int >= 0, got '2'"),
+        ({"enabled": True, "begin_on_batch": -2}, "profiling.begin_on_batch must be an int >= 0, got -2"),
+        ({"enabled": True, "begin_on_batch": 3, "end_after_batch": 2}, "must be an int >= 3, begin_on_batch, got 2"),
+        ({"enabled": True, "end_after_batch": 12.5}, "profiling.end_after_batch must be an int >= 10, .*, got 12.5"),
+    ],
+)
+def test_a_programs_window_that_makes_no_sense_is_refused(fit: Fit, profiling: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(OneWeight, max_length=Batch(1), init={"exp_conf": {"profiling": profiling}})
+
+
 def test_a_trials_own_profiler_takes_the_place_of_the_configs(fit: Fit, host: FakeHost) -> None:
     class Own(Profiled):
         profiler = {"schedule": schedule(wait=1, warmup=1, active=1, repeat=1)}  # noqa: RUF012
