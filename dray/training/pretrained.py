@@ -75,7 +75,7 @@ class Weight:
         return (
             (there.dtype, there.shape) == (mine.dtype, mine.shape)
             and _checksum(there) == self._checksum  # which is the same in another order
-            and (there.device != mine.device or torch.equal(there, mine))
+            and (there.device != mine.device or torch.equal(_bytes(there), _bytes(mine)))
         )
 
     def is_intact(self) -> bool:
@@ -128,8 +128,10 @@ class Pretrained(Generic[M]):
             if (weight := _weight_of(parameter)) in moved and weight.is_in(parameter):
                 moved[weight].share(parameter)
         self._weights = [weight.at(weight._tensor.to("meta")) for weight in self._weights]
-        for parameter in self._parameters:
-            parameter.data = torch.empty(0)
+        # In a copy: the function may have returned a module that others have too.
+        empty = [torch.nn.Parameter(torch.empty(0), requires_grad=False) for _ in self._parameters]
+        self._module = copy.deepcopy(self._module, dict(zip(map(id, self._parameters), empty, strict=True)))
+        self._parameters = empty
 
     def _loaded(self) -> list[Weight]:
         """The weights; if they are in the file, in pages of it, which processes share unless they write into them."""
@@ -303,5 +305,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _checksum(tensor: torch.Tensor) -> int:
     """The sum of a tensor's words, which takes about as long as to read it once."""
     data = _bytes(tensor)
+    if data.storage_offset() % 4:
+        data = data.clone()
     words = data.view(torch.int32) if data.numel() % 4 == 0 else data
     return int(words.sum(dtype=torch.int64))

@@ -16,7 +16,8 @@ from dray.core import DistributedContext
 from dray.pytorch import Batch
 from dray.training.optimisation import bare
 from dray.training.parallel.exchange import on_failure
-from dray.training.pretrained import share_on_machine
+from dray.training.pretrained import _bytes as bytes_of
+from dray.training.pretrained import share_on_machine, without_shared
 from tests.core.test_distributed import nodes, on_ranks
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight
@@ -261,6 +262,46 @@ def test_weights_that_a_trial_has_cast_or_replaced_before_it_shards_them_stay_so
     assert torch.equal(model[2].weight, before.flip(0))
     assert torch.equal(base("a")[2].weight, before)
     assert loaded == ["a"]
+
+
+@pytorch.cached
+def common(name: str) -> nn.Linear:
+    return nn.Linear(2, 2)
+
+
+@pytorch.pretrained
+def of_common(name: str) -> nn.Module:
+    return nn.Sequential(common(name))
+
+
+def test_a_module_that_others_have_too_keeps_its_weights_when_they_go_to_a_file() -> None:
+    before = common("a").weight.clone()
+    share_on_machine(of_common("a"), DistributedContext())
+    assert torch.equal(common("a").weight, before)
+    assert torch.equal(of_common("a")[0].weight, before)  # type: ignore[index]
+
+
+class Quantised(nn.Module):
+    """Eight bits a weight, of which some are a part of other memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.float8 = nn.Parameter(torch.ones(4, 4).to(torch.float8_e4m3fn), requires_grad=False)
+        self.part = nn.Parameter(torch.arange(9, dtype=torch.uint8)[1:], requires_grad=False)
+
+
+@pytorch.pretrained
+def quantised(name: str) -> nn.Module:
+    return Quantised()
+
+
+def test_quantised_weights_are_kept_in_a_file_too() -> None:
+    expected = Quantised().state_dict()
+    model = quantised("a")
+    share_on_machine(model, DistributedContext())
+    for each in (model, quantised("a")):
+        assert without_shared(each)[0] == {}
+        assert all(torch.equal(*map(bytes_of, pair)) for pair in zip(each.parameters(), expected.values(), strict=True))
 
 
 def test_weights_for_which_the_disk_has_no_space_stay_in_memory(
