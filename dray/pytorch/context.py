@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import numbers
 import pathlib
 import warnings
 from collections.abc import Callable, Iterator
@@ -269,9 +270,12 @@ class PyTorchTrialContext:
             ValueError: neither a positive number nor "count".
         """
         given: object = flops
-        if flops != "count" and not (isinstance(given, int | float) and 0 < given < math.inf):
+        if given == "count":
+            self._run.flops_per_record = "count"
+        elif isinstance(given, numbers.Real) and 0 < float(given) < math.inf:  # NumPy's too
+            self._run.flops_per_record = float(given)
+        else:
             raise ValueError(f'set_flops_per_record() takes a positive number or "count", got {flops!r}')
-        self._run.flops_per_record = flops
 
     # --------------------------------------------------------------------------------------- where training is
 

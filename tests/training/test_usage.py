@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -238,6 +239,15 @@ def test_processes_that_load_data_count(clock: Clock) -> None:
     [machine] = found
     assert machine is not None
     assert 0.2 <= machine.cpu_cores < 1, "0.5 s of two, but for the kernel's clock, and what starting it took"
+
+
+def test_flops_are_any_positive_number_also_numpys(tmp_path: Path) -> None:
+    with use_host(FakeHost(tmp_path)), pytorch.init() as context:
+        for right in ("count", 5, 0.5, np.int64(5), np.float32(5)):
+            context.set_flops_per_record(right)
+        for wrong in ("5", 0, -1, float("nan"), float("inf"), None):
+            with pytest.raises(ValueError, match='takes a positive number or "count", got'):
+                context.set_flops_per_record(wrong)  # type: ignore[arg-type]
 
 
 class SlowData(Ones):
