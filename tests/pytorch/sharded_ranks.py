@@ -21,7 +21,7 @@ from torch import nn
 from dray.core import DistributedContext
 from dray.storage import Location, StorageError
 from dray.storage.checkpoints import RemoteStore
-from dray.training.checkpoint import files, parts, shard_file, sharded, sharded_save
+from dray.training.checkpoint import files, parts, saver, shard_file, sharded
 from dray.training.parallel import exchange
 from tests import queued
 from tests.pytorch.fakes import FakeHost, RemoteHost, RungHost
@@ -76,11 +76,11 @@ def full() -> None:
 @contextmanager
 def in_background() -> Iterator[None]:
     """A block in which small states too are written in the background."""
-    before, sharded_save.AT_ONCE_BYTES = sharded_save.AT_ONCE_BYTES, 0
+    before, saver.AT_ONCE_BYTES = saver.AT_ONCE_BYTES, 0
     try:
         yield
     finally:
-        sharded_save.AT_ONCE_BYTES = before
+        saver.AT_ONCE_BYTES = before
 
 
 def two(directory: Path) -> dict[str, Any]:

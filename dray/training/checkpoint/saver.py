@@ -86,8 +86,7 @@ class Saver:
         except OSError as error:
             self._disk_full(error, report)
             return None
-        is_small = contents.nbytes < AT_ONCE_BYTES and (report.decides or not self._host.is_remote)
-        if at_once or is_small or written is not None:
+        if at_once or self.is_small(contents.nbytes, report) or written is not None:
             return self._save(staging, contents, report, written)
         if (copied := self.copy(contents, report)) is None:
             return self._save(staging, contents, report)
@@ -96,6 +95,10 @@ class Saver:
             copied, report, lambda contents: self._save(staging, contents, report, read_soon=self._host.is_remote)
         )
         return None
+
+    def is_small(self, nbytes: int, report: Report) -> bool:
+        """Whether a state of so many bytes is written before training continues: see `AT_ONCE_BYTES`."""
+        return nbytes < AT_ONCE_BYTES and (report.decides or not self._host.is_remote)
 
     def copy(self, contents: Contents, report: Report) -> Copied | None:
         """A copy of a checkpoint's content to write in the background; None, with a message, if it can't be copied."""

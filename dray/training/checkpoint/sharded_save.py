@@ -10,7 +10,7 @@ from typing import Any
 
 from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.parts import ByStore, Together, by_collective, stages
-from dray.training.checkpoint.saver import AT_ONCE_BYTES, Copied, Saver
+from dray.training.checkpoint.saver import Copied, Saver
 from dray.training.checkpoint.shard_file import Shard
 from dray.training.checkpoint.snapshot import on_cpu
 from dray.training.host import Host, Report
@@ -73,9 +73,7 @@ class ShardedSave:
         if self.full:
             self._state = sharded.gathered(self._state, keep=peers.rank == 0)
         ranks = [state for state, _ in rows]
-        is_small = max(nbytes for _, nbytes in rows) < AT_ONCE_BYTES and (
-            self.report.decides or not self.host.is_remote
-        )
+        is_small = self.saver.is_small(max(nbytes for _, nbytes in rows), self.report)
         wants_copy = not (self.at_once or self.written or is_small)
         try:
             places = on_all(peers, "copying its state", lambda: self._take(contents_of, ranks, wants_copy))
