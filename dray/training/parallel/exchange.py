@@ -100,17 +100,8 @@ def on_chief(peers: DistributedContext, doing: str, work: Callable[[], T], mine:
 
     If it fails, all ranks raise, as with `all_or_none`. There is a single exchange, since each takes a millisecond.
     """
-    value: Any = None
-    error: BaseException | None = None
-    if peers.rank == 0:
-        try:
-            value = work()
-        except (Exception, SystemExit) as caught:
-            error = caught
-    leave = None if error is None else leave_by(peers, error)
-    ranks = exchange(peers, (value, leave, mine), leave, error)
-    _raise_any(error, [row[1] for row in ranks], doing)
-    return ranks[0][0], [row[2] for row in ranks]
+    ranks: list[Any] = on_all(peers, doing, lambda: (work() if peers.rank == 0 else None, mine))
+    return ranks[0][0], [row[1] for row in ranks]
 
 
 def on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list[T]:
