@@ -139,7 +139,7 @@ class QueuedGroup(dist.ProcessGroup):
         return True
 
     def eager_connect_single_device(self, device: object) -> None:
-        """Of a group that is made from the default one."""
+        """Called for a group that is made from the default one."""
         dist.group.WORLD.perform_nocolor_split()  # type: ignore[union-attr]
 
     def perform_nocolor_split(self, device: object = None) -> None:

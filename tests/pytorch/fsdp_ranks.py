@@ -240,7 +240,7 @@ def held(directory: Path) -> dict[str, Any]:
 
 
 class Skipping(Trial):
-    """Of the four batches of an aggregation only the first uses the first block, and only the last the second one."""
+    """Only the first of the four batches of an aggregation uses the first block, and only the last the second one."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         net = self.model.module if self.parallel is None else self.model

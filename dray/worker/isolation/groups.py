@@ -16,7 +16,7 @@ from dray.training.parallel import ddp
 
 
 def group_names() -> set[str]:
-    """Of all process groups of this process."""
+    """The names of all process groups of this process."""
     return {group.group_name for group in c10d._world.pg_map}
 
 
