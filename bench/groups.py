@@ -63,7 +63,8 @@ class Groups:
         self._heard: list[Any] = []
 
     def start(self, number: int) -> Any:
-        from dray.groups.group import Slots, WorkerGroup
+        from dray.groups.group import WorkerGroup
+        from dray.groups.slots import Slots
         from dray.worker.spec import ExperimentSpec, WorkerSpec
 
         settings: Any = SimpleNamespace(environment={})

@@ -203,7 +203,7 @@ def drive(directory: Path, groups: int, address: str) -> None:
     import dray
     import dray.groups.capacity
     import dray.groups.group
-    from dray.cluster.autoscaler import Limits, NodeType
+    from dray.cluster.view import Limits, NodeType
     from dray.desk.messages import GroupEnded, TrialLeft
 
     raylet = NodeType(name="nodes", resources={"CPU": PER_RAYLET * CPUS_PER_SLOT}, max_count=groups // PER_RAYLET)

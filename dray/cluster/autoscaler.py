@@ -12,73 +12,27 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 import yaml
 
-from dray.cluster.nodes import GPU_TYPE, nodes
+from dray.cluster.nodes import nodes
+from dray.cluster.view import HEAD, UNLIMITED, Activity, Limits, NodeType
 from dray.text import one_line
 
 logger = logging.getLogger("dray")
 
-HEAD = "node:__internal_head__"
-"""A resource that only the head has."""
-NODE_TYPE = "ray.io/node-group"
-"""A label: the name of a node's type in the cluster file. Ray sets it on running nodes; of others the file has it."""
 READ_TIMEOUT_S = 60.0
 """How long reading the file on the head may take: a process may have to start there."""
 JOIN_S = 60.0
 """How long existing machines, or an autoscaler on Kubernetes, may take to join: some ten seconds after the head."""
 STATUS_TIMEOUT_S = 10
 """How long the head may take to report what its autoscaler is doing."""
-UNLIMITED = 10_000
-"""The maximum of a node type without a limit."""
 NO_FILE = "none"
 _SEE_LOG = "see monitor.log in Ray's logs on the head"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeType:
-    """A type of machine that the autoscaler may start.
-
-    Attributes:
-        name: of the type.
-        resources: of one machine.
-        labels: of one machine; None if unknown.
-        max_count: of machines of this type.
-    """
-
-    name: str = ""
-    resources: Mapping[str, float]
-    labels: Mapping[str, str] | None = None
-    max_count: int
-
-    def may_have(self, gpu_types: Collection[str]) -> bool:
-        """Whether its GPUs are, or may be, of one of these types; of any type if there is none."""
-        return not gpu_types or self.labels is None or self.labels.get(GPU_TYPE) in gpu_types
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What an autoscaler may start.
-
-    Attributes:
-        types: of machines; None if unknown.
-        max_count: of all machines together, besides the head.
-    """
-
-    types: tuple[NodeType, ...] | None
-    max_count: int = UNLIMITED
-
-    def nodes(self, gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:
-        """The resources of each machine with such GPUs, the maximum of each type; `max_count` does not limit their
-        sum."""
-        types = [each for each in self.types or () if each.may_have(gpu_types)]
-        return [each.resources for each in types for _ in range(min(each.max_count, self.max_count))]
 
 
 def limits() -> Limits | None:
@@ -188,36 +142,6 @@ def read_config_file(port: str) -> str | None:
         except OSError:  # the file is another user's
             return None
     return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activity:
-    """What the autoscaler is starting.
-
-    Attributes:
-        starting: how many machines were requested from the cloud and are not up yet, by node type.
-        failed: node types of which the cloud could not provide a machine, and why.
-        failed_at: when that last happened to each, in seconds since the epoch.
-        booting: how many of those that start the cloud has provided.
-    """
-
-    starting: Mapping[str, int]
-    failed: Mapping[str, str]
-    failed_at: Mapping[str, float] = field(default_factory=dict)
-    booting: Mapping[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        """As a sentence."""
-        failures = "; ".join(f"it could not start {name}: {why}" for name, why in sorted(self.failed.items()))
-        return f"the autoscaler is starting {self._starting() or 'none'}" + (f"; {failures}" if failures else "")
-
-    def short(self) -> str:
-        """In a few words. Failed types are not shown as starting too, although the autoscaler keeps trying."""
-        starting, failed = self._starting(leave_out=self.failed), ", ".join(sorted(self.failed))
-        return ", ".join(filter(None, [starting and f"{starting} starting", failed and f"{failed} not available"]))
-
-    def _starting(self, leave_out: Container[str] = ()) -> str:
-        return ", ".join(f"{count} {name}" for name, count in sorted(self.starting.items()) if name not in leave_out)
 
 
 def activity() -> Activity:

@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from dray.cluster.view import RayNode
 from dray.private import is_loopback
-
-GPU_TYPE = "ray.io/accelerator-type"
-"""A label: the type of a node's GPUs. Ray sets it on running nodes; of those to be started, the cluster file has it."""
-
-NODE_ID = "ray.io/node-id"
-"""A label that Ray sets: its id of a node."""
-
-
-class RayNode(NamedTuple):
-    """What Ray knows about a node.
-
-    Attributes:
-        id: Ray's id; a node that comes back gets another.
-        address: its network address.
-        resources: total, used or not; empty once it is gone.
-        labels: Ray's own, and those that the node was started with.
-    """
-
-    id: str
-    address: str
-    is_alive: bool
-    resources: Mapping[str, float]
-    labels: Mapping[str, str]
 
 
 def known_nodes() -> list[RayNode]:

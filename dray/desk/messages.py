@@ -111,6 +111,8 @@ class WorkerArrived(_Event):
     """A process of a group runs; it has not imported torch yet."""
 
     group: str
+    start: int
+    """Number of the group's start, unique in a run."""
     node: str
     """Ray's id of its node."""
 
@@ -129,6 +131,8 @@ class GroupReady(_Event):
     """All ranks of a new group wait for their first trial."""
 
     group: str
+    start: int
+    """Number of the group's start, unique in a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

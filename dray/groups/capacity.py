@@ -8,116 +8,117 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from dray.cluster import autoscaler
-from dray.cluster.autoscaler import HEAD, Limits
-from dray.cluster.connection import Cluster
-from dray.cluster.nodes import GPU_TYPE, nodes
-from dray.config.resources import Resources
+from dray.cluster.view import GPU_TYPE, HEAD, ClusterView
 from dray.errors import ConfigError
-from dray.groups.group import Slots
+from dray.groups.slots import Slots
+
+if TYPE_CHECKING:
+    from dray.config.resources import Resources
 
 CPUS_PER_START = 4
 """CPUs that a node must have for each group that starts there at the same time."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """How many groups of one size fit on the cluster that this process is connected to.
-
-    Args:
-        slots: the slots of a group.
-        limits: what an autoscaler may start; None without an autoscaler.
-        max_slots: how many slots all groups may have together; None: no limit.
+    """How many groups of one size fit on a cluster.
 
     Attributes:
-        limits: as given.
+        view: the cluster.
+        slots: the slots of a group.
+        max_slots: how many slots all groups may have together; None: no limit.
         broken: ids of nodes that no group is to be on.
     """
 
-    def __init__(self, slots: Slots, limits: Limits | None, max_slots: int | None = None) -> None:
-        self._slots, self.limits = slots, limits
-        self.broken: set[str] = set()
-        self._max_groups = math.inf if max_slots is None else max_slots * slots.shared_by // slots.per_trial
-
-    @property
-    def may_grow(self) -> bool:
-        """Whether an autoscaler may start nodes."""
-        return self.limits is not None
+    view: ClusterView
+    slots: Slots
+    max_slots: int | None = None
+    broken: frozenset[str] = frozenset()
 
     @property
     def has_room(self) -> bool:
         """Whether a group fits on the nodes that are not broken, or an autoscaler may start others."""
-        slots = self._slots
-        free = slots_now(slots.kind, slots.cpus_per_slot, slots.gpu_types, self.broken)
-        return self.may_grow or groups_in(free, slots.per_trial, slots.placement_strategy) > 0
+        free = self._slots_now(self.slots.gpu_types)
+        groups = groups_in(free, self.slots.per_trial, self.slots.placement_strategy)
+        return self.view.limits is not None or groups > 0
 
-    def now(self) -> int:
+    @cached_property
+    def groups_now(self) -> int:
         """How many groups fit on the nodes as they are; at least one, which waits if it does not fit."""
-        slots = self._slots
-        return int(self._fit(lambda types: slots_now(slots.kind, slots.cpus_per_slot, types, self.broken)) or 0)
+        return int(self._fit(self._slots_now) or 0)
 
-    def grown(self) -> float:
+    @cached_property
+    def max_groups_after_scale_up(self) -> float:
         """How many groups fit once the cluster has grown as far as it can; at least one, infinity if unknown."""
-        slots = self._slots
-        fit = self._fit(lambda types: most_slots(slots.kind, slots.cpus_per_slot, self.limits, types, self.broken))
+        slots = self.slots
+        fit = self._fit(lambda types: most_slots(self.view, slots.kind, slots.cpus_per_slot, types, self.broken))
         return self._max_groups if fit is None else fit
 
-    def starts_at_once(self) -> int:
+    @cached_property
+    def max_concurrent_starts(self) -> int:
         """How many groups may start at the same time: each worker takes several seconds of its node's CPUs."""
-        kind, cpus = self._slots.kind, self._slots.cpus_per_slot
-        usable = [resources for resources in _node_resources(self._slots.gpu_types) if slots_of(resources, kind, cpus)]
+        kind, cpus = self.slots.kind, self.slots.cpus_per_slot
+        usable = [each for each in _node_resources(self.view, self.slots.gpu_types) if slots_of(each, kind, cpus)]
         return max(1, sum(max(1, int(resources["CPU"] // CPUS_PER_START)) for resources in usable))
+
+    @property
+    def _max_groups(self) -> float:
+        return math.inf if self.max_slots is None else self.max_slots * self.slots.shared_by // self.slots.per_trial
+
+    def _slots_now(self, types: Collection[str]) -> list[int]:
+        return slots_now(self.view, self.slots.kind, self.slots.cpus_per_slot, types, self.broken)
 
     def _fit(self, slots_of_nodes: Callable[[Collection[str]], list[int] | None]) -> float | None:
         """How many groups fit on nodes with so many slots, by the types of their GPUs; None if unknown."""
-        each, strategy = self._slots.per_trial, self._slots.placement_strategy
-        if (slots := slots_of_nodes(self._slots.gpu_types)) is None:
+        each, strategy = self.slots.per_trial, self.slots.placement_strategy
+        if (slots := slots_of_nodes(self.slots.gpu_types)) is None:
             return None
         groups = groups_in(slots, each, strategy)
-        if types := self._slots.gpu_types:
+        if types := self.slots.gpu_types:
             # All of a group are of one type, while an autoscaler's limit for all machines is for the types together.
             groups = min(groups, sum(groups_in(slots_of_nodes((one,)) or [], each, strategy) for one in types))
-        return max(1, min(groups * self._slots.shared_by, self._max_groups))
+        return max(1, min(groups * self.slots.shared_by, self._max_groups))
 
 
-def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Limits | None]:
-    """The kind of a slot, "gpu" or "cpu", and what an autoscaler may start; None without one.
+def find_slots(view: ClusterView, asked: Resources, least: int, cluster: str) -> str:
+    """The kind of a slot: "gpu" or "cpu".
 
     Args:
         asked: the config's ``resources``.
         least: slots of the smallest group.
+        cluster: which one it is, as text.
 
     Raises:
         ConfigError: the cluster can never have room for one group.
     """
-    limits = None if cluster.own else autoscaler.limits()
-    kind = slot_kind(asked.slot, limits)
+    kind = slot_kind(asked.slot, view)
     if kind is None:
-        fault = (
-            f"required, as {cluster.description} has an autoscaler that does not report its node types; "
-            "set it to gpu or cpu"
-        )
+        fault = f"required, as {cluster} has an autoscaler that does not report its node types; set it to gpu or cpu"
         raise ConfigError([("resources.slot", fault)])
-    types = gpu_types(asked, limits)
+    types = gpu_types(asked, view)
     if asked.slot_type and not types:
-        known = ", ".join(_known_gpu_types(limits)) or "no node with that label"
-        fault = f"{cluster.description} has no such GPUs, and can start none; {GPU_TYPE} of its nodes: {known}"
+        known = ", ".join(_known_gpu_types(view)) or "no node with that label"
+        fault = f"{cluster} has no such GPUs, and can start none; {GPU_TYPE} of its nodes: {known}"
         raise ConfigError([("resources.slot_type", fault)])
-    most = most_slots(kind, asked.cpus_per_slot, limits, types)
-    of_types = [most_slots(kind, asked.cpus_per_slot, limits, (one,)) for one in types] or [most]
+    most = most_slots(view, kind, asked.cpus_per_slot, types)
+    of_types = [most_slots(view, kind, asked.cpus_per_slot, (one,)) for one in types] or [most]
     if most is not None and not _fits_any(of_types, least, asked.placement_strategy):
         other = "cpu" if kind == "gpu" else "gpu"
-        has_other = _fits_any([most_slots(other, asked.cpus_per_slot, limits)], least, asked.placement_strategy)
+        has_other = _fits_any([most_slots(view, other, asked.cpus_per_slot)], least, asked.placement_strategy)
         instead = f"set resources.slot: {other}" if has_other else "add nodes"
         where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}.get(asked.placement_strategy, "")
         fault = (
             f"{asked.share or f'{least} slots'} requested{where}, "
-            f"but {cluster.description} has, or can grow to, {sum(most)} {kind} slots "
+            f"but {cluster} has, or can grow to, {sum(most)} {kind} slots "
             f"(with {asked.cpus_per_slot} CPUs each) on {sum(map(bool, most))} nodes; "
             f"request fewer, or {instead}"
         )
         raise ConfigError([("resources.slots_per_trial", fault)])
-    return kind, limits
+    return kind
 
 
 def _fits_any(of_types: Sequence[list[int] | None], slots: int, placement_strategy: str) -> bool:
@@ -125,10 +126,10 @@ def _fits_any(of_types: Sequence[list[int] | None], slots: int, placement_strate
     return any(groups_in(nodes or [], slots, placement_strategy) for nodes in of_types)
 
 
-def gpu_types(asked: Resources, limits: Limits | None) -> tuple[str, ...]:
+def gpu_types(asked: Resources, view: ClusterView) -> tuple[str, ...]:
     """Those of the config's types of GPUs that nodes have, or can have, in its order; () if it has none."""
+    limits, known = view.limits, _known_gpu_types(view)
     unknown = limits is not None and (limits.types is None or any(each.labels is None for each in limits.types))
-    known = _known_gpu_types(limits)
     return tuple(each for each in dict.fromkeys(asked.slot_type or ()) if unknown or each in known)
 
 
@@ -138,42 +139,46 @@ def slots_of(resources: Mapping[str, float], kind: str, cpus_per_slot: float) ->
     return min(slots, int(resources.get("GPU", 0))) if kind == "gpu" else slots
 
 
-def slot_kind(asked: str | None, limits: Limits | None) -> str | None:
+def slot_kind(asked: str | None, view: ClusterView) -> str | None:
     """The kind of a slot, "gpu" or "cpu": as configured, otherwise "gpu" if the cluster has or can have any GPU.
 
     None if unknown: there are no GPUs now, and what the autoscaler may start is unknown.
     """
     if asked:
         return asked
-    node_types = () if limits is None else limits.types or ()
-    possible = [*_node_resources(), *(node_type.resources for node_type in node_types)]
+    node_types = () if view.limits is None else view.limits.types or ()
+    possible = [*_node_resources(view), *(node_type.resources for node_type in node_types)]
     if any(resources.get("GPU", 0) > 0 for resources in possible):
         return "gpu"
-    return None if limits is not None and limits.types is None else "cpu"
+    return None if view.limits is not None and view.limits.types is None else "cpu"
 
 
 def slots_now(
-    kind: str, cpus_per_slot: float, gpu_types: Collection[str] = (), broken: Collection[str] = ()
+    view: ClusterView,
+    kind: str,
+    cpus_per_slot: float,
+    gpu_types: Collection[str] = (),
+    broken: Collection[str] = (),
 ) -> list[int]:
     """How many slots each node with GPUs of these types has now; each node, if there are none. Without broken nodes."""
-    return [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources(gpu_types, broken)]
+    return [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources(view, gpu_types, broken)]
 
 
 def most_slots(
+    view: ClusterView,
     kind: str,
     cpus_per_slot: float,
-    limits: Limits | None,
     gpu_types: Collection[str] = (),
     broken: Collection[str] = (),
 ) -> list[int] | None:
     """The same once the cluster has grown as far as it can; None if unknown."""
-    now = slots_now(kind, cpus_per_slot, gpu_types, broken)
+    now, limits = slots_now(view, kind, cpus_per_slot, gpu_types, broken), view.limits
     if limits is None:
         return now
     if limits.types is None:
         return None
     slots = sorted((slots_of(resources, kind, cpus_per_slot) for resources in limits.nodes(gpu_types)), reverse=True)
-    most = [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources(gpu_types) if HEAD in resources]
+    most = [slots_of(each, kind, cpus_per_slot) for each in _node_resources(view, gpu_types) if HEAD in each]
     most += slots[: limits.max_count]
     # Machines may have been added manually.
     return max(now, most, key=sum)
@@ -197,12 +202,15 @@ def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
     return sum(nodes) // slots
 
 
-def _node_resources(gpu_types: Collection[str] = (), broken: Collection[str] = ()) -> list[Mapping[str, float]]:
-    usable = [node for node in nodes() if node.id not in broken]
+def _node_resources(
+    view: ClusterView, gpu_types: Collection[str] = (), broken: Collection[str] = ()
+) -> list[Mapping[str, float]]:
+    usable = [node for node in view.nodes if node.id not in broken]
     return [node.resources for node in usable if not gpu_types or node.labels.get(GPU_TYPE) in gpu_types]
 
 
-def _known_gpu_types(limits: Limits | None) -> list[str]:
+def _known_gpu_types(view: ClusterView) -> list[str]:
     """The types of GPUs that nodes have, or can have, as far as known."""
-    labels = [node.labels for node in nodes()] + [each.labels or {} for each in (limits and limits.types) or ()]
+    labels = [node.labels for node in view.nodes]
+    labels += [each.labels or {} for each in (view.limits and view.limits.types) or ()]
     return sorted({each[GPU_TYPE] for each in labels if GPU_TYPE in each})

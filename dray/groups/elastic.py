@@ -8,112 +8,83 @@ latest checkpoint lost.
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-
-from dray.cluster.nodes import GPU_TYPE, nodes
-from dray.cluster.watch import draining_nodes
+from dray.cluster.view import GPU_TYPE, ClusterView
 from dray.groups.capacity import slots_of
-from dray.groups.group import Slots
+from dray.groups.effects import Release, Reserve
+from dray.groups.slots import Slots
 
 SETTLE_S = 5.0
 """How long a start waits for resources that the nodes have: a group that has just ended frees its resources within a
 second; those that others use don't become free."""
-POLL_S = 0.05
 TAKEN_S = 30.0
 """How long a group may wait for slots that were free when it started: after that, others must have taken them."""
 
 
-class Room:
-    """Slots that are reserved for a group that is to start, or to grow.
-
-    There is a placement group for each step from one size to the next. While it is pending, an autoscaler sees the
-    demand; once it is created, nobody else gets its resources; and it ends with the driver.
-
-    Args:
-        slots: what a slot is made of.
-        sizes: the allowed sizes, ascending; the first is the current size, or 0.
-        name: prefix of the placement groups' names.
-    """
-
-    def __init__(self, slots: Slots, sizes: Sequence[int], *, name: str) -> None:
-        self._slots, self._sizes = slots, sizes
-        self._steps = [
-            placement_group(
-                [slots.resources] * (more - less),
-                name=f"{name}/{uuid.uuid4().hex[:8]}",
-                bundle_label_selector=[dict(slots.labels)] * (more - less) if slots.labels else None,
-            )
-            for less, more in pairwise(sizes)
-        ]
-
-    def size(self) -> int:
-        """The largest size with room now."""
-        created = (step for step in self._steps if placement_group_table(step)["state"] == "CREATED")
-        return _largest(self._sizes, self._sizes[0] + sum(step.bundle_count for step in created))
-
-    def settled(self) -> int:
-        """The same, after giving Ray time to create the placement groups."""
-        deadline = time.monotonic() + SETTLE_S
-        largest = _largest(self._sizes, lasting_slots(self._slots))
-        while (size := self.size()) < largest and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        return size
-
-    def release(self) -> None:
-        """Release the slots."""
-        for step in self._steps:
-            remove_placement_group(step)
-        self._steps = []
-
-
 class Elastic:
-    """The size of an elastic group, and when it grows.
+    """The size of an elastic group, and when it grows. Pure, as `dray.groups.pool` is.
 
     Args:
-        slots: what a slot is made of.
         sizes: the allowed sizes, ascending.
-        name: of the run.
+        emit: called with each effect.
     """
 
-    def __init__(self, slots: Slots, sizes: Sequence[int], *, name: str) -> None:
-        self._slots, self._sizes, self._name = slots, sizes, f"{name}-room"
-        self._room: Room | None = None
+    def __init__(self, sizes: Sequence[int], emit: Callable[[Reserve | Release], None]) -> None:
+        self._sizes, self._emit = tuple(sizes), emit
+        self._slots: Slots
         self._size = 0  # of the group
+        self._room, self._is_reserved = 0, False  # number of the last reservation; whether it is still held
+        self._room_sizes: tuple[int, ...] = ()
+        self._reserved = 0
+        self.settled_by = 0.0
+        """When a group that starts gets a size in any case."""
         self._waits_for_slots = False
         self._started_at = 0.0
         self._ready_at: float | None = None  # None until it can train, and once it has been asked to grow
 
-    def start(self, labels: Mapping[str, str]) -> int:
-        """The size of a group that starts now: the largest with room, or the smallest, which then waits.
+    def start(self, slots: Slots, now: float) -> None:
+        """Reserve slots for a group that is to start: `size_when_stable` says for which size.
 
         Args:
-            labels: the label selector of its nodes, also when it grows.
+            slots: what a slot is made of, also when the group grows.
         """
         self.close()
-        self._slots = replace(self._slots, labels=labels)
-        room = Room(self._slots, (0, *self._sizes), name=self._name)
-        found = room.settled()
-        room.release()
-        self._waits_for_slots, self._size = not found, found or self._sizes[0]
-        self._started_at, self._ready_at = time.monotonic(), None
+        self._slots, self._size, self._ready_at = slots, 0, None
+        self.settled_by = now + SETTLE_S
+        self._reserve((0, *self._sizes))
+
+    def size_when_stable(self, view: ClusterView | None, now: float) -> int:
+        """The size of the group that starts: the largest with room, or the smallest, which then waits. 0 while Ray may
+        still reserve more slots for it.
+
+        Args:
+            view: the cluster since the start; None if it was not seen yet.
+        """
+        found = self._room_size
+        if now < self.settled_by and (
+            view is None or found < largest(self._room_sizes, lasting_slots(view, self._slots))
+        ):
+            return 0
+        self.close()
+        self._waits_for_slots, self._size, self._started_at = not found, found or self._sizes[0], now
         return self._size
 
-    def arrived(self) -> None:
+    def reserved(self, room: int, slots: int) -> None:
+        """A reservation has so many slots now."""
+        if self._is_reserved and room == self._room:
+            self._reserved = slots
+
+    def arrived(self, now: float) -> None:
         """A process of the group runs."""
         if self._waits_for_slots:  # perhaps for a machine to boot, which does not count as the group's start
-            self._started_at, self._waits_for_slots = time.monotonic(), False
+            self._started_at, self._waits_for_slots = now, False
 
-    def ready(self) -> None:
+    def ready(self, now: float) -> None:
         """All its processes can train."""
-        self._ready_at = self._ready_at or time.monotonic()
+        self._ready_at = now
 
-    def may_grow(self) -> int:
+    def may_grow(self, now: float) -> int:
         """The larger size to grow to now, or 0. Its room is held until the next `start`.
 
         Growing takes as long as a start. Whether that pays off depends on how many seconds of the trial are left, which
@@ -122,36 +93,45 @@ class Elastic:
         """
         if self._ready_at is None or self._size == self._sizes[-1]:
             return 0
-        if self._room is None:
-            self._room = Room(self._slots, [size for size in self._sizes if size >= self._size], name=self._name)
-        if time.monotonic() - self._ready_at < self._ready_at - self._started_at:
-            return 0
-        size = self._room.size()
-        if size == self._size:
+        if not self._is_reserved:
+            self._reserve(tuple(size for size in self._sizes if size >= self._size))
+        size = self._room_size
+        if size == self._size or now - self._ready_at < self._ready_at - self._started_at:
             return 0
         self._ready_at = None  # only once, unless its processes start again
         return size
 
-    def may_shrink(self) -> bool:
+    def may_shrink(self, now: float) -> bool:
         """Whether a group that still waits for its slots should make way for a smaller one: others took them."""
-        return self._size > self._sizes[0] and time.monotonic() - self._started_at > TAKEN_S
+        return self._size > self._sizes[0] and now - self._started_at > TAKEN_S
 
     def close(self) -> None:
         """Release the slots that are held."""
-        if self._room is not None:
-            self._room.release()
-            self._room = None
+        if self._is_reserved:
+            self._is_reserved = False
+            self._emit(Release(room=self._room))
+
+    def _reserve(self, sizes: tuple[int, ...]) -> None:
+        self._room, self._is_reserved, self._room_sizes, self._reserved = self._room + 1, True, sizes, 0
+        self._emit(Reserve(room=self._room, slots=self._slots, sizes=sizes))
+
+    @property
+    def _room_size(self) -> int:
+        """The largest size with room now."""
+        return largest(self._room_sizes, self._room_sizes[0] + self._reserved)
 
 
-def _largest(sizes: Sequence[int], slots: int) -> int:
+def largest(sizes: Sequence[int], slots: int) -> int:
     """The largest size that fits into this number of slots; at least the first."""
     return max((size for size in sizes if size <= slots), default=sizes[0])
 
 
-def lasting_slots(slots: Slots) -> int:
+def lasting_slots(view: ClusterView, slots: Slots) -> int:
     """How many slots the nodes that the slots' labels ask for have, used or not, without nodes that will be removed."""
-    draining, gpu_type = draining_nodes(), slots.labels.get(GPU_TYPE)
+    gpu_type = slots.labels.get(GPU_TYPE)
     lasting = [
-        node.resources for node in nodes() if node.id not in draining and gpu_type in (None, node.labels.get(GPU_TYPE))
+        node.resources
+        for node in view.nodes
+        if node.id not in view.draining and gpu_type in (None, node.labels.get(GPU_TYPE))
     ]
     return sum(slots_of(resources, slots.kind, slots.cpus_per_slot) for resources in lasting)

@@ -8,12 +8,9 @@ their groups would end with them.
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from fractions import Fraction
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from dray.desk.failure import LOST_NODE, LOW_MEMORY
 from dray.groups.deaths import oom_kills, oom_kills_of, why_it_died
+from dray.groups.effects import GroupPlaced, ProcessesEnded
+from dray.groups.slots import Slots
 from dray.groups.train_workers import start_workers
 from dray.text import one_line
 from dray.worker.entry import ended, serve_leases
@@ -33,88 +32,33 @@ SURVIVORS_S = 0.1
 """After a process of a group has died, the others have this long to report how far their trial came."""
 LEAVE_S = 5.0
 """After a process of a group has ended, the others have this long to end as well."""
-END_S = 30.0
-"""How long the threads of groups may take to end, once their groups have ended."""
 TITLE = "RayTrainWorker"
 """The name of a group's processes in `ps`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
-    """The slots of a group: how many, and the resources of each."""
-
-    per_trial: int
-    """Workers of a group, one per slot."""
-    gpu: bool
-    cpus_per_slot: float
-    runtime_env: Mapping[str, Any]
-    placement_strategy: str = "PACK"
-    """How Ray spreads the workers over nodes."""
-    shared_by: int = 1
-    """How many groups of one worker share a slot."""
-    gpu_types: tuple[str, ...] = ()
-    """Types of GPUs, in the order of preference; all of a group are of one type. (): of any."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """The label selector of a group's nodes."""
-
-    def __str__(self) -> str:
-        """The resources of a group, as text."""
-        types = f"{' or '.join(self.gpu_types)} " if self.gpu_types else ""
-        gpu = f"{Fraction(1, self.shared_by)} {types}GPU and " if self.gpu else ""
-        return f"{self.per_trial} x ({gpu}{self._cpus})"
-
-    @property
-    def taken(self) -> float:
-        """How many slots a group takes: a whole number, or 1/n."""
-        return self.per_trial if self.shared_by == 1 else 1 / self.shared_by
-
-    @property
-    def unit(self) -> float:
-        """GPUs of a slot, or CPUs if it has no GPU."""
-        return 1.0 if self.gpu else self.cpus_per_slot
-
-    @property
-    def share(self) -> str:
-        """A group's share of a slot, as text, such as "1/4 GPU"; "" if groups share none."""
-        if self.shared_by == 1:
-            return ""
-        return f"{Fraction(1, self.shared_by)} GPU" if self.gpu else self._cpus
-
-    @property
-    def _cpus(self) -> str:
-        cpus = Fraction(self.cpus_per_slot) / self.shared_by
-        return f"{cpus} CPU{'s' * (cpus > 1)}"
-
-    @property
-    def kind(self) -> str:
-        """ "gpu" or "cpu"."""
-        return "gpu" if self.gpu else "cpu"
-
-    @property
-    def resources(self) -> dict[str, float]:
-        """Of each worker, for Ray."""
-        has = {"CPU": float(self.cpus_per_slot), **({"GPU": 1.0} if self.gpu else {})}
-        # Rounded down to Ray's precision: however Ray rounds, n shares are no more than the whole.
-        return {name: math.floor(amount * 10_000 / self.shared_by) / 10_000 for name, amount in has.items()}
 
 
 class WorkerGroup:
     """Processes that serve leases, from the request for their slots to their end.
 
-    A group starts once: after its end another one replaces it. It reports its end to the desk, also if it could not
-    start.
+    A group starts once: after its end another one replaces it.
 
     Args:
         spec: of its workers.
         slots: size and resources.
         directory: where Ray Train would keep its state.
+        report: called when it has its slots, and when its processes have ended, also if they could not start; in any
+            thread.
     """
 
-    def __init__(self, spec: WorkerSpec, *, slots: Slots, directory: Path) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        *,
+        slots: Slots,
+        directory: Path,
+        report: Callable[[GroupPlaced | ProcessesEnded], None],
+    ) -> None:
         self.name, self.start = spec.group, spec.start
-        self.is_placed = False
-        """Whether it has its slots."""
-        self._spec, self._slots, self._directory = spec, slots, directory
+        self._spec, self._slots, self._directory, self._report = spec, slots, directory, report
         # Until it is ready, an autoscaler sees it as demand. It ends with this process, and the workers with it.
         self._placement = placement_group(
             [slots.resources] * slots.per_trial,
@@ -131,11 +75,6 @@ class WorkerGroup:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._start_workers, name=f"dray-{self.name}", daemon=True)
         self._thread.start()
-
-    @property
-    def nodes(self) -> frozenset[str]:
-        """Ray's ids of the nodes that its processes are on; empty until they run."""
-        return frozenset(self._nodes)
 
     def end(self) -> None:
         """End its processes at once, and free its slots. Idempotent; when it has ended, only the slots are freed."""
@@ -157,7 +96,7 @@ class WorkerGroup:
             while not self._placement.wait(WAIT_S):
                 if self._is_ending:
                     return
-            self.is_placed = True
+            self._report(GroupPlaced(group=self.name, start=self.start))
             workers = start_workers(
                 functools.partial(serve_leases, self._spec),
                 self._placement,
@@ -187,7 +126,7 @@ class WorkerGroup:
                 self._thread.start()
 
     def _collect_ends(self) -> None:
-        """Find out how the other processes end, and report it to the desk."""
+        """Find out how the other processes end, and report it."""
         ends = self._ends_of_ranks(within_s=0.0)
         died = any(isinstance(end, Exception) for end in ends.values())
         ends = self._ends_of_ranks(SURVIVORS_S if died else LEAVE_S)
@@ -231,20 +170,5 @@ class WorkerGroup:
         return first
 
     def _report_end(self, dead: Mapping[int, str], error: str) -> None:
-        self._spec.desk.group_ended.remote(self._spec.owner, self.name, self.start, dead, error)
+        self._report(ProcessesEnded(group=self.name, start=self.start, dead=dead, error=error))
         self._ended.set()
-
-
-def end_groups(groups: Collection[WorkerGroup], within_s: float) -> None:
-    """Give the groups ``within_s`` seconds, all together, to end by themselves; then end them.
-
-    A thread that still waits for Ray when the connection is closed may crash the whole process.
-    """
-    deadline = time.monotonic() + within_s
-    for group in groups:
-        group.ended(deadline)
-    deadline = time.monotonic() + END_S
-    for group in groups:
-        group.end()
-    for group in groups:
-        group.join(deadline)

@@ -9,58 +9,64 @@ started in the order of their priorities: on-demand machines while there are no 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Mapping, Set
 
-from dray.cluster import autoscaler
-from dray.cluster.autoscaler import NODE_TYPE, Activity, Limits, NodeType
-from dray.cluster.nodes import GPU_TYPE, NODE_ID
+from dray.cluster.view import GPU_TYPE, NODE_ID, NODE_TYPE, Activity, ClusterView, Limits, NodeType
 from dray.groups.capacity import slots_of
-from dray.groups.group import Slots
+from dray.groups.slots import Slots
 
 RETRY_S = 60.0
 """For how long after a failed launch no group asks for this type of machine, if it can have another."""
 PATIENCE_S = 10.0
 """A group that has waited this long, without a machine for it being started, asks for something else: an autoscaler
 looks every five seconds."""
-LOOK_S = 2.0
-"""How often to ask for the autoscaler's activity."""
 
 
 class NodeChoice:
-    """The nodes that a run's groups ask for.
+    """The nodes that a run's groups ask for. Pure, as `dray.groups.pool` is.
 
     Args:
         slots: of a group, with the types of GPUs in the order of preference.
         limits: what an autoscaler may start; None without an autoscaler.
-        broken: ids of nodes that no group is to be on; nodes may be added.
+
+    Attributes:
+        broken: ids of nodes that no group is to be on.
     """
 
-    def __init__(self, slots: Slots, limits: Limits | None, broken: Set[str] = frozenset()) -> None:
-        self._broken = broken
+    def __init__(self, slots: Slots, limits: Limits | None) -> None:
+        self.broken: Set[str] = frozenset()
         self._gpu_types, self._per_group = slots.gpu_types or ("",), slots.taken
         self._node_types = limits.types or () if limits else ()
         self._slots = {
             each.name: slots_of(each.resources, slots.kind, slots.cpus_per_slot) for each in self._node_types
         }
-        self._has_autoscaler = limits is not None
         self._activity = Activity(starting={}, failed={})
-        self._looked_at = -LOOK_S
+        self._failed_at: dict[str, float] = {}
+        self._failed: dict[str, float] = {}
+        """Types of machines whose launch failed lately, and when."""
 
-    def first(self) -> dict[str, str]:
+    def look(self, view: ClusterView, now: float) -> None:
+        """What the autoscaler is starting, if this was asked for, and what failed."""
+        if view.activity is not None:
+            self._activity = view.activity
+            self._failed_at = {name: now - view.time + at for name, at in view.activity.failed_at.items()}
+
+    def _forget_old_failures(self, now: float) -> None:
+        self._failed = {name: at for name, at in self._failed_at.items() if at > now - RETRY_S}
+
+    def first(self, now: float) -> dict[str, str]:
         """The label selector of a group that starts: of the first type of GPU that the cloud does not refuse."""
+        self._forget_old_failures(now)
         gpu_types = [each for each in self._gpu_types if self._oldest_if_all_failed(each) is None]
         return self._selector((gpu_types or self._gpu_types)[0])
 
-    def others(self, waiting: Mapping[str, tuple[Mapping[str, str], float]]) -> dict[str, dict[str, str]]:
+    def others(self, waiting: Mapping[str, tuple[Mapping[str, str], float]], now: float) -> dict[str, dict[str, str]]:
         """What waiting groups should ask for instead, by name; those that should keep waiting are left out.
 
         Args:
             waiting: by name, in the order in which they get machines: what each asked for, and how many seconds ago.
         """
-        if not waiting:
-            return {}
-        self._look()
+        self._forget_old_failures(now)
         room = {name: float(self._activity.booting.get(name, 0) * slots) for name, slots in self._slots.items()}
 
         # Of a thousand groups most ask for the same.
@@ -87,7 +93,7 @@ class NodeChoice:
         needed: float = self._per_group
         if sum(room[name] for name in allowed) < needed:
             return False
-        for name in allowed:
+        for name in sorted(allowed):
             taken = min(needed, room[name])
             room[name] -= taken
             needed -= taken
@@ -101,7 +107,7 @@ class NodeChoice:
             allowed: the types of machines that this allows.
             is_new: it has asked for less than `PATIENCE_S`.
         """
-        gpu_type, failed = labels.get(GPU_TYPE, ""), self._failed()
+        gpu_type, failed = labels.get(GPU_TYPE, ""), self._failed
         if allowed & failed.keys():
             if self._oldest_if_all_failed(gpu_type) is not None:
                 gpu_type = self._next(gpu_type)
@@ -119,11 +125,11 @@ class NodeChoice:
         return next((each for each in others if self._oldest_if_all_failed(each) is None), others[0])
 
     def _selector(self, gpu_type: str) -> dict[str, str]:
-        failed = self._failed()
+        failed = self._failed
         # If the cloud has none of them, each is asked for in turn.
         excluded = {each.name for each in self._of(gpu_type)} & failed.keys() - {self._oldest_if_all_failed(gpu_type)}
         found = {GPU_TYPE: gpu_type} if gpu_type else {}
-        for label, names in ((NODE_TYPE, excluded), (NODE_ID, self._broken)):
+        for label, names in ((NODE_TYPE, excluded), (NODE_ID, self.broken)):
             if names:
                 found[label] = f"!in({','.join(sorted(names))})"
         return found
@@ -139,17 +145,8 @@ class NodeChoice:
 
     def _oldest_if_all_failed(self, gpu_type: str) -> str | None:
         """The type of machine with this type of GPU whose launch failed first, if those of all of them did lately."""
-        failed, names = self._failed(), [each.name for each in self._of(gpu_type)]
+        failed, names = self._failed, [each.name for each in self._of(gpu_type)]
         return min(names, key=failed.__getitem__) if names and failed.keys() >= set(names) else None
-
-    def _failed(self) -> dict[str, float]:
-        """Types of machines whose launch failed lately, and when."""
-        since = time.time() - RETRY_S
-        return {name: at for name, at in self._activity.failed_at.items() if at > since}
-
-    def _look(self) -> None:
-        if self._has_autoscaler and time.monotonic() >= self._looked_at + LOOK_S:
-            self._looked_at, self._activity = time.monotonic(), autoscaler.activity()
 
 
 def _excluded(labels: Mapping[str, str]) -> set[str]:

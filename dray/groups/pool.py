@@ -6,36 +6,44 @@ There should be as many groups as trials can run, and no more than fit once the 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import ray
-
-from dray.cluster.nodes import known_nodes
+from dray.cluster.view import ClusterView
 from dray.desk import messages
 from dray.desk.messages import Message
 from dray.display.counts import Counts
 from dray.errors import ExperimentError
 from dray.groups.capacity import Capacity
+from dray.groups.effects import (
+    ClusterSeen,
+    EndGroup,
+    Fail,
+    GroupPlaced,
+    GroupsEffect,
+    GroupsEvent,
+    LookAtCluster,
+    NodesDrain,
+    Say,
+    ShellFailed,
+    ShowWaiting,
+    SlotsReserved,
+    StartGroup,
+)
 from dray.groups.elastic import Elastic
-from dray.groups.group import Slots, WorkerGroup, end_groups
 from dray.groups.node_choice import NodeChoice
+from dray.groups.slots import Slots
+from dray.groups.states import GroupEvent, GroupState, Member
 from dray.groups.waiting import NodeWait
-from dray.records.timeline import Timeline
 
-START_EVERY_S = 0.25
-"""How often to look for room for another group, if nothing happens."""
-START_SLOWLY_EVERY_S = 5.0
-"""The same while a group starts."""
 LOOK_S = 1.0
-"""How often, on a cluster, groups are checked: which wait for nodes, and which are needed."""
+"""How often, on a cluster, groups are checked: which wait for nodes, and which are needed. What is known of the cluster
+is no older when groups start."""
 IDLE_S = 15.0
 """How long there must have been more groups than trials before some are ended, by default: about as long as a start
 takes, so that a wrong guess costs at most twice as much as the right one (ski rental; Karlin et al. 1988)."""
@@ -46,310 +54,368 @@ BROKEN_AFTER = 2
 IN_TURN_S = 30.0
 """On a local cluster the first group, Tune, and further groups start one after another: how long each may take before
 the next starts anyway."""
-END_S = 30.0
-"""How long all groups together may take to shut down on a cluster that stays up."""
 
 
-class Announcer(Protocol):
-    """Where a run's groups are announced, such as its display."""
+class GroupsDesk(Protocol):
+    """The desk that lends the groups: `dray.desk.desk.Desk`, in the same process."""
 
-    def say(self, line: str) -> None:
-        """Print a line."""
+    def drain(self, group: str) -> None:
+        """Have this group's trial save and continue in another group, and its processes end."""
 
-    def waits(self, status: str) -> None:
-        """Show what groups wait for; "" if none waits."""
+    def retire_idle(self, owner: str, count: int) -> None:
+        """End up to this number of an owner's idle groups."""
+
+    def shrink(self, owner: str, keep: int, *, at_once: bool) -> None:
+        """End an owner's groups but this number; trials in them save and move at once, or train to their end first."""
 
 
-@dataclass(slots=True)
-class _Member:
-    group: WorkerGroup
-    labels: Mapping[str, str]
-    """The label selector of its nodes."""
-    since: float
-    """When it asked for them."""
-    is_ready: bool = False
-    """All its processes can train."""
-    is_waiting: bool = False
-    """It had no slots when it was last checked."""
-    is_draining: bool = False
-    """Its trial saves and continues in another group; then its processes end."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsPlan:
+    """What groups are made of, and how many there may be.
+
+    Attributes:
+        owner: name of their owner, at the desk.
+        slots: of a group; of the smallest, if it is elastic.
+        max_slots: how many slots all groups may have together; None: no limit.
+        sizes: the allowed sizes, ascending, if there is only one group, which is elastic.
+        own_cluster: the cluster was started for this experiment alone, on this machine.
+        idle_s: how long there must have been more groups than trials before some are ended.
+        min_groups: how many stay even then.
+        experiment: the experiment's directory, for errors that say how to resume it.
+    """
+
+    owner: str
+    slots: Slots
+    max_slots: int | None = None
+    sizes: tuple[int, ...] = ()
+    own_cluster: bool
+    idle_s: float = IDLE_S
+    min_groups: int = 1
+    experiment: Path
 
 
 class Groups:
     """The groups that exist, each from its start to its end.
 
-    Args:
-        make: starts a group with this name, as the start with this number, on these slots.
-        desk: the desk's actor handle.
-        owner: name of the groups' owner, at the desk.
-        slots: what a group is made of.
-        capacity: how many groups fit.
-        elastic: the size of the only group, if it is elastic.
-        own_cluster: the cluster was started for this experiment alone.
-        runnable: how many trials could run now, including those that do.
-        counts, timeline, display: of the run; groups are counted, recorded and announced there.
-        experiment: the experiment's directory, for errors that say how to resume it.
-        numbers: for names and starts of groups, if others have groups at the same desk.
-        idle_s: how long there must have been more groups than trials before some are ended.
-        least: how many stay even then.
+    Pure: no Ray, no threads, no clock. ``now`` is the time in seconds, by any clock that does not go backwards.
 
-    Attributes:
-        error: why the experiment can't continue; None as long as it can.
+    Args:
+        plan: what groups are made of.
+        view: of the cluster, as it is now.
+        desk: lends the groups to trials.
+        emit: called with each effect, in order.
+        counts: of the run; groups that start or are lost are counted there.
+        numbers: for names and starts of groups, if others have groups at the same desk.
     """
 
     def __init__(
         self,
-        make: Callable[[str, int, Slots], WorkerGroup],
+        plan: GroupsPlan,
+        view: ClusterView,
+        now: float,
         *,
-        desk: Any,
-        owner: str,
-        slots: Slots,
-        capacity: Capacity,
-        elastic: Elastic | None,
-        own_cluster: bool,
-        runnable: Callable[[], int],
+        desk: GroupsDesk,
+        emit: Callable[[GroupsEffect], None],
         counts: Counts,
-        timeline: Timeline,
-        display: Announcer,
-        experiment: Path,
         numbers: Iterator[int] | None = None,
-        idle_s: float = IDLE_S,
-        least: int = 1,
     ) -> None:
-        self.error: ExperimentError | None = None
-        self._make, self._desk, self._owner, self._slots, self._runnable = make, desk, owner, slots, runnable
-        self._capacity, self._elastic, self._own_cluster = capacity, elastic, own_cluster
-        self._counts, self._timeline, self._display, self._experiment = counts, timeline, display, experiment
-        self._node_wait = NodeWait(slots, has_autoscaler=capacity.may_grow)
-        self._choice = NodeChoice(slots, capacity.limits, capacity.broken)
+        self._plan, self._desk, self._emit, self._counts = plan, desk, emit, counts
+        self._capacity = Capacity(
+            view=view, slots=plan.slots, max_slots=plan.sizes[0] if plan.sizes else plan.max_slots
+        )
+        self._elastic = Elastic(plan.sizes, emit) if plan.sizes else None
+        self._node_wait, self._choice = NodeWait(plan.slots), NodeChoice(plan.slots, view.limits)
         self._gpu_faults: dict[str, set[int]] = {}
         self._names = (f"group-{number}" for number in numbers or itertools.count())
         self._starts = numbers or itertools.count(1)
-        self._idle_s, self._least = idle_s, least
-        self._groups: dict[str, _Member] = {}
-        self._ended: list[str] = []
+        self._members: dict[str, Member] = {}
+        self._in_state: Counter[GroupState] = Counter()
+        self._to_replace: list[str] = []
         self._failed_starts: Counter[str] = Counter()
-        self._few_cores = own_cluster and capacity.starts_at_once() == 1
-        self._began = time.monotonic()
+        self._few_cores = plan.own_cluster and self._capacity.max_concurrent_starts == 1
+        self._began = self._seen_at = now
         self._trains_since: float | None = None
         self._idle_since: float | None = None
-        self._tried_at = self._looked_at = -math.inf
-        self._has_news = False
-        # There was no room for more groups when there were so many trials; 0 once that may have changed.
-        self._full_for = 0
+        self._tried_at = self._checked_at = -math.inf
+        self._is_looking = self._has_failed = False
+        self._wanted = 0
 
     @property
     def count(self) -> int:
         """The number of groups, including those that are starting."""
-        return len(self._groups)
+        return len(self._members)
 
     @property
     def ready_count(self) -> int:
         """The number of groups that have started."""
-        return sum(member.is_ready for member in self._groups.values())
+        return self._in_state["ready"] + self._in_state["draining"]
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a group has no slots yet."""
+        return self._in_state["asked"] + self._in_state["waiting"] > 0
 
     # ------------------------------------------------------------------ events
-    def on(self, message: Message) -> None:
-        """The desk has sent this message."""
-        match message:
+    def on(self, event: Message | GroupsEvent, now: float) -> None:
+        """Take a message of the desk, or a report of the shell; `reconcile` then takes the next step."""
+        match event:
             case messages.WorkerArrived():
-                self.worker_arrived()
+                self._arrived(event.group, event.start, event.node, now)
             case messages.GroupReady():
-                self.ready(message.group)
+                self._ready(event.group, event.start, now)
             case messages.GroupEnded():
-                self.ended(message.group, message.start, is_lost=message.is_lost, error=message.error)
+                self._ended(event.group, event.start, is_lost=event.is_lost, error=event.error)
             case messages.ReportReceived():
-                self.trains()
+                if self._trains_since is None:
+                    self._trains_since = now
             case messages.TrialLeft():
-                self.trial_left(message.group)
-                if message.failure is not None and message.failure.node:
-                    self.gpu_failed(message.failure.node, message.trial)
+                self.group_works(event.group)
+                if event.failure is not None and event.failure.node:
+                    self._gpu_failed(event.failure.node, event.trial)
+            case GroupPlaced():
+                if (member := self._member(event.group, event.start)) is not None:
+                    self._move(member, "place")
+            case SlotsReserved():
+                if self._elastic is not None:
+                    self._elastic.reserved(event.room, event.slots)
+            case ClusterSeen():
+                self.look(event.view, now)
+            case NodesDrain():
+                for name in self._on_nodes(event.nodes):
+                    self._say(f"a node of worker group {name} will be removed: its trial continues elsewhere")
+                    self._drain(name)
+            case ShellFailed():
+                self._fail(event.error)
 
-    def worker_arrived(self) -> None:
-        """A process of a group runs."""
-        self._has_news = True
-        if self._elastic is not None:
-            self._elastic.arrived()
+    def look(self, view: ClusterView, now: float) -> None:
+        """Take a view of the cluster."""
+        self._is_looking, self._seen_at = False, now
+        self._capacity = replace(self._capacity, view=view)
+        self._choice.look(view, now)
 
-    def ready(self, name: str) -> None:
-        """All processes of a group can train."""
-        self._has_news = True
-        if (member := self._groups.get(name)) is not None:
-            member.is_ready, member.is_waiting = True, False
-        self._counts.groups_started += 1
-        if self._elastic is not None:
-            self._elastic.ready()
+    def group_works(self, name: str) -> None:
+        """A trial has left this group, so its earlier failed starts no longer count."""
+        self._failed_starts.pop(name, None)
 
-    def trains(self) -> None:
-        """A trial has reported."""
-        self._trains_since = self._trains_since or time.monotonic()
+    def _member(self, name: str, start: int) -> Member | None:
+        """The group, unless this start of it has ended."""
+        member = self._members.get(name)
+        return member if member is not None and member.start == start else None
 
-    def trial_left(self, name: str) -> None:
-        """A trial has left this group, so the group works."""
-        self._failed_starts[name] = 0
+    def _move(self, member: Member, event: GroupEvent) -> None:
+        before = member.state
+        member.on(event)
+        self._in_state[before] -= 1
+        self._in_state[member.state] += 1
 
-    def gpu_failed(self, node: str, trial: int) -> None:
+    def _arrived(self, name: str, start: int, node: str, now: float) -> None:
+        if (member := self._member(name, start)) is not None:
+            member.nodes.add(node)
+            if self._elastic is not None:
+                self._elastic.arrived(now)
+
+    def _ready(self, name: str, start: int, now: float) -> None:
+        if (member := self._member(name, start)) is not None:
+            self._move(member, "ready")
+            self._counts.groups_started += 1
+            if self._elastic is not None:
+                self._elastic.ready(now)
+
+    def _gpu_failed(self, node: str, trial: int) -> None:
         """A GPU of this node has ended a trial. After two different ones the node gets no more: a broken GPU fails
         faster than others train, and would end one trial after another."""
         trials = self._gpu_faults.setdefault(node, set())
         trials.add(trial)
-        if len(trials) < BROKEN_AFTER or node in self._capacity.broken:
+        if len(trials) < BROKEN_AFTER or node in self._choice.broken:
             return
-        self._capacity.broken.add(node)
-        self._full_for = 0
-        where = next((each.address for each in known_nodes() if each.id == node), node)
+        self._choice.broken = broken = frozenset({*self._choice.broken, node})
+        self._capacity = replace(self._capacity, broken=broken)
+        where = next((each.address for each in self._capacity.view.nodes if each.id == node), node)
         what = f"GPU errors ended trials {', '.join(map(str, sorted(trials)))} on node {where}"
         check = "see nvidia-smi and the Xid messages in its kernel log, and restart or replace it"
         if self._capacity.has_room:
-            self._display.say(f"{what}: it gets no more trials; {check}")
+            self._say(f"{what}: it gets no more trials; {check}")
         else:
-            self.error = ExperimentError(
-                f"{what}, and no other node has room for a trial; {check}, then resume with: dray experiment resume "
-                f"{self._experiment}"
-            )
+            self._fail(ExperimentError(f"{what}, and no other node has room for a trial; {check}, then {self._resume}"))
 
-    def ended(self, name: str, start: int, *, is_lost: bool, error: str) -> None:
-        """A group's processes, from this start of it, have ended; ``is_lost``: unexpectedly, by ``error`` if known."""
-        member = self._groups.get(name)
-        if member is None or member.group.start != start:
+    def _ended(self, name: str, start: int, *, is_lost: bool, error: str) -> None:
+        """A group's processes have ended; ``is_lost``: unexpectedly, by ``error`` if known."""
+        if (member := self._member(name, start)) is None:
             return
-        self._end_group(name)
-        self._ended.append(name)
+        self._end_group(member)
+        self._to_replace.append(name)
         if not is_lost:
             return
         self._counts.groups_lost += 1
         self._failed_starts[name] += 1
         if error:
-            self._display.say(f"worker group {name} ended: {error}")
+            self._say(f"worker group {name} ended: {error}")
         if self._failed_starts[name] >= MAX_FAILED_STARTS:
-            self.error = ExperimentError(
-                f"worker group {name} was started {MAX_FAILED_STARTS} times and never finished a trial, the last time "
-                f"because {error or 'its processes died'}; see Ray's logs, and resume with: dray experiment resume "
-                f"{self._experiment}"
+            cause = error or "its processes died"
+            self._fail(
+                ExperimentError(
+                    f"worker group {name} was started {MAX_FAILED_STARTS} times and never finished a trial, the last "
+                    f"time because {cause}; see Ray's logs, and {self._resume}"
+                )
             )
 
-    def nodes_drain(self, nodes: Collection[str]) -> None:
-        """These nodes will be removed: the trials on them save, and continue elsewhere. Called from any thread."""
-        for name in self._on_nodes(nodes):
-            self._display.say(f"a node of worker group {name} will be removed: its trial continues elsewhere")
-            self._drain(name)
-
     # ------------------------------------------------------------------ while they run
-    def reconcile(self) -> None:
+    def reconcile(self, wanted: int, now: float) -> None:
         """Replace groups that have ended, end those without use, and start more that are wanted.
 
-        Not to be called when the search is done: then groups end by themselves.
-        """
-        if self.error is not None:
-            return
-        if self._ended:
-            runnable: float = self._runnable()
-            if self._capacity.broken:  # groups that leave a broken node may find no room elsewhere
-                runnable = min(runnable, self._capacity.grown())
-            while self._ended:
-                name = self._ended.pop()
-                if runnable > len(self._groups):
-                    self._start_group(name)
-        looked = self._look_at_cluster()
-        # Not for every message: it goes through all trials.
-        if not self._more_may_start():
-            pause_s = IN_TURN_S
-        elif looked or self._has_news:
-            pause_s = 0.0
-        else:
-            pause_s = START_EVERY_S if self.ready_count == self.count else START_SLOWLY_EVERY_S
-        if time.monotonic() - self._tried_at >= pause_s:
-            self.start()
+        To be called after events, and at `next_step`; not when the search is done: then groups end by themselves.
 
-    def start(self) -> None:
+        Args:
+            wanted: how many trials could run now, including those that do.
+        """
+        self._wanted = wanted
+        if self._has_failed:
+            return
+        self._replace_ended(now)
+        if self._elastic is not None:
+            self._size(self._elastic, now)
+        if not self._plan.own_cluster and now >= self._checked_at + LOOK_S:
+            self._check(now)
+        self._start_more(now)
+
+    def next_step(self, now: float) -> float | None:
+        """When to call `reconcile` if nothing happens before; None: not at all."""
+        if self._has_failed:
+            return None
+        times = []
+        if self._in_state["sizing"] and self._elastic is not None:
+            times.append(self._elastic.settled_by)
+        if self._plan.own_cluster:
+            if self._wanted > self.count and not self._more_may_start(now):
+                times.append(self._tried_at + IN_TURN_S)
+                if self._trains_since is not None:
+                    times.append(self._next_start_pays_at(self._trains_since))
+        elif (
+            self.has_waiting
+            or self._elastic is not None
+            or self._choice.broken
+            or self.count != max(self._wanted, self._plan.min_groups)
+        ):
+            times.append(self._checked_at + LOOK_S)
+        return max(now, min(times)) if times else None
+
+    def _replace_ended(self, now: float) -> None:
+        wanted: float = self._wanted
+        if self._choice.broken:  # groups that leave a broken node may find no room elsewhere
+            wanted = min(wanted, self._capacity.max_groups_after_scale_up)
+        while self._to_replace:
+            name = self._to_replace.pop()
+            if wanted > self.count:
+                self._start_group(name, now)
+
+    def _start_more(self, now: float) -> None:
         """Start groups that are wanted, as many as may start at the same time."""
-        self._tried_at, self._has_news = time.monotonic(), False
-        runnable = self._runnable()
-        # The usual cases; the rest asks Ray for its nodes, which takes 20 ms for 1,000.
-        if runnable <= max(len(self._groups), self._full_for):
+        if self._wanted <= self.count or not (self._more_may_start(now) or now >= self._tried_at + IN_TURN_S):
             return
-        wanted = min(runnable, self._capacity.grown())
-        if len(self._groups) >= wanted:
-            self._full_for = runnable
+        if not self._plan.own_cluster and now > self._seen_at + LOOK_S:
+            self._ask_to_look()
             return
-        fit, at_once = self._capacity.now(), self._capacity.starts_at_once()
+        self._tried_at = now
+        capacity = self._capacity
+        wanted = min(self._wanted, capacity.max_groups_after_scale_up)
         # Groups that wait for a node do not slow down those whose workers start.
-        starting = sum(not member.is_ready and not member.is_waiting for member in self._groups.values())
-        while len(self._groups) < wanted:
-            if len(self._groups) < fit and starting >= at_once:
+        starting = sum(self._in_state[state] for state in ("sizing", "asked", "starting"))
+        while self.count < wanted:
+            if self.count < capacity.groups_now and starting >= capacity.max_concurrent_starts:
                 return
-            self._start_group(next(self._names))
+            self._start_group(next(self._names), now)
             starting += 1
 
-    def _start_group(self, name: str, labels: Mapping[str, str] | None = None) -> None:
-        labels = self._choice.first() if labels is None else labels
-        slots = replace(self._slots, labels=labels)
-        if self._elastic is not None:
-            slots = replace(slots, per_trial=self._elastic.start(labels))
-        self._timeline.starts(name, slots.taken)
-        self._groups[name] = _Member(self._make(name, next(self._starts), slots), labels, time.monotonic())
-
-    def _on_nodes(self, nodes: Collection[str]) -> list[str]:
-        """Groups to drain there. While one starts, there is nothing to save; callers ask again in a second."""
-        return [
-            name
-            for name, member in list(self._groups.items())
-            if member.is_ready and not member.is_draining and not member.group.nodes.isdisjoint(nodes)
-        ]
-
-    def _drain(self, name: str) -> None:
-        """Have a group's trial save and continue in another group; this one ends, and is replaced."""
-        self._groups[name].is_draining = True
-        self._desk.drain_group.remote(name)
-
-    def _end_group(self, name: str) -> None:
-        self._groups.pop(name).group.end()
-        self._timeline.ends(name)
-        self._full_for = 0
-
-    def _more_may_start(self) -> bool:
+    def _more_may_start(self, now: float) -> bool:
         """Whether groups after the first may start: on a cluster at once, on a local one when the first group trains.
 
         With few cores, a group that starts takes one from the group that trains. Whether that pays depends on how long
         the search still runs, which is unknown. So it starts when the first group has trained for as long as it took to
         its first report (ski rental: at most twice as long as the better of now and never; Karlin et al. 1988).
         """
-        if not self._own_cluster:
+        if not self._plan.own_cluster:
             return True
         if self._trains_since is None:
             return False
-        start_took = self._trains_since - self._began
-        return not self._few_cores or time.monotonic() - self._trains_since > start_took
+        return not self._few_cores or now >= self._next_start_pays_at(self._trains_since)
 
-    def _look_at_cluster(self) -> bool:
-        """Find groups that wait for nodes, end those without a trial, and resize an elastic one.
+    def _next_start_pays_at(self, trains_since: float) -> float:
+        return trains_since + (trains_since - self._began)
 
-        False if it is too early for that.
-        """
-        if self._own_cluster or time.monotonic() < self._looked_at + LOOK_S:
-            return False
-        self._looked_at, self._full_for = time.monotonic(), 0
-        for name in self._on_nodes(self._capacity.broken):
+    def _start_group(self, name: str, now: float, labels: Mapping[str, str] | None = None) -> None:
+        slots = replace(self._plan.slots, labels=self._choice.first(now) if labels is None else labels)
+        state: GroupState = "asked" if self._elastic is None else "sizing"
+        member = Member(name=name, start=next(self._starts), slots=slots, since=now, state=state)
+        self._members[name] = member
+        self._in_state[state] += 1
+        if self._elastic is None:
+            self._emit(StartGroup(group=name, start=member.start, slots=slots))
+        else:
+            self._elastic.start(slots, now)
+            if not self._plan.own_cluster:
+                self._ask_to_look()
+
+    def _size(self, elastic: Elastic, now: float) -> None:
+        """Start an elastic group whose size is known now."""
+        for member in self._members.values():
+            if member.state == "sizing":
+                is_seen = self._plan.own_cluster or self._seen_at >= member.since
+                if size := elastic.size_when_stable(self._capacity.view if is_seen else None, now):
+                    self._move(member, "ask")
+                    member.slots, member.since = replace(member.slots, per_trial=size), now
+                    self._emit(StartGroup(group=member.name, start=member.start, slots=member.slots))
+
+    def _on_nodes(self, nodes: Collection[str]) -> list[str]:
+        """Groups to drain there. While one starts, there is nothing to save; callers ask again in a second."""
+        return [
+            member.name
+            for member in self._members.values()
+            if member.state == "ready" and not member.nodes.isdisjoint(nodes)
+        ]
+
+    def _drain(self, name: str) -> None:
+        """Have a group's trial save and continue in another group; this one ends, and is replaced."""
+        self._move(self._members[name], "drain")
+        self._desk.drain(name)
+
+    def _end_group(self, member: Member) -> None:
+        del self._members[member.name]
+        self._move(member, "end")
+        self._emit(EndGroup(group=member.name, start=member.start))
+
+    def _ask_to_look(self) -> None:
+        if not self._is_looking:
+            self._is_looking = True
+            self._emit(LookAtCluster(waiting=self._in_state["waiting"] > 0))
+
+    def _check(self, now: float) -> None:
+        """Find groups that wait for nodes, end those without a trial, and resize an elastic one."""
+        self._checked_at = now
+        for name in self._on_nodes(self._choice.broken):
             self._drain(name)
-        for member in self._groups.values():
-            member.is_waiting = not member.is_ready and not member.group.is_placed
+        for member in self._members.values():
+            if member.state == "asked":
+                self._move(member, "wait")
         if self._elastic is not None:
-            self._resize(self._elastic)
-        elif surplus := self._surplus():
+            self._resize(self._elastic, now)
+        elif surplus := self._surplus(now):
             # First those that wait for nodes. The desk knows which of the others have no trial.
-            ends = sorted(self._waiting())[:surplus]
-            for name in ends:
-                self._end_group(name)
-            self._desk.retire_idle.remote(self._owner, surplus - len(ends))
-        if news := self._node_wait.look(len(self._waiting()), len(self._groups)):
-            self._display.say(news)
-        self._display.waits(self._node_wait.status)
-        waiting = {name: self._groups[name] for name in self._waiting()}
-        asked = {name: (each.labels, self._looked_at - each.since) for name, each in waiting.items()}
-        for name, labels in self._choice.others(asked).items():
-            self._end_group(name)
-            self._start_group(name, labels)
-        return True
+            ends = sorted(self._waiting(), key=lambda member: member.name)[:surplus]
+            for member in ends:
+                self._end_group(member)
+            self._desk.retire_idle(self._plan.owner, surplus - len(ends))
+        waiting, view, status = self._waiting(), self._capacity.view, self._node_wait.status
+        if waiting or self._elastic is not None:
+            self._ask_to_look()
+        if news := self._node_wait.look(len(waiting), self.count, view, now):
+            self._say(news)
+        if self._node_wait.status != status:
+            self._emit(ShowWaiting(self._node_wait.status))
+        if waiting and (view.limits is None or view.activity is not None):
+            asked = {member.name: (member.slots.labels, now - member.since) for member in waiting}
+            for name, labels in self._choice.others(asked, now).items():
+                self._end_group(self._members[name])
+                self._start_group(name, now, labels)
 
     def make_room(self, *, at_once: bool) -> None:
         """End groups beyond what trials need, for groups of others.
@@ -357,57 +423,56 @@ class Groups:
         Args:
             at_once: trials in them save and move; else they train to their end first.
         """
-        surplus = len(self._groups) - self._runnable()
-        for name in self._waiting()[: max(0, surplus)]:
-            self._end_group(name)
+        surplus = self.count - self._wanted
+        for member in self._waiting()[: max(0, surplus)]:
+            self._end_group(member)
             surplus -= 1
-        starting = sum(not member.is_ready for member in self._groups.values())
         if surplus > 0:
-            self._desk.shrink.remote(self._owner, max(0, len(self._groups) - starting - surplus), at_once)
+            self._desk.shrink(self._plan.owner, max(0, self.ready_count - surplus), at_once=at_once)
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether a group has no slots yet."""
-        return any(not member.is_ready and not member.group.is_placed for member in self._groups.values())
+    def _waiting(self) -> list[Member]:
+        return [member for member in self._members.values() if member.state == "waiting"]
 
-    def _waiting(self) -> list[str]:
-        return [name for name, member in self._groups.items() if member.is_waiting]
-
-    def _surplus(self) -> int:
+    def _surplus(self, now: float) -> int:
         """How many groups have had no trial for so long that they are to end."""
-        surplus, now = len(self._groups) - max(self._least, self._runnable()), time.monotonic()
+        surplus = self.count - max(self._plan.min_groups, self._wanted)
         if surplus <= 0:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        elif now - self._idle_since > self._idle_s:
+        elif now - self._idle_since > self._plan.idle_s:
             self._idle_since = None
             return surplus
         return 0
 
-    def _resize(self, elastic: Elastic) -> None:
+    def _resize(self, elastic: Elastic, now: float) -> None:
         """Replace an elastic group by a larger one if there is room, or by a smaller one if others took its slots."""
-        for name, member in list(self._groups.items()):
-            if member.is_waiting and elastic.may_shrink():
-                self._display.say(f"others took slots of worker group {name}: its trial continues with fewer")
-                self._end_group(name)
-                self._start_group(name)
-            elif member.is_ready and not member.is_draining and (size := elastic.may_grow()):
+        for name, member in list(self._members.items()):
+            if member.state == "waiting" and elastic.may_shrink(now):
+                self._say(f"others took slots of worker group {name}: its trial continues with fewer")
+                self._end_group(member)
+                self._start_group(name, now)
+            elif member.state == "ready" and (size := elastic.may_grow(now)):
                 what = f"there is room for more slots than worker group {name} has"
-                self._display.say(f"{what}: its trial continues with {size}")
+                self._say(f"{what}: its trial continues with {size}")
                 self._drain(name)
 
     # ------------------------------------------------------------------ the end
-    def end(self, *, at_once: bool) -> None:
-        """End all groups.
+    def close(self) -> None:
+        """End the groups that have not started; the others end by themselves, as the desk says."""
+        if self._elastic is not None:
+            self._elastic.close()
+        for member in list(self._members.values()):
+            if member.state in ("asked", "waiting", "starting"):
+                self._end_group(member)
 
-        Args:
-            at_once: without waiting for them to shut down: their desk is gone, or the cluster ends with them.
-        """
-        with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone
-            if self._elastic is not None:
-                self._elastic.close()
-            for member in self._groups.values():
-                if not member.is_ready:  # what it waits for is no longer needed
-                    member.group.end()
-            end_groups([member.group for member in self._groups.values()], within_s=0 if at_once else END_S)
+    def _say(self, line: str) -> None:
+        self._emit(Say(line))
+
+    def _fail(self, error: Exception) -> None:
+        self._has_failed = True
+        self._emit(Fail(error))
+
+    @property
+    def _resume(self) -> str:
+        return f"resume with: dray experiment resume {self._plan.experiment}"

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
-import ray
-
-from dray.cluster import autoscaler
-from dray.cluster.nodes import nodes
-from dray.groups.group import Slots
+from dray.cluster.view import ClusterView
+from dray.groups.slots import Slots
 from dray.text import counted
 
 SAY_AFTER_S = 10.0
 """How long a group must have waited before that is reported: with free nodes it takes less than a second, and an
 autoscaler looks every five."""
-LOOK_S = 5.0
-"""How often to ask for the autoscaler's activity."""
+SAY_EVERY_S = 5.0
+"""How often what they wait for is looked at after that."""
 
 
 class NodeWait:
@@ -23,48 +18,48 @@ class NodeWait:
 
     Args:
         slots: the slots of a group.
-        has_autoscaler: whether an autoscaler may start nodes.
 
     Attributes:
         status: what groups wait for, in short; "" if none waits.
     """
 
-    def __init__(self, slots: Slots, *, has_autoscaler: bool) -> None:
-        self._slots, self._has_autoscaler = slots, has_autoscaler
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
         self._since: float | None = None
         self._looked_at = 0.0
         self._said: object = None
         self.status = ""
 
-    def look(self, waiting: int, groups: int) -> str:
+    def look(self, waiting: int, groups: int, view: ClusterView, now: float) -> str:
         """What groups wait for, in one line, if that has changed; otherwise "".
 
         Args:
             waiting: how many of the groups have no resources.
             groups: how many there are.
+            view: of the cluster; nothing is said if it was not taken for groups that wait.
         """
-        now = time.monotonic()
         if not waiting:
             self._since, self._said, self.status = None, None, ""
             return ""
         self._since = now if self._since is None else self._since
-        if now - self._since < SAY_AFTER_S or (self._said is not None and now - self._looked_at < LOOK_S):
+        if now - self._since < SAY_AFTER_S or (self._said is not None and now - self._looked_at < SAY_EVERY_S):
+            return ""
+        if view.free is None:
             return ""
         self._looked_at = now
         which = f"{waiting} of {groups} worker groups wait" if groups > 1 else "the worker group waits"
         long, news, short = "no autoscaler is running to start more", "", ""
-        if self._has_autoscaler:
-            activity = autoscaler.activity()
-            long, news, short = str(activity), str(sorted(activity.failed)), activity.short()
+        if view.activity is not None:
+            long, news, short = str(view.activity), str(sorted(view.activity.failed)), view.activity.short()
         self.status = f"{which} for nodes{short and f' ({short})'}"
         if self._said == news:
             return ""
         self._said = news
-        return f"{which} for nodes. Each needs {self._slots}. The cluster has {_resources()}; {long}"
+        return f"{which} for nodes. Each needs {self._slots}. The cluster has {_resources(view)}; {long}"
 
 
-def _resources() -> str:
+def _resources(view: ClusterView) -> str:
     """What the cluster has, and how much of it is free."""
-    has, free = ray.cluster_resources(), ray.available_resources()
-    kinds = [f"{has[kind]:g} {kind}s ({free.get(kind, 0):g} free)" for kind in ("GPU", "CPU") if has.get(kind)]
-    return f"{' and '.join(kinds) or 'no CPUs'} on {counted(len(nodes()), 'node')}"
+    has = {kind: sum(node.resources.get(kind, 0.0) for node in view.nodes) for kind in ("GPU", "CPU")}
+    kinds = [f"{has[kind]:g} {kind}s ({(view.free or {}).get(kind, 0):g} free)" for kind in has if has[kind]]
+    return f"{' and '.join(kinds) or 'no CPUs'} on {counted(len(view.nodes), 'node')}"

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from dray.cluster.checks.node import UnfitNode, name_of_this_node
-from dray.cluster.nodes import GPU_TYPE
+from dray.cluster.view import GPU_TYPE
 from dray.environment import set_variables
 from dray.text import one_line
 from dray.desk.connection import Connection, DeskUnreachable

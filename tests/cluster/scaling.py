@@ -19,8 +19,8 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 import dray
-from dray.cluster.autoscaler import NODE_TYPE, limits
-from dray.cluster.nodes import GPU_TYPE
+from dray.cluster.autoscaler import limits
+from dray.cluster.view import GPU_TYPE, NODE_TYPE
 from dray.groups import node_choice
 from tests.cluster.autoscaling import OUT_OF, Nodes, nodes
 from tests.cluster.no_capacity import WHY

@@ -17,7 +17,8 @@ from ray.autoscaler.v2.utils import ClusterStatusParser
 from ray.core.generated.autoscaler_pb2 import ClusterConfig, GetClusterStatusReply
 
 from dray.cluster import autoscaler
-from dray.cluster.autoscaler import Activity, Limits, limits_of
+from dray.cluster.autoscaler import limits_of
+from dray.cluster.view import Activity, Limits
 from tests.groups.test_capacity import node
 
 UNKNOWN = Limits(types=None)

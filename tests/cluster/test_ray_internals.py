@@ -434,8 +434,7 @@ def test_rays_names_of_gpus_and_labels_are_ours() -> None:
     import ray._raylet
     from ray.util.accelerators import accelerators
 
-    from dray.cluster.autoscaler import NODE_TYPE
-    from dray.cluster.nodes import GPU_TYPE
+    from dray.cluster.view import GPU_TYPE, NODE_TYPE
     from dray.config.resources import GpuType
 
     makers = ("NVIDIA_", "AMD_", "INTEL_MAX_")

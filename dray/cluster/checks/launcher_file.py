@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dray.cluster.autoscaler import NODE_TYPE
 from dray.cluster.checks import ec2_model
 from dray.cluster.checks.ec2_model import Faults
+from dray.cluster.view import NODE_TYPE
 from dray.text import one_line
 
 _CLOUDS = ("aws", "gcp")

@@ -1,0 +1,130 @@
+"""What is known of a cluster at one time: its nodes, and what its autoscaler may start and is starting.
+
+Pure: what decides about worker groups gets these values; `dray.groups.shell` asks Ray for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+GPU_TYPE = "ray.io/accelerator-type"
+"""A label: the type of a node's GPUs. Ray sets it on running nodes; of those to be started, the cluster file has it."""
+
+NODE_ID = "ray.io/node-id"
+"""A label that Ray sets: its id of a node."""
+HEAD = "node:__internal_head__"
+"""A resource that only the head has."""
+NODE_TYPE = "ray.io/node-group"
+"""A label: the name of a node's type in the cluster file. Ray sets it on running nodes; of others the file has it."""
+UNLIMITED = 10_000
+"""The maximum of a node type without a limit."""
+
+
+class RayNode(NamedTuple):
+    """What Ray knows about a node.
+
+    Attributes:
+        id: Ray's id; a node that comes back gets another.
+        address: its network address.
+        resources: total, used or not; empty once it is gone.
+        labels: Ray's own, and those that the node was started with.
+    """
+
+    id: str
+    address: str
+    is_alive: bool
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeType:
+    """A type of machine that the autoscaler may start.
+
+    Attributes:
+        name: of the type.
+        resources: of one machine.
+        labels: of one machine; None if unknown.
+        max_count: of machines of this type.
+    """
+
+    name: str = ""
+    resources: Mapping[str, float]
+    labels: Mapping[str, str] | None = None
+    max_count: int
+
+    def may_have(self, gpu_types: Collection[str]) -> bool:
+        """Whether its GPUs are, or may be, of one of these types; of any type if there is none."""
+        return not gpu_types or self.labels is None or self.labels.get(GPU_TYPE) in gpu_types
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an autoscaler may start.
+
+    Attributes:
+        types: of machines; None if unknown.
+        max_count: of all machines together, besides the head.
+    """
+
+    types: tuple[NodeType, ...] | None
+    max_count: int = UNLIMITED
+
+    def nodes(self, gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:
+        """The resources of each machine with such GPUs, the maximum of each type; `max_count` does not limit their
+        sum."""
+        types = [each for each in self.types or () if each.may_have(gpu_types)]
+        return [each.resources for each in types for _ in range(min(each.max_count, self.max_count))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What the autoscaler is starting.
+
+    Attributes:
+        starting: how many machines were requested from the cloud and are not up yet, by node type.
+        failed: node types of which the cloud could not provide a machine, and why.
+        failed_at: when that last happened to each, in seconds since the epoch.
+        booting: how many of those that start the cloud has provided.
+    """
+
+    starting: Mapping[str, int]
+    failed: Mapping[str, str]
+    failed_at: Mapping[str, float] = field(default_factory=dict)
+    booting: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As a sentence."""
+        failures = "; ".join(f"it could not start {name}: {why}" for name, why in sorted(self.failed.items()))
+        return f"the autoscaler is starting {self._starting() or 'none'}" + (f"; {failures}" if failures else "")
+
+    def short(self) -> str:
+        """In a few words. Failed types are not shown as starting too, although the autoscaler keeps trying."""
+        starting, failed = self._starting(leave_out=self.failed), ", ".join(sorted(self.failed))
+        return ", ".join(filter(None, [starting and f"{starting} starting", failed and f"{failed} not available"]))
+
+    def _starting(self, leave_out: Container[str] = ()) -> str:
+        return ", ".join(f"{count} {name}" for name, count in sorted(self.starting.items()) if name not in leave_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """A cluster at one time.
+
+    Attributes:
+        nodes: that are alive.
+        draining: ids of nodes that will be removed.
+        limits: what an autoscaler may start; None without an autoscaler.
+        free: resources that nobody uses; None if they were not asked for.
+        activity: of the autoscaler; None if it was not asked for.
+        time: when it was, in seconds since the epoch.
+    """
+
+    nodes: tuple[RayNode, ...]
+    draining: frozenset[str] = frozenset()
+    limits: Limits | None = None
+    free: Mapping[str, float] | None = None
+    activity: Activity | None = None
+    time: float = 0.0

@@ -1,0 +1,68 @@
+"""What a worker group is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """The slots of a group: how many, and the resources of each."""
+
+    per_trial: int
+    """Workers of a group, one per slot."""
+    gpu: bool
+    cpus_per_slot: float
+    runtime_env: Mapping[str, Any]
+    placement_strategy: str = "PACK"
+    """How Ray spreads the workers over nodes."""
+    shared_by: int = 1
+    """How many groups of one worker share a slot."""
+    gpu_types: tuple[str, ...] = ()
+    """Types of GPUs, in the order of preference; all of a group are of one type. (): of any."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The label selector of a group's nodes."""
+
+    def __str__(self) -> str:
+        """The resources of a group, as text."""
+        types = f"{' or '.join(self.gpu_types)} " if self.gpu_types else ""
+        gpu = f"{Fraction(1, self.shared_by)} {types}GPU and " if self.gpu else ""
+        return f"{self.per_trial} x ({gpu}{self._cpus})"
+
+    @property
+    def taken(self) -> float:
+        """How many slots a group takes: a whole number, or 1/n."""
+        return self.per_trial if self.shared_by == 1 else 1 / self.shared_by
+
+    @property
+    def unit(self) -> float:
+        """GPUs of a slot, or CPUs if it has no GPU."""
+        return 1.0 if self.gpu else self.cpus_per_slot
+
+    @property
+    def share(self) -> str:
+        """A group's share of a slot, as text, such as "1/4 GPU"; "" if groups share none."""
+        if self.shared_by == 1:
+            return ""
+        return f"{Fraction(1, self.shared_by)} GPU" if self.gpu else self._cpus
+
+    @property
+    def _cpus(self) -> str:
+        cpus = Fraction(self.cpus_per_slot) / self.shared_by
+        return f"{cpus} CPU{'s' * (cpus > 1)}"
+
+    @property
+    def kind(self) -> str:
+        """ "gpu" or "cpu"."""
+        return "gpu" if self.gpu else "cpu"
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Of each worker, for Ray."""
+        has = {"CPU": float(self.cpus_per_slot), **({"GPU": 1.0} if self.gpu else {})}
+        # Rounded down to Ray's precision: however Ray rounds, n shares are no more than the whole.
+        return {name: math.floor(amount * 10_000 / self.shared_by) / 10_000 for name, amount in has.items()}
