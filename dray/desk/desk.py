@@ -72,7 +72,7 @@ class Desk:
             client: a new name.
             share: what slots it gets, and where its trials report; see `Client`.
         """
-        had = min((each.had for each in self.clients.values() if each.endpoint is not None), default=0.0)
+        had = min((each.had for each in self.clients.values() if not each.is_owner), default=0.0)
         self.clients[client] = Client(name=client, had=had, **share)
 
     def close(self, client: str) -> None:
@@ -125,7 +125,7 @@ class Desk:
         for name, seconds in had.items():
             if (client := self.clients.get(name)) is not None:
                 client.had = seconds
-        return [client.demand for client in self.clients.values() if client.endpoint is not None]
+        return [client.demand for client in self.clients.values() if not client.is_owner]
 
     def set_share(self, client: str, priority: int, weight: float, max_slots: float | None) -> None:
         """Change what slots a client gets; see `Client`."""
@@ -136,15 +136,15 @@ class Desk:
     def unfit(self, shape: str, why: Unfit) -> None:
         """No group of this shape can run trials: tell the drivers that have trials for it."""
         for client in self.clients.values():
-            if client.endpoint is not None and client.shape == shape:
+            if client.shape == shape:
                 self._emit(Tell(client.name, WorkerUnfit(group="", why=why)))
 
     # ------------------------------------------------------------------ calls of a group's ranks
-    def arrived(self, call: Hashable, owner: str, group: str, node: str, gpu_type: str) -> None:
-        """A process of an owner's group runs, on this node (Ray's id), which has such GPUs; it has not imported torch
+    def arrived(self, call: Hashable, owner: str, group: str, start: int, node: str, gpu_type: str) -> None:
+        """A process of an owner's group, from this start of it, runs on this node (Ray's id), which has such GPUs; it has not imported torch
         yet."""
         self._gpu_types[group] = gpu_type
-        self._emit(Tell(owner, WorkerArrived(group=group, node=node)))
+        self._emit(Tell(owner, WorkerArrived(group=group, start=start, node=node)))
 
     def address(self, call: Hashable, start: int, mine: tuple[str, int] | None) -> None:
         """Where the ranks of a group meet, host and port: rank 0 passes it as ``mine``, the others wait for it.
@@ -197,7 +197,7 @@ class Desk:
         state.waiting[rank] = (call, after)
         self._maybe_free[group] = state
         if len(state.waiting) == size and not after and state.lease is None:
-            self._emit(Tell(owner, GroupReady(group=group)))
+            self._emit(Tell(owner, GroupReady(group=group, start=start)))
         self._answer_ranks(state)
         self._match()
 
@@ -353,13 +353,13 @@ class Desk:
         """Take trials out of the queue: the search does not let them run now."""
         self.clients[client].withdraw(trials)
 
-    def bind(self, lease: int, parameters: bytes) -> None:
+    def bind(self, client: str, lease: int, parameters: bytes) -> None:
         """Give a granted lease its parameters, so that its group's ranks begin."""
         if (state := self._leases.get(lease)) is not None:
             state.parameters = parameters
             self._answer_ranks(state.group)
 
-    def drop(self, lease: int) -> None:
+    def drop(self, client: str, lease: int) -> None:
         """Take back a lease whose trial is not to train now."""
         if (state := self._leases.get(lease)) is not None:
             self._end(state)

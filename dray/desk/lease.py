@@ -59,6 +59,7 @@ class Client:
         queue: trials that wait for a group, the next one first.
         leases: those that are not over, by number.
         current: the latest lease of each trial that has one; earlier ones are fenced off.
+        is_owner: it has groups, and no trials.
         broken: calls of processes that can't run its trials, and wait for it to close.
         closing: no more of its trials get leases, those that run are to save and leave, and its groups end.
         is_leaving: it is forgotten once its last lease is over.
@@ -66,6 +67,7 @@ class Client:
 
     name: str
     endpoint: Any = None
+    is_owner: bool = False
     shape: str = ""
     kind: str = "cpu"
     size: float = 1

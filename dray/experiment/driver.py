@@ -157,9 +157,7 @@ class ExperimentDriver:
             self._emit(Reply(call, "interrupt" if self._closing else "continue"))
             return
         outcome = "completed" if report.final else None
-        number = self._results.add(
-            trial, step=report.step, value=report.value, metrics=report.metrics, outcome=outcome
-        )
+        number = self._results.add(trial, step=report.step, value=report.value, metrics=report.metrics, outcome=outcome)
         if report.final:
             self._emit(Reply(call, "continue"))
         elif self._closing:

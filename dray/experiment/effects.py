@@ -115,5 +115,16 @@ class Fail:
 
 
 Effect = (
-    Append | ToDesk | Bind | Prune | Examine | Say | ShowFailure | Fail | Reply | ReportReceived | CheckpointSaved | GroupRetired
+    Append
+    | ToDesk
+    | Bind
+    | Prune
+    | Examine
+    | Say
+    | ShowFailure
+    | Fail
+    | Reply
+    | ReportReceived
+    | CheckpointSaved
+    | GroupRetired
 )

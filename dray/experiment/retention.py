@@ -99,7 +99,9 @@ class Retention:
             self._emit(Examine(trial, tuple(self._saved.get(trial, ()))))
         self._best = self._policy.best(each for mine in self._saved.values() for each in mine.values())
 
-    def examined(self, examine: Examine, found: Iterable[Saved], unfinished: Iterable[Saved], missing: Iterable[int]) -> None:
+    def examined(
+        self, examine: Examine, found: Iterable[Saved], unfinished: Iterable[Saved], missing: Iterable[int]
+    ) -> None:
         """A trial's store was listed.
 
         Args:
@@ -134,9 +136,7 @@ class Retention:
         if checkpoint not in self._damaged:
             self._damaged.add(checkpoint)
             # It need not be on the disk: the next run would find the checkpoint damaged again.
-            self._emit(
-                Append({"event": "damaged", "trial": trial, "checkpoint": checkpoint, "error": why}, wait=False)
-            )
+            self._emit(Append({"event": "damaged", "trial": trial, "checkpoint": checkpoint, "error": why}, wait=False))
             self._emit(Say(f"trial {trial} skipped a checkpoint: {why}"))
 
     def changed(self, trials: Iterable[int]) -> None:

@@ -11,7 +11,7 @@ import functools
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.code.factory import ByValue, FromDirectory
 from dray.desk import messages
-from dray.desk.connection import Call, Connection, Session
+from dray.desk.connection import Call, Session
 from dray.desk.effects import Reply, Tell
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Message, TrialLeft
@@ -39,8 +39,8 @@ from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.prometheus import Prometheus
 from dray.experiment.results import results_of
-from dray.experiment.workers import Workers, prepare_workers
-from dray.groups.lending import Lending
+from dray.experiment.workers import prepare_workers
+from dray.groups.lending import Lending, LendingPlan
 from dray.groups.lent import GroupServer, LentGroups
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
@@ -77,6 +77,21 @@ class Records:
     metrics: MetricsLog
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """What a process of a server has for the experiment that it gets.
+
+    Attributes:
+        server: lends worker groups.
+        loop: listens.
+        tune: a Tune driver whose handle gets its results from this process; it may have started.
+    """
+
+    server: GroupServer
+    loop: EventLoop
+    tune: TuneDriver
+
+
 def tune_driver(loop: EventLoop, directory: Path, *, local: bool) -> TuneDriver:
     """A Tune driver whose handle gets its results from this process.
 
@@ -99,7 +114,7 @@ class Run:
         load_trial: loads the trial's class, or the program, on workers on this machine.
         cluster: where to run.
         interrupts: signals that ask the run to stop.
-        server: the server that lends it groups, and what was started for it in advance; None: it has its own groups.
+        lent: what a server's process has for it; None: it has its own groups.
         on_message: called with each message of a trial or a worker group; for benchmarks and tests.
 
     Attributes:
@@ -115,7 +130,7 @@ class Run:
         cluster: Cluster,
         display: Display,
         interrupts: Interrupts,
-        server: GroupServer | None = None,
+        lent: Lent | None = None,
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         directory, config = records.directory, opened.config
@@ -137,12 +152,18 @@ class Run:
         self._journal_so_far = opened.records
         self._timeline = Timeline(directory.metrics)
         self._workers = prepare_workers(
-            config, directory, cluster, load_trial, self.driver.search.method.rungs, display.say, borrows=bool(server)
+            config,
+            directory,
+            cluster,
+            load_trial,
+            self.driver.search.method.rungs,
+            display.say,
+            borrows=lent is not None,
         )
         self._name = self._workers.experiment.run
-        display.shares(self._workers.slots.share)
-        self._loop = server.loop if server is not None else EventLoop("dray-driver")
-        if server is None:
+        display.shares(self._workers.kind.slots.share)
+        self._loop = EventLoop("dray-driver") if lent is None else lent.loop
+        if lent is None:
             self._loop.listen(ray.util.get_node_ip_address())
         self._prometheus = Prometheus(
             directory.path.name,
@@ -151,25 +172,41 @@ class Run:
             busy_slots=lambda: self._timeline.busy_slots,
         )
         self._cleaner = Cleaner(self.driver.retention, store_of=directory.store, post=self._loop.post)
-        self._lending = self._new_lending(server)
-        tune = server and server.tune
-        if tune is None or tune.ended.done():
-            tune = tune_driver(self._loop, directory.ray / f"tune-{time.time_ns()}", local=cluster.local)
+        self._lending = self._new_lending(lent and lent.server)
+        tune = (
+            lent.tune
+            if lent is not None
+            else tune_driver(self._loop, directory.ray / f"tune-{time.time_ns()}", local=cluster.local)
+        )
         tune.take = lambda results: self._loop.post(self.driver.decide, results)
         self._tune = tune
 
     def _new_lending(self, server: GroupServer | None) -> Lending | LentGroups:
-        workers = self._workers
+        workers, name = self._workers, self._name
         if server is not None:
-            return LentGroups(server, workers, self._name, hear=lambda message: self._loop.post(self._hear, message))
+            return LentGroups(
+                server,
+                name,
+                workers.kind,
+                self._loop.endpoint,
+                workers.share,
+                functools.partial(self._loop.post, self._hear),
+            )
+        plan = LendingPlan(
+            own_cluster=self._cluster.own,
+            directory=self._records.directory.ray,
+            experiment=workers.experiment,
+            max_slots=workers.max_slots,
+            sizes=workers.sizes,
+        )
         return Lending(
             self._loop,
-            workers,
-            self._name,
-            own_cluster=self._cluster.own,
+            plan,
             emit=self._effects.append,
             counts=self.driver.counts,
             display=self._display,
+            starts=self._timeline.starts,
+            ends=self._timeline.ends,
         )
 
     # ------------------------------------------------------------------ the thread of the caller
@@ -232,7 +269,9 @@ class Run:
 
     # ------------------------------------------------------------------ in the event loop
     def _begin(self) -> None:
-        self._lending.begin()
+        if isinstance(self._lending, Lending):
+            workers = self._workers
+            self._lending.on(self._lending.lender.add, self._name, workers.kind, None, workers.share)
         self.driver.begin(self._journal_so_far)
         self._journal_so_far.clear()
 
@@ -290,7 +329,7 @@ class Run:
                 if call.wants_answer:
                     call.answer(value)
             case effects.ToDesk(method, args):
-                self._lending.send(method, *args)
+                self._lending.send(method, self._name, *args)
             case effects.Bind():
                 self._bind(effect)
             case messages.ReportReceived(trial=trial, rows=rows):
@@ -328,8 +367,8 @@ class Run:
                     self._display.retired(message.group, message.trial, message.reason)
             case messages.LeaseGranted():
                 if not self._lending.is_own:  # it is this experiment's for the time of the lease
-                    self._timeline.starts(message.group, self._workers.slots.taken, message.time)
-                gpu_type = message.gpu_type if self._workers.slots.gpu else ""
+                    self._timeline.starts(message.group, self._workers.kind.slots.taken, message.time)
+                gpu_type = message.gpu_type if self._workers.kind.slots.gpu else ""
                 self._timeline.granted(message.group, message.trial, message.time, gpu_type)
                 self.driver.on(message)
             case messages.TrialLeft():
@@ -401,7 +440,7 @@ class Run:
             was_completed=bind.was_completed,
             send_every_s=max(SEND_EVERY_S, self._lending.count / REPORTS_PER_S),
         )
-        self._lending.send("bind", bind.lease, pickle.dumps(lease))
+        self._lending.send("bind", self._name, bind.lease, pickle.dumps(lease))
 
     def _tick(self) -> None:
         """What is done now and then, also while nothing happens."""

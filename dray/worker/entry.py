@@ -14,9 +14,9 @@ import ray
 
 from dray.cluster.checks.node import UnfitNode, name_of_this_node
 from dray.cluster.view import GPU_TYPE
+from dray.desk.connection import Connection, DeskUnreachable
 from dray.environment import set_variables
 from dray.text import one_line
-from dray.desk.connection import Connection, DeskUnreachable
 from dray.worker.spec import WorkerSpec
 from dray.worker.unfit import give_up
 
@@ -85,7 +85,7 @@ def _serve_leases(worker: WorkerSpec) -> None:
     except DeskUnreachable as error:
         raise DeskUnreachable(f"node {name_of_this_node()} {error}") from None
     with contextlib.closing(desk):
-        desk.tell("arrived", worker.owner, worker.group, here.get_node_id(), gpu_type)
+        desk.tell("arrived", worker.owner, worker.group, worker.start, here.get_node_id(), gpu_type)
         try:
             if worker.experiment is not None:
                 worker.experiment.check_node()

@@ -19,8 +19,8 @@ from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import in_batches
-from dray.worker.link import TrialLink
 from dray.worker.lease import SharedSettings, TrialLease
+from dray.worker.link import TrialLink
 from dray.worker.reports import Reports
 
 log = logging.getLogger(__name__)

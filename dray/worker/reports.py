@@ -15,10 +15,10 @@ from dray.training.host import Reached, Report
 from dray.training.metrics.checks import MetricChecks
 from dray.training.metrics.time_metric import time_of
 from dray.training.metrics.values import as_number
-from dray.worker.link import TrialLink
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.length import Rungs, length_in_fit, length_in_program
 from dray.worker.lifecycle import Lifecycle
+from dray.worker.link import TrialLink
 
 MAX_LATE_REPORTS = 2
 """Validations that a program may report after it was asked to stop, such as one before it saves. After that it is

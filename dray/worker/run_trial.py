@@ -201,9 +201,7 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
     return Departure(outcome="errored", error=text, failure=failure)
 
 
-def _exit_if_hung(
-    host: RayHost, desk: Connection, rank: int, log: TrialLog
-) -> contextlib.AbstractContextManager[None]:
+def _exit_if_hung(host: RayHost, desk: Connection, rank: int, log: TrialLog) -> contextlib.AbstractContextManager[None]:
     """End the process if the trial hangs."""
 
     def report(what: str) -> None:
