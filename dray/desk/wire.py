@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import msgpack
 
-_EXT = 1
-"""msgpack's type code of a dataclass: its name, then the values of its fields in their order."""
+_NAME = 1
+"""msgpack's type code of a dataclass's name: first in an array, before the values of its fields in their order."""
 _classes: dict[str, type] = {}
 _fields: dict[type, tuple[str, ...]] = {}
 
@@ -40,26 +40,37 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes | memoryview) -> Any:
     """Decode a value; Malformed if it is not from `pack`, or of a dataclass that is unknown here."""
     try:
-        return _unpacked(data)
-    except Exception as error:  # of msgpack, of a dataclass, or RecursionError
+        return msgpack.unpackb(
+            data,
+            ext_hook=_name_unpacked,
+            list_hook=_array_unpacked,
+            use_list=False,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+    except Exception as error:  # of msgpack, or of a dataclass
         raise Malformed(f"{type(error).__name__}: {error}") from None
 
 
-def _unpacked(data: bytes | memoryview) -> Any:
-    return msgpack.unpackb(
-        data, ext_hook=_dataclass_unpacked, use_list=False, strict_map_key=False, unicode_errors="surrogatepass"
-    )
+class _Name(str):
+    """That of a dataclass, on its way."""
 
 
-def _dataclass_packed(value: object) -> msgpack.ExtType:
-    if (names := _fields.get(type(value))) is None:
-        raise TypeError(f"can't send a {type(value).__name__}: only plain values and dataclasses marked with @wire")
-    return msgpack.ExtType(_EXT, pack([type(value).__name__, *[getattr(value, name) for name in names]]))
-
-
-def _dataclass_unpacked(code: int, data: bytes) -> Any:
-    if code != _EXT:
+def _name_unpacked(code: int, data: bytes) -> _Name:
+    if code != _NAME:
         raise ValueError(f"unknown type code {code}")
-    name, *values = _unpacked(data)
-    cls = _classes[name]
-    return cls(**dict(zip(_fields[cls], values, strict=True)))
+    return _Name(data, "ascii")
+
+
+def _dataclass_packed(value: object) -> list[Any]:
+    cls = type(value)
+    if cls not in _fields:
+        raise TypeError(f"can't send a {cls.__name__}: only plain values and dataclasses marked with @wire")
+    return [msgpack.ExtType(_NAME, cls.__name__.encode()), *[getattr(value, name) for name in _fields[cls]]]
+
+
+def _array_unpacked(array: tuple[Any, ...]) -> Any:
+    if not array or type(array[0]) is not _Name:
+        return array
+    cls = _classes[array[0]]
+    return cls(**dict(zip(_fields[cls], array[1:], strict=True)))
