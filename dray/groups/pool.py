@@ -120,9 +120,8 @@ class Groups:
         numbers: Iterator[int] | None = None,
     ) -> None:
         self._plan, self._desk, self._emit, self._counts = plan, desk, emit, counts
-        self._capacity = Capacity(
-            view=view, slots=plan.slots, max_slots=plan.sizes[0] if plan.sizes else plan.max_slots
-        )
+        max_slots = plan.sizes[0] if plan.sizes else plan.max_slots
+        self._capacity = Capacity(view=view, slots=plan.slots, max_slots=max_slots)
         self._elastic = Elastic(plan.sizes, emit) if plan.sizes else None
         self._node_wait, self._choice = NodeWait(plan.slots), NodeChoice(plan.slots, view.limits)
         self._gpu_faults: dict[str, set[int]] = {}
