@@ -21,19 +21,7 @@ from dray.cluster import autoscaler
 from dray.cluster.nodes import nodes
 from dray.cluster.view import ClusterView, Limits
 from dray.cluster.watch import draining_nodes
-from dray.groups.effects import (
-    ClusterSeen,
-    EndGroup,
-    GroupsEvent,
-    LookAtCluster,
-    ProcessesEnded,
-    Release,
-    Reserve,
-    ShellEffect,
-    ShellFailed,
-    SlotsReserved,
-    StartGroup,
-)
+from dray.groups import effects
 from dray.groups.elastic import SETTLE_S
 from dray.groups.group import WorkerGroup
 from dray.groups.slots import Slots
@@ -47,7 +35,7 @@ POLL_S = 0.05
 RETRY_S = 1.0
 """How long after an error of Ray to look at the cluster again."""
 
-Report = Callable[[GroupsEvent | ProcessesEnded], None]
+Report = Callable[[effects.Event | effects.ProcessesEnded], None]
 
 
 class GroupsShell:
@@ -60,7 +48,7 @@ class GroupsShell:
     """
 
     def __init__(
-        self, make: Callable[[StartGroup, Report], WorkerGroup], report: Report, *, limits: Limits | None
+        self, make: Callable[[effects.StartGroup, Report], WorkerGroup], report: Report, *, limits: Limits | None
     ) -> None:
         self._make, self._report, self._limits = make, report, limits
         self._groups: dict[int, WorkerGroup] = {}
@@ -69,9 +57,9 @@ class GroupsShell:
         # Those that look may wait for seconds: groups start and end meanwhile.
         self._acts, self._looks = (_Calls(f"dray-groups-{what}", report) for what in ("act", "look"))
 
-    def perform(self, effect: ShellEffect) -> None:
+    def perform(self, effect: effects.ShellEffect) -> None:
         """Carry out an effect, after those before it. Does not wait for that."""
-        if isinstance(effect, LookAtCluster):
+        if isinstance(effect, effects.LookAtCluster):
             self._looks.add(functools.partial(self._look, effect))
         else:
             self._acts.add(functools.partial(self._act, effect))
@@ -94,31 +82,31 @@ class GroupsShell:
             group.join(deadline)
         self._looks.close(deadline - time.monotonic())
 
-    def _act(self, effect: StartGroup | EndGroup | Reserve | Release) -> None:
+    def _act(self, effect: effects.StartGroup | effects.EndGroup | effects.Reserve | effects.Release) -> None:
         match effect:
-            case StartGroup():
+            case effects.StartGroup():
                 try:
                     self._groups[effect.start] = self._make(effect, self._report)
                 except ray.exceptions.RayError as error:
-                    self._report(ProcessesEnded(group=effect.group, start=effect.start, error=one_line(error)))
-            case EndGroup():
+                    self._report(effects.ProcessesEnded(group=effect.group, start=effect.start, error=one_line(error)))
+            case effects.EndGroup():
                 if (group := self._groups.pop(effect.start, None)) is not None:
                     with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone
                         group.end()
-            case Reserve(room=room):
-                seen = lambda slots: self._report(SlotsReserved(room=room, slots=slots))  # noqa: E731
+            case effects.Reserve(room=room):
+                seen = lambda slots: self._report(effects.SlotsReserved(room=room, slots=slots))  # noqa: E731
                 self._rooms[room] = _Room(effect.slots, effect.sizes, seen)
-            case Release():
+            case effects.Release():
                 self._rooms.pop(effect.room).release()
 
-    def _look(self, effect: LookAtCluster) -> None:
+    def _look(self, effect: effects.LookAtCluster) -> None:
         while not self._is_closing.is_set():
             try:
                 view = look_at_cluster(self._limits, waiting=effect.waiting)
             except ray.exceptions.RayError:  # the head does not answer
                 self._is_closing.wait(RETRY_S)
             else:
-                self._report(ClusterSeen(view))
+                self._report(effects.ClusterSeen(view))
                 return
 
 
@@ -162,7 +150,7 @@ class _Calls:
             try:
                 call()
             except Exception as error:  # for the driver, which can't continue without this thread
-                self._report(ShellFailed(error))
+                self._report(effects.ShellFailed(error))
 
 
 class _Room:
@@ -191,7 +179,7 @@ class _Room:
         threading.Thread(target=self._watch, name="dray-room", daemon=True).start()
 
     def release(self) -> None:
-        """Release the slots."""
+        """effects.Release the slots."""
         self._is_released.set()
         with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone
             for step in self._steps:

@@ -16,10 +16,10 @@ from dray.desk.messages import GroupEnded, GroupReady, ReportReceived, TrialLeft
 from dray.display.counts import Counts
 from dray.groups.effects import (
     ClusterSeen,
+    Effect,
     EndGroup,
     Fail,
     GroupPlaced,
-    GroupsEffect,
     LookAtCluster,
     NodesDrain,
     Release,
@@ -89,7 +89,7 @@ class World:
         waiting = self._asked is not None and self._asked.waiting
         return ClusterView(nodes=tuple(self.nodes), limits=self.limits, free={} if waiting else None)
 
-    def _perform(self, effect: GroupsEffect) -> None:
+    def _perform(self, effect: Effect) -> None:
         match effect:
             case StartGroup():
                 self.started.append(effect)

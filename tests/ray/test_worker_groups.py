@@ -20,7 +20,6 @@ from ray.util.placement_group import placement_group_table
 
 from dray.desk.failure import LOW_MEMORY
 from dray.groups import group as lending
-from dray.groups.deaths import oom_kills, oom_kills_of
 from dray.groups.effects import (
     ClusterSeen,
     EndGroup,
@@ -32,7 +31,7 @@ from dray.groups.effects import (
     SlotsReserved,
     StartGroup,
 )
-from dray.groups.group import WorkerGroup
+from dray.groups.group import WorkerGroup, oom_kills, oom_kills_of
 from dray.groups.shell import GroupsShell
 from dray.groups.slots import Slots
 from tests.ray.harness import wait_for
