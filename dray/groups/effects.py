@@ -77,7 +77,7 @@ class Fail:
 
 
 ShellEffect = StartGroup | EndGroup | Reserve | Release | LookAtCluster
-Effect = ShellEffect | Say | ShowWaiting | Fail
+GroupsEffect = ShellEffect | Say | ShowWaiting | Fail
 
 
 # ----------------------------------------------------------------------------------------------------------- events
@@ -130,4 +130,4 @@ class ShellFailed:
     error: Exception
 
 
-Event = GroupPlaced | SlotsReserved | ClusterSeen | NodesDrain | ShellFailed
+GroupsEvent = GroupPlaced | SlotsReserved | ClusterSeen | NodesDrain | ShellFailed

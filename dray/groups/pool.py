@@ -88,7 +88,7 @@ class Groups:
         now: float,
         *,
         desk: Desk,
-        emit: Callable[[effects.Effect], None],
+        emit: Callable[[effects.GroupsEffect], None],
         counts: Counts,
         numbers: Iterator[int] | None = None,
     ) -> None:
@@ -128,7 +128,7 @@ class Groups:
         return self._in_state["asked"] + self._in_state["waiting"] > 0
 
     # ------------------------------------------------------------------ events
-    def on(self, event: Message | effects.Event, now: float) -> None:
+    def on(self, event: Message | effects.GroupsEvent, now: float) -> None:
         """Take a message of the desk, or a report of the shell; `reconcile` then takes the next step."""
         match event:
             case messages.WorkerArrived():

@@ -35,7 +35,7 @@ POLL_S = 0.05
 RETRY_S = 1.0
 """How long after an error of Ray to look at the cluster again."""
 
-Report = Callable[[effects.Event | effects.ProcessesEnded], None]
+Report = Callable[[effects.GroupsEvent | effects.ProcessesEnded], None]
 
 
 class GroupsShell:

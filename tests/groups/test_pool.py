@@ -16,7 +16,7 @@ from dray.desk.messages import GroupEnded, GroupReady, ReportReceived, TrialLeft
 from dray.display.counts import Counts
 from dray.groups.effects import (
     ClusterSeen,
-    Effect,
+    GroupsEffect,
     EndGroup,
     Fail,
     GroupPlaced,
@@ -89,7 +89,7 @@ class World:
         waiting = self._asked is not None and self._asked.waiting
         return ClusterView(nodes=tuple(self.nodes), limits=self.limits, free={} if waiting else None)
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: GroupsEffect) -> None:
         match effect:
             case StartGroup():
                 self.started.append(effect)
