@@ -19,7 +19,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,7 @@ import ray
 from ray import cloudpickle, tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from searchers.answers import Answer, Result, decide
-from searchers.search import Search
-
-HEAD_NODE = {"node:__internal_head__": 0.0001}
-"""Resources that place an actor on the head node. They take nothing that trials need, and keep no idle worker node up.
-(Tune refuses `CPU: 0`, and a fraction of a CPU could deadlock with the placement groups of the trials' workers.)"""
+from searchers.answers import Result
 
 MAX_HANDLE_DEATHS = 5
 """The run fails when its handle has died this many times in a row without a result."""
@@ -65,6 +59,14 @@ class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped
         """Wait for the next results."""
         results = self._fetch(os.getpid())
         return {"done": True} if results is None else {"results": results}
+
+
+def this_node() -> dict[str, float]:
+    """Resources that place an actor on the node of this process. They take nothing that trials need.
+
+    (Tune refuses `CPU: 0`, and a fraction of a CPU could deadlock with the placement groups of the trials' workers.)
+    """
+    return {f"node:{ray.util.get_node_ip_address()}": 0.0001}
 
 
 class _NotStored:
@@ -107,60 +109,42 @@ def _drop_results(tune_controller: Any) -> None:
 
 
 class TuneDriver:
-    """Runs a `Search` through `ray.tune.Tuner`, in a thread, until it is done or `stop()` is called.
+    """Runs a search through `ray.tune.Tuner`, in a thread, until its source says that it is over, or `stop()`.
 
     It may start before there is a search: the handle takes seconds to come up.
 
     Args:
         source: Connects to what the handle fetches results from, see `Handle`. Called in the handle's process.
-        directory: Where Tune keeps its state, which is never read back.
-        path: Returns the directory on the head node from which to import this package and the source's. None: Python
-            finds them.
+        directory: Where Tune keeps its state, which is never read back. It has the source: let nobody else read it.
+        path: The directory from which the handle is to import this package and the source's, on this machine. None:
+            Python finds them.
 
     Attributes:
+        take: Called in Tune's thread with the results that the handle has fetched, to be passed to the search. To be
+            set before there are any.
         started: Whether `start()` was called.
         ended: Done when the run has ended.
         error: The error that ended the run, if any.
     """
+
+    take: Callable[[Sequence[Result]], None]
 
     def __init__(
         self,
         *,
         source: Callable[[], Callable[[int], Sequence[Result] | None]],
         directory: Path,
-        path: Callable[[], str] | None = None,
+        path: str | None = None,
     ) -> None:
-        self._source = source
-        self._path = path
-        self._directory = directory
+        self._source, self._directory, self._path = source, directory, path
         self._stopping = False
-        self._answered: dict[int, int] = {}
-        """The latest result of each trial that has not ended. One of a trial that has may be answered again."""
         self._deaths = 0
         self.started = False
         self.ended: Future[None] = Future()
         self.error: BaseException | None = None
 
-    def attach(
-        self,
-        search: Search,
-        *,
-        lock: threading.RLock,
-        together: Callable[[], AbstractContextManager[None]],
-        act: Callable[[Answer], None],
-    ) -> None:
-        """Pass results to this search. To be called before there are any.
-
-        Args:
-            search: The search; used only under `lock`.
-            lock: Held while the search is used.
-            together: Entered around the events of several results, so that the journal waits for the disk only once.
-            act: Carries out what the search decided. Called in Tune's thread, without the lock.
-        """
-        self._search, self._lock, self._together, self._act = search, lock, together, act
-
     def start(self) -> None:
-        """Start the run, which ends when the search is done, by `stop()`, or by an error, kept in `error`."""
+        """Start the run, which ends when the search is over, by `stop()`, or by an error, kept in `error`."""
         self.started = True
         threading.Thread(target=self._run, name="dray-tune", daemon=True).start()
 
@@ -174,16 +158,10 @@ class TuneDriver:
             self.ended.set_result(None)
 
     def _fit(self) -> None:
-        config: dict[str, Any] = {"source": pickle.dumps(self._source), "path": None}
-        if self._path is not None:
-            try:
-                config["path"] = self._path()
-            except (ray.exceptions.RayError, ValueError):  # the source died, as the driver will notice
-                return
         tuner = tune.Tuner(
-            tune.with_resources(Handle, tune.PlacementGroupFactory([HEAD_NODE])),
-            param_space=config,
-            tune_config=tune.TuneConfig(scheduler=_Scheduler(self.take, self._died)),
+            tune.with_resources(Handle, tune.PlacementGroupFactory([this_node()])),
+            param_space={"source": pickle.dumps(self._source), "path": self._path},
+            tune_config=tune.TuneConfig(scheduler=_Scheduler(self._pass_on, self._died)),
             run_config=tune.RunConfig(
                 name=self._directory.name,
                 storage_path=str(self._directory.parent),
@@ -199,7 +177,7 @@ class TuneDriver:
         tuner.fit()
 
     def stop(self) -> None:
-        """End the run soon, whether the search is done or not."""
+        """End the run soon, whether the search is over or not."""
         self._stopping = True
 
     def _died(self, error: str) -> None:
@@ -209,29 +187,11 @@ class TuneDriver:
             self.error = RuntimeError(f"its Tune handle died {self._deaths} times in a row without a result: {why[0]}")
             self._stopping = True
 
-    def take(self, results: Sequence[Result]) -> bool:
-        """Feed the results to the search and carry out its decisions. False if the run is to end."""
+    def _pass_on(self, results: Sequence[Result]) -> bool:
+        """Pass results to the search. Returns whether the run goes on."""
         self._deaths = 0
-        try:
-            with self._lock, self._together():
-                answers = [self._decide(result) for result in results if self._is_new(result)]
-            for answer in answers:
-                self._act(answer)
-        except BaseException as e:
-            self.error, self._stopping = self.error or e, True
+        self.take(results)
         return not self._stopping
-
-    def _is_new(self, result: Result) -> bool:
-        """Whether the result was not answered before, through an earlier process of the handle."""
-        return self._answered.get(result.trial, -1) < result.number
-
-    def _decide(self, result: Result) -> Answer:
-        answer = decide(self._search, result)
-        self._answered[result.trial] = result.number
-        for trial in (result.trial, *answer.stops):
-            if self._search.trials[trial].ended:
-                self._answered.pop(trial, None)
-        return answer
 
 
 @contextlib.contextmanager

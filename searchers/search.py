@@ -73,6 +73,7 @@ class Search:
             the first objective. The method has to rank by it (`ASHA(pareto=True)`), or to compare nothing.
 
     Attributes:
+        log: As given; a driver may replace it.
         done: The method's `Done`, once the search is over; None before, and again after an extension.
         started: Whether `start()` was called or replayed.
         objectives: As given.
@@ -111,7 +112,7 @@ class Search:
         self._identity: Record = {"seed": self.seed, "smaller_is_better": self._smaller_is_better}
         if objectives is not None:
             self._identity["metrics"] = objectives.to_json()
-        self._log = log
+        self.log = log
         self._points = Points(space)
         self._trials: dict[int, TrialView] = {}
         self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)
@@ -285,7 +286,7 @@ class Search:
         return actions
 
     def _write(self, record: Record, actions: list[Action]) -> None:
-        self._log(record | {"actions": [action_to_json(action) for action in actions]})
+        self.log(record | {"actions": [action_to_json(action) for action in actions]})
 
     def _replay_one(self, record: Mapping[str, object]) -> list[Action]:
         if record["event"] == "start":

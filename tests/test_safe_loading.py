@@ -47,7 +47,6 @@ ALLOWED = {
     # Never in a file.
     ("dray/training/checkpoint/snapshot.py", "pickle.Unpickler"): "copies a state in memory",
     ("dray/code/factory.py", "pickle.loads"): "the class of a driver's script, from the driver, by way of Ray",
-    ("dray/desk/connection.py", "pickle.loads"): "calls of the desk, of who knows its key, and their answers",
     ("searchers/ray_tune.py", "pickle.loads"): "the function that fetches results, from the driver, by way of Tune",
     ("dray/worker/serve.py", "pickle.loads"): "what trials run with, from their driver, by way of the desk",
     ("dray/serve/lender.py", "pickle.loads"): "what an experiment's groups are made of, likewise",

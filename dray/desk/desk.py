@@ -1,176 +1,184 @@
-"""The desk: an actor that lends queued trials to free worker groups, and carries reports and decisions.
+"""The desk: lends worker groups to the trials of its clients.
 
-The desk owns the leases: which free group gets the next queued trial, and which lease of a trial counts (`Leases`). Of
-each client (`Client`) it keeps the queue of trials, the best score so far, and each result until the search has decided
-on it (`PendingResults`). A client is a driver that owns a search, or groups, or both: it decides which trials exist,
-with which hyperparameters, which continue, stop or restart, and how many groups there are.
+It decides which free group gets which queued trial, which lease of a trial counts, and when a group is to end. It lives
+in the process that owns the groups: the driver of an experiment, or a server. A client is an experiment's run, which
+decides which trials exist and which continue; an owner of groups is a client too.
 
-Four parties call it:
-
-* the ranks of a worker group long-poll ``next_lease`` and run what they get;
-* rank 0 of a lease reports, and asks before it commits a checkpoint; every rank says when it leaves;
-* each search's Tune handle long-polls ``serve`` for results; if its process is killed, the next one gets them again;
-* the driver enqueues trials, binds leases to parameters, answers results, and long-polls ``messages``.
-
-This class only waits and wakes. It does not know Ray, so its tests are plain asyncio; ``dray.desk.actor`` makes an
-actor of it. What happens for every trial is called over a connection of its own (``dray.desk.connection``), the rest
-through Ray.
+Pure: no clock, no threads, no I/O. Methods take calls and events; what follows is passed to `emit`, in order. The ranks
+of a group call `next_lease` and run what they get; every rank says when it leaves. A call that must wait is kept until
+its answer is known.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
 
-from dray.desk.client import Client
-from dray.desk.lease import Lease, State
-from dray.desk.leases import Leases
+from dray.desk.effects import After, Effect, Reply, Tell
+from dray.desk.lease import Client, Group, Lease, LeaseEvent
 from dray.desk.messages import (
-    CheckpointDamaged,
-    CheckpointSaved,
-    ClientAdded,
+    ClientLeft,
     Demand,
     Departure,
-    DeskReport,
-    HandleStarted,
-    Message,
-    Reply,
+    GroupEnded,
+    GroupReady,
+    GroupRetired,
+    LeaseGranted,
+    LeaseOver,
+    TrialLeft,
+    Unfit,
+    WorkerArrived,
     WorkerUnfit,
 )
-from dray.desk.results import PendingResults, TrialResult
-from dray.desk.wakeup import Wakeups
 
-if TYPE_CHECKING:
-    from searchers.events import Decision, Reason
-
-
-SERVER = "server"
-"""The name of the client that starts groups for others."""
-
-
-ADDED = "added"
-"""What waits for a client waits for this."""
-HANDLE_S = 60.0
-"""How long a handle's call waits for its client: that of a process which was killed would wait for ever."""
+PEERS_GRACE_S = 5.0
+"""How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
+CAUSE_GRACE = 3
+"""How many times as long after an error in a collective: Ray may take seconds to notice the death that caused it."""
 LEAVE_S = 120.0
 """How long trials may take to save when their driver is gone."""
+CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "leave")
+"""What workers may call: methods of `Desk`."""
 
 
 class Desk:
-    """All methods run on one event loop; none blocks it.
+    """The clients with their queues of trials, the groups, and the leases that join them.
 
     Args:
-        client, shape: the first client, as for `add`: Ray may run the calls of one process in another order. Its
-            handle has its name.
+        emit: called with each effect.
     """
 
-    def __init__(self, client: str, shape: str = "") -> None:
-        self._wakeups = Wakeups()
-        self._leases = Leases(self._wakeups.wake)
-        self._clients: dict[str, Client] = {}
-        self._addresses: dict[int, asyncio.Future[tuple[str, int]]] = {}
-        self._add(client, shape=shape, handle=client)
+    def __init__(self, emit: Callable[[Effect], None]) -> None:
+        self._emit = emit
+        self.clients: dict[str, Client] = {}
+        self._groups: dict[str, Group] = {}
+        self._maybe_free: dict[str, Group] = {}
+        """Candidates for `match`: all free groups, and some no longer free."""
+        self._gpu_types: dict[str, str] = {}
+        """GPU type by group name."""
+        self._ended_starts: set[int] = set()
+        self._leases: dict[int, Lease] = {}
+        self._addresses: dict[int, tuple[str, int] | list[Hashable]] = {}
+        """By start: the address of its rank 0, or the calls that wait for it."""
+        self._numbers = itertools.count(1)
 
-    async def add(self, client: str, spec: bytes = b"", workers: bytes = b"", **share: Any) -> None:
-        """Serve a client of this name from now on. To be waited for before anything else of it is called.
+    # ------------------------------------------------------------------ clients
+    def add(self, client: str, **share: Any) -> None:
+        """Serve a client of this name from now on.
 
         Args:
             client: a new name.
-            spec: a pickle of what its trials run with, for groups that were not started for it. The desk can't unpickle
-                it: it may not have what the user's code imports.
-            workers: a pickle of what its groups are made of, for the server; b"" if it has groups of its own.
-            share: what slots it gets, see `Client`: shape, size, priority, weight, max_slots; and its handle.
+            share: what slots it gets, and where its trials report; see `Client`.
         """
-        self._add(client, spec=spec, **share)
-        if workers:
-            shape = self._clients[client].shape
-            self._leases.post(self._clients[SERVER], ClientAdded(client=client, shape=shape, workers=workers))
+        had = min((each.had for each in self.clients.values() if not each.is_owner), default=0.0)
+        self.clients[client] = Client(name=client, had=had, **share)
 
-    def _add(self, client: str, **share: Any) -> None:
-        results = PendingResults(lambda: self._wakeups.wake(self._clients[client].results))
-        had = min((each.had for each in self._clients.values() if each.spec), default=0.0)
-        self._clients[client] = Client(name=client, results=results, had=had, **share)
-        self._leases.add(self._clients[client])
-        self._wakeups.wake(ADDED)
+    def close(self, client: str) -> None:
+        """Grant a client no more leases, have its running trials save and leave, and its groups end. Idempotent."""
+        state = self.clients[client]
+        state.closing = True
+        for lease in list(state.leases.values()):
+            if lease.state == "granted":
+                self._end(lease)
+            else:
+                self._answer_stop(lease, stop=True)
+        for group in self._groups.values():
+            if group.owner is state:
+                self._answer_ranks(group)
+        for call in state.broken:
+            self._emit(Reply(call, None))
+        state.broken.clear()
 
-    async def remove(self, client: str, within_s: float = LEAVE_S) -> None:
-        """Forget a client whose driver has ended, or is about to, once its trials have saved and left.
+    def remove(self, client: str, within_s: float = LEAVE_S) -> None:
+        """Forget a client whose driver has ended, or is about to, once its trials have saved and left: then there is a
+        `ClientLeft`.
 
         Args:
             within_s: how long they may take; then their groups end.
         """
-        if (state := self._clients.get(client)) is None:
+        if (state := self.clients.get(client)) is None or state.is_leaving:
             return
-        state.is_gone = True
-        await self.close(client)
-        evict = asyncio.get_running_loop().call_later(within_s, self._leases.evict, state)
-        while state.leases:
-            await self._wakeups.wait(state)
-        evict.cancel()
-        if self._clients.pop(client, None) is not None:
-            self._leases.remove(state)
-            self._wakeups.wake(state)  # its driver may wait for messages
+        state.is_leaving = True
+        self.close(client)
+        if state.leases:
+            self._emit(After(within_s, "evict", (client,)))
+        self._forget_if_left(state)
 
-    async def demands(self, had: Mapping[str, float]) -> list[Demand]:
+    def evict(self, client: str) -> None:
+        """End the groups that still train a client's trials."""
+        if (state := self.clients.get(client)) is not None:
+            for lease in list(state.leases.values()):
+                self.group_ended(lease.group.owner.name, lease.group.name, lease.group.start, {})
+
+    def _forget_if_left(self, client: Client) -> None:
+        if client.is_leaving and not client.leases and self.clients.pop(client.name, None) is not None:
+            self._emit(ClientLeft(client=client.name))
+
+    def demands(self, had: Mapping[str, float]) -> list[Demand]:
         """What each client that has trials, or had, has and asks for.
 
         Args:
             had: slot-seconds by weight, of clients that the server has given slots.
         """
         for name, seconds in had.items():
-            if (client := self._clients.get(name)) is not None:
+            if (client := self.clients.get(name)) is not None:
                 client.had = seconds
-        return [client.demand for client in self._clients.values() if client.spec]
+        return [client.demand for client in self.clients.values() if not client.is_owner]
 
-    async def set_share(self, client: str, priority: int, weight: float, max_slots: float | None) -> None:
+    def set_share(self, client: str, priority: int, weight: float, max_slots: float | None) -> None:
         """Change what slots a client gets; see `Client`."""
-        if (state := self._clients.get(client)) is not None:
+        if (state := self.clients.get(client)) is not None:
             state.priority, state.weight, state.max_slots = priority, weight, max_slots
-            self._leases.match()
+            self._match()
 
-    async def shrink(self, owner: str, keep: int, at_once: bool) -> None:
-        """End an owner's groups but this number, see `Leases.shrink`."""
-        self._leases.shrink(self._clients[owner], keep, at_once=at_once)
-
-    async def unfit(self, shape: str, cause: Exception) -> None:
+    def unfit(self, shape: str, why: Unfit) -> None:
         """No group of this shape can run trials: tell the drivers that have trials for it."""
-        for client in self._clients.values():
-            if client.spec and client.shape == shape:
-                self._leases.post(client, WorkerUnfit(group="", cause=cause))
+        for client in self.clients.values():
+            if client.shape == shape:
+                self._emit(Tell(client.name, WorkerUnfit(group="", why=why)))
 
-    # ------------------------------------------------------------------ worker groups
-    async def arrived(self, owner: str, group: str, node: str, gpu_type: str) -> None:
-        """A process of an owner's group runs, on this node (Ray's id), which has such GPUs; it has not imported torch
+    # ------------------------------------------------------------------ calls of a group's ranks
+    def arrived(self, call: Hashable, owner: str, group: str, start: int, node: str, gpu_type: str) -> None:
+        """A process of an owner's group, from this start of it, runs on this node (Ray's id), which has such GPUs; it has not imported torch
         yet."""
-        self._leases.arrive(self._clients[owner], group, node, gpu_type)
+        self._gpu_types[group] = gpu_type
+        self._emit(Tell(owner, WorkerArrived(group=group, start=start, node=node)))
 
-    async def address(self, start: int, mine: tuple[str, int] | None) -> tuple[str, int]:
+    def address(self, call: Hashable, start: int, mine: tuple[str, int] | None) -> None:
         """Where the ranks of a group meet, host and port: rank 0 passes it as ``mine``, the others wait for it.
 
         Args:
             start: number of the group's start, unique in a run.
         """
-        address = self._addresses.setdefault(start, asyncio.get_running_loop().create_future())
-        if mine is not None:
-            address.set_result(mine)
-        return await address
+        known = self._addresses.setdefault(start, [])
+        if mine is not None and isinstance(known, list):
+            for waiting in known:
+                self._emit(Reply(waiting, mine))
+            self._addresses[start] = known = mine
+        if isinstance(known, list):
+            known.append(call)
+        else:
+            self._emit(Reply(call, known))
 
-    async def broken(self, owner: str, group: str, cause: Exception) -> None:
+    def broken(self, call: Hashable, owner: str, group: str, why: Unfit) -> None:
         """A process of an owner's group can't run any trial, and neither could another one in its place.
 
-        Returns when the owner closes.
+        Answered when the owner closes.
         """
-        client = self._clients[owner]
-        self._leases.post(client, WorkerUnfit(group=group, cause=cause))
-        while not client.closing:
-            await self._wakeups.wait(client)
+        self._emit(Tell(owner, WorkerUnfit(group=group, why=why)))
+        client = self.clients.get(owner)
+        if client is None or client.closing:
+            self._emit(Reply(call, None))
+        else:
+            client.broken.append(call)
 
-    async def next_lease(
-        self, owner: str, group: str, start: int, rank: int, size: int, after: int, shape: str = ""
-    ) -> Any:
-        """The parameters of this rank's next lease, as given to ``bind``. None if its process is to end.
+    def next_lease(
+        self, call: Hashable, owner: str, group: str, start: int, rank: int, size: int, after: int, shape: str = ""
+    ) -> None:
+        """A rank asks for its next lease: answered by its client's name, that one's endpoint, and the parameters as
+        given to `bind`; None if its process is to end.
 
         Args:
             owner: the client that started the group.
@@ -180,232 +188,275 @@ class Desk:
             after: number of the last lease that this rank has served, 0 at first.
             shape: of the group.
         """
-        client = self._clients[owner]
-        state = self._leases.ask(client, group, start, rank, size, first=after == 0, shape=shape)
-        if state is None:
-            return None
-        while True:
-            lease = state.lease
-            if lease is None and (client.closing or state.retiring):
-                return None
-            if lease is not None and lease.number > after and lease.parameters is not None:
-                state.idle.discard(rank)
-                return lease.parameters
-            await self._wakeups.wait(state)
+        client = self.clients.get(owner)
+        if client is None or start in self._ended_starts:
+            # Workers outlive a killed raylet by seconds: they may still end a trial, and ask for another.
+            self._emit(Reply(call, None))
+            return
+        state = self._groups.setdefault(group, Group(owner=client, name=group, shape=shape, start=start, size=size))
+        state.waiting[rank] = (call, after)
+        self._maybe_free[group] = state
+        if len(state.waiting) == size and not after and state.lease is None:
+            self._emit(Tell(owner, GroupReady(group=group, start=start)))
+        self._answer_ranks(state)
+        self._match()
 
-    async def group_ended(self, owner: str, group: str, start: int, dead: Mapping[int, str], error: str = "") -> None:
+    def _answer_ranks(self, group: Group) -> None:
+        """Answer the ranks that wait for a lease, if theirs has its parameters, or their processes are to end."""
+        lease = group.lease
+        for rank, (call, after) in list(group.waiting.items()):
+            if lease is None and (group.owner.closing or group.retiring):
+                answer = None
+            elif lease is not None and lease.number > after and lease.parameters is not None:
+                answer = (lease.client.name, lease.client.endpoint, lease.parameters)
+            else:
+                continue
+            del group.waiting[rank]
+            self._emit(Reply(call, answer))
+
+    def begun(self, call: Hashable, lease: int) -> None:
+        """Rank 0 has taken up the lease."""
+        state = self._leases.get(lease)
+        if state is not None and state.state == "granted":
+            state.on("begin")
+            self._match()  # a trial of a higher priority may have come meanwhile
+
+    def stop_wanted(self, call: Hashable, lease: int) -> None:
+        """Answered once the trial should save and leave before its end (True), or the lease has ended (False)."""
+        state = self._leases.get(lease)
+        if state is None:
+            self._emit(Reply(call, False))
+        else:
+            state.stop_call = call
+            if state.client.closing or state.state == "moving":
+                self._answer_stop(state, stop=True)
+
+    def _answer_stop(self, lease: Lease, *, stop: bool) -> None:
+        if lease.stop_call is not None:
+            self._emit(Reply(lease.stop_call, stop))
+            lease.stop_call = None
+
+    def leave(self, call: Hashable, lease: int, rank: int, departure: Departure) -> None:
+        """A rank has left its trial. The first outcome counts; an error ends the trial on the other ranks too."""
+        if (state := self._leases.get(lease)) is None:
+            return
+        group = state.group
+        state.left[rank] = departure.outcome
+        state.stale = state.stale or departure.stale
+        if departure.failure is not None and departure.failure.kind == "collective":
+            state.deferred = state.deferred or departure
+        elif departure.is_failure or rank == 0:
+            if state.state == "moving" and departure.outcome == "interrupted":
+                state.client.enqueue([state.trial], first=True)
+            self._conclude(state, departure)
+        if len(state.left) == group.size:
+            self._conclude_deferred(state)
+            outcomes = set(state.left.values())
+            # Ranks that did not all do the same may never get back in step in their process group.
+            if ("errored" in outcomes and group.size > 1) or len(outcomes) > 1:
+                self._retire(group)
+            elif state.stale:
+                self._retire(group)
+                retired = GroupRetired(group=group.name, trial=state.trial, reason=state.stale)
+                self._emit(Tell(group.owner.name, retired))
+            self._end(state)
+        elif departure.is_failure or departure.alone:
+            # The other ranks may never leave by themselves.
+            is_known = departure.alone or state.has_outcome
+            self._emit(After(PEERS_GRACE_S if is_known else CAUSE_GRACE * PEERS_GRACE_S, "expire", (lease,)))
+
+    def expire(self, lease: int) -> None:
+        """Not all ranks have left in time: the lease ends, and the group's processes too."""
+        if (state := self._leases.get(lease)) is not None:
+            self._conclude_deferred(state)
+            self._retire(state.group)
+            self._end(state)
+
+    # ------------------------------------------------------------------ groups
+    def group_ended(self, owner: str, group: str, start: int, dead: Mapping[int, str], error: str = "") -> None:
         """The processes of this group's start are gone, or about to be.
 
         Args:
             dead: ranks whose processes died, each with the cause as far as Ray knows it, or "".
             error: why they could not serve trials; "" if they could.
         """
-        self._leases.end_group(self._clients[owner], group, start, dead, error)
-        if (address := self._addresses.pop(start, None)) is not None:
-            address.cancel()
+        self._ended_starts.add(start)
+        self._addresses.pop(start, None)
+        state = self._groups.get(group)
+        if state is not None and state.start == start:
+            del self._groups[group]
+            self._gpu_types.pop(group, None)
+            self._retire(state)
+            if (lease := state.lease) is not None:
+                if lease.state in ("granted", "moving"):
+                    lease.client.enqueue([lease.trial], first=True)
+                elif lease.state == "running":
+                    # The other ranks know how far the trial came.
+                    failure = None if lease.deferred is None else lease.deferred.failure
+                    departure = state.death(dead, -1 if failure is None else failure.batches)
+                    self._conclude(lease, departure, dead=tuple(sorted(dead)))
+                self._end(lease)
+        self._emit(Tell(owner, GroupEnded(group=group, start=start, dead=tuple(sorted(dead)), error=error)))
 
-    async def spec(self, client: str) -> bytes:
-        """A pickle of what a client's trials run with, as given to ``add``."""
-        return self._clients[client].spec
-
-    # ------------------------------------------------------------------ trials
-    async def begun(self, lease: int) -> None:
-        """Rank 0 has taken up the lease."""
-        self._leases.begin(lease)
-
-    async def report(self, lease: int, report: DeskReport, decides: bool) -> Reply:
-        """Take a report of rank 0. With ``decides`` this waits for the search's decision, and returns it.
-
-        The search gets a report only once the driver has recorded its rows: a driver that is killed may not know of a
-        decision whose metrics are lost. A final report is the trial's end, and no decision is waited for.
-
-        Args:
-            lease: the trial's.
-            report: what the trial reports.
-            decides: the search is to decide on it.
-        """
-        state = self._leases.live(lease)
-        if state is None:
-            return "fenced"
-        final = decides and report.final
-        self._leases.report(state, report, is_final=final)
-        if not decides:
-            return "interrupt" if state.client.closing else "continue"
-        await self._recorded(state)
-        number = state.client.results.add(
-            state.trial,
-            step=report.step,
-            value=report.value,
-            metrics=report.metrics,
-            outcome="completed" if final else None,
-        )
-        if final:
-            return "continue"
-        state.decisions[number] = None
-        while (reply := self._leases.reply(state, number)) is None:
-            await self._wakeups.wait(state)
-        return reply
-
-    async def _recorded(self, lease: Lease) -> None:
-        """Wait until the driver has recorded all reports of a lease, or never will."""
-        while lease.unrecorded and not lease.client.is_gone:
-            await self._wakeups.wait(lease)
-
-    async def stop_wanted(self, lease: int) -> bool:
-        """Wait until the trial should save and leave before its end (True), or the lease has ended (False)."""
-        while (state := self._leases.live(lease)) is not None:
-            if state.client.closing or state.state is State.MOVING:
-                return True
-            await self._wakeups.wait(state)
-        return False
-
-    async def may_commit(self, lease: int) -> bool:
-        """Whether rank 0 may commit a checkpoint; waits until the driver has recorded all earlier reports.
-
-        So the driver can lack only rows since the last checkpoint, and the next checkpoint carries these. A driver that
-        has died records none: then the trial continues from its last checkpoint.
-        """
-        while (state := self._leases.live(lease)) is not None and state.unrecorded and not state.client.is_gone:
-            await self._wakeups.wait(state)
-        return state is not None and not state.unrecorded
-
-    async def saved(
-        self, client: str, trial: int, checkpoint: str, batches: int, value: float | None, seconds: float | None
-    ) -> None:
-        """The trial has committed this checkpoint, or resumed from it. Accepted from an ended lease too."""
-        saved = CheckpointSaved(trial=trial, checkpoint=checkpoint, batches=batches, value=value, seconds=seconds)
-        self._post(client, saved)
-
-    async def damaged(self, client: str, trial: int, checkpoint: str, why: str) -> None:
-        """The trial has skipped a checkpoint."""
-        self._post(client, CheckpointDamaged(trial=trial, checkpoint=checkpoint, error=why))
-
-    async def improves(self, lease: int, score: float) -> bool:
-        """Whether ``score`` (smaller is better) is the best of the experiment so far; if so, it is recorded."""
-        state = self._leases.live(lease)
-        return state is not None and state.client.improves(state, score)
-
-    async def best(self, client: str) -> float | None:
-        """The best score of a client's trials so far, smaller is better; None if there is none."""
-        return state.best if (state := self._clients.get(client)) is not None else None
-
-    async def leave(self, lease: int, rank: int, departure: Departure) -> None:
-        """This rank has left its trial."""
-        grace_s = self._leases.leave(lease, rank, departure)
-        if grace_s is not None:
-            asyncio.get_running_loop().call_later(grace_s, self._leases.expire, lease)
-
-    def _post(self, client: str, message: Message) -> None:
-        if (state := self._clients.get(client)) is not None:
-            self._leases.post(state, message)
-
-    # ------------------------------------------------------------------ the Tune handle
-    async def serve(self, handle: str, process: int) -> list[TrialResult] | None:
-        """All results of a handle's client that wait for a decision, one per trial; None when the search is over.
-
-        No results if there is no such client within a minute: a server's handles start before their experiments.
-
-        Args:
-            handle: see `Client`.
-            process: the handle's process id; a new one gets all unanswered results again.
-        """
-        try:
-            async with asyncio.timeout(HANDLE_S):
-                while (state := self._client_of(handle)) is None:
-                    await self._wakeups.wait(ADDED)
-        except TimeoutError:
-            return []
-        if state.results.attach(process):
-            self._leases.post(state, HandleStarted(process=process))
-        while state.results.is_current(process):
-            if due := state.results.take():
-                return due
-            if state.is_search_over:
-                break
-            await self._wakeups.wait(state.results)
-        return None
-
-    def _client_of(self, handle: str) -> Client | None:
-        """The newest with this handle: a driver that has lost its connection starts over, with the same one."""
-        return next((each for each in reversed(self._clients.values()) if each.handle == handle), None)
-
-    async def import_path(self) -> str:
-        """The directory from which this process, and any other on its machine, can import dray."""
-        return str(Path(__file__).parents[2])
-
-    # ------------------------------------------------------------------ the driver
-    async def messages(self, client: str, recorded: dict[int, int]) -> list[Message]:
-        """All that happened to a client since the last call; waits until something has, or the client is removed.
-
-        ``recorded``: how many reports of each lease the driver has recorded since then.
-        """
-        self._leases.recorded(recorded)
-        state = self._clients[client]
-        state.driver_waits = True
-        while not state.messages and client in self._clients:
-            await self._wakeups.wait(state)
-        mail, state.messages = state.messages, []
-        state.driver_waits = False
-        return mail
-
-    async def enqueue(self, client: str, trials: list[int], *, first: bool = False) -> None:
-        """Queue a client's trials for a group, at the end or before all others of it."""
-        self._leases.enqueue(self._clients[client], trials, first=first)
-
-    async def withdraw(self, client: str, trials: list[int]) -> None:
-        """Take trials out of the queue: the search does not let them run now."""
-        self._clients[client].withdraw(trials)
-
-    async def bind(self, lease: int, parameters: Any) -> None:
-        """Give a granted lease its parameters, so that its group's ranks begin."""
-        self._leases.bind(lease, parameters)
-
-    async def drop(self, lease: int) -> None:
-        """Take back a granted lease whose trial has ended meanwhile."""
-        if (state := self._leases.get(lease)) is not None:
-            self._leases.end(state)
-
-    async def drain_group(self, group: str) -> None:
+    def drain(self, group: str) -> None:
         """Have this group's trial save and continue in the next free group, and the group's processes end.
 
         For when one of its nodes will be removed, or a group of another size is to replace it.
         """
-        self._leases.drain(group)
+        state = self._groups.get(group)
+        if state is not None and not state.retiring:
+            self._retire(state)
+            self._move(state)
 
-    async def retire_idle(self, owner: str, groups: int) -> None:
-        """End up to this number of an owner's idle groups."""
-        self._leases.retire_idle(self._clients[owner], groups)
+    def retire_idle(self, owner: str, count: int) -> None:
+        """End up to this number of an owner's idle groups, the latest first, unless trials wait for one."""
+        idle = [group for group in self._groups.values() if group.owner.name == owner and group.is_free]
+        waits = any(client.queue for client in self.clients.values() if idle and client.shape == idle[0].shape)
+        for group in [] if waits else idle[::-1][:count]:
+            self._retire(group)
 
-    async def answer(self, client: str, trial: int, number: int, decision: Decision) -> None:
-        """The search's decision on a trial's result with this number."""
-        state = self._clients[client]
-        state.results.answer(trial, number, decision)
-        self._leases.decide(state, trial, number, decision)
+    def shrink(self, owner: str, keep: int, *, at_once: bool) -> None:
+        """End an owner's groups but this number: idle ones, then those whose trials go last.
 
-    async def end_trial(self, client: str, trial: int, reason: Reason) -> None:
-        """Tell the search, through Tune, that a trial has ended other than by its last report."""
-        state = self._clients[client]
-        for lease in self._leases.unrecorded(state, trial):  # whose results come first
-            await self._recorded(lease)
-        state.results.add(trial, outcome=reason)
+        Args:
+            at_once: trials in them save and leave; else they train to their end first.
+        """
+        groups = [group for group in self._groups.values() if group.owner.name == owner]
+        for group in sorted(groups, key=_ends_first)[: max(0, len(groups) - keep)]:
+            if not group.retiring:
+                self._retire(group)
+            if at_once:
+                self._move(group)
 
-    async def set_best(self, client: str, score: float | None) -> None:
-        """The best score so far (smaller is better), known from the journal."""
-        self._clients[client].best = score
+    def _retire(self, group: Group) -> None:
+        group.retiring = True
+        self._answer_ranks(group)
 
-    async def end_search(self, client: str) -> None:
-        """A client's search, or its run, is over: end the handle and its free groups."""
-        state = self._clients[client]
-        state.is_search_over = True
-        self._wakeups.wake(state.results)
-        await self.close(client)
+    def _move(self, group: Group) -> None:
+        """Have a group's trial save and leave, to continue in another group."""
+        if (lease := group.lease) is None:
+            return
+        if lease.state == "granted":
+            lease.client.enqueue([lease.trial], first=True)
+            self._end(lease)
+        elif lease.state == "running":
+            lease.on("move")
+            self._answer_stop(lease, stop=True)
 
-    async def close(self, client: str) -> None:
-        """Grant a client no more leases. Its running trials save and leave, at their next report at the latest."""
-        self._leases.close(self._clients[client])
-        self._wakeups.wake(self._clients[client])
+    # ------------------------------------------------------------------ trials of a client
+    def enqueue(self, client: str, trials: Iterable[int], *, first: bool = False) -> None:
+        """Queue a client's trials for a group, at the end or before all others of it."""
+        self.clients[client].enqueue(trials, first=first)
+        self._match()
 
-    async def is_quiet(self, client: str) -> bool:
-        """Whether no lease of a client is out, and its driver has read all messages and waits for the next."""
-        state = self._clients[client]
-        return not state.leases and not state.messages and state.driver_waits
+    def withdraw(self, client: str, trials: Iterable[int]) -> None:
+        """Take trials out of the queue: the search does not let them run now."""
+        self.clients[client].withdraw(trials)
+
+    def bind(self, client: str, lease: int, parameters: bytes) -> None:
+        """Give a granted lease its parameters, so that its group's ranks begin."""
+        if (state := self._leases.get(lease)) is not None:
+            state.parameters = parameters
+            self._answer_ranks(state.group)
+
+    def drop(self, client: str, lease: int) -> None:
+        """Take back a lease whose trial is not to train now."""
+        if (state := self._leases.get(lease)) is not None:
+            self._end(state)
+
+    # ------------------------------------------------------------------ matching
+    def _match(self) -> None:
+        """Grant a lease for each free group while trials are queued for its shape; for those of a higher priority, ask
+        others to save and leave."""
+        if not any(client.queue for client in self.clients.values()):
+            return
+        for group in list(self._maybe_free.values()):
+            if not group.is_free:
+                del self._maybe_free[group.name]
+            elif not group.owner.closing and (waiting := self._waiting(group.shape)):
+                client, trial = waiting[0]
+                self._grant(client, trial, group)
+        for shape in {client.shape for client in self.clients.values()} if len(self.clients) > 1 else ():
+            self._make_room(shape)
+
+    def _waiting(self, shape: str) -> list[tuple[Client, int]]:
+        """Clients with a trial that waits for a group of this shape, and that trial: the next one first."""
+        clients = [
+            (each, trial)
+            for each in self.clients.values()
+            if each.shape == shape and (trial := each.next_trial) is not None
+        ]
+        return sorted(clients, key=lambda each: (each[0].priority, each[0].lead))
+
+    def _make_room(self, shape: str) -> None:
+        """Have trials save and leave their groups, which stay up, for as many that wait with a higher priority."""
+        groups = [group for group in self._groups.values() if group.shape == shape and not group.retiring]
+        leases = [group.lease for group in groups if group.lease is not None]
+        leases.sort(key=lambda lease: (-lease.client.priority, -lease.number))
+        yielding = sum(group.lease is None or group.lease.state == "moving" for group in groups)
+        for client, _ in self._waiting(shape):
+            room = math.inf if client.max_slots is None else (client.max_slots - client.slots) // client.size
+            wanted = int(min(len(client.queue), room))
+            wanted, yielding = wanted - yielding, max(yielding - wanted, 0)
+            for lease in leases:
+                if wanted <= 0 or lease.client.priority <= client.priority:
+                    break
+                if lease.state == "running":
+                    lease.on("move")
+                    self._answer_stop(lease, stop=True)
+                    wanted -= 1
+
+    def _grant(self, client: Client, trial: int, group: Group) -> None:
+        client.withdraw([trial])
+        lease = Lease(number=next(self._numbers), client=client, trial=trial, group=group)
+        self._leases[lease.number] = client.leases[lease.number] = client.current[trial] = group.lease = lease
+        gpu_type = self._gpu_types.get(group.name, "")
+        granted = LeaseGranted(group=group.name, trial=trial, lease=lease.number, gpu_type=gpu_type)
+        self._emit(Tell(client.name, granted))
+
+    # ------------------------------------------------------------------ the end of a lease
+    def _conclude_deferred(self, lease: Lease) -> None:
+        if lease.deferred is not None:
+            self._conclude(lease, lease.deferred)
+
+    def _conclude(self, lease: Lease, departure: Departure, dead: tuple[int, ...] = ()) -> None:
+        """The trial ends here, like this, unless it has ended before."""
+        if lease.has_outcome:
+            return
+        event: LeaseEvent = "fail" if departure.is_failure else "conclude"
+        lease.on(event)
+        left = TrialLeft(
+            lease=lease.number,
+            group=lease.group.name,
+            trial=lease.trial,
+            outcome=departure.outcome,
+            error=departure.error,
+            fatal=departure.fatal,
+            failure=departure.failure,
+            dead=dead,
+        )
+        self._emit(Tell(lease.client.name, left))
+        if lease.group.owner is not lease.client:  # it works, or one of its GPUs does not
+            self._emit(Tell(lease.group.owner.name, left))
+
+    def _end(self, lease: Lease) -> None:
+        """The lease is over: its group is free for another trial, and all that comes from it is fenced off."""
+        lease.on("end")
+        client, group = lease.client, lease.group
+        group.lease = None
+        self._maybe_free[group.name] = group
+        del self._leases[lease.number], client.leases[lease.number]
+        if client.current.get(lease.trial) is lease:
+            del client.current[lease.trial]
+        self._answer_stop(lease, stop=False)
+        self._emit(Tell(client.name, LeaseOver(lease=lease.number, group=group.name, trial=lease.trial)))
+        self._answer_ranks(group)
+        self._forget_if_left(client)
+        self._match()
+
+
+def _ends_first(group: Group) -> tuple[bool, bool, int, int]:
+    """Sorts groups: those that end anyway, idle ones, then those with the trial of the lowest priority, the latest."""
+    lease = group.lease
+    priority, number = (0, 0) if lease is None else (lease.client.priority, lease.number)
+    return not group.retiring, lease is not None, -priority, -number

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, cast
 
+from dray.desk.wire import wire
 from dray.imports import is_installed
 
 FailureKind = Literal["error", "oom", "device", "collective", "died", "node", "hung"]
@@ -35,6 +36,7 @@ LOG_TAIL = "the last lines of its log"
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
+@wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """How a trial failed.

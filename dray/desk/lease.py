@@ -1,4 +1,4 @@
-"""One lease of a trial to a worker group, and the group: what the desk knows about each.
+"""What the desk knows of a client, a worker group, and a lease of a trial to a group.
 
 A lease begins when a queued trial is matched to a free group, and is over when every rank has left the trial, or the
 group's processes are gone::
@@ -12,28 +12,123 @@ group's processes are gone::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+from dray.config import defaults
 from dray.desk.failure import LOST_NODE, LOW_MEMORY, Failure, FailureKind
-from dray.desk.messages import Departure, LeaseOutcome
+from dray.desk.messages import Demand, Departure, LeaseOutcome
+from dray.desk.shares import QUANTUM, Claim
 
-if TYPE_CHECKING:
-    from dray.desk.client import Client
-    from searchers.events import Decision
+LeaseState = Literal["granted", "running", "moving", "concluded", "failed", "over"]
+"""What a lease waits for. granted: the driver's parameters, and rank 0 to take it up. running: rank 0 to leave. moving:
+rank 0 to save and leave, so that another group can continue the trial. concluded: the other ranks to leave; the driver
+knows the outcome, and later errors don't count. failed: the other ranks to leave; the driver knows the error, and may
+start the trial elsewhere. over: nothing; all that its processes still send is fenced off."""
+
+LeaseEvent = Literal["begin", "move", "conclude", "fail", "end"]
+
+_CONCLUSIONS: dict[LeaseEvent, LeaseState] = {"conclude": "concluded", "fail": "failed", "end": "over"}
+TRANSITIONS: Mapping[LeaseState, Mapping[LeaseEvent, LeaseState]] = {
+    "granted": {"begin": "running", **_CONCLUSIONS},  # another rank may fail before rank 0 begins
+    "running": {"move": "moving", **_CONCLUSIONS},
+    "moving": _CONCLUSIONS,
+    "concluded": {"end": "over"},
+    "failed": {"end": "over"},
+    "over": {},
+}
 
 
-class State(Enum):
-    """What a lease waits for."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class Client:
+    """An experiment's run with trials to train, an owner of worker groups, or both.
 
-    GRANTED = "the driver's parameters, and rank 0 to take it up"
-    RUNNING = "rank 0 to leave"
-    MOVING = "rank 0 to save and leave, so that another group can continue the trial"
-    CONCLUDED = "the other ranks to leave; the driver knows the outcome, and later errors don't count"
-    FAILED = "the other ranks to leave; the driver knows the error, and may start the trial elsewhere"
-    OVER = "nothing: whatever its processes still say is fenced off"
+    Attributes:
+        name: unique at the desk.
+        endpoint: where the ranks of its leases report, as plain data; None: at the desk's own endpoint.
+        shape: of the groups that its trials run on.
+        kind: "gpu" or "cpu".
+        size: GPUs of such a group, or CPUs; 1/n if n groups share one.
+        unit: GPUs of a slot, or CPUs.
+        priority: 1 to 99; smaller numbers go first, as in Determined.
+        weight: of its share among those with the same priority, > 0.
+        max_slots: the most GPUs, or CPUs, that it may have; None: no limit.
+        had: slot-seconds by weight, as of `dray.desk.shares.Shares`.
+        queue: trials that wait for a group, the next one first.
+        leases: those that are not over, by number.
+        current: the latest lease of each trial that has one; earlier ones are fenced off.
+        is_owner: it has groups, and no trials.
+        broken: calls of processes that can't run its trials, and wait for it to close.
+        closing: no more of its trials get leases, those that run are to save and leave, and its groups end.
+        is_leaving: it is forgotten once its last lease is over.
+    """
+
+    name: str
+    endpoint: Any = None
+    is_owner: bool = False
+    shape: str = ""
+    kind: str = "cpu"
+    size: float = 1
+    unit: float = 1
+    priority: int = defaults.PRIORITY
+    weight: float = 1.0
+    max_slots: float | None = None
+    had: float = 0.0
+    queue: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    current: dict[int, Lease] = field(default_factory=dict)
+    broken: list[Hashable] = field(default_factory=list)
+    closing: bool = False
+    is_leaving: bool = False
+
+    def enqueue(self, trials: Iterable[int], *, first: bool) -> None:
+        """Queue trials for a group, at the end or before all others."""
+        trials = list(trials)
+        self.queue.update(dict.fromkeys(trials))
+        for trial in reversed(trials) if first else ():
+            self.queue.move_to_end(trial, last=False)
+
+    def withdraw(self, trials: Iterable[int]) -> None:
+        """Take trials out of the queue."""
+        for trial in trials:
+            self.queue.pop(trial, None)
+
+    @property
+    def slots(self) -> float:
+        """How many GPUs, or CPUs, its leases take."""
+        return len(self.leases) * self.size
+
+    @property
+    def lead(self) -> float:
+        """How much it has had, with what it is about to have: the client with the least gets the next group."""
+        return self.had + QUANTUM * self.slots / self.weight
+
+    @property
+    def demand(self) -> Demand:
+        """What it has and asks for now."""
+        claim = Claim(
+            name=self.name,
+            groups=len(self.queue) + len(self.leases),
+            size=self.size,
+            priority=self.priority,
+            weight=self.weight,
+            max_slots=self.max_slots,
+        )
+        return Demand(claim=claim, shape=self.shape, kind=self.kind, unit=self.unit, has=len(self.leases))
+
+    @property
+    def next_trial(self) -> int | None:
+        """The trial that gets the next lease; None if none may have one."""
+        is_full = self.max_slots is not None and self.slots + self.size > self.max_slots
+        if self.closing or is_full:
+            return None
+        return next((trial for trial in self.queue if not self._is_held(trial)), None)
+
+    def _is_held(self, trial: int) -> bool:
+        lease = self.current.get(trial)
+        return lease is not None and lease.state != "failed"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -42,8 +137,8 @@ class Lease:
     client: Client
     trial: int
     group: Group
-    state: State = State.GRANTED
-    parameters: Any = None
+    state: LeaseState = "granted"
+    parameters: bytes | None = None
     """What the driver gives to the ranks; None until it has."""
     left: dict[int, LeaseOutcome] = field(default_factory=dict)
     """Ranks that have left, and how."""
@@ -51,22 +146,22 @@ class Lease:
     """A rank's departure by an error in a collective: another rank's end may have caused it."""
     stale: str = ""
     """Why the group's processes can't be reused."""
-    unrecorded: int = 0
-    """Reports that the driver has not recorded yet."""
-    decisions: dict[int, Decision | None] = field(default_factory=dict)
-    """By number of each result that rank 0 waits for; None until the search has decided."""
+    stop_call: Hashable = None
+    """Rank 0's call that waits for a request to save and leave."""
+
+    def on(self, event: LeaseEvent) -> None:
+        """Take an event.
+
+        Raises:
+            AssertionError: it is not allowed in this state. Nothing has changed.
+        """
+        assert event in TRANSITIONS[self.state], f"lease {self.number} is {self.state}, which allows no {event!r}"
+        self.state = TRANSITIONS[self.state][event]
 
     @property
-    def holds_trial(self) -> bool:
-        """Whether no other group may have the trial yet: it continues from what it saves here."""
-        return self.state not in (State.FAILED, State.OVER)
-
-    def conclude(self, departure: Departure) -> bool:
-        """The trial ends here, like this. Returns whether the driver needs a message about it."""
-        is_news = self.state not in (State.CONCLUDED, State.FAILED)
-        if is_news:
-            self.state = State.FAILED if departure.is_failure else State.CONCLUDED
-        return is_news or departure.outcome == "completed"
+    def has_outcome(self) -> bool:
+        """Whether its driver knows how the trial left."""
+        return self.state in ("concluded", "failed", "over")
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -78,8 +173,8 @@ class Group:
     start: int
     """Number of the start that its processes belong to."""
     size: int
-    idle: set[int] = field(default_factory=set)
-    """Ranks that wait for a trial."""
+    waiting: dict[int, tuple[Hashable, int]] = field(default_factory=dict)
+    """By rank that waits for a lease: its call, and the number of the last lease that it has served."""
     lease: Lease | None = None
     retiring: bool = False
     """It gets no other trial: its processes end, and a new group may take its place."""
@@ -87,7 +182,7 @@ class Group:
     @property
     def is_free(self) -> bool:
         """Whether all its ranks wait for a trial."""
-        return self.lease is None and not self.retiring and len(self.idle) == self.size
+        return self.lease is None and not self.retiring and len(self.waiting) == self.size
 
     def death(self, dead: Mapping[int, str], batches: int) -> Departure:
         """How a trial ended whose processes died.

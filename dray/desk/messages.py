@@ -1,14 +1,15 @@
-"""What workers send to the desk, and what the desk passes to the driver: one class per event."""
+"""What workers send, and what the desk passes to its clients: one class per event."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from dray.desk.failure import Failure
 from dray.desk.shares import Claim
+from dray.desk.wire import wire
 from dray.masking import hidden_text
 
 Row = dict[str, Any]
@@ -20,7 +21,9 @@ LeaseOutcome = Literal["completed", "stopped", "diverged", "paused", "interrupte
 """How a trial left its lease."""
 
 
-class DeskReport(NamedTuple):
+@wire
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeskReport:
     """A report of a trial.
 
     Attributes:
@@ -39,6 +42,7 @@ class DeskReport(NamedTuple):
     warning: str = ""
 
 
+@wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
     """How a rank left its lease.
@@ -69,6 +73,24 @@ class Departure:
         return replace(self, error=hidden_text(self.error, secrets), failure=failure)
 
 
+@wire
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """Why a process can't run any trial, for the user.
+
+    Attributes:
+        faults: of the experiment file or the model's directory, each with its path; () if it is something else.
+        source: what has the faults, as of `dray.errors.ConfigError`.
+        message: the error, if there are no faults.
+        resumable: the experiment can be resumed once that is mended.
+    """
+
+    message: str = ""
+    faults: Sequence[tuple[str, str]] = ()
+    source: str = "The experiment config"
+    resumable: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Event:
     time: float = field(default_factory=time.time)
@@ -77,13 +99,10 @@ class _Event:
 
 # ---------------------------------------------------------------------------------------------------------- clients
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientAdded(_Event):
-    """An experiment wants to borrow groups from the server."""
+class ClientLeft(_Event):
+    """A client that was to be removed has no lease any more, and is forgotten."""
 
     client: str
-    shape: str
-    workers: bytes
-    """A pickle of what such groups are made of."""
 
 
 # ---------------------------------------------------------------------------------------------------- worker groups
@@ -98,12 +117,13 @@ class WorkerArrived(_Event):
     """Ray's id of its node."""
 
 
+@wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerUnfit(_Event):
     """A process of a group can't run any trial, and neither could another one in its place."""
 
     group: str
-    cause: Exception
+    why: Unfit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +163,7 @@ class GroupEnded(_Event):
 
 
 # ----------------------------------------------------------------------------------------------------------- leases
+@wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGranted(_Event):
     """A trial was matched to a free group, and waits for the driver's parameters."""
@@ -165,6 +186,7 @@ class ReportReceived(_Event):
     warning: str
 
 
+@wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLeft(_Event):
     """A trial has left its group, or failed there. For the fields see `Departure`."""
@@ -176,8 +198,20 @@ class TrialLeft(_Event):
     error: str = ""
     fatal: bool = False
     failure: Failure | None = None
-    dead: tuple[int, ...] = ()
+    dead: Sequence[int] = ()
     """Ranks whose processes died, as far as Ray knows."""
+    no_restart: str = ""
+    """Why the log policies forbid a restart; the driver's shell adds it."""
+
+
+@wire
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOver(_Event):
+    """A lease is over: all that its processes still send is fenced off."""
+
+    lease: int
+    group: str
+    trial: int
 
 
 # ------------------------------------------------------------------------------------------------------ checkpoints
@@ -203,14 +237,6 @@ class CheckpointDamaged(_Event):
     error: str
 
 
-# ------------------------------------------------------------------------------------------------------ Tune's handle
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandleStarted(_Event):
-    """A process of the Tune handle asks for results for the first time."""
-
-    process: int
-
-
 # ------------------------------------------------------------------------------------------------------ for the server
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
@@ -231,8 +257,7 @@ class Demand:
 
 
 Message = (
-    ClientAdded
-    | WorkerArrived
+    WorkerArrived
     | WorkerUnfit
     | GroupReady
     | GroupRetired
@@ -240,7 +265,7 @@ Message = (
     | LeaseGranted
     | ReportReceived
     | TrialLeft
+    | LeaseOver
     | CheckpointSaved
     | CheckpointDamaged
-    | HandleStarted
 )

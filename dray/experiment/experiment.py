@@ -20,7 +20,7 @@ from dray.config.schema import ExperimentConfig
 from dray.config.search import build_sampler
 from dray.display.display import Display
 from dray.display.text import searched_line
-from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
+from dray.errors import ConfigError, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
@@ -47,13 +47,8 @@ from searchers.space import Constraint
 
 if TYPE_CHECKING:
     from dray.desk.messages import Message
-    from dray.groups.lent import GroupServer
+    from dray.experiment.run import Lent
     from dray.pytorch import PyTorchTrial
-    from searchers.ray_tune import TuneDriver
-
-
-MAX_DESK_LOSSES = 3
-"""An experiment fails when it loses its desk this often in a row without a trial's report in between."""
 
 
 class Experiment:
@@ -94,10 +89,8 @@ class Experiment:
         print(result.best_trial.hparams)
     """
 
-    lender: GroupServer | None = None
-    """The server that lends it worker groups; None: it has its own."""
-    tune: TuneDriver | None = None
-    """A Tune driver that a server's process has started for the first run; None: the run starts its own."""
+    lent: Lent | None = None
+    """What a server's process has for it; None: it has its own worker groups."""
 
     def __init__(
         self,
@@ -230,7 +223,7 @@ class Experiment:
             except Exception as error:
                 if directory.is_gone():  # then whatever failed is a consequence
                     raise DirectoryGone(directory.path) from None
-                if self.lender is None or (isinstance(error, ConfigError | ExperimentError) and not is_full(error)):
+                if self.lent is None or (isinstance(error, ConfigError | ExperimentError) and not is_full(error)):
                     notify(self._config.notify, directory, "failed", str(error))  # else its server starts it again
                 raise
             notify(self._config.notify, directory, "completed")
@@ -286,11 +279,14 @@ class Experiment:
         ):
             lock.acquire()
 
-            def opened_from(records: list[dict[str, Any]]) -> OpenSearch:
-                given = self._config, self._custom, self._extension
-                return open_search(*given, journal=journal, records=records, observers=observers, sources=self._sources)
-
-            opened = opened_from(Journal.read(directory.journal))
+            given = self._config, self._custom, self._extension
+            opened = open_search(
+                *given,
+                journal=journal,
+                records=Journal.read(directory.journal),
+                observers=observers,
+                sources=self._sources,
+            )
             searcher = opened.config.searcher
             display = Display(
                 name=opened.config.name,
@@ -303,20 +299,9 @@ class Experiment:
             observers.begin(opened.records, opened.search.trials, display.say)
             if opened.search.done is not None:
                 display.ended()
-            losses = 0
-            while opened.search.done is None:
-                num_before = len(opened.records)
+            else:
                 try:
                     self._run(opened, directory, lock, journal, observers, display, interrupts, on_message)
-                except DeskLost as lost:
-                    records = Journal.read(directory.journal)
-                    reported = any(record["event"] == "reported" for record in records[num_before:])
-                    losses = 1 if reported else losses + 1
-                    # A server's desk is the server's matter, and the experiment ends with the server.
-                    if losses == MAX_DESK_LOSSES and self.lender is None:
-                        raise
-                    display.say(f"{str(lost).partition(';')[0]}; restarting from the journal")
-                    opened = opened_from(records)
                 except ConfigError as error:
                     # It can't run as it is, so no list should say that it was only stopped.
                     journal.append({"event": "failed", "error": str(error), "time": time.time()})
@@ -361,27 +346,23 @@ class Experiment:
                     # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                     modules = pool.submit(importlib.import_module, "dray.experiment.run")
                     cluster = stack.enter_context(
-                        connect(self._address) if self.lender is None else self.lender.cluster()
+                        connect(self._address) if self.lent is None else self.lent.server.cluster()
                     )
                     run = modules.result()
                 display.say(f"on {cluster.description}")
                 display.begin(opened.search, opened.records)
-                tune, self.tune = self.tune, None
                 self.last_run = run.Run(
                     opened=opened,
-                    directory=directory,
-                    lock=lock,
-                    journal=journal,
-                    observers=observers,
-                    metrics=metrics,
+                    records=run.Records(
+                        directory=directory, lock=lock, journal=journal, observers=observers, metrics=metrics
+                    ),
                     load_trial=FromDirectory(entrypoint=entrypoint, directory=str(directory.code))
                     if entrypoint is not None
                     else ByValue(trial=self._trial),
                     cluster=cluster,
                     display=display,
                     interrupts=interrupts,
-                    lender=self.lender,
-                    tune=tune,
+                    lent=self.lent,
                     on_message=on_message,
                 )
                 self.last_run.run()

@@ -1,24 +1,18 @@
-"""Decides whether a failed trial restarts, and records that."""
+"""Decides whether a failed trial restarts."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dray.config.schema import ExperimentConfig
 from dray.desk.failure import Failure
 from dray.desk.messages import TrialLeft
-from dray.display.display import Display
-from dray.experiment.log_policies import forbidden, printed
+from dray.experiment.effects import Append, Effect, Say, ShowFailure
 from dray.records.by_trial import ByTrial
-from dray.records.directory import ExperimentDirectory
 from dray.text import counted
-from dray.worker.log.tail import with_log_tail
 from searchers.events import Reason
-from searchers.journal import Journal
 
 DEATHS = 3
 """How often in a row the processes of a trial may die without progress before it is given up."""
@@ -31,8 +25,8 @@ class Restarts:
 
     Args:
         records: the journal so far.
-        config, directory, journal, display: of the experiment.
-        has_logs: whether ``directory`` has the newest logs of trials, wherever they ran.
+        max_restarts: how often a trial may restart.
+        emit: called with each effect.
 
     Attributes:
         counted: how often each trial was restarted, also in earlier runs of the experiment.
@@ -41,17 +35,9 @@ class Restarts:
     """
 
     def __init__(
-        self,
-        records: Sequence[Mapping[str, Any]],
-        *,
-        config: ExperimentConfig,
-        directory: ExperimentDirectory,
-        journal: Journal,
-        display: Display,
-        has_logs: bool,
+        self, records: Sequence[Mapping[str, Any]], *, max_restarts: int, emit: Callable[[Effect], None]
     ) -> None:
-        self._config, self._directory, self._journal, self._display = config, directory, journal, display
-        self._has_logs = has_logs
+        self._max_restarts, self._emit = max_restarts, emit
         self._failures = failures_in(records)
         self.ended_before = {each["trial"]: each["reason"] for each in records if each.get("event") == "exited"}
         self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
@@ -73,7 +59,7 @@ class Restarts:
         trial, error = left.trial, left.error
         kept: Reason | None = self.ended_before.get(trial)
         if left.outcome == "diverged":
-            self._display.say(f"trial {trial} is stopped (stop_on_nan): {error}")
+            self._emit(Say(f"trial {trial} is stopped (stop_on_nan): {error}"))
             return "diverged"
         if left.outcome == "invalid_hp":
             if kept is not None:
@@ -88,39 +74,22 @@ class Restarts:
             failure = replace(failure, batches=self._furthest[trial])
         failures = self._failures.setdefault(trial, [])
         failures.append(failure)
-        why = why_given_up(failures, self._config.max_restarts) or self._forbidden(trial, error)
+        why = why_given_up(failures, self._max_restarts) or left.no_restart
         if UNAVERAGED in error:
             why = why or "a restart would not change that"
-        if failure.kind == "died" or left.dead:  # it could not report why itself
-            error = self._with_log_tail(error, trial, left.dead)
         if why:
             self._give_up(trial, error, why, failure)
             return kept or "errored"
-        self._display.failure(trial, error)
-        self._journal.append({"event": "restarted", **_fields(trial, error, failure)})
+        self._emit(ShowFailure(trial=trial, error=error))
+        self._emit(Append({"event": "restarted", "trial": trial, "error": error, **failure_fields(failure)}))
         self.counted[trial] += 1
         return None
 
     def _give_up(self, trial: int, error: str, why: str, failure: Failure) -> None:
         kept = self.ended_before.get(trial, "")
-        self._display.failure(trial, error, why, kept)
-        record = {"event": "gave_up", "why": why, **_fields(trial, error, failure)}
-        self._journal.append({**record, "kept": kept} if kept else record)
-
-    def _forbidden(self, trial: int, error: str) -> str:
-        """Why the log policies forbid a restart; "" if they don't."""
-        policies, directory = self._config.log_policies, self._directory
-        if not policies:
-            return ""
-        store = directory.storage.child(f"trial_{trial}")
-        return forbidden(policies, printed(error, directory.trial(trial) / "logs", store))
-
-    def _with_log_tail(self, error: str, trial: int, dead: Sequence[int]) -> str:
-        """An error about dead processes, with the end of the first one's log."""
-        logs = self._directory.trial(trial) / "logs"
-        if self._has_logs and dead and (log := logs / f"rank_{dead[0]}.log").exists():
-            return with_log_tail(error, log)
-        return f"{error}; what it printed is in {logs}"
+        self._emit(ShowFailure(trial=trial, error=error, ended=why, kept=kept))
+        record = {"event": "gave_up", "why": why, "trial": trial, "error": error, **failure_fields(failure)}
+        self._emit(Append({**record, "kept": kept} if kept else record))
 
 
 def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
@@ -156,10 +125,6 @@ def _counting(failures: Iterable[Failure]) -> Iterator[Failure]:
             yield failure
         else:
             furthest = failure.batches
-
-
-def _fields(trial: int, error: str, failure: Failure) -> dict[str, Any]:
-    return {"trial": trial, "error": error, **failure_fields(failure), "time": time.time()}
 
 
 def failure_fields(failure: Failure) -> dict[str, Any]:

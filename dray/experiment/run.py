@@ -1,444 +1,465 @@
-"""One run of an experiment on Ray, from its journal's state to the end of the search: the driver's side.
+"""One run of an experiment on Ray, from its journal's state to the end of the search: the driver's process.
 
-The thread that called `Run.run` reads the desk's messages: it binds leases to hyperparameters, records metrics,
-restarts trials, starts and ends groups, and updates the display. Tune's thread takes the trials' results to the search.
+All that is decided is decided in one thread, by `dray.experiment.driver.ExperimentDriver`: the driver's `EventLoop`
+calls it with what workers, Tune's handle and the desk say, and this shell carries out what follows. The thread that
+called `Run.run` waits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import pickle
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray import cloudpickle
-from typing_extensions import assert_never
 
+import dray
+from dray import private
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.code.factory import ByValue, FromDirectory
 from dray.desk import messages
-from dray.desk.actor import connect, results_of, start_desk
-from dray.desk.connection import DeskConnection, DeskUnreachable
-from dray.desk.messages import LeaseGranted, Message, ReportReceived, TrialLeft
-from dray.display.counts import Counts
+from dray.desk.connection import Call, Session
+from dray.desk.effects import Reply, Tell
+from dray.desk.loop import EventLoop
+from dray.desk.messages import Message, TrialLeft
 from dray.display.display import Display
-from dray.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining, TakenOver
+from dray.errors import DirectoryGone, ExperimentError, TakenOver
+from dray.experiment import driver, effects
+from dray.experiment.cleaner import Cleaner
+from dray.experiment.driver import ExperimentDriver
 from dray.experiment.interrupts import Interrupts
+from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.open_search import OpenSearch
-from dray.experiment.preflight import error_of_unfit_worker
 from dray.experiment.prometheus import Prometheus
-from dray.experiment.restarts import Restarts
-from dray.experiment.retention import Policy, Retention, checkpoints_needed
-from dray.experiment.trial_queue import TrialQueue
+from dray.experiment.results import results_of
 from dray.experiment.workers import prepare_workers
-from dray.groups.lent import DESK, GroupServer, LentGroups
-from dray.groups.pool import IN_TURN_S, Groups
+from dray.groups.lending import Lending, LendingPlan
+from dray.groups.lent import GroupServer, LentGroups
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from dray.records.driver_lock import DriverLock
-from dray.records.improvements import Improvements
 from dray.records.metrics import MetricsLog
 from dray.records.timeline import Timeline
-from dray.worker.lease import SEND_EVERY_S
-from searchers.answers import Answer
-from searchers.errors import SpaceError
+from dray.worker.lease import SEND_EVERY_S, TrialLease
+from dray.worker.log.tail import with_log_tail
 from searchers.journal import Journal
 from searchers.ray_tune import TuneDriver
 
 POLL_S = 0.25
 """How often the driver checks signals and updates the display when nothing happens."""
 REPORTS_PER_S = 1000
-"""Reports of all trials together that nobody waits for: half of what driver and desk take on two cores
-(`bench/scale.py`)."""
+"""Reports of all trials together that nobody waits for: half of what a driver takes on two cores (`bench/scale.py`)."""
 TUNE_END_S = 60.0
 """How long Tune may take to end. A thread that is inside Ray when Ray is shut down may end the process."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is interrupted."""
 CHECK_S = 1.0
 """How often the driver checks that the experiment's directory still exists."""
+IN_TURN_S = 30.0
+"""On a local cluster the first group starts before Tune: how long it may take before Tune starts anyway."""
 
 
-def lent_handle() -> str:
-    """The name of this process's Tune handle at a server's desk."""
-    return str(ray.get_runtime_context().get_job_id())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """What a run of an experiment writes to."""
+
+    directory: ExperimentDirectory
+    lock: DriverLock
+    journal: Journal
+    observers: Observers
+    metrics: MetricsLog
 
 
-def tune_driver(desk: str, handle: str, directory: Path, *, local: bool) -> TuneDriver:
-    """A Tune driver whose handle gets its results from a desk.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """What a process of a server has for the experiment that it gets.
+
+    Attributes:
+        server: lends worker groups.
+        loop: listens.
+        tune: a Tune driver whose handle gets its results from this process; it may have started.
+    """
+
+    server: GroupServer
+    loop: EventLoop
+    tune: TuneDriver
+
+
+def tune_driver(loop: EventLoop, directory: Path, *, local: bool) -> TuneDriver:
+    """A Tune driver whose handle gets its results from this process.
 
     Args:
-        desk: the actor's name.
-        handle: its name at the desk.
+        loop: listens.
         directory: for Tune.
         local: the handle can import dray as this process does.
     """
-    namespace = ray.get_runtime_context().namespace
-    return TuneDriver(
-        source=functools.partial(results_of, desk, namespace, handle),
-        directory=directory,
-        path=None if local else lambda: str(ray.get(ray.get_actor(desk, namespace=namespace).import_path.remote())),
-    )
+    private.make_directory(directory)  # Tune writes down how to connect
+    path = None if local else str(Path(dray.__file__).parents[1])
+    return TuneDriver(source=functools.partial(results_of, loop.endpoint), directory=directory, path=path)
 
 
 class Run:
-    """One run: it has its own desk, worker groups and Tune driver.
+    """One run: an `ExperimentDriver`, and the shell around it.
 
     Args:
         opened: the experiment's search.
-        directory, lock, journal, observers, metrics: of the experiment.
+        records: of the experiment.
         load_trial: loads the trial's class, or the program, on workers on this machine.
         cluster: where to run.
         interrupts: signals that ask the run to stop.
-        lender: the server that lends it groups; None: the run has its own.
-        tune: a Tune driver whose handle is `lent_handle`, and which may have started; None: there is none yet.
-        on_message: called with each of the desk's messages; for benchmarks and tests.
+        lent: what a server's process has for it; None: it has its own groups.
+        on_message: called with each message of a trial or a worker group; for benchmarks and tests.
 
     Attributes:
-        search: as opened.
-        counts: the run's counters.
+        driver: decides.
     """
 
     def __init__(
         self,
         *,
         opened: OpenSearch,
-        directory: ExperimentDirectory,
-        lock: DriverLock,
-        journal: Journal,
-        observers: Observers,
-        metrics: MetricsLog,
+        records: Records,
         load_trial: FromDirectory | ByValue,
         cluster: Cluster,
         display: Display,
         interrupts: Interrupts,
-        lender: GroupServer | None = None,
-        tune: TuneDriver | None = None,
+        lent: Lent | None = None,
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
-        config, search = opened.config, opened.search
-        self.search, self.config, self._records = search, config, opened.records
-        self.display, self.cluster = display, cluster
-        self._directory, self._lock, self._metrics, self._observers = directory, lock, metrics, observers
-        self._on_message, self._interrupts = on_message, interrupts
+        directory, config = records.directory, opened.config
+        self._config, self._records, self._display, self._cluster = config, records, display, cluster
+        self._interrupts, self._on_message = interrupts, on_message
         self._error: BaseException | None = None
-        self._trains = False
-        self._connection: DeskConnection | None = None
-        """For what happens with every trial; what is rare goes to `desk`, the actor."""
-        self._mail: Future[list[Message]] = Future()
-        self._granted: list[LeaseGranted] = []
-        self._recorded: Counter[int] = Counter()
-        """Reports of each lease recorded since the desk was last asked for messages."""
-        # On a local cluster Tune and the groups share few CPUs. While the first group imports torch, on one core, Tune
-        # may start; further groups wait until the first one trains.
+        self._has_failed = False
+        """An event could not be recorded or carried out: nothing that follows is."""
+        self._over = threading.Event()
+        # On a local cluster Tune and the groups share few CPUs. While the first group imports torch, Tune may start.
         self._tune_may_start = not cluster.own
+        self._check_at = 0.0
+        self._effects: list[Any] = []
+        self._logs = ThreadPoolExecutor(1, thread_name_prefix="dray-logs")
+        self._pending_logs = 0
+        self.driver = ExperimentDriver(
+            opened, self._effects.append, resume=f"resume with: dray experiment resume {directory.path}"
+        )
+        self._journal_so_far = opened.records
         self._timeline = Timeline(directory.metrics)
-        self._journal, self._improvements = journal, Improvements(config.searcher)
-        self._restarts = Restarts(
-            opened.records,
-            config=config,
-            directory=directory,
-            journal=journal,
-            display=display,
-            # If machines share no disk, a log here may be that of an earlier process of the rank.
-            has_logs=cluster.local or directory.storage.is_local,
-        )
-        self.counts = Counts(restarts=self._restarts.counted)
-        self._retention = Retention(
-            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1),
-            store_of=directory.store,
-            needs=lambda trial: checkpoints_needed(search.trials[trial]),
-            note=lambda record: journal.append(record, wait=False),
-            say=display.say,
-        )
         self._workers = prepare_workers(
-            config, directory, cluster, load_trial, search.method.rungs, display.say, borrows=lender is not None
+            config,
+            directory,
+            cluster,
+            load_trial,
+            self.driver.search.method.rungs,
+            display.say,
+            borrows=lent is not None,
         )
-        display.shares(self._workers.slots.share)
         self._name = self._workers.experiment.run
-        self._is_lent = lender is not None
-        desk_name = f"dray-desk-{self._name}" if lender is None else DESK
-        if lender is not None:
-            self.desk = lender.desk()
-            workers, experiment = cloudpickle.dumps(self._workers), cloudpickle.dumps(self._workers.experiment)
-            ray.get(self.desk.add.remote(self._name, experiment, workers, handle=lent_handle(), **self._workers.claim))
-        else:
-            env, shape = self._workers.slots.runtime_env, self._workers.shape
-            self.desk = start_desk(desk_name, self._name, shape=shape, runtime_env=env)
-        self._queue = TrialQueue(
-            search,
-            name=self._name,
-            directory=directory,
-            together=journal.together,
-            changed=self._retention.changed,
-        )
+        display.shares(self._workers.kind.slots.share)
+        self._loop = EventLoop("dray-driver") if lent is None else lent.loop
+        if lent is None:
+            self._loop.listen(ray.util.get_node_ip_address())
         self._prometheus = Prometheus(
             directory.path.name,
-            counts=self.counts,
-            states=self._queue.states,
+            counts=self.driver.counts,
+            states=self.driver.states,
             busy_slots=lambda: self._timeline.busy_slots,
         )
-        self.groups: Groups | LentGroups = (
-            LentGroups()
-            if self._is_lent
-            else Groups(
-                functools.partial(self._workers.start, self.desk, owner=self._name),
-                desk=self.desk,
-                owner=self._name,
-                slots=self._workers.slots,
-                capacity=self._workers.capacity,
-                elastic=self._workers.elastic,
-                own_cluster=cluster.own,
-                runnable=self._queue.count_runnable,
-                counts=self.counts,
-                timeline=self._timeline,
-                display=display,
-                experiment=directory.path,
-            )
+        self._cleaner = Cleaner(self.driver.retention, store_of=directory.store, post=self._loop.post)
+        self._lending = self._new_lending(lent and lent.server)
+        tune = (
+            lent.tune
+            if lent is not None
+            else tune_driver(self._loop, directory.ray / f"tune-{time.time_ns()}", local=cluster.local)
         )
-        if tune is None or tune.ended.done():
-            handle = lent_handle() if self._is_lent else self._name
-            tune = tune_driver(desk_name, handle, directory.ray / f"tune-{time.time_ns()}", local=cluster.local)
-        tune.attach(search, lock=self._queue.lock, together=journal.together, act=self._act)
+        tune.take = lambda results: self._loop.post(self.driver.decide, results)
         self._tune = tune
 
+    def _new_lending(self, server: GroupServer | None) -> Lending | LentGroups:
+        workers, name = self._workers, self._name
+        if server is not None:
+            return LentGroups(
+                server,
+                name,
+                workers.kind,
+                self._loop.endpoint,
+                workers.share,
+                functools.partial(self._loop.post, self._hear),
+            )
+        plan = LendingPlan(
+            own_cluster=self._cluster.own,
+            directory=self._records.directory.ray,
+            experiment=workers.experiment,
+            max_slots=workers.max_slots,
+            sizes=workers.sizes,
+        )
+        return Lending(
+            self._loop,
+            plan,
+            emit=self._effects.append,
+            counts=self.driver.counts,
+            display=self._display,
+            starts=self._timeline.starts,
+            ends=self._timeline.ends,
+        )
+
+    # ------------------------------------------------------------------ the thread of the caller
     def run(self) -> None:
         """Block until the search is done.
 
         Raises:
             KeyboardInterrupt: stopped by a signal, which it names; running trials have saved a checkpoint.
-            DeskLost: the desk died; another run can resume from the journal.
             ExperimentError, ConfigError: it cannot continue.
         """
         with self._interrupts.held():
-            self.groups.start()  # first of all: its processes take seconds to come up, beside what is done here
             watch = Watch(
                 ray.get_runtime_context().gcs_address,
-                draining=None if self.cluster.own else self.groups.nodes_drain,
+                draining=None if self._cluster.own else functools.partial(self._loop.post, self._lending.nodes_drain),
                 silent=self._head_is_silent,
             )
             try:
-                self._connection = connect(self.desk)
-                self._queue.begin(self._connection, self._workers.experiment.settings.score)
-                self._retention.start(self._records)
-                self._records.clear()
-                self._serve()
-            except (ray.exceptions.RayError, DeskUnreachable) as e:
-                self._error = DeskLost(
-                    f"lost the experiment's desk, or Ray itself: {str(e).splitlines()[0]}; what trials have reported "
-                    f"and saved is safe; resume with: dray experiment resume {self._directory.path}"
-                )
+                self._loop.attach(self)
+                self._loop.post(self._begin)
+                began = time.monotonic()
+                while not (self._over.is_set() or self._interrupts.wanted or self._tune.ended.done()):
+                    self._over.wait(POLL_S)
+                    if not self._tune.started and (self._tune_may_start or time.monotonic() - began > IN_TURN_S):
+                        self._tune.start()
+                    self._loop.post(self._tick)
             finally:
                 self._close(watch)
-        if isinstance(self._error, DeskLost):
-            self._interrupts.check()
-            self._wait_for_head(watch)
         if self._error is not None:
             raise self._error
         if self._tune.error is not None:
             raise ExperimentError(f"the search failed: {self._tune.error}") from self._tune.error
         self._interrupts.check()
 
-    # ------------------------------------------------------------------ the desk's messages
-    def _serve(self) -> None:
-        """Read messages and keep the groups running, until the search is done, an error occurs, or a signal arrives."""
-        began = check_at = time.monotonic()
-        self._ask_for_mail()
-        while self._error is None and self._tune.error is None:
-            self._read_mail()
-            if self._interrupts.wanted:  # Ray may be about to end as well
-                break
-            if time.monotonic() >= check_at:
-                check_at = time.monotonic() + CHECK_S
-                if self._is_taken():
-                    break
-            if not self._tune.started:
-                if self._tune_may_start or time.monotonic() - began > IN_TURN_S:
-                    self._tune.start()
-            elif self._tune.ended.done() and self._tune.error is None:
-                if self.search.done is None:
-                    raise DeskUnreachable("the search's Tune handle has lost the desk")
-                break
-            if self.search.done is None:
-                self.groups.reconcile()
-            if self.groups.error is not None:
-                self._error = self.groups.error
-            self._metrics.pack()
-            self.display.update(self.counts, self.groups.ready_count, self.groups.count)
+    def _close(self, watch: Watch) -> None:
+        """Let running trials save, then end Tune and the groups, unless Ray itself is gone."""
+        watch.close()
+        self._display.closing(self._interrupts.wanted)
+        try:
+            if not (self._has_failed or isinstance(self._error, DirectoryGone | TakenOver)):
+                self._loop.post(self.driver.close)
+                self._wait_while(lambda: not self._is_drained, STOP_GRACE_S, watch)
+        finally:  # also if it is interrupted again
+            self._tune.stop()
+            self._loop.post(self.driver.end)
+            self._wait_while(lambda: self._tune.started and not self._tune.ended.done(), TUNE_END_S, watch)
+        self._logs.shutdown()
+        self._cleaner.close()
+        self._prometheus.update(at_once=True)
+        if watch.answers():
+            # On a shared cluster workers first release what they hold.
+            self._lending.end(at_once=self._cluster.own or self._has_failed)
+        self._timeline.close()
+        self._loop.close()
 
-    def _is_taken(self) -> bool:
-        """Whether the experiment no longer belongs to this driver."""
-        if self._directory.is_gone():
-            self._error = DirectoryGone(self._directory.path)
-        elif self._lock.lost_to is not None:
-            self._error = TakenOver(self._lock.lost_to)
-        return isinstance(self._error, DirectoryGone | TakenOver)
+    def _wait_while(self, condition: Callable[[], bool], at_most_s: float, watch: Watch) -> None:
+        deadline = time.monotonic() + at_most_s
+        while condition() and not self._has_failed and time.monotonic() < deadline and watch.answers():
+            wait([self._tune.ended], timeout=POLL_S / 5)
+            self._loop.post(self._tick)
 
-    def _ask_for_mail(self) -> None:
-        assert self._connection is not None
-        self._mail = self._connection.messages(self._name, dict(self._recorded))
-        self._recorded.clear()
+    # ------------------------------------------------------------------ in the event loop
+    def _begin(self) -> None:
+        if isinstance(self._lending, Lending):
+            workers = self._workers
+            self._lending.on(self._lending.lender.add, self._name, workers.kind, None, workers.share)
+        self.driver.begin(self._journal_so_far)
+        self._journal_so_far.clear()
 
-    def _read_mail(self) -> None:
-        """Read the desk's messages, after a short wait for them."""
-        awaited: list[Future[Any]] = [self._mail, self._tune.ended]
-        wait(awaited, timeout=POLL_S, return_when=FIRST_COMPLETED)
-        if self._mail.done():
-            for message in self._mail.result():
-                self._read(message)
-            self._bind()
-            self._ask_for_mail()
-        self._prometheus.update()
+    def take(self, call: Call) -> None:
+        """A worker or Tune's handle calls."""
+        if call.method in driver.CALLS:
+            getattr(self.driver, call.method)(call, *call.args)
+        elif call.method == "spec":
+            call.answer(pickle.dumps(self._workers.experiment))
+        else:
+            self._lending.take(call)
 
-    def _read(self, message: Message) -> None:
-        if self._on_message is not None:
-            self._on_message(message)
-        self.groups.on(message)
+    def lost(self, session: Session) -> None:
+        """A worker or a handle has lost its connection for good: Ray reports its death."""
+
+    def failed(self, error: BaseException) -> None:
+        """Something can't be recorded or carried out: as the search may be ahead of its journal, nothing follows."""
+        self._has_failed = True
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._over.set()
+
+    def settle(self) -> None:
+        """Carry out what was decided: the journal's records first, then the rest in its order."""
+        if not self._has_failed:
+            self._lending.step()
+        while self._effects and not self._has_failed:
+            decided = self._effects.copy()
+            self._effects.clear()
+            self._write([each for each in decided if isinstance(each, effects.Append)])
+            for each in decided:
+                self._perform(each)
+
+    def _write(self, records: list[effects.Append]) -> None:
+        journal = self._records.journal
+        stamped = [{**each.record, "time": time.time()} for each in records]
+        if any(each.wait for each in records):
+            with journal.together():
+                for record in stamped:
+                    journal.append(record)
+        else:
+            for record in stamped:
+                journal.append(record, wait=False)
+        for record in stamped:
+            if "actions" in record:
+                self._records.observers.happened(record, self.driver.search.trials)
+
+    def _perform(self, effect: Any) -> None:
+        match effect:
+            case effects.Append():
+                pass
+            case Reply(call, value):
+                if call.wants_answer:
+                    call.answer(value)
+            case effects.ToDesk(method, args):
+                self._lending.send(method, self._name, *args)
+            case effects.Bind():
+                self._bind(effect)
+            case messages.ReportReceived(trial=trial, rows=rows):
+                self._records.metrics.append(trial, rows)
+                self._records.observers.rows(trial, rows)
+                self._display.rows(trial, rows)
+                self._notify(effect)
+            case messages.CheckpointSaved():
+                if effect.seconds is not None:
+                    self._prometheus.saved(effect.seconds)
+                self._notify(effect)
+            case effects.Prune() | effects.Examine():
+                self._cleaner.put(effect)
+            case effects.Say(line):
+                self._display.say(line)
+            case effects.ShowFailure():
+                self._display.failure(effect.trial, effect.error, effect.ended, effect.kept)
+            case effects.Fail(error):
+                self._fail(error)
+            case Tell(_, message):
+                self._hear(message)
+            case _:
+                self._lending.perform(effect)
+
+    def _hear(self, message: Message) -> None:
+        """The desk has sent this message."""
+        self._notify(message)
         match message:
             case messages.WorkerArrived():
                 self._tune_may_start = True
-            case messages.WorkerUnfit():
-                self._error = error_of_unfit_worker(message.cause, self._directory.path)
-                if self._trains and isinstance(self._error, ConfigError):
-                    self._error = FoundInTraining(self._error.faults, self._error.source)
             case messages.GroupReady():
                 self._timeline.ready(message.group, message.time)
             case messages.GroupRetired():
-                if self.config.resources.reuse_workers:
-                    self.display.retired(message.group, message.trial, message.reason)
-            case messages.GroupEnded() | messages.ClientAdded():
-                pass
+                if self._config.resources.reuse_workers:
+                    self._display.retired(message.group, message.trial, message.reason)
             case messages.LeaseGranted():
-                if self._is_lent:  # it is this experiment's for the time of the lease
-                    self._timeline.starts(message.group, self._workers.slots.taken, message.time)
-                gpu_type = message.gpu_type if self._workers.slots.gpu else ""
+                if not self._lending.is_own:  # it is this experiment's for the time of the lease
+                    self._timeline.starts(message.group, self._workers.kind.slots.taken, message.time)
+                gpu_type = message.gpu_type if self._workers.kind.slots.gpu else ""
                 self._timeline.granted(message.group, message.trial, message.time, gpu_type)
-                self._granted.append(message)
-            case messages.ReportReceived():
-                self._record(message)
+                self.driver.on(message)
             case messages.TrialLeft():
                 self._timeline.left(message.group, message.trial, message.time)
-                if self._is_lent:
-                    self._timeline.ends(message.group, message.time)
                 self._left(message)
-            case messages.CheckpointSaved():
-                self._restarts.saved(message.trial, message.batches)
-                self._retention.saved(message.trial, message.batches, message.checkpoint, message.value)
-                if message.seconds is not None:
-                    self._prometheus.saved(message.seconds)
-            case messages.CheckpointDamaged():
-                self._retention.damaged(message.trial, message.checkpoint, message.error)
-            case messages.HandleStarted():
-                self.counts.handles_started += 1
-            case _:
-                assert_never(message)
+            case messages.LeaseOver():
+                if not self._lending.is_own:
+                    self._timeline.ends(message.group, message.time)
+                self.driver.on(message)
+            case messages.WorkerUnfit():
+                self.driver.on(message)
 
-    def _bind(self) -> None:
-        """Give the leases that were granted their parameters."""
-        granted, self._granted = self._granted, []
-        try:
-            self._queue.bind(
-                granted,
-                revived=self._restarts.ended_before,
-                send_every_s=max(SEND_EVERY_S, self.groups.count / REPORTS_PER_S),
-            )
-        except SpaceError as error:
-            self._error = FoundInTraining(error.faults, "The search")
-
-    def _record(self, received: ReportReceived) -> None:
-        trial, rows = received.trial, received.rows
-        self._trains = True
-        if received.warning:
-            self.display.say(f"warning: trial {trial}: {received.warning}")
-        self._metrics.append(trial, rows)
-        self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1))
-        for record in self._improvements.among(trial, rows):
-            self._journal.append(record, wait=False)
-        self._observers.rows(trial, rows)
-        self.display.rows(trial, rows)
-        self._recorded[received.lease] += 1
-        self.counts.reports += 1
-
-    def _act(self, answer: Answer) -> None:
-        """Carry out a decision of the search. Called in Tune's thread."""
-        self.counts.decisions[answer.decision] += 1
-        self._queue.act(answer)
+    def _notify(self, message: Message) -> None:
+        if self._on_message is not None:
+            self._on_message(message)
 
     def _left(self, left: TrialLeft) -> None:
-        """A trial has left its group: if it failed, it restarts, or its end is reported to the search."""
-        if left.outcome not in ("errored", "diverged", "invalid_hp") or self.search.trials[left.trial].ended:
+        """Pass on how a trial left; if it failed, with what its logs say, which may take seconds to read."""
+        reads = left.outcome == "errored" and not left.fatal
+        if not reads or not (self._is_death(left) or self._config.log_policies):
+            self.driver.on(left)
             return
-        if left.fatal:
-            self.display.failure(left.trial, left.error)
-            field_path, _, fault = left.error.partition(": ")
-            self._error = FoundInTraining([(field_path, fault)])
-            return
-        if (reason := self._restarts.end_of(left)) is not None:
-            self._queue.end(left.trial, reason)
-        else:
-            self._queue.retry(left.trial)
+        self._pending_logs += 1
 
-    # ------------------------------------------------------------------ the end
-    def _close(self, watch: Watch) -> None:
-        """Let running trials save, then end Tune, the groups and the desk, unless Ray itself is gone."""
-        watch.close()
-        self.display.closing(self._interrupts.wanted)
-        try:
-            if self._connection is not None and not self._is_taken():
-                with contextlib.suppress(ray.exceptions.RayError, DeskUnreachable):  # the desk may be gone
-                    self._let_trials_save(watch)
-        finally:  # also if it is interrupted again
-            self._tune.stop()
-            # Tune checks whether to stop only when a handle returns.
-            self.desk.end_search.remote(self._name)
-            deadline = time.monotonic() + TUNE_END_S
-            while self._tune.started and time.monotonic() < deadline and watch.answers():
-                if wait([self._tune.ended], timeout=POLL_S).done:
-                    break
-        self._retention.close()
-        self._timeline.close()
-        self._prometheus.update(at_once=True)
-        if watch.answers():
-            self._end_groups()
-        if self._connection is not None:
-            self._connection.close()
+        def read() -> None:
+            try:
+                found = self._with_logs(left)
+            except OSError:
+                found = left
+            self._loop.post(done, found)
 
-    def _let_trials_save(self, watch: Watch) -> None:
-        self.desk.close.remote(self._name)
-        deadline = time.monotonic() + STOP_GRACE_S
-        quiet = self.desk.is_quiet.remote(self._name)
-        while time.monotonic() < deadline and watch.answers():
-            if ray.wait([quiet], timeout=POLL_S)[0]:
-                if ray.get(quiet):
-                    break
-                quiet = self.desk.is_quiet.remote(self._name)
-            self._read_mail()
+        def done(found: TrialLeft) -> None:
+            self._pending_logs -= 1
+            self.driver.on(found)
 
-    def _end_groups(self) -> None:
-        """End the groups and the desk."""
-        # On a shared cluster workers first release what they hold. Without a desk they would try that forever.
-        self.groups.end(at_once=self.cluster.own or isinstance(self._error, DeskLost))
-        if self._is_lent:
-            self.desk.remove.remote(self._name)
-        else:
-            ray.kill(self.desk)
+        self._logs.submit(read)
 
-    def _wait_for_head(self, watch: Watch) -> None:
-        """Wait until the head answers: a call to Ray, as in another run, would wait for it without a message."""
-        if watch.answers():
-            return
-        self._head_is_silent()
-        while not watch.answers():
-            time.sleep(CHECK_S)
-        self._end_groups()  # they were ours before, and have survived
+    @staticmethod
+    def _is_death(left: TrialLeft) -> bool:
+        """Whether the trial could not report itself why it failed."""
+        return bool(left.dead) or (left.failure is not None and left.failure.kind == "died")
+
+    def _with_logs(self, left: TrialLeft) -> TrialLeft:
+        """The same, with the end of the log of a process that died, and why the log policies forbid a restart."""
+        directory, policies = self._records.directory, self._config.log_policies
+        logs, error, why = directory.trial(left.trial) / "logs", left.error, ""
+        if policies:
+            why = forbidden(policies, printed(error, logs, directory.storage.child(f"trial_{left.trial}")))
+        if self._is_death(left):
+            # If machines share no disk, a log here may be that of an earlier process of the rank.
+            has_logs = self._cluster.local or directory.storage.is_local
+            if has_logs and left.dead and (log := logs / f"rank_{left.dead[0]}.log").exists():
+                error = with_log_tail(error, log)
+            else:
+                error = f"{error}; what it printed is in {logs}"
+        return replace(left, error=error, no_restart=why)
+
+    def _bind(self, bind: effects.Bind) -> None:
+        directory = self._records.directory
+        lease = TrialLease(
+            number=bind.lease,
+            client=self._name,
+            trial_id=bind.trial,
+            trial_seed=bind.seed,
+            hparams=bind.hparams,
+            trial_dir=directory.trial(bind.trial),
+            store=directory.store(bind.trial),
+            last_step=bind.last_step,
+            was_completed=bind.was_completed,
+            send_every_s=max(SEND_EVERY_S, self._lending.count / REPORTS_PER_S),
+        )
+        self._lending.send("bind", self._name, bind.lease, pickle.dumps(lease))
+
+    def _tick(self) -> None:
+        """What is done now and then, also while nothing happens."""
+        self._records.metrics.pack()
+        self._prometheus.update()
+        self._display.update(self.driver.counts, self._lending.ready_count, self._lending.count)
+        if time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + CHECK_S
+            if self._records.directory.is_gone():
+                self._fail(DirectoryGone(self._records.directory.path))
+            elif self._records.lock.lost_to is not None:
+                self._fail(TakenOver(self._records.lock.lost_to))
+
+    @property
+    def _is_drained(self) -> bool:
+        return self.driver.is_drained and not self._pending_logs
 
     def _head_is_silent(self) -> None:
-        self.display.say(
+        self._display.say(
             "the head of the Ray cluster does not answer; if it is gone, resume with: dray experiment resume "
-            f"{self._directory.path}"
+            f"{self._records.directory.path}"
         )

@@ -71,9 +71,9 @@ class ShowWaiting:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """No trial can run on these groups any more."""
+    """No trial can run on these groups any more; the experiment can be resumed once that is mended."""
 
-    error: Exception
+    error: str
 
 
 ShellEffect = StartGroup | EndGroup | Reserve | Release | LookAtCluster

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-
 from dray.cluster.connection import Cluster
 from dray.desk import messages
+from dray.desk.connection import Call, Connection, Endpoint
 from dray.desk.messages import Message
-from dray.errors import DeskLost
-
-DESK = "dray-desk"
-"""The name of a server's desk, in its namespace."""
-DESK_S = 60.0
-"""How long a server may take to replace a desk that has died."""
-POLL_S = 0.1
+from dray.groups.lender import GroupKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,69 +19,82 @@ class GroupServer:
 
     Attributes:
         address: of its Ray cluster.
-        namespace: of its desk, on the cluster.
+        endpoint: of its desk.
         local: its cluster is this machine.
     """
 
     address: str
-    namespace: str
+    endpoint: Endpoint
     local: bool
 
     def cluster(self) -> Cluster:
         """The connection to its cluster, which this process has already."""
         return Cluster(own=False, local=self.local, description=f"the worker groups of the server at {self.address}")
 
-    def desk(self) -> Any:
-        """The handle of its desk; after the desk has died, that of the next one.
-
-        Raises:
-            DeskLost: there has been none for a minute.
-        """
-        deadline = time.monotonic() + DESK_S
-        while True:
-            try:
-                desk = ray.get_actor(DESK, namespace=self.namespace)
-                ray.get(desk.demands.remote({}))
-                return desk
-            except (ValueError, ray.exceptions.RayActorError):  # one that has died keeps its name until it is replaced
-                if time.monotonic() > deadline:
-                    raise DeskLost(f"the server on the Ray cluster at {self.address} has no desk") from None
-                time.sleep(POLL_S)
-
 
 class LentGroups:
-    """In place of `dray.groups.pool.Groups`: the server starts and ends the groups.
+    """In place of `dray.groups.lending.Lending`: the server starts and ends the groups.
 
-    Attributes:
-        error: None: whatever happens to groups, the experiment can continue.
+    Args:
+        server: lends them.
+        client: the name of this run.
+        kind: of the groups.
+        endpoint: where its trials report.
+        share: see `dray.groups.lender.Lender.add`.
+        hear: called with each message of the server's desk, in any thread.
     """
 
-    def __init__(self) -> None:
-        self.error = None
-        self._groups: dict[int, str] = {}  # by trial
+    is_own = False
+
+    def __init__(
+        self,
+        server: GroupServer,
+        client: str,
+        kind: GroupKind,
+        endpoint: Endpoint,
+        share: Mapping[str, Any],
+        hear: Callable[[Message], None],
+    ) -> None:
+        self._client, self._leases = client, set[int]()
+        self._hear = hear
+        self._desk = Connection(server.endpoint, on_push=self._heard)
+        at = (endpoint.host, endpoint.port, endpoint.key)
+        self._desk.add(client, kind, at, dict(share)).result()
+
+    def _heard(self, message: Message) -> None:
+        match message:
+            case messages.LeaseGranted(lease=lease):
+                self._leases.add(lease)
+            case messages.LeaseOver(lease=lease):
+                self._leases.discard(lease)
+        self._hear(message)
 
     @property
     def count(self) -> int:
         """The number of groups that train its trials."""
-        return len(self._groups)
+        return len(self._leases)
 
     ready_count = count
 
-    def on(self, message: Message) -> None:
-        """The desk has sent this message."""
-        match message:
-            case messages.LeaseGranted():
-                self._groups[message.trial] = message.group
-            case messages.TrialLeft():
-                self._groups.pop(message.trial, None)
+    def send(self, method: str, *args: Any) -> None:
+        """Call a method of the desk."""
+        self._desk.tell(method, *args)
 
-    def start(self) -> None:
-        """The server does."""
+    def take(self, call: Call) -> None:
+        """No worker calls a desk here."""
+        call.fail("the groups are a server's")
 
-    reconcile = start
+    def step(self) -> None:
+        """The server decides how many groups there are."""
 
-    def nodes_drain(self, nodes: Collection[str]) -> None:
+    def perform(self, effect: Any) -> None:
+        """There is nothing that it has decided."""
+        raise AssertionError(effect)
+
+    def nodes_drain(self, nodes: Iterable[str]) -> None:
         """The server watches the nodes."""
 
     def end(self, *, at_once: bool) -> None:
-        """The server does, when no experiment needs them."""
+        """Have the server forget this client once its trials have left."""
+        self._desk.tell("remove", self._client)
+        self._desk.close()

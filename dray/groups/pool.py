@@ -6,19 +6,16 @@ There should be as many groups as trials can run, and no more than fit once the 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from dray.cluster.view import ClusterView
 from dray.desk import messages
 from dray.desk.desk import Desk
 from dray.desk.messages import Message
 from dray.display.counts import Counts
-from dray.errors import ExperimentError
 from dray.groups import effects
 from dray.groups.capacity import Capacity
 from dray.groups.elastic import Elastic
@@ -54,7 +51,6 @@ class GroupsPlan:
         own_cluster: the cluster was started for this experiment alone, on this machine.
         idle_s: how long there must have been more groups than trials before some are ended.
         min_groups: how many stay even then.
-        experiment: the experiment's directory, for errors that say how to resume it.
     """
 
     owner: str
@@ -64,7 +60,6 @@ class GroupsPlan:
     own_cluster: bool
     idle_s: float = IDLE_S
     min_groups: int = 1
-    experiment: Path
 
 
 class Groups:
@@ -78,7 +73,7 @@ class Groups:
         desk: lends the groups to trials.
         emit: called with each effect, in order.
         counts: of the run; groups that start or are lost are counted there.
-        numbers: for names and starts of groups, if others have groups at the same desk.
+        names, starts: numbers for names of groups, and for their starts, which nobody else at the desk gets.
     """
 
     def __init__(
@@ -90,7 +85,8 @@ class Groups:
         desk: Desk,
         emit: Callable[[effects.GroupsEffect], None],
         counts: Counts,
-        numbers: Iterator[int] | None = None,
+        names: Iterator[int],
+        starts: Iterator[int],
     ) -> None:
         self._plan, self._desk, self._emit, self._counts = plan, desk, emit, counts
         max_slots = plan.sizes[0] if plan.sizes else plan.max_slots
@@ -98,8 +94,8 @@ class Groups:
         self._elastic = Elastic(plan.sizes, emit) if plan.sizes else None
         self._node_wait, self._choice = NodeWait(plan.slots), NodeChoice(plan.slots, view.limits)
         self._gpu_faults: dict[str, set[int]] = {}
-        self._names = (f"group-{number}" for number in numbers or itertools.count())
-        self._starts = numbers or itertools.count(1)
+        self._names = (f"group-{number}" for number in names)
+        self._starts = starts
         self._members: dict[str, Member] = {}
         self._in_state: Counter[GroupState] = Counter()
         self._to_replace: list[str] = []
@@ -157,7 +153,7 @@ class Groups:
                     self._say(f"a node of worker group {name} will be removed: its trial continues elsewhere")
                     self._drain(name)
             case effects.ShellFailed():
-                self._fail(event.error)
+                self._fail(f"worker groups can't be started or ended: {event.error!r}")
 
     def look(self, view: ClusterView, now: float) -> None:
         """Take a view of the cluster."""
@@ -208,7 +204,7 @@ class Groups:
         if self._capacity.has_room:
             self._say(f"{what}: it gets no more trials; {check}")
         else:
-            self._fail(ExperimentError(f"{what}, and no other node has room for a trial; {check}, then {self._resume}"))
+            self._fail(f"{what}, and no other node has room for a trial; {check}")
 
     def _ended(self, name: str, start: int, *, is_lost: bool, error: str) -> None:
         """A group's processes have ended; ``is_lost``: unexpectedly, by ``error`` if known."""
@@ -225,17 +221,15 @@ class Groups:
         if self._failed_starts[name] >= MAX_FAILED_STARTS:
             cause = error or "its processes died"
             self._fail(
-                ExperimentError(
-                    f"worker group {name} was started {MAX_FAILED_STARTS} times and never finished a trial, the last "
-                    f"time because {cause}; see Ray's logs, and {self._resume}"
-                )
+                f"worker group {name} was started {MAX_FAILED_STARTS} times and never finished a trial, the last time "
+                f"because {cause}; see Ray's logs"
             )
 
     # ------------------------------------------------------------------ while they run
     def reconcile(self, wanted: int, now: float) -> None:
         """Replace groups that have ended, end those without use, and start more that are wanted.
 
-        To be called after events, and at `next_step`; not when the search is done: then groups end by themselves.
+        To be called after events, and now and then; not when the search is done: then groups end by themselves.
 
         Args:
             wanted: how many trials could run now, including those that do.
@@ -249,27 +243,6 @@ class Groups:
         if not self._plan.own_cluster and now >= self._checked_at + LOOK_S:
             self._check(now)
         self._start_more(now)
-
-    def next_step(self, now: float) -> float | None:
-        """When to call `reconcile` if nothing happens before; None: not at all."""
-        if self._has_failed:
-            return None
-        times = []
-        if self._in_state["sizing"] and self._elastic is not None:
-            times.append(self._elastic.settled_by)
-        if self._plan.own_cluster:
-            if self._wanted > self.count and not self._more_may_start(now):
-                times.append(self._tried_at + IN_TURN_S)
-                if self._trains_since is not None:
-                    times.append(self._next_start_pays_at(self._trains_since))
-        elif (
-            self.has_waiting
-            or self._elastic is not None
-            or self._choice.broken
-            or self.count != max(self._wanted, self._plan.min_groups)
-        ):
-            times.append(self._checked_at + LOOK_S)
-        return max(now, min(times)) if times else None
 
     def _replace_ended(self, now: float) -> None:
         wanted: float = self._wanted
@@ -309,10 +282,7 @@ class Groups:
             return True
         if self._trains_since is None:
             return False
-        return not self._few_cores or now >= self._next_start_pays_at(self._trains_since)
-
-    def _next_start_pays_at(self, trains_since: float) -> float:
-        return trains_since + (trains_since - self._began)
+        return not self._few_cores or now - self._trains_since >= self._trains_since - self._began
 
     def _start_group(self, name: str, now: float, labels: Mapping[str, str] | None = None) -> None:
         slots = replace(self._plan.slots, labels=self._choice.first(now) if labels is None else labels)
@@ -441,10 +411,6 @@ class Groups:
     def _say(self, line: str) -> None:
         self._emit(effects.Say(line))
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: str) -> None:
         self._has_failed = True
         self._emit(effects.Fail(error))
-
-    @property
-    def _resume(self) -> str:
-        return f"resume with: dray experiment resume {self._plan.experiment}"

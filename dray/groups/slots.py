@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from dray.desk.wire import wire
 
+
+@wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
     """The slots of a group: how many, and the resources of each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -13,9 +14,11 @@ import ray
 
 from dray.cluster.checks.node import UnfitNode, name_of_this_node
 from dray.cluster.view import GPU_TYPE
+from dray.desk.connection import Connection, DeskUnreachable
 from dray.environment import set_variables
 from dray.text import one_line
 from dray.worker.spec import WorkerSpec
+from dray.worker.unfit import give_up
 
 NCCL = {
     # A collective that fails or times out ends the process: whatever is computed after it is garbage. Without cleaning
@@ -77,18 +80,24 @@ def _serve_leases(worker: WorkerSpec) -> None:
     set_variables(worker.environment)
     here = ray.get_runtime_context()
     gpu_type = here.get_node_labels().get(GPU_TYPE, "")
-    worker.desk.arrived.remote(worker.owner, worker.group, here.get_node_id(), gpu_type)
-    if worker.experiment is not None:
-        try:
-            worker.experiment.check_node()
-        except UnfitNode as unfit:
-            return worker.give_up(unfit)
     try:
-        from dray.worker.serve import serve
-    except ImportError as error:
-        what = f"node {name_of_this_node()} can't import what workers run: {type(error).__name__}: {error}"
-        return worker.give_up(ImportError(f"{what}; install the driver's packages there"))
-    serve(worker)
+        desk = Connection(worker.desk)
+    except DeskUnreachable as error:
+        raise DeskUnreachable(f"node {name_of_this_node()} {error}") from None
+    with contextlib.closing(desk):
+        desk.tell("arrived", worker.owner, worker.group, worker.start, here.get_node_id(), gpu_type)
+        try:
+            if worker.experiment is not None:
+                worker.experiment.check_node()
+        except UnfitNode as unfit:
+            return give_up(desk, worker.owner, worker.group, unfit)
+        try:
+            from dray.worker.serve import serve
+        except ImportError as error:
+            what = f"node {name_of_this_node()} can't import what workers run: {type(error).__name__}: {error}"
+            unfit_node = ImportError(f"{what}; install the driver's packages there")
+            return give_up(desk, worker.owner, worker.group, unfit_node)
+        serve(worker, desk)
 
 
 class NoCollectives:

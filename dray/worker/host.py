@@ -1,4 +1,4 @@
-"""The hosts of trials in leased Ray workers: reports go to the desk, checkpoints to storage, decisions come back."""
+"""The hosts of trials in leased Ray workers: reports go to the driver, checkpoints to storage, decisions come back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dray.desk.connection import DeskConnection
+from dray.desk.connection import Connection
 from dray.desk.messages import DeskReport, LeaseOutcome
 from dray.hosts.local import metrics_text
 from dray.storage.manifest import Listed
@@ -19,8 +19,8 @@ from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import in_batches
-from dray.worker.desk_link import DeskLink
 from dray.worker.lease import SharedSettings, TrialLease
+from dray.worker.link import TrialLink
 from dray.worker.reports import Reports
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class RayHost:
     """The `dray.training.host.Host` of one rank for one lease; see there for its attributes and methods.
 
     Args:
-        desk: the connection to the desk.
+        driver, desk: the connections to the trial's driver, and to the desk that lends the worker group.
         lease: the trial to run.
         settings: of the trial's experiment.
         code_dir: copied into every checkpoint, or None.
@@ -51,7 +51,8 @@ class RayHost:
     def __init__(
         self,
         *,
-        desk: DeskConnection,
+        driver: Connection,
+        desk: Connection,
         lease: TrialLease,
         settings: SharedSettings,
         code_dir: Path | None,
@@ -67,7 +68,7 @@ class RayHost:
         self.checkpoint_period = in_batches(settings.checkpoint_period, lease.batch_size)
         self.is_remote = lease.store.is_remote
         self.lease, self.settings, self._store = lease, settings, lease.store
-        self._link = DeskLink(desk, lease)
+        self._link = TrialLink(driver, desk, lease)
         self.reports = Reports(self._link, lease, settings, is_program=is_program)
         self.metrics: Sequence[str] = self.reports.checks.compared
         self._progress: Callable[[], tuple[int, int]] | None = None

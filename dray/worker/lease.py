@@ -110,14 +110,14 @@ class TrialLease:
 
     Args:
         number: of the lease; a later lease of the same trial ends it.
-        client: the experiment's name at the desk.
+        client: the name of the experiment's run.
         trial_id, trial_seed, hparams: which trial.
         trial_dir: the trial's directory, for everything but checkpoints.
         store: its checkpoints; the trial resumes from the latest valid one.
         last_step: the greatest length that the search has a report of, in its unit; None if it has none.
-        revived: the trial had completed and continues because the search was extended: a final report in its checkpoint
+        was_completed: the trial had completed and continues because the search was extended: a final report in its checkpoint
             may no longer be final.
-        send_every_s: as `SEND_EVERY_S`; longer if many trials report to one desk.
+        send_every_s: as `SEND_EVERY_S`; longer if many trials report to one driver.
     """
 
     number: int
@@ -128,7 +128,7 @@ class TrialLease:
     trial_dir: Path
     store: CheckpointStore
     last_step: float | None
-    revived: bool = False
+    was_completed: bool = False
     send_every_s: float = SEND_EVERY_S
 
     @property

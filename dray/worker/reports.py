@@ -15,10 +15,10 @@ from dray.training.host import Reached, Report
 from dray.training.metrics.checks import MetricChecks
 from dray.training.metrics.time_metric import time_of
 from dray.training.metrics.values import as_number
-from dray.worker.desk_link import DeskLink
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.length import Rungs, length_in_fit, length_in_program
 from dray.worker.lifecycle import Lifecycle
+from dray.worker.link import TrialLink
 
 MAX_LATE_REPORTS = 2
 """Validations that a program may report after it was asked to stop, such as one before it saves. After that it is
@@ -43,7 +43,7 @@ class Reports:
     """The reports of one lease, on its chief.
 
     Args:
-        link: to the desk.
+        link: to the driver.
         lease, settings: the trial.
         is_program: as in `RayHost`.
 
@@ -56,7 +56,7 @@ class Reports:
         why_diverged: which loss is NaN, if the trial has diverged.
     """
 
-    def __init__(self, link: DeskLink, lease: TrialLease, settings: SharedSettings, *, is_program: bool) -> None:
+    def __init__(self, link: TrialLink, lease: TrialLease, settings: SharedSettings, *, is_program: bool) -> None:
         self._link, self._lease, self._settings, self._is_program = link, lease, settings, is_program
         self.life = Lifecycle()
         self.unsaved = UnsavedRows()
@@ -77,12 +77,12 @@ class Reports:
         """
         step, known = carried.step, self._lease.last_step
         is_new = step is not None and (known is None or step > known)
-        if self._lease.revived and not is_new:
-            carried = carried._replace(final=False)
+        if self._lease.was_completed and not is_new:
+            carried = replace(carried, final=False)
         if is_new and self._settings.time_metric is not None:
             self.rungs.at = step
         if step is not None:
-            self._final = carried._replace(rows=())
+            self._final = replace(carried, rows=())
         stop = self._send(carried, wait=(decides and is_new) or carried.final)
         return self.life.outcome if stop or carried.final else None
 
@@ -95,7 +95,7 @@ class Reports:
         if self.life.state == "reporting":
             self.checks.check_program(None, known=self._is_known)
         if self.life.outcome == "completed" and self.life.state != "completed":
-            self._link.send((self._final or DeskReport())._replace(final=True), wait=True)
+            self._link.send(replace(self._final or DeskReport(), final=True), wait=True)
             self.life.on("complete")
         self._link.wait_for_answers()
         return self.life.outcome
@@ -159,7 +159,7 @@ class Reports:
         if report.validation is not None:
             self.last_validation = LastValidation(report.batches, message.value, message)
             if length is not None and self.life.state != "fitted":
-                self._final = message._replace(rows=())
+                self._final = replace(message, rows=())
             self._offer_best(message.value)
             if message.value is not None and report.batches == self.unsaved.saved:
                 # The checkpoint was saved before its metric was known.
@@ -193,7 +193,7 @@ class Reports:
 
     # ------------------------------------------------------------------ messages
     def _message(self, report: Report, length: float | None) -> DeskReport:
-        """A report as the desk takes it; ``length``: at its validation, in the search's unit."""
+        """A report as the driver takes it; ``length``: at its validation, in the search's unit."""
         common = {"batches": report.batches, "epochs": report.epochs, "time": time.time()}
         groups = {
             "training": report.training,
@@ -214,8 +214,8 @@ class Reports:
         if report.validation is None:
             return message
         settings = self._settings
-        return message._replace(
-            value=settings.metric_of(report.validation), metrics=settings.metrics_of(report.validation)
+        return replace(
+            message, value=settings.metric_of(report.validation), metrics=settings.metrics_of(report.validation)
         )
 
     def carried(self, report: Report) -> DeskReport:
@@ -233,7 +233,7 @@ class Reports:
     def _new_message(self, report: Report, length: float | None) -> DeskReport:
         message = self._message(report, length)
         self.unsaved.add(message.rows)
-        return message._replace(warning=self.checks.warn(report))
+        return replace(message, warning=self.checks.warn(report))
 
     def _system(self, report: Report) -> Mapping[str, float] | None:
         """The system metrics; the first ones also with the time before the training that they cover."""

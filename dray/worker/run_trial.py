@@ -17,7 +17,7 @@ from typing import TypeAlias
 import ray
 
 from dray import core, pytorch
-from dray.desk.connection import DeskConnection
+from dray.desk.connection import Connection
 from dray.desk.failure import LOG_TAIL, Failure, failure_of, may_be_gpus_fault, users_line, with_users_line
 from dray.desk.messages import Departure, LeaseOutcome
 from dray.hosts import use_host
@@ -52,7 +52,8 @@ def run_trial(
     program: Program,
     code: Path | None,
     lease: TrialLease,
-    desk: DeskConnection,
+    driver: Connection,
+    desk: Connection,
     experiment: ExperimentSpec,
     distributed: core.DistributedContext,
 ) -> Departure:
@@ -62,12 +63,12 @@ def run_trial(
         program: the trial's class, or the program to run.
         code: the directory of the user's code, if there is one.
         lease: the trial.
-        desk: the connection to the desk.
+        driver, desk: the connections to the trial's driver, and to the desk that lends the worker group.
         experiment: the trial's.
         distributed: the group's ranks.
     """
     kind = RayProgramHost if isinstance(program, Script) else RayHost
-    host = kind(desk=desk, lease=lease, settings=experiment.settings, code_dir=code)
+    host = kind(driver=driver, desk=desk, lease=lease, settings=experiment.settings, code_dir=code)
     with redirect_output(log_path(lease, distributed.rank), experiment.settings.secrets) as log:
         # Where torch dumps its record when a collective times out; it adds the rank.
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(log.path.with_name(RECORD))
@@ -200,9 +201,7 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
     return Departure(outcome="errored", error=text, failure=failure)
 
 
-def _exit_if_hung(
-    host: RayHost, desk: DeskConnection, rank: int, log: TrialLog
-) -> contextlib.AbstractContextManager[None]:
+def _exit_if_hung(host: RayHost, desk: Connection, rank: int, log: TrialLog) -> contextlib.AbstractContextManager[None]:
     """End the process if the trial hangs."""
 
     def report(what: str) -> None:

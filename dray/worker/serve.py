@@ -19,13 +19,14 @@ import ray.train
 
 from dray import core
 from dray.code.startup_hook import run_startup_hook_once
-from dray.desk.connection import DeskConnection, DeskUnreachable
+from dray.desk.connection import Connection, DeskUnreachable, Endpoint
 from dray.desk.messages import Departure
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
 from dray.training.determinism import deterministic
 from dray.training.parallel import ddp
 from dray.training.parallel.device import GpuConflict
+from dray.worker import unfit
 from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.lease import SharedSettings, TrialLease
@@ -48,7 +49,7 @@ class Loaded:
     code: Path | None
 
 
-def serve(worker: WorkerSpec) -> None:
+def serve(worker: WorkerSpec, desk: Connection) -> None:
     """Join the group's ranks, load the trial's code, and serve leases until the desk has no more."""
     context = ray.train.get_context()
     # As Ray Train does it: files that trials write to their working directory stay apart.
@@ -56,14 +57,18 @@ def serve(worker: WorkerSpec) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     os.chdir(directory)
     experiment = worker.experiment
+
+    def meet(mine: tuple[str, int] | None) -> tuple[str, int]:
+        host, port = desk.address(worker.start, mine).result()
+        return host, port
+
+    def give_up(error: Exception) -> None:
+        unfit.give_up(desk, worker.owner, worker.group, error)
+
     try:
         code = None if experiment is None else _place(experiment)
     except Exception as error:
-        return worker.give_up(error)
-
-    def meet(mine: tuple[str, int] | None) -> tuple[str, int]:
-        return tuple(ray.get(worker.desk.address.remote(worker.start, mine)))
-
+        return give_up(error)
     try:
         if ray.get_gpu_ids():
             wait_for_gpu_memory(gpu_of_worker(context), worker.shared_by)
@@ -73,15 +78,10 @@ def serve(worker: WorkerSpec) -> None:
             try:
                 loaded = None if experiment is None else Loaded(experiment, experiment.load_trial(), code)
             except Exception as error:
-                return worker.give_up(error)
-            try:
-                desk = worker.connect()
-            except DeskUnreachable as error:
-                return worker.give_up(error)
-            with contextlib.closing(desk):
-                serve_joined(worker, desk, loaded, distributed)
+                return give_up(error)
+            serve_joined(worker, desk, loaded, distributed)
     except GpuConflict as error:
-        worker.give_up(error)
+        give_up(error)
 
 
 def _place(experiment: ExperimentSpec) -> Path | None:
@@ -93,7 +93,7 @@ def _place(experiment: ExperimentSpec) -> Path | None:
 
 
 def serve_joined(
-    worker: WorkerSpec, desk: DeskConnection, loaded: Loaded | None, distributed: core.DistributedContext
+    worker: WorkerSpec, desk: Connection, loaded: Loaded | None, distributed: core.DistributedContext
 ) -> None:
     """Serve leases until the desk has no more, on a rank that has joined its process group.
 
@@ -106,28 +106,31 @@ def serve_joined(
     rank = distributed.rank
     snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1)
     number = 0
-    with contextlib.closing(LogUploader()) as uploader:
+    with contextlib.closing(LogUploader()) as uploader, contextlib.closing(Drivers(desk)) as drivers:
         while True:
             granted = desk.next_lease(
                 worker.owner, worker.group, worker.start, rank, distributed.size, number, worker.shape
-            )
-            lease: TrialLease | None = granted.result()
-            if lease is None:
+            ).result()
+            if granted is None:
                 return
+            client, endpoint, parameters = granted
+            lease: TrialLease = pickle.loads(parameters)
             number = lease.number
             if rank == 0:
                 # Before the code is loaded: if that ends the process, it counts as the trial's failure.
                 desk.tell("begun", number)
-            if loaded is None or loaded.spec.run != lease.client:
-                try:
-                    spec = pickle.loads(desk.spec(lease.client).result())
+            try:
+                driver = drivers.connect(endpoint)
+                if loaded is None or loaded.spec.run != client:
+                    spec = pickle.loads(driver.spec().result())
                     spec.check_node()
                     loaded, code = None, _place(spec)
                     loaded = Loaded(spec, spec.load_trial(), code)
-                except Exception as error:
-                    worker.give_up(error, lease.client)
-                    desk.tell("leave", number, rank, Departure(outcome="interrupted"))
-                    continue
+            except Exception as error:
+                if not isinstance(error, DeskUnreachable):  # else the driver has ended, and the desk will notice
+                    unfit.give_up(desk, client, worker.group, error)
+                desk.tell("leave", number, rank, Departure(outcome="interrupted"))
+                continue
             spec, settings = loaded.spec, loaded.spec.settings
             if distributed.size > 1:  # with each lease: a program may have set another
                 ddp.set_timeout(timedelta(seconds=settings.collective_timeout_s))
@@ -137,12 +140,44 @@ def serve_joined(
                 uploader.begin(log, lease.store.root)
             if worker.shared_by > 1 and ray.get_gpu_ids():
                 limit_gpu_memory(worker.shared_by)
-            run = functools.partial(run_trial, loaded.program, loaded.code, lease, desk, spec, distributed)
+            run = functools.partial(run_trial, loaded.program, loaded.code, lease, driver, desk, spec, distributed)
             departure, leaks = snapshot.run(run, lambda departure: departure.outcome == "errored")
             uploader.end(log)
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)
             desk.tell("leave", number, rank, departure)
+
+
+class Drivers:
+    """The connection to the driver of the trial that has the lease.
+
+    Args:
+        desk: the connection to the desk, which may be in the driver's process.
+    """
+
+    def __init__(self, desk: Connection) -> None:
+        self._desk = desk
+        self._endpoint: tuple[str, int, bytes] | None = None
+        self._driver: Connection | None = None
+
+    def connect(self, endpoint: tuple[str, int, bytes] | None) -> Connection:
+        """The connection to the driver at this host and port, with this key; None: it is the desk's process.
+
+        Raises:
+            DeskUnreachable: it has ended, or can't be reached.
+        """
+        if endpoint is None:
+            return self._desk
+        if self._driver is None or endpoint != self._endpoint:
+            self.close()
+            self._endpoint, self._driver = endpoint, Connection(Endpoint(*endpoint))
+        return self._driver
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
 
 
 def _is_shared_with_driver(lease: TrialLease) -> bool:

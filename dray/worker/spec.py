@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import ray
-
-from dray.cluster.checks.node import Needs, name_of_this_node
-from dray.desk.connection import DeskConnection, DeskUnreachable
+from dray.cluster.checks.node import Needs
+from dray.desk.connection import Endpoint
 from dray.worker.lease import SharedSettings
 
 if TYPE_CHECKING:
@@ -49,10 +47,10 @@ class WorkerSpec:
     """The same for all workers of a group.
 
     Attributes:
-        desk: the desk's actor handle.
-        owner: name of the driver that started the group, at the desk.
+        desk: where the desk listens.
+        owner: name of the client that started the group, at the desk.
         group: name of the group, unique among the owner's groups that exist.
-        start: number of the group's start, unique among the owner's.
+        start: number of the group's start, unique at the desk.
         shape: of the group: trials run on groups of their shape.
         environment: variables for its processes, the same for all experiments of this shape.
         deterministic: whether PyTorch is to use deterministic algorithms.
@@ -60,7 +58,7 @@ class WorkerSpec:
         shared_by: how many groups of one worker share a slot.
     """
 
-    desk: Any
+    desk: Endpoint
     owner: str
     group: str
     start: int
@@ -69,24 +67,3 @@ class WorkerSpec:
     deterministic: bool = False
     experiment: ExperimentSpec | None
     shared_by: int
-
-    def connect(self) -> DeskConnection:
-        """Connect to the desk.
-
-        Raises:
-            DeskUnreachable: this node can't; the message names it.
-        """
-        try:
-            return DeskConnection(ray.get(self.desk.endpoint.remote()))
-        except DeskUnreachable as error:
-            raise DeskUnreachable(f"node {name_of_this_node()} {error}") from None
-
-    def give_up(self, error: Exception, run: str | None = None) -> None:
-        """Report an error that any process in this one's place would have too; wait until the driver ends the run.
-
-        Args:
-            run: of an experiment whose code can't be loaded; None: the owner's.
-        """
-        # Without its causes: the desk may not be able to import their classes.
-        error.__cause__ = error.__context__ = None
-        ray.get(self.desk.broken.remote(run or self.owner, self.group, error.with_traceback(None)))

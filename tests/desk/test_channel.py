@@ -1,114 +1,156 @@
-"""Both sides of a connection in one process, with a stranger between them."""
+"""Both sides of a connection in one loop, with a stranger between them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from dray.desk import channel
-from dray.desk.channel import Channel, Forged
+from dray.desk.channel import MAX_MESSAGE, Channel, Forged, Role
 
 KEY = bytes(range(32))
+OTHER: dict[Role, Role] = {"client": "desk", "desk": "client"}
 
 
-def pair(key: bytes = KEY) -> tuple[Channel, Channel]:
-    """A client and a desk that have exchanged their nonces and proofs."""
-    client, desk = Channel(key, "client"), Channel(KEY, "desk")
-    proof, _ = desk.receive(client.hello)
-    answer, _ = client.receive(desk.hello)
-    client.receive(proof)
-    desk.receive(answer)
-    return client, desk
+class Pipe:
+    """Takes what one side writes; the stranger decides what its `reader` gets of it."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.reader, self.written, self._is_open = asyncio.StreamReader(), bytearray(), is_open
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+        if self._is_open:
+            self.reader.feed_data(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    async def hold(self, send: Callable[[], None]) -> bytes:
+        """What a side writes now, which does not arrive."""
+        self._is_open, before = False, len(self.written)
+        send()
+        await asyncio.sleep(0)
+        return bytes(self.written[before:])
+
+
+def side(role: Role, incoming: Pipe, outgoing: Pipe, key: bytes = KEY) -> Channel:
+    writer: Any = outgoing
+    return Channel(incoming.reader, writer, key, role)
+
+
+async def pair() -> tuple[Channel, Channel, Pipe, Pipe]:
+    """A client and a desk that have proven the key to each other; what they write."""
+    to_desk, to_client = Pipe(), Pipe()
+    client, desk = side("client", to_client, to_desk), side("desk", to_desk, to_client)
+    await asyncio.gather(client.prove(), desk.prove())
+    return client, desk, to_desk, to_client
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    def run(**kwargs: Any) -> None:
+        async def bounded() -> None:
+            await asyncio.wait_for(test(**kwargs), 30)
+
+        asyncio.run(bounded())
+
+    run.__name__ = test.__name__  # type: ignore[attr-defined]
+    return run
+
+
+async def received(desk: Channel, to_desk: Pipe, data: bytes) -> list[bytes]:
+    """The messages that a side takes of these bytes, after which nothing comes."""
+    to_desk.reader.feed_data(data)
+    to_desk.reader.feed_eof()
+    messages = []
+    with contextlib.suppress(EOFError):
+        while True:
+            messages.append(await desk.receive())
+    return messages
 
 
 def test_messages_arrive_in_whatever_pieces_they_come() -> None:
-    client, desk = pair()
-    sent = [b"", b"one", bytes(100_000), b"two"]
-    stream = b"".join(map(client.seal, sent))
-    pieces = [stream[at : at + 997] for at in range(0, len(stream), 997)]
-    assert [message for piece in pieces for message in desk.receive(piece)[1]] == sent
-    assert client.receive(desk.seal(b"answer"))[1] == [b"answer"]
+    @in_loop
+    async def check() -> None:
+        client, desk, to_desk, _ = await pair()
+        sent = [b"", b"one", bytes(100_000), b"two"]
 
+        def send() -> None:
+            for message in sent:
+                client.send(message[:2], message[2:])
 
-def test_the_whole_handshake_may_come_byte_by_byte() -> None:
-    client, desk = Channel(KEY, "client"), Channel(KEY, "desk")
-    proof = b"".join(desk.receive(bytes([byte]))[0] for byte in client.hello)
-    answer, _ = client.receive(desk.hello + proof)
-    assert client.is_proven
-    assert not desk.is_proven
-    together = answer + client.seal(b"at once")
-    assert [message for byte in together for message in desk.receive(bytes([byte]))[1]] == [b"at once"]
+        data = await to_desk.hold(send)
+        for at in range(0, len(data), 997):
+            to_desk.reader.feed_data(data[at : at + 997])
+        assert [await desk.receive() for _ in sent] == sent
+        desk.send(b"answer")
+        assert await client.receive() == b"answer"
 
-
-def test_who_does_not_know_the_key_is_refused_by_both() -> None:
-    for role, other in (("client", "desk"), ("desk", "client")):
-        side, stranger = Channel(KEY, role), Channel(b"another", other)  # type: ignore[arg-type]
-        proof, _ = stranger.receive(side.hello)
-        with pytest.raises(Forged):
-            side.receive(stranger.hello + proof)
-        assert not side.is_proven
+    check()
 
 
 @pytest.mark.parametrize("role", ["client", "desk"])
-def test_its_own_bytes_sent_back_prove_nothing(role: channel.Role) -> None:
-    side = Channel(KEY, role)
-    proof, _ = side.receive(side.hello)
-    with pytest.raises(Forged):
-        side.receive(proof)
+@pytest.mark.parametrize("stranger", ["another key", "no key", "an echo", "the same role", "a recording"])
+def test_who_does_not_know_the_key_is_refused(role: Role, stranger: str) -> None:
+    """A stranger without it may send the side's own bytes back or those of another connection, or connect two clients,
+    or two desks."""
+
+    @in_loop
+    async def check() -> None:
+        incoming, outgoing = Pipe(), Pipe()
+        other = side(OTHER[role], outgoing, incoming, b"" if stranger == "no key" else b"another")
+        proving = [side(role, incoming, outgoing).prove()]
+        if stranger == "an echo":
+            outgoing.reader = incoming.reader
+        elif stranger == "the same role":
+            proving.append(side(role, outgoing, incoming).prove())
+        elif stranger == "a recording":
+            *_, to_desk, to_client = await pair()
+            incoming.reader.feed_data(bytes(to_client.written if role == "client" else to_desk.written))
+        else:
+            proving.append(other.prove())
+        for refused in await asyncio.gather(*proving, return_exceptions=True):
+            assert isinstance(refused, Forged)
+
+    check()
 
 
-@pytest.mark.parametrize("role", ["client", "desk"])
-def test_a_proof_of_another_side_with_the_same_role_proves_nothing(role: channel.Role) -> None:
-    """As when a stranger connects two desks, or a desk with itself."""
-    one, other = Channel(KEY, role), Channel(KEY, role)
-    proof, _ = one.receive(other.hello)
-    other.receive(one.hello)
-    with pytest.raises(Forged):
-        other.receive(proof)
+def test_frames_that_are_changed_left_out_repeated_or_turned_round_are_refused() -> None:
+    @in_loop
+    async def check() -> None:
+        async def frames(count: int = 1) -> tuple[Channel, Pipe, list[bytes]]:
+            client, desk, to_desk, _ = await pair()
+            return desk, to_desk, [await to_desk.hold(lambda: client.send(b"message")) for _ in range(count)]
 
-
-def test_a_recorded_connection_can_not_be_replayed() -> None:
-    client, desk = Channel(KEY, "client"), Channel(KEY, "desk")
-    desk.receive(client.hello)
-    answer, _ = client.receive(desk.hello)
-    desk.receive(answer)
-    again = Channel(KEY, "desk")
-    with pytest.raises(Forged):
-        again.receive(client.hello + answer)
-
-
-def test_frames_that_are_changed_left_out_repeated_or_turned_round_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(channel, "MAX_MESSAGE", 1 << 16)
-    for number in range(len(pair()[0].seal(b"message"))):
-        client, desk = pair()
-        frame = bytearray(client.seal(b"message"))
-        frame[number] ^= 1
-        with pytest.raises(Forged):  # also where the length is larger now
-            desk.receive(bytes(frame) + bytes(1 << 17))
-    for order in itertools.permutations(range(3)):
-        client, desk = pair()
-        frames = [client.seal(b"%d" % number) for number in range(3)]
-        if order != (0, 1, 2):
+        for number in range(27):
+            desk, to_desk, [frame] = await frames()
+            assert len(frame) == 27
+            changed = bytearray(frame)
+            changed[number] ^= 1
+            with contextlib.suppress(Forged):  # a length that is larger now waits for more
+                assert await received(desk, to_desk, bytes(changed)) == []
+        for order in set(itertools.product(range(3), repeat=3)) - {(0, 1, 2)}:
+            desk, to_desk, sent = await frames(3)
             with pytest.raises(Forged):
-                desk.receive(b"".join(frames[number] for number in order))
-    client, desk = pair()
-    once = client.seal(b"once")
-    assert desk.receive(once)[1] == [b"once"]
-    with pytest.raises(Forged):
-        desk.receive(once)
-    client, desk = pair()
-    with pytest.raises(Forged):
-        client.receive(client.seal(b"to the desk"))
-    with pytest.raises(Forged):
-        desk.receive(pair()[0].seal(b"of another connection"))
+                await received(desk, to_desk, b"".join(sent[number] for number in order))
+        _, answering, _, to_client = await pair()
+        for foreign in ((await frames())[2][0], await to_client.hold(lambda: answering.send(b"to the client"))):
+            _, desk, to_desk, _ = await pair()
+            with pytest.raises(Forged):
+                await received(desk, to_desk, foreign)
+
+    check()
 
 
-def test_a_frame_that_is_too_large_is_refused_before_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "MAX_MESSAGE", 1000)
-    client, desk = pair()
-    assert desk.receive(client.seal(bytes(1000)))[1] == [bytes(1000)]
-    with pytest.raises(Forged, match="1,001 bytes was announced"):
-        desk.receive((1001).to_bytes(4, "big") + bytes(16))
+def test_a_frame_that_is_too_large_is_refused_before_it_has_come() -> None:
+    @in_loop
+    async def check() -> None:
+        _, desk, to_desk, _ = await pair()
+        with pytest.raises(Forged, match=f"{MAX_MESSAGE + 1:,} bytes was announced"):
+            await received(desk, to_desk, (MAX_MESSAGE + 1).to_bytes(4, "big") + bytes(16))
+
+    check()

@@ -1,23 +1,28 @@
-"""Calls of the desk over TCP, against a server in another thread."""
+"""Calls over TCP, against a listener in another thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import pickle
+import random
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dray.desk import connection
-from dray.desk.connection import DeskConnection, DeskUnreachable, Endpoint, listen
+from dray.desk.channel import Channel
+from dray.desk.connection import LIMITS, Call, Connection, DeskUnreachable, Endpoint, Limits, Session, listen
+from dray.desk.wire import Malformed
+
+BRIEF = Limits(connect_s=5, reconnect_s=0.3, kept_s=0.3)
 
 
 class Desk:
@@ -25,47 +30,63 @@ class Desk:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
-        self._given: list[asyncio.Future[Any]] = []
+        self.lost: list[Session] = []
+        self._takes: list[Call] = []
 
-    async def note(self, what: Any, *, twice: bool = False) -> int:
-        self.told += [what] * (1 + twice)
-        return len(self.told)
-
-    async def take(self) -> Any:
-        self._given.append(asyncio.get_running_loop().create_future())
-        return await self._given[-1]
-
-    async def give(self, what: Any) -> None:
-        self._given.pop(0).set_result(what)
-
-    async def fail(self) -> None:
-        raise KeyError("run-7")
-
-    async def lock(self) -> Any:
-        return threading.Lock()  # which can't be pickled
+    def on(self, call: Call) -> None:
+        match call.method, call.args:
+            case "note", (what,):
+                self.told.append(what)
+                call.answer(len(self.told))
+            case "take", ():
+                self._takes.append(call)
+            case "give", (what,):
+                self._takes.pop(0).answer(what)
+                call.answer()
+            case "push", (what,):
+                call.session.push(what)
+                call.answer("pushed")
+            case "fail", ():
+                raise KeyError("run-7")
+            case "lock", ():
+                call.answer(threading.Lock())  # which can't be sent
+            case _:
+                raise Malformed(f"no method {call.method}")
 
 
 class Server:
     """A desk in a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
         self.desk = Desk()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.endpoint = asyncio.run_coroutine_threadsafe(listen(self.desk, "127.0.0.1"), self._loop).result()
+        listening = listen(self.desk.on, "127.0.0.1", lost=self.desk.lost.append, limits=limits)
+        self._listener = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
+        self.endpoint = self._listener.endpoint
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        async def call() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+
+    def close(self) -> None:
+        self.run(self._listener.close)
 
     def die(self) -> None:
         """As a process that is killed: the kernel closes its connections."""
 
-        async def close() -> None:
+        async def kill() -> None:
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
             for transport in list(self._loop._transports.values()):  # type: ignore[attr-defined]  # noqa: SLF001
                 transport.abort()
+            self._listener._server.close()  # noqa: SLF001
 
         if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(close(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(kill(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -79,38 +100,68 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def desk(server: Server) -> Iterator[DeskConnection]:
-    made = DeskConnection(server.endpoint)
+def desk(server: Server) -> Iterator[Connection]:
+    made = Connection(server.endpoint, limits=BRIEF)
     yield made
     made.close()
 
 
-def test_calls_of_a_thread_begin_in_their_order(server: Server, desk: DeskConnection) -> None:
+def soon(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_calls_of_a_thread_begin_in_their_order(server: Server, desk: Connection) -> None:
     calls = [desk.note({"number": number}) for number in range(1000)]
     assert [call.result(30) for call in calls] == list(range(1, 1001))
     assert server.desk.told == [{"number": number} for number in range(1000)]
-    assert desk.note("more", twice=True).result(30) == 1002
 
 
-def test_a_call_that_waits_holds_up_no_other(desk: DeskConnection, server: Server) -> None:
+def test_a_call_that_waits_holds_up_no_other(desk: Connection, server: Server) -> None:
     waiting: Future[Any] = desk.take()
     assert desk.note("meanwhile").result(30) == 1
     assert not waiting.done()
-    other = DeskConnection(server.endpoint)
+    other = Connection(server.endpoint)
     other.tell("give", large := bytes(5_000_000))
     other.close()
     assert waiting.result(30) == large, "what was told before the end of the connection has come"
 
 
-def test_what_the_desk_raises_is_an_error_of_the_call_alone(desk: DeskConnection) -> None:
+def test_what_is_pushed_comes_in_order_with_answers(server: Server) -> None:
+    seen: list[Any] = []
+    desk = Connection(server.endpoint, on_push=seen.append)
+    for number in range(100):
+        desk.push(number).add_done_callback(lambda call: seen.append(call.result()))
+    desk.note("last").result(30)
+    assert seen == [each for number in range(100) for each in (number, "pushed")]
+    desk.close()
+
+
+def test_what_fails_is_an_error_of_the_call_alone(desk: Connection) -> None:
     desk.tell("fail")
-    for call in (desk.fail(), desk.lock(), desk.unknown()):
-        with pytest.raises(RuntimeError, match=r"^the experiment's desk failed: (KeyError|TypeError|AttributeError): "):
+    for call in (desk.fail(), desk.lock()):
+        with pytest.raises(
+            RuntimeError, match=r"^the experiment's desk failed: (KeyError: 'run-7'|TypeError: can't se)"
+        ):
             call.result(30)
+    with pytest.raises(TypeError, match="can't send a lock"):
+        desk.note(threading.Lock())
+    with pytest.raises(ValueError, match="is too large for the desk: at most 268,435,456"):
+        desk.note(bytes(1 << 28))
     assert desk.note("still there").result(30) == 1
 
 
-def test_calls_fail_when_the_desk_is_gone(desk: DeskConnection, server: Server) -> None:
+def test_an_answer_that_nobody_awaits_any_more_harms_nothing(desk: Connection) -> None:
+    waiting = desk.take()
+    assert waiting.cancel()
+    desk.give("unwanted").result(30)
+    assert desk.note("still there").result(30) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ its end
+def test_calls_fail_when_the_desk_is_gone(desk: Connection, server: Server) -> None:
     waiting = desk.take()
     desk.note("it has come").result(30)
     server.die()
@@ -118,46 +169,50 @@ def test_calls_fail_when_the_desk_is_gone(desk: DeskConnection, server: Server) 
     for call in (waiting, desk.note("too late")):
         with pytest.raises(DeskUnreachable, match=lost):
             call.result(30)
+    with pytest.raises(DeskUnreachable, match=lost):
+        desk.note("later").result(30)
 
 
-def test_calls_fail_once_it_is_closed(desk: DeskConnection) -> None:
+def test_calls_fail_at_once_when_the_listener_is_closed(server: Server) -> None:
+    desk = Connection(server.endpoint)
+    waiting = desk.take()
+    desk.note("it has come").result(30)
+    server.close()
+    with pytest.raises(DeskUnreachable):
+        waiting.result(LIMITS.reconnect_s / 2)
+    desk.close()
+
+
+def test_calls_fail_once_it_is_closed(desk: Connection, server: Server) -> None:
     waiting, told = desk.take(), desk.note("the last")
     desk.close()
     desk.close()
     assert not wait([waiting, told], 30).not_done
     with pytest.raises(DeskUnreachable, match="is closed"):
         desk.note("more").result(30)
+    soon(lambda: len(server.desk.lost) == 1)
+    assert server.desk.told == ["the last"]
 
 
 def test_no_thread_stays(server: Server) -> None:
+    others = set(threading.enumerate())
     for is_lost in (False, True):
-        made = DeskConnection(server.endpoint)
+        made = Connection(server.endpoint, limits=BRIEF)
         made.note("something").result(30)
         if is_lost:
             server.die()
         made.close()
-        deadline = time.monotonic() + 30
-        while any(thread.name == "dray-desk" for thread in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        soon(lambda: not set(threading.enumerate()) - others)
 
 
 def test_no_desk_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(DeskUnreachable, match=rf"desk at 127.0.0.1:{port}: Connection refused; between the"):
-        DeskConnection(Endpoint(host="127.0.0.1", port=port, key=b""))
+        Connection(Endpoint(host="127.0.0.1", port=port, key=b""))
 
 
-def test_what_listens_is_no_desk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "CONNECT_S", 0.2)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as other,
-        pytest.raises(DeskUnreachable, match=r"no answer; between"),
-    ):
-        DeskConnection(Endpoint(host="127.0.0.1", port=other.getsockname()[1], key=b""))
-
-
+# ------------------------------------------------------------------------------------------------------------ strangers
 def connected(endpoint: Endpoint) -> socket.socket:
     return socket.create_connection((endpoint.host, endpoint.port), timeout=30)
 
@@ -171,11 +226,6 @@ def rest(raw: socket.socket) -> bytes:
     return received
 
 
-def framed(pickled: bytes) -> bytes:
-    """A message as a frame, with a MAC that is wrong."""
-    return len(pickled).to_bytes(4, "big") + bytes(16) + pickled
-
-
 class Trap:
     """Notes that it was unpickled."""
 
@@ -185,65 +235,237 @@ class Trap:
         return setattr, (Trap, "sprung", True)
 
 
-@pytest.mark.parametrize("key", [b"", b"not the key"])
-def test_nothing_is_unpickled_of_who_does_not_know_the_key(server: Server, key: bytes) -> None:
-    with pytest.raises(DeskUnreachable, match=r"does not know this connection's key$|it was closed|reset by peer"):
-        DeskConnection(Endpoint(host="127.0.0.1", port=server.endpoint.port, key=key))  # whichever side notices first
+def framed(message: bytes) -> bytes:
+    """A message as a frame, with a MAC that is wrong."""
+    return len(message).to_bytes(4, "big") + bytes(16) + message
+
+
+HOSTILE = [bytes(64) + framed(pickle.dumps((0, Trap(), None))), pickle.dumps((0, "note", Trap())) * 20, b"x" * 10]
+"""What a stranger sends."""
+
+
+@pytest.mark.parametrize("sent", HOSTILE, ids=["pickle in a frame", "pickle", "too little"])
+def test_nothing_is_read_of_a_client_that_does_not_know_the_key(sent: bytes) -> None:
+    server = Server(Limits(handshake_s=0.2))
     with connected(server.endpoint) as raw:
-        raw.sendall(bytes(64) + framed(pickle.dumps((0, "note", (Trap(),), {}))))
-        assert len(rest(raw)) <= 32, "the nonce, and no answer"
+        raw.sendall(sent)
+        assert len(rest(raw)) <= 64, "a nonce and a proof, and no answer"
+    for key in (b"", b"not the key"):
+        with pytest.raises(DeskUnreachable, match=r"does not know this connection's key$|bytes read|reset by peer"):
+            Connection(Endpoint(host="127.0.0.1", port=server.endpoint.port, key=key))  # whichever side notices first
+    assert server.desk.told == server.desk.lost == []
     assert not Trap.sprung
-    assert server.desk.told == []
+    server.die()
 
 
-def test_a_client_unpickles_nothing_of_a_desk_that_does_not_know_the_key() -> None:
+@pytest.mark.parametrize("sent", HOSTILE, ids=["pickle in a frame", "pickle", "too little"])
+def test_a_client_reads_nothing_of_a_listener_that_does_not_know_the_key(sent: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
+        received = bytearray()
 
         def pretend() -> None:
             with other.accept()[0] as raw:
-                raw.sendall(bytes(64) + framed(pickle.dumps((0, Trap(), None))))
-                rest(raw)
+                raw.sendall(sent)
+                received.extend(rest(raw))
 
         pretending = threading.Thread(target=pretend)
         pretending.start()
-        with pytest.raises(DeskUnreachable, match=r"does not know this connection's key$"):
-            DeskConnection(Endpoint(host="127.0.0.1", port=other.getsockname()[1], key=b"the key"))
+        with pytest.raises(DeskUnreachable, match=r"does not know this connection's key$|no answer; between the nodes"):
+            Connection(
+                Endpoint(host="127.0.0.1", port=other.getsockname()[1], key=b"key"), limits=Limits(connect_s=0.2)
+            )
         pretending.join(30)
+    assert len(received) <= 64, "a nonce and a proof"
     assert not Trap.sprung
 
 
-def test_a_connection_that_proves_nothing_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HANDSHAKE_S", 0.05)
-    with connected(server.endpoint) as raw:
-        raw.sendall(bytes(10))
-        assert len(rest(raw)) <= 32
-
-
-def test_of_too_many_unproven_connections_the_oldest_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_UNPROVEN", 2)
+def test_of_too_many_unproven_connections_the_oldest_ends() -> None:
+    server = Server(Limits(max_unproven=2))
     with contextlib.ExitStack() as stack:
         raws = [stack.enter_context(connected(server.endpoint)) for _ in range(3)]
         assert len(rest(raws[0])) <= 32
-        desk = DeskConnection(server.endpoint)
+        desk = Connection(server.endpoint)
         assert len(rest(raws[1])) <= 32
         assert desk.note("clients still connect").result(30) == 1
         raws[2].sendall(bytes(32))
         with raws[2].makefile("rb") as stream:
             assert len(stream.read(64)) == 64
         desk.close()
+    server.die()
 
 
-def test_a_message_that_is_too_large_is_an_error_of_its_call(
-    desk: DeskConnection, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("frame", ["unknown method", "pickle", "no call", "too large", "impossible count"])
+def test_a_client_that_sends_what_none_sends_is_let_go(
+    server: Server, desk: Connection, frame: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_MESSAGE", 1000)
-    with pytest.raises(ValueError, match="is too large for the desk: at most 1,000"):
-        desk.note(bytes(1001))
+    """One that knows the key: it gets nothing run, and the others notice nothing."""
+
+    async def misbehave() -> bytes:
+        reader, writer = await asyncio.open_connection(server.endpoint.host, server.endpoint.port)
+        channel = Channel(reader, writer, server.endpoint.key, "client")
+        await channel.prove()
+        channel.send(bytes(8), b"1234567890123456", bytes(8))
+        await channel.receive()
+        match frame:
+            case "unknown method":
+                channel.send(bytes(8), b"\x92\x01\xa5close")
+            case "pickle":
+                channel.send(bytes(8), pickle.dumps((0, "note", Trap())))
+            case "no call":
+                channel.send(bytes(8), b"\x01")
+            case "too large":
+                writer.write((1 << 31).to_bytes(4, "big") + bytes(16))
+            case "impossible count":
+                channel.send(b"\x01" * 8, b"\x92\x01\xa5close")
+        await asyncio.sleep(0)
+        ended = await reader.read()
+        writer.close()
+        return ended
+
+    with caplog.at_level(logging.WARNING):
+        ended = asyncio.run(misbehave())
     assert desk.note("still there").result(30) == 1
+    assert [record.getMessage().partition(":")[0] for record in caplog.records if record.name.startswith("dray")] == [
+        "ended a connection" if frame == "too large" else "ended a session that sent what no client sends"
+    ]
+    assert (len(ended), len(server.desk.lost)) == ((0, 0) if frame == "too large" else (28, 1))
+    assert not Trap.sprung
 
 
 def test_an_endpoint_does_not_show_its_key() -> None:
     assert "secret" not in repr(Endpoint(host="10.0.0.1", port=1, key=b"secret"))
+
+
+# ------------------------------------------------------------------------------------------------------------ cuts
+class Proxy:
+    """Stands between client and listener; cuts, stalls and delays what it passes on."""
+
+    def __init__(self, to: Endpoint, seed: int = 0) -> None:
+        self._to, self._rng = to, random.Random(seed)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.is_open, self.cuts = True, 0
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._left = 1 << 60
+        self.mean: int | None = None
+        """Bytes between two cuts."""
+        server = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._accept, "127.0.0.1", 0), self._loop
+        ).result()
+        self.endpoint = Endpoint(host="127.0.0.1", port=server.sockets[0].getsockname()[1], key=to.key)
+
+    def cut_every(self, mean: int) -> None:
+        self.mean = mean
+        self._left = 0
+
+    def cut(self) -> None:
+        self._loop.call_soon_threadsafe(self._cut)
+
+    def _cut(self) -> None:
+        self.cuts += 1
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.is_open:
+            return writer.transport.abort()
+        others, other = await asyncio.open_connection(self._to.host, self._to.port)
+        self._writers |= {writer, other}
+        await asyncio.gather(self._pass(reader, other), self._pass(others, writer))
+        self._writers -= {writer, other}
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if self.mean and self._rng.random() < 0.1:
+                    await asyncio.sleep(self._rng.random() / 100)  # a delay, which also joins pieces
+                if self.mean and len(data) > self._left:
+                    writer.write(data[: self._left])  # in the middle of a frame
+                    await asyncio.sleep(0)
+                    self._left = self._rng.randrange(2 * self.mean)
+                    return self._cut()
+                self._left -= len(data)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    made = Proxy(server.endpoint)
+    yield made
+    made.stop()
+
+
+def test_each_message_arrives_once_and_in_order_however_often_it_is_cut(server: Server, proxy: Proxy) -> None:
+    pushed: list[Any] = []
+    desk = Connection(proxy.endpoint, on_push=pushed.append)
+    proxy.cut_every(20_000)
+    waiting = desk.take()
+    answers = []
+    for number in range(2000):
+        answers.append(desk.push(number))
+        desk.tell("note", number)
+        answers.append(desk.note([number, "x" * (number % 300)]))
+        if number % 100 == 0:
+            answers[-1].result(60)
+    assert [each.result(60) for each in answers[::2]] == ["pushed"] * 2000
+    assert [each.result(60) for each in answers[1::2]] == [2 * number for number in range(1, 2001)]
+    assert server.desk.told == [each for number in range(2000) for each in (number, (number, "x" * (number % 300)))]
+    assert pushed == list(range(2000))
+    desk.give("after all of it").result(60)
+    assert waiting.result(60) == "after all of it"
+    assert proxy.cuts > 10
+    desk.close()
+    soon(lambda: server.desk.lost)
+
+
+def test_large_messages_arrive_over_a_connection_that_is_cut(proxy: Proxy) -> None:
+    desk = Connection(proxy.endpoint)
+    waiting = desk.take()
+    proxy.cut_every(1_500_000)
+    desk.tell("give", content := random.Random(0).randbytes(1_000_000))
+    assert waiting.result(60) == content
+    desk.close()
+
+
+def test_what_is_told_before_the_end_arrives_after_a_cut(server: Server, proxy: Proxy) -> None:
+    desk = Connection(proxy.endpoint)
+    proxy.is_open = False
+    proxy.cut()
+    desk.tell("note", "the last")
+    desk.close()
+    time.sleep(0.1)
+    assert server.desk.told == []
+    proxy.is_open = True
+    soon(lambda: server.desk.lost)
+    assert server.desk.told == ["the last"]
+
+
+def test_a_client_that_does_not_come_back_is_lost_and_unknown_afterwards() -> None:
+    server = Server(BRIEF)
+    proxy = Proxy(server.endpoint)
+    desk = Connection(proxy.endpoint)
+    waiting = desk.take()
+    desk.note("it has come").result(30)
+    proxy.is_open = False
+    proxy.cut()
+    soon(lambda: server.desk.lost)
+    proxy.is_open = True
+    with pytest.raises(DeskUnreachable):
+        waiting.result(LIMITS.reconnect_s / 2)
+    desk.close()
+    proxy.stop()
+    server.die()
 
 
 @pytest.fixture
@@ -269,11 +491,10 @@ def test_with_rays_certificates_it_is_encrypted(certificates: dict[str, str], mo
     for name, value in certificates.items():
         monkeypatch.setenv(name, value)
     server = Server()
-    desk = DeskConnection(server.endpoint)
+    desk = Connection(server.endpoint)
     assert desk.note("hidden").result(30) == 1
     desk.close()
     monkeypatch.delenv("RAY_USE_TLS")
-    monkeypatch.setattr(connection, "CONNECT_S", 0.5)
     with pytest.raises(DeskUnreachable):
-        DeskConnection(server.endpoint)
+        Connection(server.endpoint, limits=Limits(connect_s=0.5))
     server.die()

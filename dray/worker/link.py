@@ -1,4 +1,4 @@
-"""The messages of one lease to the desk, and the desk's answers."""
+"""The messages of one lease to its driver and to the desk, and their answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import cast
+from dataclasses import replace
+from typing import Any
 
-from dray.desk.connection import DeskConnection, DeskUnreachable
+from dray.desk.connection import Connection, DeskUnreachable
 from dray.desk.messages import DeskReport, Reply, Row
 from dray.worker.lease import LeaseLost, TrialLease
 
@@ -17,18 +18,19 @@ MAX_IN_FLIGHT = 16
 """Unanswered reports after which the trial waits for the oldest answer."""
 
 
-class DeskLink:
+class TrialLink:
     """Sends reports, in order, and collects the answers.
 
     `confirm_commit`, `saved` and `damaged` may be called in another thread.
 
     Args:
-        desk: the connection to the desk.
+        driver: the connection to the trial's driver.
+        desk: the connection to the desk, which lends the worker group; it may be the same.
         lease: the lease that all messages belong to.
     """
 
-    def __init__(self, desk: DeskConnection, lease: TrialLease) -> None:
-        self._desk, self._lease = desk, lease
+    def __init__(self, driver: Connection, desk: Connection, lease: TrialLease) -> None:
+        self._driver, self._desk, self._lease = driver, desk, lease
         self._kept: list[Row] = []
         self._in_flight: deque[Future[Reply]] = deque()
         self._sent_at = -math.inf
@@ -37,11 +39,11 @@ class DeskLink:
     # ------------------------------------------------------------------ reports
     def send(self, report: DeskReport, *, wait: bool) -> Reply:
         """Send a report. With `wait` the answer is the search's decision on it, otherwise that on earlier ones."""
-        report = report._replace(rows=[*self._kept, *report.rows])
+        report = replace(report, rows=[*self._kept, *report.rows])
         self._kept, self._sent_at = [], time.monotonic()
-        answer: Future[Reply] = self._desk.report(self._lease.number, report, wait)
+        answer: Future[Reply] = self._driver.report(self._lease.number, report, wait)
         if wait:
-            return answer.result()
+            return self._result(answer)
         self._in_flight.append(answer)
         return self._answered()
 
@@ -59,7 +61,7 @@ class DeskLink:
             # Only the oldest is checked: reports arrive in order.
             if len(self._in_flight) <= MAX_IN_FLIGHT and not self._in_flight[0].done():
                 break
-            reply = self._in_flight.popleft().result()
+            reply = self._result(self._in_flight.popleft())
         return reply
 
     def flush(self) -> None:
@@ -68,9 +70,9 @@ class DeskLink:
             self.send(DeskReport(), wait=False)
 
     def wait_for_answers(self) -> None:
-        """Wait until the desk has every report."""
+        """Wait until the driver has every report."""
         while self._in_flight:
-            self._in_flight.popleft().result()
+            self._result(self._in_flight.popleft())
 
     def stop_requested(self) -> bool:
         """Whether the desk wants the workers back."""
@@ -85,26 +87,26 @@ class DeskLink:
     # ------------------------------------------------------------------ the best of the experiment
     def offer_best(self, score: float) -> None:
         """Record a score as the best, if it is; does not wait."""
-        self._desk.tell("improves", self._lease.number, score)
+        self._driver.tell("improves", self._lease.number, score)
 
     def is_best(self, score: float) -> bool:
         """Record a score as the best, if it is; returns whether."""
-        return bool(self._desk.improves(self._lease.number, score).result())
+        return bool(self._result(self._driver.improves(self._lease.number, score)))
 
     def best(self) -> float | None:
         """The best score of any trial; None if there is none."""
-        return cast("float | None", self._desk.best(self._lease.client).result())
+        best: float | None = self._result(self._driver.best())
+        return best
 
     # ------------------------------------------------------------------ checkpoints
     def confirm_commit(self) -> None:
-        """Wait until the driver has recorded all earlier reports.
-
-        This is also the fence: a process that lost the lease must not write while another one has it.
+        """Ask whether a checkpoint may be committed: a process that lost the lease must not write while another one has
+        it. The driver has then recorded all earlier reports.
 
         Raises:
             LeaseLost: the trial runs on other workers.
         """
-        if not self._desk.may_commit(self._lease.number).result():
+        if not self._result(self._driver.may_commit(self._lease.number)):
             raise self.lost()
 
     def saved(self, checkpoint: str, batches: int, value: float | None, seconds: float | None = None) -> None:
@@ -114,12 +116,23 @@ class DeskLink:
             value: the search's metric at its batch, if known.
             seconds: how long it took to write and commit, if it has just been.
         """
-        self._desk.tell("saved", self._lease.client, self._lease.trial_id, checkpoint, batches, value, seconds)
+        self._driver.tell("saved", self._lease.trial_id, checkpoint, batches, value, seconds)
 
     def damaged(self, checkpoint: str, why: str) -> None:
         """A checkpoint can no longer be used."""
-        self._desk.tell("damaged", self._lease.client, self._lease.trial_id, checkpoint, why)
+        self._driver.tell("damaged", self._lease.trial_id, checkpoint, why)
+
+    def _result(self, answer: Future[Any]) -> Any:
+        """An answer of the driver.
+
+        Raises:
+            LeaseLost: the driver has ended, and can record nothing more.
+        """
+        try:
+            return answer.result()
+        except DeskUnreachable as error:
+            raise LeaseLost(f"trial {self._lease.trial_id} has lost its driver: {error}") from None
 
     def lost(self) -> LeaseLost:
-        """The error to raise when the desk has fenced off this lease."""
+        """The error to raise when the driver has fenced off this lease."""
         return LeaseLost(f"trial {self._lease.trial_id} now runs on other workers")

@@ -1,0 +1,37 @@
+"""What follows from an event, as values: the shell around what decides carries them out, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from dray.desk.messages import ClientLeft, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer a call."""
+
+    call: Hashable
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Pass a message to a client of the desk."""
+
+    client: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Call this method of the desk in so many seconds."""
+
+    seconds: float
+    method: str
+    args: tuple[Any, ...]
+
+
+Effect = Reply | Tell | After | ClientLeft

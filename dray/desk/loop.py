@@ -1,0 +1,120 @@
+"""The thread of a process in which everything is decided, one event after another, and where it listens for calls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from dray.desk.connection import Call, Endpoint, Session, listen
+
+
+class Decider(Protocol):
+    """What an `EventLoop` calls, in its thread."""
+
+    def take(self, call: Call) -> None:
+        """Another process has called."""
+
+    def lost(self, session: Session) -> None:
+        """The connection with another process has ended, and is not resumed."""
+
+    def settle(self) -> None:
+        """A burst of calls is over: carry out what they decided, all together, so that the journal waits for the disk
+        only once."""
+
+    def failed(self, error: BaseException) -> None:
+        """One of these, or what was posted, has raised an exception."""
+
+
+class EventLoop:
+    """Calls what is posted, in order, in a thread of its own.
+
+    Args:
+        name: of the thread.
+
+    Attributes:
+        endpoint: where it listens, from `listen` on.
+    """
+
+    endpoint: Endpoint
+
+    def __init__(self, name: str) -> None:
+        self._decider: Decider | None = None
+        self._early: list[Call] = []
+        self._is_due = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def listen(self, host: str) -> None:
+        """Take calls of other processes from now on; they wait until there is a decider.
+
+        Args:
+            host: this machine's name for the others.
+        """
+        listening = listen(self._take, host, lost=self._lost)
+        self._listener = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
+        self.endpoint = self._listener.endpoint
+
+    def attach(self, decider: Decider) -> None:
+        """Have this one called from now on."""
+
+        def attach() -> None:
+            self._decider = decider
+            early, self._early = self._early, []
+            for call in early:
+                self.call(decider.take, call)
+
+        self._loop.call_soon_threadsafe(attach)
+
+    def post(self, call: Callable[..., None], *args: Any) -> None:
+        """Call this in the thread. From any thread; after `close` nothing happens."""
+        try:
+            self._loop.call_soon_threadsafe(self.call, call, *args)
+        except RuntimeError:
+            assert self._loop.is_closed()
+
+    def later(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
+        """Call this in so many seconds. From any thread, as `post`."""
+        self.post(self._loop.call_later, seconds, self.call, call, *args)
+
+    def call(self, call: Callable[..., Any], *args: Any) -> None:
+        """Call this now. In the thread."""
+        assert self._decider is not None
+        try:
+            call(*args)
+        except BaseException as error:
+            self._decider.failed(error)
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._settle)
+
+    def close(self) -> None:
+        """Carry out what was posted, stop listening, and end the thread. From another thread; idempotent."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.call_soon, self._end)
+            self._thread.join()
+            self._loop.close()
+
+    def _end(self) -> None:
+        self._listener.close()
+        self._loop.call_soon(self._loop.stop)
+
+    def _settle(self) -> None:
+        assert self._decider is not None
+        self._is_due = False
+        try:
+            self._decider.settle()
+        except BaseException as error:
+            self._decider.failed(error)
+
+    def _take(self, call: Call) -> None:
+        if self._decider is None:
+            self._early.append(call)
+        else:
+            self.call(self._decider.take, call)
+
+    def _lost(self, session: Session) -> None:
+        if self._decider is not None:
+            self.call(self._decider.lost, session)

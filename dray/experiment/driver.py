@@ -1,0 +1,357 @@
+"""What the driver of an experiment decides, as one object without Ray, threads, files or a clock.
+
+It owns the search. The ranks of its trials' leases report here, Tune's handle fetches the results that the search is to
+decide on, and the desk says which trial has a lease. A message is recorded, decided on and answered in this order: what
+follows from it is passed to `emit`, and the shell (`dray.experiment.run.Run`, or a simulation) carries it out. If the
+process dies, another one continues from the journal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import assert_never
+
+from dray.desk import messages
+from dray.desk.effects import Reply
+from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Message, ReportReceived, TrialLeft
+from dray.display.counts import Counts
+from dray.errors import ConfigError, ExperimentError, FoundInTraining
+from dray.experiment.effects import Append, Bind, Effect, Fail, Say, ShowFailure, ToDesk
+from dray.experiment.open_search import OpenSearch
+from dray.experiment.restarts import Restarts
+from dray.experiment.results import PendingResults, TrialResult
+from dray.experiment.retention import Policy, Retention, checkpoints_needed
+from dray.records.improvements import Improvements
+from searchers.answers import Answer, decide
+from searchers.errors import SpaceError
+from searchers.events import Started
+from searchers.views import NEVER_BEST, State
+
+RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")
+"""States of trials that should have workers."""
+CALLS = ("report", "may_commit", "saved", "damaged", "improves", "best", "fetch")
+"""What workers and Tune's handle may call: methods of `ExperimentDriver`."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    """A lease of one of the trials that is not over.
+
+    Attributes:
+        waiting: rank 0's calls that wait for the search's decision, by the number of the result.
+    """
+
+    number: int
+    trial: int
+    waiting: dict[int, Hashable] = field(default_factory=dict)
+
+
+class ExperimentDriver:
+    """One run of an experiment, from its journal's state to the end of the search.
+
+    Args:
+        opened: the experiment's search.
+        emit: called with each effect.
+        resume: says how to resume the experiment, for errors.
+
+    Attributes:
+        search: as opened.
+        counts: the run's counters.
+        retention: its checkpoints.
+        has_trained: a trial has reported.
+    """
+
+    def __init__(self, opened: OpenSearch, emit: Callable[[Effect], None], *, resume: str = "resume it") -> None:
+        config, self.search = opened.config, opened.search
+        self._resume = resume
+        self._config, self._emit = config, emit
+        self._restarts = Restarts(opened.records, max_restarts=config.max_restarts, emit=emit)
+        self.retention = Retention(
+            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.sign == 1),
+            needs=lambda trial: checkpoints_needed(self.search.trials[trial]),
+            emit=emit,
+        )
+        self._improvements = Improvements(config.searcher)
+        self._results = PendingResults()
+        self._fetching: tuple[Hashable, int] | None = None
+        """The handle's call that waits for results, and its process."""
+        self._handle = -1
+        self._leases: dict[int, _Lease] = {}
+        self._current: dict[int, int] = {}
+        """The latest lease of each trial that has one: earlier ones are fenced off."""
+        self._best: float | None = None
+        self._best_by = (-1, -1)
+        """Trial and lease of the best score."""
+        self._closing = False
+        self.counts = Counts(restarts=self._restarts.counted)
+        self.has_trained = False
+
+    def begin(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Queue the trials that can run. The first call.
+
+        Args:
+            records: of the journal so far.
+        """
+        self.search.log = self._append
+        sign = self._config.searcher.sign
+        trials = self.search.trials.values()
+        self._best = min(
+            (sign * trial.best for trial in trials if trial.best is not None and trial.state not in NEVER_BEST),
+            default=None,
+        )
+        self.retention.recover(records)
+        self._to_desk("enqueue", [trial.id for trial in trials if trial.state in RUNNABLE], False)
+
+    def close(self) -> None:
+        """Have running trials save and leave: they continue in a later run. Idempotent."""
+        self._closing = True
+        for lease in self._leases.values():
+            for call in lease.waiting.values():
+                self._emit(Reply(call, "interrupt"))
+            lease.waiting.clear()
+        self._to_desk("close")
+
+    def end(self) -> None:
+        """The run ends, whether the search is done or not: Tune's handle ends."""
+        if self._fetching is not None:
+            self._emit(Reply(self._fetching[0], None))
+            self._fetching = None
+        self._handle = -1
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no trial has workers."""
+        return not self._leases
+
+    def states(self) -> Counter[State]:
+        """How many trials are in each state."""
+        return self.search.states
+
+    # ------------------------------------------------------------------ calls of rank 0
+    def report(self, call: Hashable, lease: int, report: DeskReport, decides: bool) -> None:
+        """Take a report; answered by what the trial is to do.
+
+        Args:
+            lease: the trial's.
+            report: what the trial reports.
+            decides: the search is to decide on it; the answer is its decision. A final report is the trial's end, and
+                no decision is waited for.
+        """
+        if (state := self._live(lease)) is None:
+            self._emit(Reply(call, "fenced"))
+            return
+        trial, rows = state.trial, report.rows
+        self.has_trained = True
+        self.counts.reports += 1
+        if report.warning:
+            self._emit(Say(f"warning: trial {trial}: {report.warning}"))
+        self._emit(ReportReceived(lease=lease, trial=trial, rows=rows, step=report.step, warning=report.warning))
+        self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1))
+        for record in self._improvements.among(trial, rows):
+            self._append(record, wait=False)
+        if not decides:
+            self._emit(Reply(call, "interrupt" if self._closing else "continue"))
+            return
+        outcome = "completed" if report.final else None
+        number = self._results.add(trial, step=report.step, value=report.value, metrics=report.metrics, outcome=outcome)
+        if report.final:
+            self._emit(Reply(call, "continue"))
+        elif self._closing:
+            self._emit(Reply(call, "interrupt"))
+        else:
+            state.waiting[number] = call
+        self._hand_over()
+
+    def may_commit(self, call: Hashable, lease: int) -> None:
+        """Whether rank 0 may commit a checkpoint: all its earlier reports are recorded, and no other lease of the trial
+        has begun."""
+        self._emit(Reply(call, self._live(lease) is not None))
+
+    def saved(
+        self, call: Hashable, trial: int, checkpoint: str, batches: int, value: float | None, seconds: float | None
+    ) -> None:
+        """The trial has committed this checkpoint, or resumed from it. Accepted from an ended lease too."""
+        self._restarts.saved(trial, batches)
+        self.retention.saved(trial, batches, checkpoint, value)
+        self._emit(CheckpointSaved(trial=trial, checkpoint=checkpoint, batches=batches, value=value, seconds=seconds))
+
+    def damaged(self, call: Hashable, trial: int, checkpoint: str, why: str) -> None:
+        """The trial has skipped a checkpoint."""
+        self.retention.damaged(trial, checkpoint, why)
+
+    def improves(self, call: Hashable, lease: int, score: float) -> None:
+        """Whether ``score`` (smaller is better) is the best of the experiment so far; if so, it is recorded.
+
+        Also true for the best score again, if its trial reports it in a later lease: it was not saved in the earlier
+        one, or the trial would have continued from there.
+        """
+        state = self._live(lease)
+        is_best = False
+        if state is not None:
+            trial, number = self._best_by
+            again = score == self._best and trial == state.trial and number != lease
+            if is_best := self._best is None or score < self._best or again:
+                self._best, self._best_by = score, (state.trial, lease)
+        self._emit(Reply(call, is_best))
+
+    def best(self, call: Hashable) -> None:
+        """The best score of the trials so far, smaller is better; None if there is none."""
+        self._emit(Reply(call, self._best))
+
+    def _live(self, lease: int) -> _Lease | None:
+        """The lease with this number, unless it is over or fenced off by a later one of the same trial."""
+        state = self._leases.get(lease)
+        return state if state is not None and self._current.get(state.trial) == lease else None
+
+    # ------------------------------------------------------------------ Tune
+    def fetch(self, call: Hashable, process: int) -> None:
+        """Tune's handle asks for the results that wait for a decision, one per trial; None when the search is over.
+
+        Args:
+            process: the handle's process id; a new one gets all unanswered results again.
+        """
+        if self._fetching is not None:  # of a process that has died
+            self._emit(Reply(self._fetching[0], None))
+        self._fetching = (call, process)
+        if process != self._handle:
+            self._handle = process
+            self.counts.handles_started += 1
+            self._results.hand_over_again()
+        self._hand_over()
+        if self._fetching is not None and self.search.done is not None:
+            self.end()
+
+    def _hand_over(self) -> None:
+        if self._fetching is not None and (due := self._results.take()):
+            self._emit(Reply(self._fetching[0], due))
+            self._fetching = None
+
+    def decide(self, results: Sequence[TrialResult]) -> None:
+        """Tune passes these results: the search decides on those that have not been answered, perhaps through an
+        earlier process of the handle."""
+        answers = []
+        for result in results:
+            if self._results.awaits(result.trial, result.number):
+                answer = decide(self.search, result)
+                self._results.answer(result.trial, answer.decision)
+                answers.append(answer)
+        for answer in answers:
+            self._act(answer)
+        self._hand_over()
+
+    def _act(self, answer: Answer) -> None:
+        """Carry out a decision of the search."""
+        trial = answer.trial
+        self.counts.decisions[answer.decision] += 1
+        if (lease := self._leases.get(self._current.get(trial, 0))) is not None:
+            if (call := lease.waiting.pop(answer.number, None)) is not None:
+                self._emit(Reply(call, answer.decision))
+            elif answer.decision == "pause":
+                # It was restarted because its worker died with this report: it continues when it is resumed, not now.
+                self._to_desk("drop", lease.number)
+        withdrawn = [*answer.stops, *([trial] if answer.decision != "continue" else ())]
+        if withdrawn:
+            self._to_desk("withdraw", withdrawn)
+            self.retention.changed(withdrawn)
+        if answer.resumes:
+            # Before new trials: the search has chosen them as the best to train next.
+            self._to_desk("enqueue", list(answer.resumes), True)
+        if answer.creates:
+            self._to_desk("enqueue", list(answer.creates), False)
+        if answer.done:
+            self._to_desk("close")
+            self.end()
+
+    # ------------------------------------------------------------------ messages of the desk
+    def on(self, message: Message) -> None:
+        """The desk has sent this message."""
+        match message:
+            case messages.LeaseGranted():
+                self._granted(message)
+            case messages.TrialLeft():
+                self._left(message)
+            case messages.LeaseOver():
+                self._over(message.lease)
+            case messages.WorkerUnfit(why=why):
+                self._emit(Fail(self._error_of(why)))
+            case messages.GroupRetired():
+                if self._config.resources.reuse_workers:
+                    self._emit(message)
+            case messages.WorkerArrived() | messages.GroupReady() | messages.GroupEnded():
+                pass
+            case _:
+                assert_never(message)
+
+    def _granted(self, granted: LeaseGranted) -> None:
+        """Draw the hyperparameters of a trial that has got a lease, and begin it."""
+        trial, number = granted.trial, granted.lease
+        self._leases[number] = _Lease(number, trial)
+        if (earlier := self._current.get(trial)) is not None:
+            self._fence(self._leases[earlier])
+        self._current[trial] = number
+        view = self.search.trials[trial]
+        if view.state not in RUNNABLE:
+            self._to_desk("drop", number)
+            return
+        try:
+            self.search.on(Started(trial=trial))
+        except SpaceError as error:
+            self._emit(Fail(FoundInTraining(error.faults, "The search")))
+            return
+        self._emit(
+            Bind(
+                lease=number,
+                trial=trial,
+                seed=self.search.seed_of(trial),
+                hparams=self.search.params(trial),
+                last_step=view.last_step,
+                was_completed=trial in self._restarts.ended_before,
+            )
+        )
+
+    def _fence(self, lease: _Lease) -> None:
+        for call in lease.waiting.values():
+            self._emit(Reply(call, "fenced"))
+        lease.waiting.clear()
+
+    def _over(self, number: int) -> None:
+        lease = self._leases.pop(number)
+        self._fence(lease)
+        if self._current.get(lease.trial) == number:
+            del self._current[lease.trial]
+
+    def _left(self, left: TrialLeft) -> None:
+        """A trial has left its group: if it failed, it restarts, or the search is told, through Tune, that it ended."""
+        trial = left.trial
+        # After a trial's final report, errors of its processes don't count.
+        has_ended = self.search.trials[trial].ended or self._results.ends(trial)
+        if left.outcome not in ("errored", "diverged", "invalid_hp") or has_ended:
+            return
+        if left.fatal:
+            self._emit(ShowFailure(trial=trial, error=left.error))
+            field_path, _, fault = left.error.partition(": ")
+            self._emit(Fail(FoundInTraining([(field_path, fault)])))
+        elif (reason := self._restarts.end_of(left)) is not None:
+            self._results.add(trial, outcome=reason)
+            self._hand_over()
+        elif self.search.trials[trial].state == "RUNNING":
+            # If it was paused meanwhile, or paused and queued again, it continues when its turn comes.
+            self._to_desk("enqueue", [trial], True)
+
+    def _error_of(self, why: messages.Unfit) -> Exception:
+        resume = f"; then {self._resume}" if why.resumable else ""
+        if not why.faults:
+            return ExperimentError(f"{why.message}{resume}")
+        kind = FoundInTraining if self.has_trained else ConfigError
+        return kind([(path, f"{what}{resume}") for path, what in why.faults], why.source)
+
+    # ------------------------------------------------------------------ effects
+    def _append(self, record: Mapping[str, Any], *, wait: bool = True) -> None:
+        self._emit(Append(record, wait))
+
+    def _to_desk(self, method: str, *args: Any) -> None:
+        self._emit(ToDesk(method, args))

@@ -1,0 +1,82 @@
+"""Results that wait for the search's decision: the Tune handle fetches them, and they are kept until answered."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dray.desk.connection import Connection, Endpoint
+from dray.desk.wire import wire
+from searchers.events import Decision, Reason
+
+
+@wire
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """A report for the search to decide on, or the end of a trial, or both: a `searchers.answers.Result`."""
+
+    number: int
+    trial: int
+    step: float | None = None
+    value: float | None = None
+    metrics: Sequence[float | None] = ()
+    outcome: Reason | None = None
+    """Set when the trial ends with this result."""
+
+
+def results_of(endpoint: Endpoint) -> Callable[[int], Sequence[TrialResult] | None]:
+    """Connect to an experiment's driver to fetch results, as `searchers.ray_tune.Handle` does."""
+    driver = Connection(endpoint)
+
+    def fetch(process: int) -> Sequence[TrialResult] | None:
+        results: Sequence[TrialResult] | None = driver.fetch(process).result()
+        return results
+
+    return fetch
+
+
+class PendingResults:
+    """Hands over one result per trial at a time; later ones wait until it is answered."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, deque[TrialResult]] = {}
+        self._numbers = itertools.count(1)
+        self._due: list[TrialResult] = []  # not yet handed over, in order
+
+    def add(self, trial: int, **result: object) -> int:
+        """Add a result of a trial, with these fields of `TrialResult`. Returns its number."""
+        added = TrialResult(number=next(self._numbers), trial=trial, **result)  # type: ignore[arg-type]
+        of_trial = self._of.setdefault(trial, deque())
+        of_trial.append(added)
+        if len(of_trial) == 1:
+            self._due.append(added)
+        return added.number
+
+    def awaits(self, trial: int, number: int) -> bool:
+        """Whether this result of a trial has not been answered, and is the next one to be."""
+        of_trial = self._of.get(trial)
+        return bool(of_trial) and of_trial[0].number == number
+
+    def ends(self, trial: int) -> bool:
+        """Whether a result that waits is the end of this trial."""
+        return any(result.outcome is not None for result in self._of.get(trial, ()))
+
+    def answer(self, trial: int, decision: Decision) -> None:
+        """The search has decided on a trial's next result. Later results of a stopped trial are dropped."""
+        of_trial = self._of[trial]
+        of_trial.popleft()
+        if decision == "stop" or not of_trial:
+            del self._of[trial]
+        else:
+            self._due.append(of_trial[0])
+
+    def take(self) -> list[TrialResult]:
+        """All results that are due, each once."""
+        due, self._due = self._due, []
+        return due
+
+    def hand_over_again(self) -> None:
+        """The handle's process is new: all unanswered results are due, also those that were handed over."""
+        self._due = sorted((waiting[0] for waiting in self._of.values()), key=lambda each: each.number)

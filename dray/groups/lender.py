@@ -1,0 +1,313 @@
+"""Lends worker groups to experiments: a desk, and the groups that it lends, a pool for each kind of group.
+
+A driver lends its own groups to its one experiment, a server lends its groups to all of them. How many groups of each
+kind there are follows from what trials wait for, and from each experiment's share.
+
+Pure: `Lender.now` is the time, and what follows from a call is passed to `emit`; `dray.groups.lending` carries it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dray.cluster.view import ClusterView
+from dray.desk import effects as desk_effects
+from dray.desk.desk import Desk
+from dray.desk.effects import Tell
+from dray.desk.messages import Demand, Unfit, WorkerUnfit
+from dray.desk.shares import Shares
+from dray.desk.wire import wire
+from dray.display.counts import Counts
+from dray.groups.capacity import most_slots
+from dray.groups.effects import Fail, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain, ProcessesEnded
+from dray.groups.pool import Groups, GroupsPlan
+from dray.groups.slots import Slots
+
+LOOK_S = 5.0
+"""How often the cluster's size is looked at, if several experiments share it."""
+KINDS = ("gpu", "cpu")
+MAX_UNKNOWN = 10_000.0
+"""Slots of a cluster whose autoscaler does not say how far it can grow."""
+
+
+@wire
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupKind:
+    """What a client's groups are made of: groups of one kind can run each other's trials.
+
+    With ``reuse_workers: false`` they are new for each trial, also if earlier ones were of other experiments.
+
+    Attributes:
+        slots: of a group; of the smallest, if it is elastic.
+        environment: variables for its processes.
+        deterministic, collective_timeout_s, reuse_workers: as in the config.
+    """
+
+    slots: Slots
+    environment: Mapping[str, str | None] = field(repr=False)
+    deterministic: bool
+    collective_timeout_s: float
+    reuse_workers: bool
+
+    @property
+    def shape(self) -> str:
+        """The same for equal kinds."""
+        parts = (
+            self.slots,
+            sorted(self.environment.items()),
+            self.deterministic,
+            self.collective_timeout_s,
+            self.reuse_workers,
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------------------------------------------- effects
+@dataclass(frozen=True, slots=True)
+class PoolOpened:
+    """From now on there may be groups of this kind, of this owner."""
+
+    owner: str
+    kind: GroupKind
+
+
+@dataclass(frozen=True, slots=True)
+class OnPool:
+    """Carry out an effect of an owner's groups."""
+
+    owner: str
+    effect: GroupsEffect
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClosed:
+    """An owner's groups are to end.
+
+    Attributes:
+        error: why they can't run trials; "" if none needs them.
+    """
+
+    owner: str
+    error: str = ""
+
+
+LenderEffect = desk_effects.Effect | LookAtCluster | PoolOpened | OnPool | PoolClosed
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The groups of one kind, and how many there should be."""
+
+    owner: str
+    kind: GroupKind
+    groups: Groups
+    wanted: int = 0
+
+
+class Lender:
+    """A desk and its groups.
+
+    Args:
+        view: of the cluster.
+        now: the time in seconds, by any clock that does not go backwards.
+        plan: returns what is planned for an owner's groups of a kind.
+        emit: called with each effect, in order.
+        counts: groups that start or are lost are counted there.
+        shares_cluster: several experiments may share it, so what they get depends on the cluster's size.
+
+    Attributes:
+        desk: lends the groups.
+        now: to be set before each call.
+        demands: what each experiment had and asked for at the last step, by the name of its run.
+    """
+
+    def __init__(
+        self,
+        view: ClusterView,
+        now: float,
+        *,
+        plan: Callable[[str, GroupKind], GroupsPlan],
+        emit: Callable[[LenderEffect], None],
+        counts: Counts,
+        shares_cluster: bool = False,
+    ) -> None:
+        self.now, self._emit, self._plan, self._counts = now, emit, plan, counts
+        self.desk = Desk(self._from_desk)
+        self.demands: dict[str, Demand] = {}
+        self._pools: dict[str, _Pool] = {}
+        self._owners: dict[str, _Pool] = {}
+        self._owner_numbers, self._names = itertools.count(), itertools.count()
+        self._starts = itertools.count(1)
+        self._shares = {kind: Shares() for kind in KINDS}
+        self._held: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
+        self._divided_at = now
+        self._shares_cluster = shares_cluster
+        self.look(view)
+
+    # ------------------------------------------------------------------ clients
+    def add(self, client: str, kind: GroupKind, endpoint: Any, share: Mapping[str, Any]) -> None:
+        """Serve an experiment's run from now on.
+
+        Args:
+            client: its name, which is new.
+            kind: of its groups.
+            endpoint: where its trials report; None: at the desk's own endpoint.
+            share: what slots it gets: priority, weight, max_slots as of `dray.desk.lease.Client`.
+        """
+        slots = kind.slots
+        size, unit = slots.taken * slots.unit, slots.unit
+        if kind.shape not in self._pools:
+            owner = f"groups-{next(self._owner_numbers)}"
+            self.desk.add(owner, is_owner=True)
+            groups = Groups(
+                self._plan(owner, kind),
+                self.view,
+                self.now,
+                desk=self.desk,
+                emit=lambda effect: self._from_pool(owner, effect),
+                counts=self._counts,
+                names=self._names,
+                starts=self._starts,
+            )
+            self._pools[kind.shape] = self._owners[owner] = _Pool(owner, kind, groups)
+            self._emit(PoolOpened(owner, kind))
+        self.desk.add(client, endpoint=endpoint, shape=kind.shape, kind=slots.kind, size=size, unit=unit, **share)
+
+    # ------------------------------------------------------------------ groups
+    @property
+    def group_count(self) -> int:
+        """How many groups there are, including those that start."""
+        return sum(pool.groups.count for pool in self._pools.values())
+
+    @property
+    def ready_count(self) -> int:
+        """How many groups have started."""
+        return sum(pool.groups.ready_count for pool in self._pools.values())
+
+    def on(self, owner: str, event: GroupsEvent | ProcessesEnded) -> None:
+        """The shell reports this about an owner's groups."""
+        if isinstance(event, ProcessesEnded):
+            self.desk.group_ended(owner, event.group, event.start, event.dead, event.error)
+        elif (pool := self._owners.get(owner)) is not None:
+            pool.groups.on(event, self.now)
+
+    def nodes_drain(self, nodes: Iterable[str]) -> None:
+        """These nodes (Ray's ids) will be removed: the trials on them save, and continue elsewhere."""
+        for pool in self._owners.values():
+            pool.groups.on(NodesDrain(frozenset(nodes)), self.now)
+
+    def look(self, view: ClusterView) -> None:
+        """Take a view of the cluster."""
+        self.view, self._looked_at = view, self.now
+        found = {kind: most_slots(view, kind, 1) for kind in KINDS}
+        self._slots = {kind: MAX_UNKNOWN if each is None else float(sum(each)) for kind, each in found.items()}
+
+    def slots(self) -> float:
+        """GPUs of the cluster, or its CPUs if it has none."""
+        return self._slots["gpu"] or self._slots["cpu"]
+
+    def is_preempted(self, demand: Demand) -> bool:
+        """Whether others have the slots of a group that an experiment waits for, or get them first."""
+        return has_no_room(demand, self.demands.values(), self._slots[demand.kind])
+
+    def step(self) -> None:
+        """Have as many groups of each kind as experiments should have. To be called after events, and now and then."""
+        self._divide()
+        for pool in list(self._owners.values()):
+            pool.groups.reconcile(pool.wanted, self.now)
+            shape = pool.kind.shape
+            if not pool.groups.count and all(client.shape != shape for client in self.desk.clients.values()):
+                self._close(pool)
+
+    def end(self) -> None:
+        """End all groups: those that have not started at once, the others as the desk's ranks ask for leases."""
+        for pool in list(self._owners.values()):
+            self._close(pool)
+
+    def _close(self, pool: _Pool, error: str = "") -> None:
+        del self._owners[pool.owner], self._pools[pool.kind.shape]
+        pool.groups.close()
+        self.desk.close(pool.owner)
+        self._emit(PoolClosed(pool.owner, error))
+
+    def _give_up(self, pool: _Pool, why: Unfit) -> None:
+        """Groups of this kind can't run trials: the experiments that need them get the error, and end."""
+        if pool.owner in self._owners:
+            self._close(pool, why.message or str(why.faults[0]))
+            self.desk.unfit(pool.kind.shape, why)
+
+    def _from_desk(self, effect: desk_effects.Effect) -> None:
+        self._emit(effect)
+        if isinstance(effect, Tell) and (pool := self._owners.get(effect.client)) is not None:
+            if isinstance(effect.message, WorkerUnfit):
+                self._give_up(pool, effect.message.why)
+            else:
+                pool.groups.on(effect.message, self.now)
+
+    def _from_pool(self, owner: str, effect: GroupsEffect) -> None:
+        if isinstance(effect, Fail):
+            self._give_up(self._owners[owner], Unfit(message=effect.error, resumable=True))
+        else:
+            self._emit(OnPool(owner, effect))
+
+    # ------------------------------------------------------------------ shares
+    def _divide(self) -> None:
+        """Divide the cluster's slots among the experiments, and count the groups of each kind."""
+        if self._shares_cluster and self.now >= self._looked_at + LOOK_S:
+            self._looked_at = self.now
+            self._emit(LookAtCluster(waiting=False))
+        demands = self.desk.demands({name: had for shares in self._shares.values() for name, had in shares.had.items()})
+        self.demands = {demand.claim.name: demand for demand in demands}
+        passed, self._divided_at = self.now - self._divided_at, self.now
+        wanted = dict.fromkeys(self._pools, 0)
+        for kind in KINDS:
+            asking = [demand for demand in demands if demand.kind == kind and demand.claim.groups]
+            weights = {demand.claim.name: demand.claim.weight for demand in asking}
+            held = {name: slots for name, slots in self._held[kind].items() if name in weights}
+            self._shares[kind].passed(passed, held, weights)
+            slots = self._slots[kind] if self._shares_cluster else math.inf
+            given = self._shares[kind].divide([demand.claim for demand in asking], slots)
+            self._held[kind] = {demand.claim.name: demand.has * demand.claim.size for demand in asking}
+            for demand in asking:
+                if demand.shape in wanted:
+                    wanted[demand.shape] += given[demand.claim.name]
+        for shape, pool in self._pools.items():
+            pool.wanted = wanted[shape]
+        self._make_room(demands)
+
+    def _make_room(self, demands: Iterable[Demand]) -> None:
+        """Have groups of a kind end for those of another that wait for their slots: at ends of trials; at once for a
+        higher priority."""
+
+        def priorities(shape: str) -> list[int]:
+            return [demand.claim.priority for demand in demands if demand.shape == shape and demand.claim.groups]
+
+        for shape, pool in self._pools.items():
+            hungry = [
+                min(priorities(other), default=0)
+                for other, others in self._pools.items()
+                if other != shape and others.groups.has_waiting and others.groups.count <= others.wanted
+            ]
+            if hungry and pool.groups.count > pool.wanted:
+                pool.groups.make_room(at_once=min(hungry) < min(priorities(shape), default=0))
+
+
+def has_no_room(demand: Demand, demands: Iterable[Demand], slots: float) -> bool:
+    """Whether a group fits into none of the slots that others neither have nor, having a higher priority, wait for.
+
+    Args:
+        demand: asks for the group.
+        demands: of all.
+        slots: of this kind.
+    """
+    mine = demand.claim
+    for each in demands:
+        if each.kind == demand.kind and each.claim.name != mine.name:
+            groups = max(each.has, each.claim.most) if each.claim.priority < mine.priority else each.has
+            slots -= groups * each.claim.size
+    return slots < mine.size

@@ -1,0 +1,231 @@
+"""Carries out what a `Lender` decides, on Ray: the shell around it, in a driver or in a server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dray.cluster import autoscaler
+from dray.desk import desk
+from dray.desk.connection import Call, DeskUnreachable
+from dray.desk.effects import After
+from dray.desk.loop import EventLoop
+from dray.desk.messages import Unfit
+from dray.display.counts import Counts
+from dray.groups.effects import GroupsEffect, LookAtCluster, ProcessesEnded, Say, ShowWaiting, StartGroup
+from dray.groups.group import WorkerGroup
+from dray.groups.lender import GroupKind, Lender, LenderEffect, OnPool, PoolClosed, PoolOpened
+from dray.groups.pool import IDLE_S, GroupsPlan
+from dray.groups.shell import GroupsShell, Report, look_at_cluster
+from dray.worker.spec import ExperimentSpec, WorkerSpec
+
+END_S = 30.0
+"""How long all groups together may take to shut down on a cluster that stays up."""
+PATIENCE_S = 5.0
+"""How long the event loop may take to close all groups."""
+POLL_S = 0.01
+
+
+class Announcer(Protocol):
+    """Where groups are announced, such as a run's display."""
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+
+    def waits(self, status: str) -> None:
+        """Show what groups wait for; "" if none waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LendingPlan:
+    """Whose groups these are.
+
+    Attributes:
+        own_cluster: the cluster was started for them alone, on this machine.
+        directory: for what Ray Train would keep.
+        experiment: the only experiment that they are for: its code is loaded as they start; None: they are a server's.
+        max_slots: how many slots all groups may have together; None: no limit.
+        sizes: the allowed sizes, ascending, if there is only one group, which is elastic.
+        idle_s: how long there must have been more groups than trials before some are ended.
+    """
+
+    own_cluster: bool
+    directory: Path
+    experiment: ExperimentSpec | None = None
+    max_slots: int | None = None
+    sizes: tuple[int, ...] = ()
+    idle_s: float = IDLE_S
+
+
+class Lending:
+    """A `Lender` on Ray. All in the thread of the event loop, but for `end`.
+
+    Args:
+        loop: listens for the workers.
+        plan: whose groups they are.
+        emit: called with each effect; those that the caller does not know it passes to `perform`.
+        counts: groups are counted there.
+        display: groups are announced there.
+        starts, ends: called with the name of each group that starts, with its slots, and that has ended.
+    """
+
+    is_own = True
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        plan: LendingPlan,
+        *,
+        emit: Callable[[LenderEffect], None],
+        counts: Counts,
+        display: Announcer,
+        starts: Callable[[str, float], None] = lambda group, slots: None,
+        ends: Callable[[str], None] = lambda group: None,
+    ) -> None:
+        self._loop, self._plan, self._display, self._starts, self._ends = loop, plan, display, starts, ends
+        self._shells: dict[str, GroupsShell] = {}
+        self._kinds: dict[str, GroupKind] = {}
+        self._closing: list[threading.Thread] = []
+        self._end_s = 0.0
+        self._limits = None if plan.own_cluster else autoscaler.limits()
+        self.lender = Lender(
+            look_at_cluster(self._limits),
+            time.monotonic(),
+            plan=self._groups_plan,
+            emit=emit,
+            counts=counts,
+            shares_cluster=plan.experiment is None,
+        )
+        self._looks = ThreadPoolExecutor(1, thread_name_prefix="dray-look")
+
+    def _groups_plan(self, owner: str, kind: GroupKind) -> GroupsPlan:
+        plan = self._plan
+        return GroupsPlan(
+            owner=owner,
+            slots=kind.slots,
+            max_slots=plan.max_slots,
+            sizes=plan.sizes,
+            own_cluster=plan.own_cluster and plan.experiment is not None,
+            idle_s=plan.idle_s,
+            min_groups=0 if plan.experiment is None else 1,
+        )
+
+    @property
+    def count(self) -> int:
+        """How many groups there are, including those that start."""
+        return self.lender.group_count
+
+    @property
+    def ready_count(self) -> int:
+        """How many groups have started."""
+        return self.lender.ready_count
+
+    def take(self, call: Call) -> None:
+        """A worker calls."""
+        if call.method in desk.CALLS:
+            self.on(getattr(self.lender.desk, call.method), call, *call.args)
+        else:
+            call.fail(f"there is no method {call.method}")
+
+    def send(self, method: str, *args: Any) -> None:
+        """Call a method of the desk."""
+        self.on(getattr(self.lender.desk, method), *args)
+
+    def on(self, method: Callable[..., None], *args: Any) -> None:
+        """Call a method of the lender, or of its desk."""
+        self.lender.now = time.monotonic()
+        method(*args)
+
+    def step(self) -> None:
+        """Have as many groups as there should be."""
+        self.on(self.lender.step)
+
+    def nodes_drain(self, nodes: Iterable[str]) -> None:
+        """These nodes will be removed: the trials on them save, and continue elsewhere."""
+        self.on(self.lender.nodes_drain, nodes)
+
+    def perform(self, effect: Any) -> None:
+        """Carry out an effect."""
+        match effect:
+            case After(seconds, method, args):
+                self._loop.later(seconds, self.on, getattr(self.lender.desk, method), *args)
+            case PoolOpened(owner, kind):
+                self._kinds[owner] = kind
+                self._shells[owner] = GroupsShell(
+                    lambda start, report: self._new_group(owner, start, report),
+                    lambda event: self._loop.post(self._heard, owner, event),
+                    limits=self._limits,
+                )
+            case OnPool(owner, each):
+                self._perform_on(owner, each)
+            case PoolClosed(owner):
+                self._close(owner)
+            case LookAtCluster():
+                self._looks.submit(
+                    lambda: self._loop.post(self.on, self.lender.look, look_at_cluster(autoscaler.limits()))
+                )
+            case _:
+                raise AssertionError(effect)
+
+    def _perform_on(self, owner: str, effect: GroupsEffect) -> None:
+        match effect:
+            case Say(line):
+                self._display.say(line)
+            case ShowWaiting(status):
+                self._display.waits(status)
+            case _:
+                if isinstance(effect, StartGroup):
+                    self._starts(effect.group, effect.slots.taken)
+                if (shell := self._shells.get(owner)) is not None:
+                    shell.perform(effect)
+
+    def _new_group(self, owner: str, start: StartGroup, report: Report) -> WorkerGroup:
+        kind = self._kinds[owner]
+        spec = WorkerSpec(
+            desk=self._loop.endpoint,
+            owner=owner,
+            group=start.group,
+            start=start.start,
+            shape=kind.shape,
+            environment=kind.environment,
+            deterministic=kind.deterministic,
+            experiment=self._plan.experiment,
+            shared_by=start.slots.shared_by,
+        )
+        return WorkerGroup(spec, slots=start.slots, directory=self._plan.directory, report=report)
+
+    def _heard(self, owner: str, event: Any) -> None:
+        if isinstance(event, ProcessesEnded):
+            self._ends(event.group)
+            if event.error.startswith(f"{DeskUnreachable.__name__}: "):  # another process would not reach it either
+                why = Unfit(message=event.error.partition(": ")[2], resumable=True)
+                self.on(self.lender.desk.broken, None, owner, event.group, why)
+        self.on(self.lender.on, owner, event)
+
+    def end(self, *, at_once: bool) -> None:
+        """End all groups. Blocks until they have ended; from another thread.
+
+        Args:
+            at_once: without waiting for them to shut down: their cluster ends with them.
+        """
+        self._end_s = 0.0 if at_once else END_S
+        self._loop.post(self.on, self.lender.end)
+        deadline = time.monotonic() + PATIENCE_S
+        while self._shells and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        for owner in list(self._shells):  # the loop has failed
+            self._close(owner)
+        for thread in self._closing:
+            thread.join()
+        self._looks.shutdown(cancel_futures=True)
+
+    def _close(self, owner: str) -> None:
+        shell = self._shells.pop(owner)
+        name = f"dray-end-{owner}"
+        self._closing.append(threading.Thread(target=shell.close, args=(self._end_s,), name=name, daemon=True))
+        self._closing[-1].start()

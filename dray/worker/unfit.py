@@ -1,0 +1,36 @@
+"""Why a worker can't run any trial, as its driver tells the user."""
+
+from __future__ import annotations
+
+from dray.cluster.checks.node import UnfitNode
+from dray.code.startup_hook import HOOK, StartupHookFailed
+from dray.desk.connection import Connection
+from dray.desk.messages import Unfit
+from dray.errors import ConfigError
+
+
+def give_up(desk: Connection, client: str, group: str, error: Exception) -> None:
+    """Report an error that any process in this one's place would have too; wait until the client's run ends.
+
+    Args:
+        client: at the desk, the owner of the group, or the experiment whose code can't be loaded.
+        group: this process's.
+    """
+    desk.broken(client, group, unfit_by(error)).result()
+
+
+def unfit_by(error: Exception) -> Unfit:
+    """What an error means for the experiment whose trials the worker should run."""
+    match error:
+        case ConfigError():
+            return Unfit(faults=error.faults, source=error.source)
+        case UnfitNode() if error.trouble.kind in ("unseen", "refused"):
+            return Unfit(faults=[("checkpoint_storage", str(error))], resumable=True)
+        case UnfitNode():
+            what = f"a trial can't run on the node that it was placed on: {error}"
+            return Unfit(message=what, resumable=True)
+        case StartupHookFailed():
+            return Unfit(faults=[(HOOK, str(error))], source="The model's directory")
+        case ImportError():
+            return Unfit(message=str(error), resumable=True)
+    return Unfit(message=f"a worker can't run any trial: {error!r}")

@@ -1,0 +1,105 @@
+"""What can be sent, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import pytest
+
+from dray.desk.wire import Malformed, pack, unpack, wire
+
+
+@wire
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    x: float
+    labels: tuple[str, ...] = ()
+    inner: Any = None
+
+    def __post_init__(self) -> None:
+        if self.x == 13:
+            raise KeyError("13")
+
+
+@dataclass(frozen=True)
+class Unmarked:
+    x: int
+
+
+VALUES = [
+    *[None, True, 0, -(2**63), 2**64 - 1, 0.1, math.inf, -math.inf, "", "ü\udcff", b"\x00", (), {}],
+    {"a": (1, {"b": (None, False)}), 7: "number", None: 1.5},
+    Point(x=1.5, labels=("one", "two"), inner={"points": (Point(x=-0.0), Point(x=math.inf))}),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_arrive_as_they_were(value: Any) -> None:
+    arrived = unpack(pack(value))
+    assert arrived == value
+    assert type(arrived) is type(value)
+
+
+def test_nan_arrives_and_lists_are_tuples() -> None:
+    assert math.isnan(unpack(pack(math.nan)))
+    assert unpack(pack([1, [2, (3,)]])) == (1, (2, (3,)))
+
+
+@pytest.mark.parametrize("value", [Unmarked(x=1), {1, 2}, object(), KeyError("x"), Point, 2**64])
+def test_what_can_not_be_sent_is_an_error_of_the_sender(value: Any) -> None:
+    with pytest.raises((TypeError, OverflowError), match=r"can't send a|[Ii]nteger"):
+        pack([value])
+
+
+def foreign(*content: Any) -> bytes:
+    """A dataclass, as `pack` encodes it."""
+    return msgpack.packb(msgpack.ExtType(1, msgpack.packb(content)))
+
+
+class Trap:
+    """Notes that it was unpickled."""
+
+    sprung = False
+
+    def __reduce__(self) -> Any:
+        return setattr, (Trap, "sprung", True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(Trap()),
+        b"",
+        pack([1, 2])[:-1],
+        pack(1) + pack(2),
+        foreign("Unmarked", 1),
+        foreign("system", "touch /tmp/x"),
+        foreign("Point"),
+        foreign("Point", 1.0, (), None, "more"),
+        foreign(["Point"], 1.0, (), None),
+        foreign("Point", 13, (), None),
+        foreign(),
+        msgpack.packb(msgpack.ExtType(2, b"")),
+        msgpack.packb(msgpack.ExtType(1, b"")),
+        b"\x81\x80\xc0",  # a dict as a key
+        b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+    ],
+    ids=range(16),
+)
+def test_what_is_no_message_of_ours_is_refused(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        unpack(data)
+    assert not Trap.sprung
+
+
+def test_dataclasses_within_each_other_without_end_are_refused() -> None:
+    data = pack(0)
+    for _ in range(3000):
+        data = msgpack.packb(msgpack.ExtType(1, b"\x94" + pack("Point") + pack(1.0) + pack([]) + data))
+    with pytest.raises(Malformed, match="RecursionError"):
+        unpack(data)
