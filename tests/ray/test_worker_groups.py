@@ -19,6 +19,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from dray.desk.failure import LOW_MEMORY
+from dray.desk.loop import EventLoop
 from dray.groups import group as lending
 from dray.groups.effects import (
     ClusterSeen,
@@ -62,16 +63,6 @@ class Held:
         raise SystemExit("told to")
 
 
-class NoDesk:
-    """In place of a desk: these processes never ask for a lease."""
-
-    def __init__(self) -> None:
-        self.arrived = self
-
-    def remote(self, *args: Any) -> None:
-        """A process has arrived."""
-
-
 Event = TypeVar("Event")
 
 
@@ -80,11 +71,13 @@ class World:
         self.directory = directory
         self.heard = SimpleQueue[Any]()
         self.shell = GroupsShell(self._make, self.heard.put, limits=None)
+        self.loop = EventLoop("dray-loop")  # which answers nothing
+        self.loop.listen(ray.util.get_node_ip_address())
 
     def _make(self, start: StartGroup, report: Any) -> WorkerGroup:
         where = {"owner": self.directory.name, "group": start.group, "start": start.start}
         settings = SimpleNamespace(environment={})
-        spec = worker_spec(NoDesk(), settings, load_trial=Held(self.directory), **where)
+        spec = worker_spec(self.loop.endpoint, settings, load_trial=Held(self.directory), **where)
         return WorkerGroup(spec, slots=start.slots, directory=self.directory, report=report)
 
     def start(self, *, slots: int, cpus: float) -> None:
@@ -128,6 +121,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     yield made
     made.shell.close(0.0)
+    made.loop.close()
 
 
 def lives(process: dict[str, Any]) -> bool:
