@@ -137,7 +137,7 @@ class Groups:
                 if self._trains_since is None:
                     self._trains_since = now
             case messages.TrialLeft():
-                self.group_works(event.group)
+                self._failed_starts.pop(event.group, None)  # it works
                 if event.failure is not None and event.failure.node:
                     self._gpu_failed(event.failure.node, event.trial)
             case effects.GroupPlaced():
@@ -160,10 +160,6 @@ class Groups:
         self._is_looking, self._seen_at = False, now
         self._view, self._capacity = view, replace(self._capacity, view=view.without(self._choice.broken))
         self._choice.look(view, now)
-
-    def group_works(self, name: str) -> None:
-        """A trial has left this group, so its earlier failed starts no longer count."""
-        self._failed_starts.pop(name, None)
 
     def _member(self, name: str, start: int) -> Member | None:
         """The group, unless this start of it has ended."""
