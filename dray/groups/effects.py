@@ -125,9 +125,9 @@ class NodesDrain:
 
 @dataclass(frozen=True, slots=True)
 class ShellFailed:
-    """The shell has an error that it does not know, and performs nothing more."""
+    """The shell could not carry out an effect, by an error that it does not know."""
 
-    error: Exception
+    error: BaseException
 
 
 GroupsEvent = GroupPlaced | SlotsReserved | ClusterSeen | NodesDrain | ShellFailed
