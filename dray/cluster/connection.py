@@ -70,12 +70,11 @@ def _all_live() -> bool:
     return node is not None and not node.dead_processes()
 
 
-def connect(address: str | None, namespace: str | None = None) -> Cluster:
+def connect(address: str | None) -> Cluster:
     """Connect to Ray.
 
     Args:
         address: of a cluster.
-        namespace: in which this process's named actors are; None: one of its own.
 
     In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; the cluster that
     this process has kept, unless environment variables or the working directory have changed, or one of its processes
@@ -103,16 +102,16 @@ def connect(address: str | None, namespace: str | None = None) -> Cluster:
             own=False, description=f"the Ray cluster at {ray.get_runtime_context().gcs_address} (already connected)"
         )
     if address and not is_local:
-        join(address, namespace)
+        join(address)
         return Cluster(own=False, description=f"the Ray cluster at {address}")
     token_file.secure()
     directory = _ray_directory()
     try:
-        _start(namespace, directory)
+        _start(directory)
     except Exception:
         # Ray's node gives up after 15 s, in which it has to import much: the next time, it is in memory.
         try:
-            _start(namespace, directory)
+            _start(directory)
         except Exception as error:
             raise ConnectionError(
                 f"Ray did not start on this machine, tried twice: {one_line(error)} Its logs are in "
@@ -142,7 +141,7 @@ def _ray_directory() -> Path:
     return place / "ray"
 
 
-def _start(namespace: str | None, directory: Path) -> None:
+def _start(directory: Path) -> None:
     """Start a cluster that only this machine can reach, and connect to it."""
     # No dashboard: a user who wants one starts Ray first.
     with _without_needless_processes(), _keep_signal_handlers(), _keep_loopback():
@@ -151,7 +150,6 @@ def _start(namespace: str | None, directory: Path) -> None:
                 address="local",
                 _node_ip_address=LOOPBACK,  # what all of Ray's processes then listen at
                 _temp_dir=str(directory),
-                namespace=namespace,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -161,8 +159,8 @@ def _start(namespace: str | None, directory: Path) -> None:
             raise
 
 
-def join(address: str, namespace: str | None = None) -> None:
-    """Connect to the cluster at an address, in a namespace for named actors; None: one of this process's own.
+def join(address: str) -> None:
+    """Connect to the cluster at an address.
 
     Raises:
         ConnectionError: there is none, or it does not accept this process's token.
@@ -179,7 +177,7 @@ def join(address: str, namespace: str | None = None) -> None:
             refused = auth_error(address)
         if not refused:
             with _keep_signal_handlers(), _keep_loopback():
-                ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         refused = local_auth_error() if address == "auto" else ""
         if not refused:

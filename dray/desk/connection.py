@@ -64,6 +64,7 @@ class Limits:
     Attributes:
         connect_s: how long a client tries to connect.
         reconnect_s: how long it tries again, after it has lost a connection.
+        refused_s: the same while the machine answers that nobody listens: the process has ended.
         kept_s: how long a session without one is kept: longer, as an idle client may notice the loss a minute later.
         handshake_s: how long a connection may take to prove that it is a client's.
         max_unproven: the most connections that have not proven it yet; a new one ends the oldest.
@@ -71,6 +72,7 @@ class Limits:
 
     connect_s: float = 30
     reconnect_s: float = 60
+    refused_s: float = 5
     kept_s: float = 150
     handshake_s: float = 5
     max_unproven: int = 1024
@@ -433,13 +435,15 @@ class Connection:
 
     async def _live(self, opened: Future[None]) -> None:
         self._closing = asyncio.Event()
-        deadline = pause_s = 0.0
+        deadline = lost_at = pause_s = 0.0
         for attempt in itertools.count():
             try:
                 channel, first = await asyncio.wait_for(self._connect(attempt), self._limits.connect_s)
             except (OSError, EOFError, asyncio.TimeoutError) as error:
                 if attempt == 0:
                     return opened.set_exception(error)
+                if isinstance(error, ConnectionRefusedError):
+                    deadline = min(deadline, lost_at + self._limits.refused_s)
                 if isinstance(error, (Forged, DeskUnreachable)) or self._loop.time() > deadline:
                     break
                 await asyncio.sleep(pause_s)
@@ -451,7 +455,8 @@ class Connection:
                 await self._side.carry(channel, first)
                 break
             except (OSError, EOFError):
-                deadline, pause_s = self._loop.time() + self._limits.reconnect_s, 0.05
+                lost_at, pause_s = self._loop.time(), 0.05
+                deadline = lost_at + self._limits.reconnect_s
             except Malformed as error:
                 log.warning("ended the connection to %s, which sent what no desk sends: %s", self._endpoint, error)
                 break

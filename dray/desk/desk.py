@@ -141,8 +141,8 @@ class Desk:
 
     # ------------------------------------------------------------------ calls of a group's ranks
     def arrived(self, call: Hashable, owner: str, group: str, start: int, node: str, gpu_type: str) -> None:
-        """A process of an owner's group, from this start of it, runs on this node (Ray's id), which has such GPUs; it has not imported torch
-        yet."""
+        """A process of an owner's group, from this start of it, runs on this node (Ray's id), which has such GPUs. It
+        has not imported torch yet."""
         self._gpu_types[group] = gpu_type
         self._emit(Tell(owner, WorkerArrived(group=group, start=start, node=node)))
 
@@ -344,7 +344,7 @@ class Desk:
             self._answer_stop(lease, stop=True)
 
     # ------------------------------------------------------------------ trials of a client
-    def enqueue(self, client: str, trials: Iterable[int], *, first: bool = False) -> None:
+    def enqueue(self, client: str, trials: Iterable[int], first: bool) -> None:
         """Queue a client's trials for a group, at the end or before all others of it."""
         self.clients[client].enqueue(trials, first=first)
         self._match()

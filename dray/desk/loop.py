@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 from dray.desk.connection import Call, Endpoint, Session, listen
 
+END_S = 1.0
+"""How long connections may take to end."""
+
 
 class Decider(Protocol):
     """What an `EventLoop` calls, in its thread."""
@@ -68,16 +71,16 @@ class EventLoop:
 
         self._loop.call_soon_threadsafe(attach)
 
-    def post(self, call: Callable[..., None], *args: Any) -> None:
+    def post(self, call: Callable[..., object], *args: Any) -> None:
         """Call this in the thread. From any thread; after `close` nothing happens."""
         try:
             self._loop.call_soon_threadsafe(self.call, call, *args)
         except RuntimeError:
             assert self._loop.is_closed()
 
-    def later(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
+    def later(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
         """Call this in so many seconds. From any thread, as `post`."""
-        self.post(self._loop.call_later, seconds, self.call, call, *args)
+        self.post(lambda: self._loop.call_later(seconds, self.call, call, *args))
 
     def call(self, call: Callable[..., Any], *args: Any) -> None:
         """Call this now. In the thread."""
@@ -93,13 +96,17 @@ class EventLoop:
     def close(self) -> None:
         """Carry out what was posted, stop listening, and end the thread. From another thread; idempotent."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.call_soon, self._end)
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
-    def _end(self) -> None:
+    async def _end(self) -> None:
+        await asyncio.sleep(0)  # what was posted before may have to be carried out
         self._listener.close()
-        self._loop.call_soon(self._loop.stop)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=END_S)
 
     def _settle(self) -> None:
         assert self._decider is not None

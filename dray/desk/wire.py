@@ -55,7 +55,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
 
 def _dataclass_packed(value: object) -> msgpack.ExtType:
     name = type(value).__name__
-    cls, names = _classes.get(name, (None, ()))
+    cls, names = _classes.get(name, (object, ()))
     if cls is not type(value):
         raise TypeError(f"can't send a {name}: only plain values and dataclasses marked with @wire")
     return msgpack.ExtType(_EXT, pack([name, *[getattr(value, each) for each in names]]))

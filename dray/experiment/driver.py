@@ -13,8 +13,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from typing_extensions import assert_never
-
 from dray.desk import messages
 from dray.desk.effects import Reply
 from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Message, ReportReceived, TrialLeft
@@ -157,7 +155,8 @@ class ExperimentDriver:
             self._emit(Reply(call, "interrupt" if self._closing else "continue"))
             return
         outcome = "completed" if report.final else None
-        number = self._results.add(trial, step=report.step, value=report.value, metrics=report.metrics, outcome=outcome)
+        metrics = tuple(report.metrics)
+        number = self._results.add(trial, step=report.step, value=report.value, metrics=metrics, outcome=outcome)
         if report.final:
             self._emit(Reply(call, "continue"))
         elif self._closing:
@@ -222,7 +221,7 @@ class ExperimentDriver:
             self.counts.handles_started += 1
             self._results.hand_over_again()
         self._hand_over()
-        if self._fetching is not None and self.search.done is not None:
+        if self.search.done is not None:
             self.end()
 
     def _hand_over(self) -> None:
@@ -268,7 +267,7 @@ class ExperimentDriver:
 
     # ------------------------------------------------------------------ messages of the desk
     def on(self, message: Message) -> None:
-        """The desk has sent this message."""
+        """The desk has sent this message about a lease of one of the trials, or about worker groups of their kind."""
         match message:
             case messages.LeaseGranted():
                 self._granted(message)
@@ -278,13 +277,8 @@ class ExperimentDriver:
                 self._over(message.lease)
             case messages.WorkerUnfit(why=why):
                 self._emit(Fail(self._error_of(why)))
-            case messages.GroupRetired():
-                if self._config.resources.reuse_workers:
-                    self._emit(message)
-            case messages.WorkerArrived() | messages.GroupReady() | messages.GroupEnded():
-                pass
             case _:
-                assert_never(message)
+                raise AssertionError(f"not for a driver: {message}")
 
     def _granted(self, granted: LeaseGranted) -> None:
         """Draw the hyperparameters of a trial that has got a lease, and begin it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dray.desk.effects import Reply
-from dray.desk.messages import CheckpointSaved, GroupRetired, ReportReceived
+from dray.desk.messages import CheckpointSaved, ReportReceived
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +114,4 @@ class Fail:
     error: Exception
 
 
-Effect = (
-    Append
-    | ToDesk
-    | Bind
-    | Prune
-    | Examine
-    | Say
-    | ShowFailure
-    | Fail
-    | Reply
-    | ReportReceived
-    | CheckpointSaved
-    | GroupRetired
-)
+Effect = Append | ToDesk | Bind | Prune | Examine | Say | ShowFailure | Fail | Reply | ReportReceived | CheckpointSaved

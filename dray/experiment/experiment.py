@@ -309,6 +309,7 @@ class Experiment:
             observers.close(done=True)
         result = Result(directory.path, trial=self._trial)
         display.result(result)
+        assert opened.search.done is not None
         _raise_failure(opened.search.done.reason, directory)
         if mirror.missing is not None:
             raise ExperimentError(f"the search has completed, but {mirror.missing}")

@@ -21,7 +21,7 @@ class TrialResult:
     trial: int
     step: float | None = None
     value: float | None = None
-    metrics: Sequence[float | None] = ()
+    metrics: tuple[float | None, ...] = ()
     outcome: Reason | None = None
     """Set when the trial ends with this result."""
 
@@ -56,8 +56,7 @@ class PendingResults:
 
     def awaits(self, trial: int, number: int) -> bool:
         """Whether this result of a trial has not been answered, and is the next one to be."""
-        of_trial = self._of.get(trial)
-        return bool(of_trial) and of_trial[0].number == number
+        return trial in self._of and self._of[trial][0].number == number
 
     def ends(self, trial: int) -> bool:
         """Whether a result that waits is the end of this trial."""

@@ -207,7 +207,7 @@ class Retention:
         self._changed &= self._unexamined
         self._pruning.update(delete)
         if delete or not self._durable.issuperset(keep):
-            order = [each for each in sorted(keep, key=lambda each: (each.trial, each.batches))]
+            order = sorted(keep, key=lambda each: (each.trial, each.batches))
             self._emit(Prune(tuple(each for each in order if each not in self._durable), tuple(delete)))
 
     def _record(self, event: str, saved: Saved, **more: object) -> None:

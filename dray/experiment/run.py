@@ -172,26 +172,18 @@ class Run:
             busy_slots=lambda: self._timeline.busy_slots,
         )
         self._cleaner = Cleaner(self.driver.retention, store_of=directory.store, post=self._loop.post)
-        self._lending = self._new_lending(lent and lent.server)
-        tune = (
-            lent.tune
-            if lent is not None
-            else tune_driver(self._loop, directory.ray / f"tune-{time.time_ns()}", local=cluster.local)
-        )
-        tune.take = lambda results: self._loop.post(self.driver.decide, results)
-        self._tune = tune
+        self._lending = self._new_lending(None if lent is None else lent.server)
+        if lent is None:
+            self._tune = tune_driver(self._loop, directory.ray / f"tune-{time.time_ns()}", local=cluster.local)
+        else:
+            self._tune = lent.tune
+        self._tune.take = lambda results: self._loop.post(self.driver.decide, results)
 
     def _new_lending(self, server: GroupServer | None) -> Lending | LentGroups:
         workers, name = self._workers, self._name
         if server is not None:
-            return LentGroups(
-                server,
-                name,
-                workers.kind,
-                self._loop.endpoint,
-                workers.share,
-                functools.partial(self._loop.post, self._hear),
-            )
+            hear = functools.partial(self._loop.post, self._hear)
+            return LentGroups(server, name, workers.kind, self._loop.endpoint, workers.share, hear)
         plan = LendingPlan(
             own_cluster=self._cluster.own,
             directory=self._records.directory.ray,
@@ -325,9 +317,10 @@ class Run:
         match effect:
             case effects.Append():
                 pass
-            case Reply(call, value):
-                if call.wants_answer:
-                    call.answer(value)
+            case Reply(Call() as call, value):
+                call.answer(value)
+            case Reply():  # to what was not called from elsewhere
+                pass
             case effects.ToDesk(method, args):
                 self._lending.send(method, self._name, *args)
             case effects.Bind():

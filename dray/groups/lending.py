@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import ray
+
 from dray.cluster import autoscaler
 from dray.desk import desk
 from dray.desk.connection import Call, DeskUnreachable
@@ -17,7 +20,7 @@ from dray.desk.effects import After
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Unfit
 from dray.display.counts import Counts
-from dray.groups.effects import GroupsEffect, LookAtCluster, ProcessesEnded, Say, ShowWaiting, StartGroup
+from dray.groups.effects import Fail, GroupsEffect, LookAtCluster, ProcessesEnded, Say, ShowWaiting, StartGroup
 from dray.groups.group import WorkerGroup
 from dray.groups.lender import GroupKind, Lender, LenderEffect, OnPool, PoolClosed, PoolOpened
 from dray.groups.pool import IDLE_S, GroupsPlan
@@ -166,11 +169,14 @@ class Lending:
             case PoolClosed(owner):
                 self._close(owner)
             case LookAtCluster():
-                self._looks.submit(
-                    lambda: self._loop.post(self.on, self.lender.look, look_at_cluster(autoscaler.limits()))
-                )
+                self._looks.submit(self._look)
             case _:
                 raise AssertionError(effect)
+
+    def _look(self) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):  # the head does not answer
+            view = look_at_cluster(None if self._plan.own_cluster else autoscaler.limits())
+            self._loop.post(self.on, self.lender.look, view)
 
     def _perform_on(self, owner: str, effect: GroupsEffect) -> None:
         match effect:
@@ -178,6 +184,8 @@ class Lending:
                 self._display.say(line)
             case ShowWaiting(status):
                 self._display.waits(status)
+            case Fail():
+                raise AssertionError("the lender takes it")
             case _:
                 if isinstance(effect, StartGroup):
                     self._starts(effect.group, effect.slots.taken)

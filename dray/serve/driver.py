@@ -27,10 +27,11 @@ import dray.observers.optuna_study
 import dray.pytorch
 import dray.report.data  # pandas and pyarrow
 from dray.cluster.connection import join
+from dray.desk.loop import EventLoop
 from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
 from dray.experiment.experiment import Experiment
-from dray.experiment.run import lent_handle, tune_driver
-from dray.groups.lent import DESK, GroupServer
+from dray.experiment.run import Lent, tune_driver
+from dray.groups.lent import GroupServer
 from dray.serve.control import Share
 from dray.storage.errors import is_full
 from searchers.ray_tune import TuneDriver
@@ -128,10 +129,13 @@ def drive(connection: Connection, server: GroupServer, home: str) -> None:
     threading.Thread(target=_receive, args=(connection, commands), name="dray-server", daemon=True).start()
     code = 1
     try:
-        join(server.address, namespace=server.namespace)
-        tune = tune_driver(DESK, lent_handle(), Path(home, TUNE, lent_handle()), local=server.local)
-        code = _serve(connection, commands, server, tune)
-        shutil.rmtree(Path(home, TUNE, lent_handle()), ignore_errors=True)
+        join(server.address)
+        loop = EventLoop("dray-driver")
+        loop.listen(ray.util.get_node_ip_address())
+        files = Path(home, TUNE, str(ray.get_runtime_context().get_job_id()))
+        tune = tune_driver(loop, files, local=server.local)
+        code = _serve(connection, commands, Lent(server=server, loop=loop, tune=tune))
+        shutil.rmtree(files, ignore_errors=True)
         if code == 0:  # otherwise a thread may still wait for Ray, and crash at its shutdown
             connection.send(Ended())
             _leave_ray()
@@ -156,12 +160,12 @@ def _receive(connection: Connection, commands: queue.SimpleQueue[Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _serve(connection: Connection, commands: queue.SimpleQueue[Any], server: GroupServer, tune: TuneDriver) -> int:
+def _serve(connection: Connection, commands: queue.SimpleQueue[Any], lent: Lent) -> int:
     try:
-        command = _first(commands, tune)
+        command = _first(commands, lent.tune)
         connection.send(Begun())
         experiment = _opened(command)
-        experiment.lender, experiment.tune = server, tune
+        experiment.lent = lent
         path = experiment.prepare().path
         asked = experiment.config.resources
         share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)

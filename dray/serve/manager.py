@@ -1,18 +1,22 @@
-"""Runs the experiments that were submitted to a server: their queue, their processes, and the groups they borrow."""
+"""Runs the experiments that were submitted to a server: their queue, their processes, and the groups they borrow.
+
+All is decided in one thread, by `dray.serve.scheduler.Scheduler` and `dray.groups.lender.Lender`; this shell carries
+out what follows.
+"""
 
 from __future__ import annotations
 
 import errno
+import functools
+import logging
 import shutil
 import signal
 import tempfile
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import ray
 
@@ -21,46 +25,48 @@ from dray import private
 from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
-from dray.code.packages import runtime_env
-from dray.desk.actor import start_desk
-from dray.desk.desk import SERVER
-from dray.desk.messages import Demand
-from dray.errors import ExperimentError
-from dray.groups.lent import DESK, GroupServer
+from dray.desk.connection import Call, Session
+from dray.desk.effects import Reply, Tell
+from dray.desk.loop import EventLoop
+from dray.desk.messages import ClientLeft
+from dray.display.counts import Counts
+from dray.groups.lender import PoolClosed
+from dray.groups.lending import Lending, LendingPlan
+from dray.groups.lent import GroupServer
 from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.records.overview import COMPLETED
 from dray.serve import driver as commands
-from dray.serve.control import ACTIVE, Share, State, Status, Submitted, WrongState
-from dray.serve.lender import Lender
+from dray.serve import scheduler as effects
+from dray.serve.control import Share, Status, Submitted
 from dray.serve.processes import Driver, Spares
-from dray.serve.queue import Item, Queue
+from dray.serve.queue import Queue
+from dray.serve.scheduler import ProcessEnd, Scheduler
 from dray.storage import StorageFull
 from dray.text import one_line
 from searchers.errors import JournalError
+from searchers.journal import Journal
 
-NAMESPACE = "dray-serve"
-"""Ray's namespace of the server's desk."""
+log = logging.getLogger(__name__)
+
 STATE = ".server"
 """In the results directory: the server's own files."""
-MAX_DEATHS = 3
-"""An experiment fails when its process dies this often in a row without training in between."""
-DESK_STARTS = 5
-"""How often the server tries to start its desk."""
+STEP_S = 0.25
+"""How often the server looks at what is due, if nothing happens."""
 LOOK_S = 5.0
 """How often the server looks for experiments that were deleted, and whether its spare process is up."""
-RETRY_S = 1.0
-"""How long it waits after it could not write."""
-MAX_PROCESSES = 64
-"""The most experiments that run at the same time."""
+CALLS = ("enqueue", "withdraw", "bind", "drop", "close", "remove")
+"""What experiments may call: methods of `dray.desk.desk.Desk`; and `add`."""
+
+T = TypeVar("T")
 
 
 class Manager:
-    """A server's verbs, see `Control`, and the loop that carries them out.
+    """A server's verbs, see `Control`, and the shell that carries them out.
 
     Args:
-        cluster: that this process is connected to, in the namespace `NAMESPACE`.
+        cluster: that this process is connected to.
         idle_s: after this time, groups end that no experiment needs.
         say: prints a line.
 
@@ -69,223 +75,167 @@ class Manager:
     """
 
     def __init__(self, cluster: Cluster, *, idle_s: float, say: Callable[[str], None]) -> None:
-        self._cluster, self._idle_s, self._say = cluster, idle_s, say
+        self._cluster, self._say = cluster, say
         self._results = results_root().resolve()
         self._directory = self._results / STATE
         self._results.mkdir(parents=True, exist_ok=True)
         private.make_directory(self._directory)  # who can write the queue can have code run
-        self._queue = Queue(self._directory / "queue.jsonl")
+        self._journal = Journal(self._directory / "queue.jsonl")
         for left in (self._results / commands.TUNE, *self._directory.glob("config-*")):  # by what was killed
             shutil.rmtree(left, ignore_errors=True)
-        self._server = GroupServer(
-            address=ray.get_runtime_context().gcs_address, namespace=NAMESPACE, local=cluster.local
-        )
         self._since = time.time()
-        self._lock = threading.RLock()
-        self._drivers: dict[str, Driver] = {}
-        self._leaving: dict[str, Any] = {}
-        """Runs whose process has ended: the calls that return once their trials have left."""
-        self._had_slots: set[str] = set()
-        """Experiments whose process, which is up, has trained."""
-        self._closing = False
-        self._fault = self._full = ""
+        self._fault = ""
         self._looked_at = time.monotonic()
-        self._desk, self._lender = self._new_lender()
+        self._effects: list[Any] = []
+        self._processes: dict[str, Driver] = {}
+        self._sessions: dict[str, Session] = {}
+        """Of the runs of experiments."""
+        self._loop = EventLoop("dray-server")
+        self._loop.listen(ray.util.get_node_ip_address())
+        plan = LendingPlan(own_cluster=cluster.own, directory=self._directory / "ray", idle_s=idle_s)
+        self._lending = Lending(self._loop, plan, emit=self._effects.append, counts=Counts(), display=_Lines(say))
+        self._lender = self._lending.lender
+        queue = Queue(Journal.read(self._journal.path), self._journal.append)
+        self._scheduler = Scheduler(queue, self._effects.append, is_preempted=self._lender.is_preempted)
+        self._queue = queue
+        self._loop.attach(self)
+        address = ray.get_runtime_context().gcs_address
+        server = GroupServer(address=address, endpoint=self._loop.endpoint, local=cluster.local)
         self._watch = Watch(
-            self._server.address,
-            draining=None if cluster.own else lambda nodes: self._lender.nodes_drain(nodes),
+            address,
+            draining=None if cluster.own else functools.partial(self._loop.post, self._lending.nodes_drain),
             silent=lambda: say("the head of the Ray cluster does not answer; if it is gone, start the server again"),
         )
-        self._spares = Spares(lambda: Driver(self._server, str(self._results), self._ended))
+        self._spares = Spares(lambda: Driver(server, str(self._results), self._ended))
 
-    # ------------------------------------------------------------------ the loop
+    # ------------------------------------------------------------------ the thread of the caller
     def run(self, over: Callable[[], bool]) -> None:
         """Serve until ``over``."""
         while not over():
-            self._step()
-
-    def _step(self) -> None:
-        try:
-            self._take_step()
-            self._fault = ""
-        except OSError as error:  # a full disk: what was accepted is on it
-            fault = f"can't write to {self._directory}: {one_line(error)}; trying again"
-            if fault != self._fault:
-                self._say(fault)
-            self._fault = fault
-            time.sleep(RETRY_S)
-
-    def _take_step(self) -> None:
-        try:
-            self._lender.step()
-        except ray.exceptions.RayActorError:
-            self._say("the desk has died; starting another")
-            self._lender.end()
-            self._leaving.clear()
-            self._desk, self._lender = self._new_lender()
-        with self._lock:
-            running = {_experiment_of(run) for run, demand in self._lender.demands.items() if demand.has}
-            self._had_slots |= running & set(self._drivers)
-            self._look_at_disk()
-            self._remove_ended()
-            if time.monotonic() >= self._looked_at + LOOK_S:
-                self._looked_at = time.monotonic()
-                self._forget_deleted()
-                self._spares.replace_ended()
-            self._set_shares()
-            self._start_due()
-
-    def _look_at_disk(self) -> None:
-        """Note whether the disk of the results is full: then no process is started, as it would end at once."""
-        was_full, why = self._full, why_full(self._results)
-        self._full = f"{why}: experiments that wait, or could not write, then continue by themselves" if why else ""
-        if self._full and not was_full:
-            self._say(self._full)
-        elif was_full and not self._full:
-            self._say("the disk has room again")
-        for process in self._drivers.values() if self._full else ():
-            process.met_full_disk = True
-
-    def _remove_ended(self) -> None:
-        """Have the desk forget runs whose process has ended, once their trials have left."""
-        for run in self._lender.demands:
-            if run not in self._leaving and _experiment_of(run) not in self._drivers:
-                self._leaving[run] = self._desk.remove.remote(run)
-        for run, call in list(self._leaving.items()):
-            if run not in self._lender.demands and ray.wait([call], timeout=0)[0]:
-                del self._leaving[run]
-
-    def _forget_deleted(self) -> None:
-        """Forget experiments whose directory was deleted, by the command or by hand."""
-        for item in self._queue.items():
-            if not self._is_up(item.name) and not item.path.exists():
-                self._queue.remove(item.name)
-
-    def _set_shares(self) -> None:
-        """Have the desk use the shares that were set here, where they are not those of the config."""
-        for run, demand in self._lender.demands.items():
-            if run in self._leaving:
-                continue
-            share, claim = self._queue.item(_experiment_of(run)).share, demand.claim
-            most = None if share.max_slots is None else share.max_slots * demand.unit
-            if (share.priority, share.weight, most) != (claim.priority, claim.weight, claim.max_slots):
-                self._desk.set_share.remote(run, share.priority, share.weight, most)
-
-    def _new_lender(self) -> tuple[Any, Lender]:
-        desk = self._new_desk()
-        lender = Lender(
-            desk, own_cluster=self._cluster.own, directory=self._directory, idle_s=self._idle_s, say=self._say
-        )
-        return desk, lender
-
-    def _new_desk(self) -> Any:
-        """Start the desk.
-
-        Raises:
-            ExperimentError: it dies as it starts.
-        """
-        env = {} if self._cluster.local else runtime_env()  # a cluster's nodes need not have dray
-        error: Exception | None = None
-        for _ in range(DESK_STARTS):
-            try:
-                desk = start_desk(DESK, SERVER, runtime_env=env)
-                ray.get(desk.demands.remote({}))
-                return desk
-            except ray.exceptions.RayActorError as died:
-                error = died
-            except ValueError as taken:
-                error = error or taken
-            _free_name()  # at once, or the next try would find the one that has just died
-            time.sleep(RETRY_S)
-        if isinstance(error, ValueError):
-            raise ExperimentError("another dray server uses this Ray cluster; stop that one, or give another --address")
-        raise ExperimentError(f"the server's desk can't start on the head of the Ray cluster: {error}")
-
-    def _start_due(self) -> None:
-        """Start the processes of experiments that are due, as many as may run."""
-        due = [item for item in self._queue.items() if item.is_due and not self._is_up(item.name)]
-        for item in sorted(due, key=lambda each: each.share.priority):
-            if not self._may_start(item.share.priority):
-                return
-            self._start(item)
-
-    def _is_up(self, name: str) -> bool:
-        return name in self._drivers or any(_experiment_of(run) == name for run in self._leaving)
-
-    def _may_start(self, priority: int) -> bool:
-        """Whether another experiment may have a process: one more than slots, or if one that runs has to yield."""
-        if self._closing or self._full:
-            return False
-        most = min(MAX_PROCESSES, int(self._lender.slots()) + 1)
-        running = [self._queue.item(name).share.priority for name in self._drivers]
-        return len(running) < most or (len(running) < MAX_PROCESSES and priority < max(running))
-
-    def _start(self, item: Item) -> None:
-        process = self._spares.take()
-        self._drivers[item.name] = process
-        process.send(commands.Open(path=item.path, **item.extension))
-        process.send(commands.Run())
-        self._queue.started(item.name)
-
-    def _ended(self, process: Driver) -> None:
-        """An experiment's process has ended. Called in a thread."""
-        with self._lock:
-            name = next((name for name, each in self._drivers.items() if each is process), None)
-            if name is None:
-                return
-            self._had_slots.discard(name)
-            self._look_at_disk()
-            del self._drivers[name]
-            try:
-                self._note_end(self._queue.item(name), process)
-            except OSError as error:  # it is opened again once the disk has room, and ends again
-                self._say(f"can't note that the process of {name} has ended: {one_line(error)}")
-
-    def _note_end(self, item: Item, process: Driver) -> None:
-        name = item.name
-        try:
-            overview = StoredExperiment.here(ExperimentDirectory(item.path)).overview()
-        except (OSError, JournalError, ValueError) as error:
-            self._queue.end(name, "ERROR", one_line(error))
-            return
-        if overview.state in (*COMPLETED, "ERROR"):
-            failure = process.failure
-            ended: Literal["COMPLETED", "ERROR"] = "ERROR" if overview.state == "ERROR" else "COMPLETED"
-            self._queue.end(name, ended, "" if failure is None else failure.message)
-        elif process.met_full_disk:
-            pass  # whatever it died of, perhaps after there was room again: it starts again once there is
-        elif process.failure is not None and process.exit_code != commands.FULL:
-            self._queue.end(name, "ERROR", process.failure.message)
-        elif item.wanted == "run" and not self._closing and process.exit_code != commands.STOPPED:
-            self._died(item, process)
-
-    def _died(self, item: Item, process: Driver) -> None:
-        error = f"its process ended ({process.how_ended}); see {item.path / commands.OUTPUT}"
-        if process.exit_code == commands.FULL and process.failure is not None:
-            error = process.failure.message
-        self._say(f"experiment {item.name}: {error}")
-        has_trained = any(demand.has for demand in self._demands_of(item.name))
-        self._queue.died(item.name, error, has_trained=has_trained)
-        if self._queue.item(item.name).restarts >= MAX_DEATHS:
-            self._queue.end(item.name, "ERROR", f"{error}; it has died {MAX_DEATHS} times in a row")
+            self._loop.post(self._look)
+            time.sleep(STEP_S)
 
     def close(self) -> None:
         """Have running trials save, and end all processes. The queue is kept for the next server."""
         self._spares.close()
-        with self._lock:
-            self._closing = True
-            for process in self._drivers.values():
-                process.signal(signal.SIGTERM)
-        while self._drivers:
-            self._step()
+        self._loop.post(self._scheduler.close)
+        while self._processes:
+            self._loop.post(self._look)
+            time.sleep(STEP_S)
         self._watch.close()
-        self._lender.end()
-        self._queue.close()
+        self._lending.end(at_once=True)
+        self._loop.close()
+        self._journal.close()
+
+    # ------------------------------------------------------------------ in the event loop
+    def take(self, call: Call) -> None:
+        """An experiment's process, or a worker, calls."""
+        if call.method == "add":
+            client, *_ = call.args
+            self._sessions[client] = call.session
+            self._lending.on(self._lender.add, *call.args)
+            call.answer()
+        elif call.method in CALLS:
+            if call.args[0] in self._lender.desk.clients:
+                self._lending.send(call.method, *call.args)
+        else:
+            self._lending.take(call)
+
+    def lost(self, session: Session) -> None:
+        """A process has ended. If it was an experiment's, the desk forgets its run once its trials have left."""
+        for run in [run for run, each in self._sessions.items() if each is session]:
+            self._lending.send("remove", run)
+
+    def failed(self, error: BaseException) -> None:
+        """Something could not be done, such as writing to a full disk: what was accepted is on it."""
+        fault = one_line(error)
+        if isinstance(error, OSError):
+            fault = f"can't write to {self._directory}: {fault}; trying again"
+            if fault != self._fault:
+                self._say(fault)
+        else:
+            log.error("the server failed to handle an event", exc_info=error)
+        self._fault = fault
+
+    def settle(self) -> None:
+        """Carry out what was decided."""
+        self._lending.step()
+        self._scheduler.step(self._lender.demands, self._lender.slots())
+        while self._effects:
+            decided = self._effects.copy()
+            self._effects.clear()
+            for each in decided:
+                self._perform(each)
+
+    def _perform(self, effect: Any) -> None:
+        match effect:
+            case Reply(Call() as call, value):
+                call.answer(value)
+            case Reply():
+                pass
+            case Tell(client, message):
+                if (session := self._sessions.get(client)) is not None:
+                    session.push(message)
+            case ClientLeft(client=client):
+                self._sessions.pop(client, None)
+                self._scheduler.left(client)
+            case effects.StartProcess(name, path, extension):
+                process = self._processes[name] = self._spares.take()
+                process.send(commands.Open(path=path, **extension))
+                process.send(commands.Run())
+            case effects.SignalProcess(name, number):
+                self._processes[name].signal(number)
+            case effects.SetShare(run, priority, weight, most):
+                self._lending.send("set_share", run, priority, weight, most)
+            case effects.RemoveRun(run):
+                self._lending.send("remove", run)
+            case effects.Say(line):
+                self._say(line)
+            case _:
+                if isinstance(effect, PoolClosed) and effect.error:
+                    self._say(f"no trials of this kind can run: {effect.error}")
+                self._lending.perform(effect)
+
+    def _look(self) -> None:
+        """What is looked at now and then: the disk, deleted experiments, and the spare process."""
+        self._fault = ""
+        self._scheduler.disk(why_full(self._results))
+        if time.monotonic() >= self._looked_at + LOOK_S:
+            self._looked_at = time.monotonic()
+            self._scheduler.deleted([item.name for item in self._queue.items() if not item.path.exists()])
+            self._spares.replace_ended()
+
+    def _ended(self, process: Driver) -> None:
+        """An experiment's process has ended. Called in a thread."""
+        if process.opened is not None:
+            end = _end_of(process, process.opened.path)
+            self._loop.post(self._note_end, process, end)
+
+    def _note_end(self, process: Driver, end: ProcessEnd) -> None:
+        name = next((name for name, each in self._processes.items() if each is process), None)
+        if name is None:
+            return
+        del self._processes[name]
+        self._scheduler.disk(why_full(self._results))
+        self._scheduler.ended(name, end)
+
+    def _ask(self, verb: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Perform a verb in the event loop."""
+        answer: Future[T] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(verb(*args, **kwargs))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._loop.post(ask)
+        return answer.result()
 
     # ------------------------------------------------------------------ the verbs, see `Control`
     def submit(self, config: str, code: Path) -> Submitted:
-        if self._full:
-            raise StorageFull(errno.ENOSPC, self._full)
+        if self._scheduler.full:
+            raise StorageFull(errno.ENOSPC, self._scheduler.full)
         with tempfile.TemporaryDirectory(dir=self._directory, prefix="config-") as scratch:
             file = Path(scratch, "experiment.yaml")
             file.write_text(config)
@@ -293,133 +243,84 @@ class Manager:
         assert process.opened is not None
         path, share = process.opened.path, process.opened.share
         take_number(path)
-        with self._lock:
-            try:
-                item = self._queue.add(path, share)
-            except OSError:
-                process.signal(signal.SIGKILL)
-                shutil.rmtree(path, ignore_errors=True)  # it was not accepted
-                raise
-            if process.exit_code is not None:
-                pass  # it has ended since, and `_ended` knew no experiment of it: another one opens the experiment
-            elif self._may_start(share.priority):
-                self._drivers[item.name] = process
-                process.send(commands.Run())
-            else:
-                process.signal(signal.SIGKILL)
-            return self._submitted(item)
+        try:
+            return self._ask(self._accept, process, path, share)
+        except OSError:
+            process.signal(signal.SIGKILL)
+            shutil.rmtree(path, ignore_errors=True)  # it was not accepted
+            raise
+
+    def _accept(self, process: Driver, path: Path, share: Share) -> Submitted:
+        # If the process has ended, another one opens the experiment.
+        submitted, runs = self._scheduler.submit(path, share, has_process=process.exit_code is None)
+        if runs:
+            self._processes[submitted.name] = process
+            process.send(commands.Run())
+        else:
+            process.signal(signal.SIGKILL)
+        return submitted
 
     def experiments(self) -> list[Submitted]:
-        with self._lock:
-            return [self._submitted(item) for item in self._queue.items()]
+        return self._ask(self._scheduler.experiments)
 
     def experiment(self, name: str) -> Submitted:
-        with self._lock:
-            return self._submitted(self._queue.item(name))
+        return self._ask(self._scheduler.experiment, name)
 
     def stop(self, name: str) -> Submitted:
-        return self._end(name, "stop", signal.SIGTERM)
+        return self._ask(self._scheduler.end, name, "stop", signal.SIGTERM)
 
     def pause(self, name: str) -> Submitted:
-        return self._end(name, "pause", signal.SIGTERM)
+        return self._ask(self._scheduler.end, name, "pause", signal.SIGTERM)
 
     def kill(self, name: str) -> Submitted:
-        return self._end(name, "stop", signal.SIGKILL)
-
-    def _end(self, name: str, wanted: Any, number: signal.Signals) -> Submitted:
-        with self._lock:
-            item = self._queue.item(name)
-            if item.ended:
-                raise WrongState(f"experiment {name} has ended; to train it for longer, extend it")
-            self._queue.want(name, wanted)
-            if (process := self._drivers.get(name)) is not None:
-                process.signal(number)
-            return self._submitted(item)
+        return self._ask(self._scheduler.end, name, "stop", signal.SIGKILL)
 
     def activate(self, name: str) -> Submitted:
-        with self._lock:
-            item = self._queue.item(name)
-            if item.ended == "COMPLETED":
-                raise WrongState(f"experiment {name} has completed; to train it for longer, extend it")
-            if item.wanted != "run" or item.ended:
-                self._queue.want(name, "run")
-            return self._submitted(item)
+        return self._ask(self._scheduler.activate, name)
 
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
         wanted = {"max_trials": max_trials, "max_length": max_length}
-        with self._lock:
-            item = self._queue.item(name)
-            if name in self._drivers:
-                raise WrongState(f"experiment {name} is running; pause it first")
-            self._queue.extend(name, {field: value for field, value in wanted.items() if value is not None})
-            return self._submitted(item)
+        extension = {field: value for field, value in wanted.items() if value is not None}
+        return self._ask(self._scheduler.extend, name, extension)
 
     def set_share(self, name: str, share: Share) -> Submitted:
-        with self._lock:
-            self._queue.item(name)
-            self._queue.set_share(name, share)
-            return self._submitted(self._queue.item(name))
+        return self._ask(self._scheduler.set_share, name, share)
 
     def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
-        with self._lock:
-            self._queue.item(name)
-            self._queue.annotate(name, tags, notes)
-            return self._submitted(self._queue.item(name))
+        return self._ask(self._scheduler.annotate, name, tags, notes)
 
     def status(self) -> Status:
-        with self._lock:
-            demands = list(self._lender.demands.values())
-            return Status(
-                version=dray.__version__,
-                cluster=self._cluster.description,
-                results=str(self._results),
-                since=self._since,
-                slots=self._lender.slots(),
-                busy=sum(demand.has * demand.claim.size for demand in demands),
-                groups=self._lender.group_count,
-                experiments=dict(
-                    Counter(self._state(item, self._demands_of(item.name)) for item in self._queue.items())
-                ),
-            )
+        return self._ask(self._status)
 
-    # ------------------------------------------------------------------ what is known
-    def _demands_of(self, name: str) -> list[Demand]:
-        return [demand for run, demand in self._lender.demands.items() if _experiment_of(run) == name]
-
-    def _submitted(self, item: Item) -> Submitted:
-        demands = self._demands_of(item.name)
-        state = self._state(item, demands)
-        return Submitted(
-            name=item.name,
-            state=state,
-            submitted=item.submitted,
-            share=item.share,
-            slots=sum(demand.has * demand.claim.size for demand in demands),
-            waiting=sum(demand.claim.groups - demand.has for demand in demands),
-            restarts=item.restarts,
-            error=item.error or (self._full if state in ACTIVE else ""),
-            tags=item.tags,
-            notes=item.notes,
-        )
-
-    def _state(self, item: Item, demands: list[Demand]) -> State:
-        return item.state(
-            is_up=item.name in self._drivers,
-            has_slots=any(demand.has for demand in demands),
-            had_slots=item.name in self._had_slots,
-            waits=any(demand.claim.groups for demand in demands),
-            is_preempted=any(self._lender.is_preempted(demand) for demand in demands),
+    def _status(self) -> Status:
+        return Status(
+            version=dray.__version__,
+            cluster=self._cluster.description,
+            results=str(self._results),
+            since=self._since,
+            slots=self._lender.slots(),
+            busy=sum(demand.has * demand.claim.size for demand in self._lender.demands.values()),
+            groups=self._lender.group_count,
+            experiments=self._scheduler.counts(),
         )
 
 
-def _free_name() -> None:
-    """Have Ray forget the name of a desk that has died, which it keeps as long as any process has the desk's handle."""
-    with suppress(ValueError):  # it is free already
-        desk = ray.get_actor(DESK, namespace=NAMESPACE)
-        try:
-            ray.get(desk.demands.remote({}))
-        except ray.exceptions.RayActorError:
-            ray.kill(desk)
+def _end_of(process: Driver, path: Path) -> ProcessEnd:
+    """How an experiment's process has ended."""
+    failure = process.failure
+    message = "" if failure is None else failure.message
+    try:
+        state = StoredExperiment.here(ExperimentDirectory(path)).overview().state
+    except (OSError, JournalError, ValueError) as error:
+        return ProcessEnd(kind="ERROR", error=one_line(error))
+    if state in (*COMPLETED, "ERROR"):
+        return ProcessEnd(kind="ERROR" if state == "ERROR" else "COMPLETED", error=message)
+    if failure is not None and process.exit_code != commands.FULL:
+        return ProcessEnd(kind="failed", error=message)
+    if process.exit_code == commands.STOPPED:
+        return ProcessEnd(kind="stopped")
+    died = f"its process ended ({process.how_ended}); see {path / commands.OUTPUT}"
+    return ProcessEnd(kind="died", error=message or died)
 
 
 def why_full(results: Path) -> str:
@@ -428,6 +329,11 @@ def why_full(results: Path) -> str:
     return "" if free >= least else f"the disk is full: {free >> 20} MiB are free in {results}; free {least >> 20} MiB"
 
 
-def _experiment_of(run: str) -> str:
-    """The name of a run's experiment; a run's name is unique at the desk."""
-    return run.rpartition("-")[0]
+class _Lines:
+    """What `Lending` needs of a display: a server has no screen to show what groups wait for."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+
+    def waits(self, status: str) -> None:
+        """Nobody sees it."""

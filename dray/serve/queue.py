@@ -6,13 +6,12 @@ Only what users want of each is recorded here, and how it ended. Where its searc
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from dray.serve.control import NotSubmitted, Share, State
-from searchers.journal import Journal
 
 Wanted = Literal["run", "pause", "stop"]
 
@@ -76,21 +75,26 @@ class Queue:
     """The items, in the order of submission.
 
     Args:
-        file: the journal; only one process can have it open.
-
-    Raises:
-        JournalError: another server has it open, or it is damaged.
+        records: of the journal so far.
+        append: writes a record to the journal; if it raises, nothing has changed.
+        clock: returns the Unix time.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        append: Callable[[Mapping[str, Any]], None],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._items: dict[str, Item] = {}
-        self._journal = Journal(file)
-        for record in Journal.read(file):
+        self._append, self._clock = append, clock
+        for record in records:
             self._apply(record)
 
     def add(self, path: Path, share: Share) -> Item:
         """Add an experiment, which is wanted to run."""
-        self._note({"event": "submitted", "path": str(path), "time": time.time(), "share": asdict(share)}, path.name)
+        self._note({"event": "submitted", "path": str(path), "time": self._clock(), "share": asdict(share)}, path.name)
         return self._items[path.name]
 
     def want(self, name: str, wanted: Wanted) -> None:
@@ -146,13 +150,9 @@ class Queue:
         """All, in the order of submission."""
         return list(self._items.values())
 
-    def close(self) -> None:
-        """Release the journal."""
-        self._journal.close()
-
     def _note(self, record: dict[str, Any], name: str) -> None:
         record |= {"name": name}
-        self._journal.append(record)
+        self._append(record)
         self._apply(record)
 
     def _apply(self, record: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from dray.experiment.interrupts import restore_handlers, set_handlers
 from dray.records.directory import results_root
 from dray.serve import address as addresses
 from dray.serve.listen import listening
-from dray.serve.manager import NAMESPACE, Manager, why_full
+from dray.serve.manager import Manager, why_full
 
 IDLE_S = 600.0
 """By default, after this time, worker groups end that no experiment needs."""
@@ -48,7 +48,7 @@ def serve(host: str, port: int, address: str | None, idle_s: float, say: Callabl
 
     before = set_handlers(stop)
     try:
-        with connect(address, NAMESPACE) as cluster:
+        with connect(address) as cluster:
             manager = Manager(cluster, idle_s=idle_s, say=say)
             with listening(manager, results, host, port, token) as url:
                 addresses.write(results, url, token)

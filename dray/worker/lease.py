@@ -115,8 +115,8 @@ class TrialLease:
         trial_dir: the trial's directory, for everything but checkpoints.
         store: its checkpoints; the trial resumes from the latest valid one.
         last_step: the greatest length that the search has a report of, in its unit; None if it has none.
-        was_completed: the trial had completed and continues because the search was extended: a final report in its checkpoint
-            may no longer be final.
+        was_completed: the trial had completed and continues because the search was extended: a final report in its
+            checkpoint may no longer be final.
         send_every_s: as `SEND_EVERY_S`; longer if many trials report to one driver.
     """
 

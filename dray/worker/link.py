@@ -43,7 +43,8 @@ class TrialLink:
         self._kept, self._sent_at = [], time.monotonic()
         answer: Future[Reply] = self._driver.report(self._lease.number, report, wait)
         if wait:
-            return self._result(answer)
+            reply: Reply = self._result(answer)
+            return reply
         self._in_flight.append(answer)
         return self._answered()
 

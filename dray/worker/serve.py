@@ -170,7 +170,8 @@ class Drivers:
             return self._desk
         if self._driver is None or endpoint != self._endpoint:
             self.close()
-            self._endpoint, self._driver = endpoint, Connection(Endpoint(*endpoint))
+            host, port, key = endpoint
+            self._endpoint, self._driver = endpoint, Connection(Endpoint(host=host, port=port, key=key))
         return self._driver
 
     def close(self) -> None:

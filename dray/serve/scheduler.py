@@ -1,0 +1,309 @@
+"""What a server decides about its experiments: which has a process, what each one's state is, and what users may do.
+
+Pure: what follows from a call is passed to `emit`, and `dray.serve.manager` carries it out. What users want is written
+down by the queue's `append` before anything acts on it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dray.desk.messages import Demand
+from dray.serve.control import ACTIVE, Share, State, Submitted, WrongState
+from dray.serve.queue import Item, Queue, Wanted
+
+MAX_DEATHS = 3
+"""An experiment fails when its process dies this often in a row without training in between."""
+MAX_PROCESSES = 64
+"""The most experiments that run at the same time."""
+
+
+# ---------------------------------------------------------------------------------------------------------- effects
+@dataclass(frozen=True, slots=True)
+class StartProcess:
+    """Start a process for an experiment, with this extension."""
+
+    name: str
+    path: Path
+    extension: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalProcess:
+    """Send a signal to an experiment's process."""
+
+    name: str
+    number: signal.Signals
+
+
+@dataclass(frozen=True, slots=True)
+class SetShare:
+    """Have the desk give a run these slots: GPUs or CPUs."""
+
+    run: str
+    priority: int
+    weight: float
+    max_slots: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRun:
+    """Have the desk forget a run once its trials have left; then `Scheduler.left`."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Print a line."""
+
+    line: str
+
+
+SchedulerEffect = StartProcess | SignalProcess | SetShare | RemoveRun | Say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnd:
+    """How an experiment's process ended.
+
+    Attributes:
+        kind: COMPLETED, ERROR: its search has ended so, as its directory says. failed: another process would fail too.
+            stopped: by a signal. died: anything else.
+        error: why, one line.
+    """
+
+    kind: Literal["COMPLETED", "ERROR", "failed", "stopped", "died"]
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Process:
+    """An experiment's process that is up.
+
+    Attributes:
+        had_slots: it has trained.
+        met_full_disk: the disk was full while it ran.
+    """
+
+    had_slots: bool = False
+    met_full_disk: bool = False
+
+
+class Scheduler:
+    """The experiments of a server.
+
+    Args:
+        queue: what users want of them.
+        emit: called with each effect.
+
+    Attributes:
+        closing: the server ends.
+        full: why no process may start, as the disk is full; "" if it is not.
+        slots: of the cluster.
+        demands: what each run had and asked for at the last look, by its name.
+        is_preempted: whether others have the slots of a group that is waited for.
+    """
+
+    def __init__(
+        self, queue: Queue, emit: Callable[[SchedulerEffect], None], *, is_preempted: Callable[[Demand], bool]
+    ) -> None:
+        self._queue, self._emit, self._is_preempted = queue, emit, is_preempted
+        self._processes: dict[str, _Process] = {}
+        self._leaving: set[str] = set()
+        """Runs whose process has ended, and whose trials have not all left."""
+        self.closing = False
+        self.full = ""
+        self.slots = 0.0
+        self.demands: Mapping[str, Demand] = {}
+
+    # ------------------------------------------------------------------ events
+    def step(self, demands: Mapping[str, Demand], slots: float) -> None:
+        """Take a look at what the desk knows; start processes that are due, as many as may run."""
+        self.demands, self.slots = demands, slots
+        for run, demand in demands.items():
+            name = experiment_of(run)
+            if (process := self._processes.get(name)) is None:
+                self._remove(run)
+                continue
+            process.had_slots |= bool(demand.has)
+            share, claim = self._queue.item(name).share, demand.claim
+            most = None if share.max_slots is None else share.max_slots * demand.unit
+            if (share.priority, share.weight, most) != (claim.priority, claim.weight, claim.max_slots):
+                self._emit(SetShare(run, share.priority, share.weight, most))
+        due = [item for item in self._queue.items() if item.is_due and not self._is_up(item.name)]
+        for item in sorted(due, key=lambda each: each.share.priority):
+            if not self._may_start(item.share.priority):
+                return
+            self._start(item)
+
+    def disk(self, full: str) -> None:
+        """The disk of the results is full, for this reason; "": it is not. Then no process starts: it would end at
+        once."""
+        was_full = self.full
+        self.full = f"{full}: experiments that wait, or could not write, then continue by themselves" if full else ""
+        if self.full and not was_full:
+            self._emit(Say(self.full))
+        elif was_full and not self.full:
+            self._emit(Say("the disk has room again"))
+        for process in self._processes.values() if self.full else ():
+            process.met_full_disk = True
+
+    def deleted(self, names: Collection[str]) -> None:
+        """The directories of these experiments are gone, deleted by the command or by hand."""
+        for name in names:
+            if not self._is_up(name):
+                self._queue.remove(name)
+
+    def left(self, run: str) -> None:
+        """The desk has forgotten a run."""
+        self._leaving.discard(run)
+
+    def ended(self, name: str, end: ProcessEnd) -> None:
+        """An experiment's process has ended. If that can't be written down, it is opened, and ends, again."""
+        process = self._processes.pop(name)
+        for run in [run for run in self.demands if experiment_of(run) == name]:
+            self._remove(run)
+        item = self._queue.item(name)
+        if end.kind in ("COMPLETED", "ERROR"):
+            self._queue.end(name, end.kind, end.error)
+        elif process.met_full_disk:
+            pass  # whatever it died of, perhaps after there was room again: it starts again once there is
+        elif end.kind == "failed":
+            self._queue.end(name, "ERROR", end.error)
+        elif end.kind == "died" and item.wanted == "run" and not self.closing:
+            self._emit(Say(f"experiment {name}: {end.error}"))
+            self._queue.died(name, end.error, has_trained=process.had_slots)
+            if item.restarts >= MAX_DEATHS:
+                self._queue.end(name, "ERROR", f"{end.error}; it has died {MAX_DEATHS} times in a row")
+
+    def _remove(self, run: str) -> None:
+        if run not in self._leaving:
+            self._leaving.add(run)
+            self._emit(RemoveRun(run))
+
+    def _is_up(self, name: str) -> bool:
+        return name in self._processes or any(experiment_of(run) == name for run in self._leaving)
+
+    def _may_start(self, priority: int) -> bool:
+        """Whether another experiment may have a process: one more than slots, or if one that runs has to yield."""
+        if self.closing or self.full:
+            return False
+        most = min(MAX_PROCESSES, int(self.slots) + 1)
+        running = [self._queue.item(name).share.priority for name in self._processes]
+        return len(running) < most or (len(running) < MAX_PROCESSES and priority < max(running))
+
+    def _start(self, item: Item) -> None:
+        extension = dict(item.extension)
+        self._queue.started(item.name)
+        self._processes[item.name] = _Process()
+        self._emit(StartProcess(item.name, item.path, extension))
+
+    def close(self) -> None:
+        """The server ends: running trials save, and all processes end. The queue is kept for the next server."""
+        self.closing = True
+        for name in self._processes:
+            self._emit(SignalProcess(name, signal.SIGTERM))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no experiment has a process."""
+        return not self._processes
+
+    # ------------------------------------------------------------------ the verbs, see `dray.serve.control.Control`
+    def submit(self, path: Path, share: Share, *, has_process: bool) -> tuple[Submitted, bool]:
+        """Accept an experiment that was created here. Returns it, and whether the process that created it is to run it.
+
+        Args:
+            has_process: that process is up.
+        """
+        item = self._queue.add(path, share)
+        runs = has_process and self._may_start(share.priority)
+        if runs:
+            self._processes[item.name] = _Process()
+        return self._submitted(item), runs
+
+    def experiments(self) -> list[Submitted]:
+        return [self._submitted(item) for item in self._queue.items()]
+
+    def experiment(self, name: str) -> Submitted:
+        return self._submitted(self._queue.item(name))
+
+    def end(self, name: str, wanted: Wanted, number: signal.Signals) -> Submitted:
+        """Stop, pause or kill an experiment."""
+        item = self._queue.item(name)
+        if item.ended:
+            raise WrongState(f"experiment {name} has ended; to train it for longer, extend it")
+        self._queue.want(name, wanted)
+        if name in self._processes:
+            self._emit(SignalProcess(name, number))
+        return self._submitted(item)
+
+    def activate(self, name: str) -> Submitted:
+        item = self._queue.item(name)
+        if item.ended == "COMPLETED":
+            raise WrongState(f"experiment {name} has completed; to train it for longer, extend it")
+        if item.wanted != "run" or item.ended:
+            self._queue.want(name, "run")
+        return self._submitted(item)
+
+    def extend(self, name: str, extension: Mapping[str, int]) -> Submitted:
+        item = self._queue.item(name)
+        if name in self._processes:
+            raise WrongState(f"experiment {name} is running; pause it first")
+        self._queue.extend(name, extension)
+        return self._submitted(item)
+
+    def set_share(self, name: str, share: Share) -> Submitted:
+        self._queue.item(name)
+        self._queue.set_share(name, share)
+        return self.experiment(name)
+
+    def annotate(self, name: str, tags: tuple[str, ...], notes: str) -> Submitted:
+        self._queue.item(name)
+        self._queue.annotate(name, tags, notes)
+        return self.experiment(name)
+
+    def counts(self) -> dict[State, int]:
+        """How many experiments are in each state."""
+        return dict(Counter(self._state(item, self._demands_of(item.name)) for item in self._queue.items()))
+
+    # ------------------------------------------------------------------ what is known
+    def _demands_of(self, name: str) -> list[Demand]:
+        return [demand for run, demand in self.demands.items() if experiment_of(run) == name]
+
+    def _submitted(self, item: Item) -> Submitted:
+        demands = self._demands_of(item.name)
+        state = self._state(item, demands)
+        return Submitted(
+            name=item.name,
+            state=state,
+            submitted=item.submitted,
+            share=item.share,
+            slots=sum(demand.has * demand.claim.size for demand in demands),
+            waiting=sum(demand.claim.groups - demand.has for demand in demands),
+            restarts=item.restarts,
+            error=item.error or (self.full if state in ACTIVE else ""),
+            tags=item.tags,
+            notes=item.notes,
+        )
+
+    def _state(self, item: Item, demands: Collection[Demand]) -> State:
+        process = self._processes.get(item.name)
+        return item.state(
+            is_up=process is not None,
+            has_slots=any(demand.has for demand in demands),
+            had_slots=process is not None and process.had_slots,
+            waits=any(demand.claim.groups for demand in demands),
+            is_preempted=any(self._is_preempted(demand) for demand in demands),
+        )
+
+
+def experiment_of(run: str) -> str:
+    """The name of a run's experiment; a run's name is unique at the desk."""
+    return run.rpartition("-")[0]
