@@ -79,7 +79,7 @@ class Groups:
             needs=None,
         )
         slots = Slots(per_trial=1, gpu=False, cpus_per_slot=1, runtime_env={})
-        return WorkerGroup(spec, slots=slots, directory=self._directory)
+        return WorkerGroup(spec, slots=slots, directory=self._directory, report=lambda event: None)
 
     def wait_for(self, kind: str, number: int) -> float:
         """When, by the desk's clock, which is this machine's, it got a message of this class about a group."""

@@ -160,11 +160,11 @@ class LightGroup:
 
     players: list[Any]
     made = 0
-    is_placed = True
-    nodes: frozenset[str] = frozenset()
 
-    def __init__(self, spec: WorkerSpec, **_: Any) -> None:
-        self.name, self.start = spec.group, spec.start
+    def __init__(self, spec: WorkerSpec, *, report: Callable[[Any], None], **_: Any) -> None:
+        from dray.groups.effects import GroupPlaced
+
+        report(GroupPlaced(group=spec.group, start=spec.start))
         player = self.players[LightGroup.made // GROUPS_PER_PLAYER % len(self.players)]
         LightGroup.made += 1
         settings = spec.experiment.settings

@@ -201,13 +201,13 @@ class Stage:
 def drive(directory: Path, groups: int, address: str) -> None:
     """Run the search."""
     import dray
-    import dray.groups.capacity
+    import dray.cluster.autoscaler
     import dray.groups.group
     from dray.cluster.view import Limits, NodeType
     from dray.desk.messages import GroupEnded, TrialLeft
 
     raylet = NodeType(name="nodes", resources={"CPU": PER_RAYLET * CPUS_PER_SLOT}, max_count=groups // PER_RAYLET)
-    dray.groups.capacity.autoscaler.limits = lambda: Limits(types=(raylet,), max_count=raylet.max_count)
+    dray.cluster.autoscaler.limits = lambda: Limits(types=(raylet,), max_count=raylet.max_count)
     dray.groups.group.start_workers = Stage(directory / END).start_workers  # type: ignore[assignment]
 
     def heard(message: Any) -> None:

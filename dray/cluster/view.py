@@ -6,7 +6,7 @@ Pure: what decides about worker groups gets these values; `dray.groups.shell` as
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 GPU_TYPE = "ray.io/accelerator-type"
@@ -128,3 +128,11 @@ class ClusterView:
     free: Mapping[str, float] | None = None
     activity: Activity | None = None
     time: float = 0.0
+
+    def without(self, nodes: Collection[str]) -> ClusterView:
+        """The same without these nodes (ids)."""
+        return replace(self, nodes=tuple(node for node in self.nodes if node.id not in nodes))
+
+    def resources(self, gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:
+        """Of each node with GPUs of these types; of each node, if there are none."""
+        return [node.resources for node in self.nodes if not gpu_types or node.labels.get(GPU_TYPE) in gpu_types]

@@ -28,23 +28,20 @@ class Capacity:
     """How many groups of one size fit on a cluster.
 
     Attributes:
-        view: the cluster.
+        view: the cluster, without nodes that no group is to be on.
         slots: the slots of a group.
         max_slots: how many slots all groups may have together; None: no limit.
-        broken: ids of nodes that no group is to be on.
     """
 
     view: ClusterView
     slots: Slots
     max_slots: int | None = None
-    broken: frozenset[str] = frozenset()
 
     @property
     def has_room(self) -> bool:
-        """Whether a group fits on the nodes that are not broken, or an autoscaler may start others."""
-        free = self._slots_now(self.slots.gpu_types)
-        groups = groups_in(free, self.slots.per_trial, self.slots.placement_strategy)
-        return self.view.limits is not None or groups > 0
+        """Whether a group fits on the nodes, or an autoscaler may start others."""
+        now = self._slots_now(self.slots.gpu_types)
+        return self.view.limits is not None or groups_in(now, self.slots.per_trial, self.slots.placement_strategy) > 0
 
     @cached_property
     def groups_now(self) -> int:
@@ -55,14 +52,14 @@ class Capacity:
     def max_groups_after_scale_up(self) -> float:
         """How many groups fit once the cluster has grown as far as it can; at least one, infinity if unknown."""
         slots = self.slots
-        fit = self._fit(lambda types: most_slots(self.view, slots.kind, slots.cpus_per_slot, types, self.broken))
+        fit = self._fit(lambda types: most_slots(self.view, slots.kind, slots.cpus_per_slot, types))
         return self._max_groups if fit is None else fit
 
     @cached_property
     def max_concurrent_starts(self) -> int:
         """How many groups may start at the same time: each worker takes several seconds of its node's CPUs."""
         kind, cpus = self.slots.kind, self.slots.cpus_per_slot
-        usable = [each for each in _node_resources(self.view, self.slots.gpu_types) if slots_of(each, kind, cpus)]
+        usable = [each for each in self.view.resources(self.slots.gpu_types) if slots_of(each, kind, cpus)]
         return max(1, sum(max(1, int(resources["CPU"] // CPUS_PER_START)) for resources in usable))
 
     @property
@@ -70,7 +67,7 @@ class Capacity:
         return math.inf if self.max_slots is None else self.max_slots * self.slots.shared_by // self.slots.per_trial
 
     def _slots_now(self, types: Collection[str]) -> list[int]:
-        return slots_now(self.view, self.slots.kind, self.slots.cpus_per_slot, types, self.broken)
+        return slots_now(self.view, self.slots.kind, self.slots.cpus_per_slot, types)
 
     def _fit(self, slots_of_nodes: Callable[[Collection[str]], list[int] | None]) -> float | None:
         """How many groups fit on nodes with so many slots, by the types of their GPUs; None if unknown."""
@@ -147,38 +144,26 @@ def slot_kind(asked: str | None, view: ClusterView) -> str | None:
     if asked:
         return asked
     node_types = () if view.limits is None else view.limits.types or ()
-    possible = [*_node_resources(view), *(node_type.resources for node_type in node_types)]
+    possible = [*view.resources(), *(node_type.resources for node_type in node_types)]
     if any(resources.get("GPU", 0) > 0 for resources in possible):
         return "gpu"
     return None if view.limits is not None and view.limits.types is None else "cpu"
 
 
-def slots_now(
-    view: ClusterView,
-    kind: str,
-    cpus_per_slot: float,
-    gpu_types: Collection[str] = (),
-    broken: Collection[str] = (),
-) -> list[int]:
-    """How many slots each node with GPUs of these types has now; each node, if there are none. Without broken nodes."""
-    return [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources(view, gpu_types, broken)]
+def slots_now(view: ClusterView, kind: str, cpus_per_slot: float, gpu_types: Collection[str] = ()) -> list[int]:
+    """How many slots each node with GPUs of these types has now; each node, if there are none."""
+    return [slots_of(resources, kind, cpus_per_slot) for resources in view.resources(gpu_types)]
 
 
-def most_slots(
-    view: ClusterView,
-    kind: str,
-    cpus_per_slot: float,
-    gpu_types: Collection[str] = (),
-    broken: Collection[str] = (),
-) -> list[int] | None:
+def most_slots(view: ClusterView, kind: str, cpus_per_slot: float, gpu_types: Collection[str] = ()) -> list[int] | None:
     """The same once the cluster has grown as far as it can; None if unknown."""
-    now, limits = slots_now(view, kind, cpus_per_slot, gpu_types, broken), view.limits
+    now, limits = slots_now(view, kind, cpus_per_slot, gpu_types), view.limits
     if limits is None:
         return now
     if limits.types is None:
         return None
     slots = sorted((slots_of(resources, kind, cpus_per_slot) for resources in limits.nodes(gpu_types)), reverse=True)
-    most = [slots_of(each, kind, cpus_per_slot) for each in _node_resources(view, gpu_types) if HEAD in each]
+    most = [slots_of(each, kind, cpus_per_slot) for each in view.resources(gpu_types) if HEAD in each]
     most += slots[: limits.max_count]
     # Machines may have been added manually.
     return max(now, most, key=sum)
@@ -200,13 +185,6 @@ def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
             most = sum(nodes) // slots
             return max(n for n in range(most + 1) if sum(min(node, n) for node in nodes) >= n * slots)
     return sum(nodes) // slots
-
-
-def _node_resources(
-    view: ClusterView, gpu_types: Collection[str] = (), broken: Collection[str] = ()
-) -> list[Mapping[str, float]]:
-    usable = [node for node in view.nodes if node.id not in broken]
-    return [node.resources for node in usable if not gpu_types or node.labels.get(GPU_TYPE) in gpu_types]
 
 
 def _known_gpu_types(view: ClusterView) -> list[str]:

@@ -1,6 +1,6 @@
 """What `dray.groups.pool.Groups` has done, and what it hears of that: one class per effect and per event.
 
-`dray.groups.shell.GroupsShell` carries out the effects, in order, and reports the events.
+`dray.groups.shell.GroupsShell` carries out the first five effects, in order, and reports the events.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dray.cluster.view import ClusterView
 from dray.groups.slots import Slots
 
 
-# ---------------------------------------------------------------------------------------------------------- effects
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartGroup:
     """Start a group: ask for its slots, then start its processes there."""
@@ -33,33 +32,25 @@ class EndGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Reserve slots for an elastic group that is to start or to grow, until they are released.
-
-    Attributes:
-        room: number of the reservation.
-        slots: what a slot is made of.
-        sizes: ascending; the slots of each step from one size to the next are reserved together.
-    """
+    """Reserve slots until they are released: together those of each step from one size of a group to the next."""
 
     room: int
+    """Number of the reservation."""
     slots: Slots
     sizes: tuple[int, ...]
+    """Ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Release reserved slots."""
+    """Release the slots of a reservation."""
 
     room: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookAtCluster:
-    """Look at the cluster, and report it as `ClusterSeen`.
-
-    Attributes:
-        waiting: groups wait for nodes: also look at free resources, and at what the autoscaler is starting.
-    """
+    """Look at the cluster; if groups wait for nodes, also at free resources and at what the autoscaler is starting."""
 
     waiting: bool
 
@@ -73,7 +64,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class ShowWaiting:
-    """Show what groups wait for, from now on; "" if none waits."""
+    """Show from now on what groups wait for; "" if none waits."""
 
     status: str
 
@@ -100,7 +91,7 @@ class GroupPlaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessesEnded:
-    """A group's processes have ended, or never started. For the desk, which fences off what they still send."""
+    """A group's processes have ended, or could not start. For the desk, which sends a `GroupEnded`."""
 
     group: str
     start: int
@@ -134,9 +125,9 @@ class NodesDrain:
 
 @dataclass(frozen=True, slots=True)
 class ShellFailed:
-    """An effect could not be carried out, which is a bug of dray's or an unknown state of Ray's."""
+    """The shell could not carry out an effect, by an error that it does not know."""
 
-    error: Exception
+    error: BaseException
 
 
 GroupsEvent = GroupPlaced | SlotsReserved | ClusterSeen | NodesDrain | ShellFailed

@@ -62,9 +62,8 @@ class Elastic:
             view: the cluster since the start; None if it was not seen yet.
         """
         found = self._room_size
-        if now < self.settled_by and (
-            view is None or found < largest(self._room_sizes, lasting_slots(view, self._slots))
-        ):
+        lasting = None if view is None else largest(self._room_sizes, lasting_slots(view, self._slots))
+        if now < self.settled_by and (lasting is None or found < lasting):
             return 0
         self.close()
         self._waits_for_slots, self._size, self._started_at = not found, found or self._sizes[0], now

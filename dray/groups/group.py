@@ -7,7 +7,9 @@ their groups would end with them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,8 +19,8 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from dray.cluster.nodes import on_node
 from dray.desk.failure import LOST_NODE, LOW_MEMORY
-from dray.groups.deaths import oom_kills, oom_kills_of, why_it_died
 from dray.groups.effects import GroupPlaced, ProcessesEnded
 from dray.groups.slots import Slots
 from dray.groups.train_workers import start_workers
@@ -32,6 +34,10 @@ SURVIVORS_S = 0.1
 """After a process of a group has died, the others have this long to report how far their trial came."""
 LEAVE_S = 5.0
 """After a process of a group has ended, the others have this long to end as well."""
+NODE_DIED = "node has died"
+"""What Ray says about a process whose node it has lost."""
+ANSWER_TIMEOUT_S = 5.0
+"""How long a node may take to report what its kernel has killed."""
 TITLE = "RayTrainWorker"
 """The name of a group's processes in `ps`."""
 
@@ -172,3 +178,42 @@ class WorkerGroup:
     def _report_end(self, dead: Mapping[int, str], error: str) -> None:
         self._report(ProcessesEnded(group=self.name, start=self.start, dead=dead, error=error))
         self._ended.set()
+
+
+def why_it_died(error: Exception) -> str:
+    """Why a worker's process died, as far as Ray knows, or "".
+
+    Ray's own message is not used: it is long, and names neither the exit code nor the signal.
+
+    Args:
+        error: raised by a call to the worker.
+    """
+    if LOW_MEMORY in str(error):
+        return f"Ray killed it, because its node was {LOW_MEMORY}"
+    return LOST_NODE if NODE_DIED in str(error) else ""
+
+
+def oom_kills() -> tuple[str, int]:
+    """The name of this node, and how many processes its kernel has killed for lack of memory, in this container or on
+    the machine."""
+    return os.uname().nodename, _kills()
+
+
+def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int | None:
+    """The same count for a node by Ray's id; None if it does not answer."""
+    if node == ray.get_runtime_context().get_node_id():
+        return _kills()  # without a process for it
+    task = on_node(oom_kills, node, runtime_env=dict(runtime_env) or None)
+    try:
+        _, kills = ray.get(task.remote(), timeout=ANSWER_TIMEOUT_S)
+        return int(kills)
+    except ray.exceptions.RayError:
+        return None
+
+
+def _kills() -> int:
+    for place in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            lines = (line.split() for line in Path(place).read_text().splitlines())
+            return next(int(value) for name, value in lines if name == "oom_kill")
+    return 0

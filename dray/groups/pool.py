@@ -10,28 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from dray.cluster.view import ClusterView
 from dray.desk import messages
+from dray.desk.desk import Desk
 from dray.desk.messages import Message
 from dray.display.counts import Counts
+from dray.groups import effects
 from dray.groups.capacity import Capacity
-from dray.groups.effects import (
-    ClusterSeen,
-    EndGroup,
-    Fail,
-    GroupPlaced,
-    GroupsEffect,
-    GroupsEvent,
-    LookAtCluster,
-    NodesDrain,
-    Say,
-    ShellFailed,
-    ShowWaiting,
-    SlotsReserved,
-    StartGroup,
-)
 from dray.groups.elastic import Elastic
 from dray.groups.node_choice import NodeChoice
 from dray.groups.slots import Slots
@@ -51,19 +37,6 @@ BROKEN_AFTER = 2
 IN_TURN_S = 30.0
 """On a local cluster the first group, Tune, and further groups start one after another: how long each may take before
 the next starts anyway."""
-
-
-class GroupsDesk(Protocol):
-    """The desk that lends the groups: `dray.desk.desk.Desk`, in the same process."""
-
-    def drain(self, group: str) -> None:
-        """Have this group's trial save and continue in another group, and its processes end."""
-
-    def retire_idle(self, owner: str, count: int) -> None:
-        """End up to this number of an owner's idle groups."""
-
-    def shrink(self, owner: str, keep: int, *, at_once: bool) -> None:
-        """End an owner's groups but this number; trials in them save and move at once, or train to their end first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +82,15 @@ class Groups:
         view: ClusterView,
         now: float,
         *,
-        desk: GroupsDesk,
-        emit: Callable[[GroupsEffect], None],
+        desk: Desk,
+        emit: Callable[[effects.GroupsEffect], None],
         counts: Counts,
         names: Iterator[int],
         starts: Iterator[int],
     ) -> None:
         self._plan, self._desk, self._emit, self._counts = plan, desk, emit, counts
-        self._capacity = Capacity(
-            view=view, slots=plan.slots, max_slots=plan.sizes[0] if plan.sizes else plan.max_slots
-        )
+        max_slots = plan.sizes[0] if plan.sizes else plan.max_slots
+        self._view, self._capacity = view, Capacity(view=view, slots=plan.slots, max_slots=max_slots)
         self._elastic = Elastic(plan.sizes, emit) if plan.sizes else None
         self._node_wait, self._choice = NodeWait(plan.slots), NodeChoice(plan.slots, view.limits)
         self._gpu_faults: dict[str, set[int]] = {}
@@ -152,7 +124,7 @@ class Groups:
         return self._in_state["asked"] + self._in_state["waiting"] > 0
 
     # ------------------------------------------------------------------ events
-    def on(self, event: Message | GroupsEvent, now: float) -> None:
+    def on(self, event: Message | effects.GroupsEvent, now: float) -> None:
         """Take a message of the desk, or a report of the shell; `reconcile` then takes the next step."""
         match event:
             case messages.WorkerArrived():
@@ -165,33 +137,29 @@ class Groups:
                 if self._trains_since is None:
                     self._trains_since = now
             case messages.TrialLeft():
-                self.group_works(event.group)
+                self._failed_starts.pop(event.group, None)  # it works
                 if event.failure is not None and event.failure.node:
                     self._gpu_failed(event.failure.node, event.trial)
-            case GroupPlaced():
+            case effects.GroupPlaced():
                 if (member := self._member(event.group, event.start)) is not None:
                     self._move(member, "place")
-            case SlotsReserved():
+            case effects.SlotsReserved():
                 if self._elastic is not None:
                     self._elastic.reserved(event.room, event.slots)
-            case ClusterSeen():
+            case effects.ClusterSeen():
                 self.look(event.view, now)
-            case NodesDrain():
+            case effects.NodesDrain():
                 for name in self._on_nodes(event.nodes):
                     self._say(f"a node of worker group {name} will be removed: its trial continues elsewhere")
                     self._drain(name)
-            case ShellFailed():
+            case effects.ShellFailed():
                 self._fail(f"worker groups can't be started or ended: {event.error!r}")
 
     def look(self, view: ClusterView, now: float) -> None:
         """Take a view of the cluster."""
         self._is_looking, self._seen_at = False, now
-        self._capacity = replace(self._capacity, view=view)
+        self._view, self._capacity = view, replace(self._capacity, view=view.without(self._choice.broken))
         self._choice.look(view, now)
-
-    def group_works(self, name: str) -> None:
-        """A trial has left this group, so its earlier failed starts no longer count."""
-        self._failed_starts.pop(name, None)
 
     def _member(self, name: str, start: int) -> Member | None:
         """The group, unless this start of it has ended."""
@@ -224,9 +192,9 @@ class Groups:
         trials.add(trial)
         if len(trials) < BROKEN_AFTER or node in self._choice.broken:
             return
-        self._choice.broken = broken = frozenset({*self._choice.broken, node})
-        self._capacity = replace(self._capacity, broken=broken)
-        where = next((each.address for each in self._capacity.view.nodes if each.id == node), node)
+        self._choice.broken = frozenset({*self._choice.broken, node})
+        self._capacity = replace(self._capacity, view=self._view.without(self._choice.broken))
+        where = next((each.address for each in self._view.nodes if each.id == node), node)
         what = f"GPU errors ended trials {', '.join(map(str, sorted(trials)))} on node {where}"
         check = "see nvidia-smi and the Xid messages in its kernel log, and restart or replace it"
         if self._capacity.has_room:
@@ -310,10 +278,7 @@ class Groups:
             return True
         if self._trains_since is None:
             return False
-        return not self._few_cores or now >= self._next_start_pays_at(self._trains_since)
-
-    def _next_start_pays_at(self, trains_since: float) -> float:
-        return trains_since + (trains_since - self._began)
+        return not self._few_cores or now - self._trains_since >= self._trains_since - self._began
 
     def _start_group(self, name: str, now: float, labels: Mapping[str, str] | None = None) -> None:
         slots = replace(self._plan.slots, labels=self._choice.first(now) if labels is None else labels)
@@ -322,7 +287,7 @@ class Groups:
         self._members[name] = member
         self._in_state[state] += 1
         if self._elastic is None:
-            self._emit(StartGroup(group=name, start=member.start, slots=slots))
+            self._emit(effects.StartGroup(group=name, start=member.start, slots=slots))
         else:
             self._elastic.start(slots, now)
             if not self._plan.own_cluster:
@@ -333,10 +298,10 @@ class Groups:
         for member in self._members.values():
             if member.state == "sizing":
                 is_seen = self._plan.own_cluster or self._seen_at >= member.since
-                if size := elastic.size_when_stable(self._capacity.view if is_seen else None, now):
+                if size := elastic.size_when_stable(self._view if is_seen else None, now):
                     self._move(member, "ask")
                     member.slots, member.since = replace(member.slots, per_trial=size), now
-                    self._emit(StartGroup(group=member.name, start=member.start, slots=member.slots))
+                    self._emit(effects.StartGroup(group=member.name, start=member.start, slots=member.slots))
 
     def _on_nodes(self, nodes: Collection[str]) -> list[str]:
         """Groups to drain there. While one starts, there is nothing to save; callers ask again in a second."""
@@ -354,12 +319,12 @@ class Groups:
     def _end_group(self, member: Member) -> None:
         del self._members[member.name]
         self._move(member, "end")
-        self._emit(EndGroup(group=member.name, start=member.start))
+        self._emit(effects.EndGroup(group=member.name, start=member.start))
 
     def _ask_to_look(self) -> None:
         if not self._is_looking:
             self._is_looking = True
-            self._emit(LookAtCluster(waiting=self._in_state["waiting"] > 0))
+            self._emit(effects.LookAtCluster(waiting=self._in_state["waiting"] > 0))
 
     def _check(self, now: float) -> None:
         """Find groups that wait for nodes, end those without a trial, and resize an elastic one."""
@@ -377,13 +342,13 @@ class Groups:
             for member in ends:
                 self._end_group(member)
             self._desk.retire_idle(self._plan.owner, surplus - len(ends))
-        waiting, view, status = self._waiting(), self._capacity.view, self._node_wait.status
+        waiting, view, status = self._waiting(), self._view, self._node_wait.status
         if waiting or self._elastic is not None:
             self._ask_to_look()
         if news := self._node_wait.look(len(waiting), self.count, view, now):
             self._say(news)
         if self._node_wait.status != status:
-            self._emit(ShowWaiting(self._node_wait.status))
+            self._emit(effects.ShowWaiting(self._node_wait.status))
         if waiting and (view.limits is None or view.activity is not None):
             asked = {member.name: (member.slots.labels, now - member.since) for member in waiting}
             for name, labels in self._choice.others(asked, now).items():
@@ -440,8 +405,8 @@ class Groups:
                 self._end_group(member)
 
     def _say(self, line: str) -> None:
-        self._emit(Say(line))
+        self._emit(effects.Say(line))
 
     def _fail(self, error: str) -> None:
         self._has_failed = True
-        self._emit(Fail(error))
+        self._emit(effects.Fail(error))

@@ -6,13 +6,12 @@ Calls of Ray may take long, and block while the head of the cluster does not ans
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from queue import SimpleQueue
 
 import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -21,33 +20,20 @@ from dray.cluster import autoscaler
 from dray.cluster.nodes import nodes
 from dray.cluster.view import ClusterView, Limits
 from dray.cluster.watch import draining_nodes
-from dray.groups.effects import (
-    ClusterSeen,
-    EndGroup,
-    GroupsEvent,
-    LookAtCluster,
-    ProcessesEnded,
-    Release,
-    Reserve,
-    ShellEffect,
-    ShellFailed,
-    SlotsReserved,
-    StartGroup,
-)
+from dray.groups import effects
 from dray.groups.elastic import SETTLE_S
 from dray.groups.group import WorkerGroup
-from dray.groups.slots import Slots
 from dray.text import one_line
 
 END_S = 30.0
-"""How long threads may take to end, once their groups have ended: one that still waits for Ray when the connection is
-closed may crash the whole process."""
+"""How long the threads of groups may take to end, once their groups have ended: one that still waits for Ray when the
+connection is closed may crash the whole process."""
 POLL_S = 0.05
 """How often a new reservation is looked at; after `SETTLE_S`, every `RETRY_S`."""
 RETRY_S = 1.0
 """How long after an error of Ray to look at the cluster again."""
 
-Report = Callable[[GroupsEvent | ProcessesEnded], None]
+Report = Callable[[effects.GroupsEvent | effects.ProcessesEnded], None]
 
 
 class GroupsShell:
@@ -60,21 +46,22 @@ class GroupsShell:
     """
 
     def __init__(
-        self, make: Callable[[StartGroup, Report], WorkerGroup], report: Report, *, limits: Limits | None
+        self, make: Callable[[effects.StartGroup, Report], WorkerGroup], report: Report, *, limits: Limits | None
     ) -> None:
         self._make, self._report, self._limits = make, report, limits
         self._groups: dict[int, WorkerGroup] = {}
         self._rooms: dict[int, _Room] = {}
         self._is_closing = threading.Event()
-        # Those that look may wait for seconds: groups start and end meanwhile.
-        self._acts, self._looks = (_Calls(f"dray-groups-{what}", report) for what in ("act", "look"))
+        self._acts = ThreadPoolExecutor(1, "dray-groups")
+        self._looks = ThreadPoolExecutor(1, "dray-looks")  # for seconds, perhaps: groups start and end meanwhile
 
-    def perform(self, effect: ShellEffect) -> None:
+    def perform(self, effect: effects.ShellEffect) -> None:
         """Carry out an effect, after those before it. Does not wait for that."""
-        if isinstance(effect, LookAtCluster):
-            self._looks.add(functools.partial(self._look, effect))
+        if isinstance(effect, effects.LookAtCluster):
+            done = self._looks.submit(self._look, effect)
         else:
-            self._acts.add(functools.partial(self._act, effect))
+            done = self._acts.submit(self._act, effect)
+        done.add_done_callback(self._check)
 
     def close(self, within_s: float) -> None:
         """Give the groups ``within_s`` seconds, all together, to end by themselves; then end them.
@@ -82,7 +69,7 @@ class GroupsShell:
         Call `Groups.close` first, and perform its effects.
         """
         self._is_closing.set()
-        self._acts.close(END_S)
+        self._acts.shutdown()
         deadline = time.monotonic() + within_s
         for group in self._groups.values():
             group.ended(deadline)
@@ -92,33 +79,36 @@ class GroupsShell:
                 group.end()
         for group in self._groups.values():
             group.join(deadline)
-        self._looks.close(deadline - time.monotonic())
+        self._looks.shutdown()
 
-    def _act(self, effect: StartGroup | EndGroup | Reserve | Release) -> None:
+    def _check(self, done: Future[None]) -> None:
+        if (error := done.exception()) is not None:
+            self._report(effects.ShellFailed(error))
+
+    def _act(self, effect: effects.StartGroup | effects.EndGroup | effects.Reserve | effects.Release) -> None:
         match effect:
-            case StartGroup():
+            case effects.StartGroup():
                 try:
                     self._groups[effect.start] = self._make(effect, self._report)
                 except ray.exceptions.RayError as error:
-                    self._report(ProcessesEnded(group=effect.group, start=effect.start, error=one_line(error)))
-            case EndGroup():
+                    self._report(effects.ProcessesEnded(group=effect.group, start=effect.start, error=one_line(error)))
+            case effects.EndGroup():
                 if (group := self._groups.pop(effect.start, None)) is not None:
                     with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone
                         group.end()
-            case Reserve(room=room):
-                seen = lambda slots: self._report(SlotsReserved(room=room, slots=slots))  # noqa: E731
-                self._rooms[room] = _Room(effect.slots, effect.sizes, seen)
-            case Release():
+            case effects.Reserve():
+                self._rooms[effect.room] = _Room(effect, self._report)
+            case effects.Release():
                 self._rooms.pop(effect.room).release()
 
-    def _look(self, effect: LookAtCluster) -> None:
+    def _look(self, effect: effects.LookAtCluster) -> None:
         while not self._is_closing.is_set():
             try:
                 view = look_at_cluster(self._limits, waiting=effect.waiting)
             except ray.exceptions.RayError:  # the head does not answer
                 self._is_closing.wait(RETRY_S)
             else:
-                self._report(ClusterSeen(view))
+                self._report(effects.ClusterSeen(view))
                 return
 
 
@@ -139,32 +129,6 @@ def look_at_cluster(limits: Limits | None, *, waiting: bool = False) -> ClusterV
     )
 
 
-class _Calls:
-    """Makes calls, one after another, in a thread of its own."""
-
-    def __init__(self, name: str, report: Report) -> None:
-        self._report = report
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def add(self, call: Callable[[], None]) -> None:
-        """Make a call after those before it."""
-        self._calls.put(call)
-
-    def close(self, within_s: float) -> None:
-        """Make no further calls; wait for those before."""
-        self._calls.put(None)
-        self._thread.join(max(0.0, within_s))
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            try:
-                call()
-            except Exception as error:  # for the driver, which can't continue without this thread
-                self._report(ShellFailed(error))
-
-
 class _Room:
     """Slots that are reserved for a group that is to start, or to grow.
 
@@ -172,21 +136,21 @@ class _Room:
     demand; once it is created, nobody else gets its resources; and it ends with the driver.
 
     Args:
-        slots: what a slot is made of.
-        sizes: ascending.
-        seen: called with the number of slots whenever it has changed.
+        asked: which slots.
+        report: called whenever the number of slots has changed.
     """
 
-    def __init__(self, slots: Slots, sizes: Sequence[int], seen: Callable[[int], None]) -> None:
+    def __init__(self, asked: effects.Reserve, report: Report) -> None:
+        self._room, self._report = asked.room, report
+        labels, sizes = dict(asked.slots.labels), [more - less for less, more in pairwise(asked.sizes)]
         self._steps = [
             placement_group(
-                [slots.resources] * (more - less),
+                [asked.slots.resources] * slots,
                 name=f"dray-room/{uuid.uuid4().hex[:8]}",
-                bundle_label_selector=[dict(slots.labels)] * (more - less) if slots.labels else None,
+                bundle_label_selector=[labels] * slots if labels else None,
             )
-            for less, more in pairwise(sizes)
+            for slots in sizes
         ]
-        self._seen = seen
         self._is_released = threading.Event()
         threading.Thread(target=self._watch, name="dray-room", daemon=True).start()
 
@@ -204,4 +168,4 @@ class _Room:
                 created = (step for step in self._steps if placement_group_table(step)["state"] == "CREATED")
                 if (slots := sum(step.bundle_count for step in created)) != before:
                     before = slots
-                    self._seen(slots)
+                    self._report(effects.SlotsReserved(room=self._room, slots=slots))

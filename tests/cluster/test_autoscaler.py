@@ -19,7 +19,6 @@ from ray.core.generated.autoscaler_pb2 import ClusterConfig, GetClusterStatusRep
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import limits_of
 from dray.cluster.view import Activity, Limits
-from tests.groups.test_capacity import node
 
 UNKNOWN = Limits(types=None)
 FILE = """
@@ -113,8 +112,13 @@ def test_an_autoscaler_on_kubernetes_is_waited_for(monkeypatch: pytest.MonkeyPat
 OWN_MACHINES = "provider: {type: local, head_ip: 10.0.0.1, worker_ips: [10.0.0.2, 10.0.0.3]}"
 
 
+def node(*, alive: bool = True) -> dict[str, Any]:
+    """As Ray describes it."""
+    return {"NodeID": "id", "NodeManagerAddress": "10.0.0.1", "Alive": alive, "Resources": {}, "Labels": {}}
+
+
 def test_existing_machines_are_waited_for_and_no_others_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive, dead = node({}), node({}, alive=False)
+    alive, dead = node(), node(alive=False)
     seen = [[alive, dead], [alive, dead, alive, alive]]
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
     monkeypatch.setattr(autoscaler, "config_file", lambda: OWN_MACHINES)
@@ -128,7 +132,7 @@ def test_a_machine_that_does_not_join_is_not_waited_for_forever(
 ) -> None:
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
     monkeypatch.setattr(autoscaler, "config_file", lambda: OWN_MACHINES)
-    monkeypatch.setattr(ray, "nodes", lambda: [node({}), node({})])
+    monkeypatch.setattr(ray, "nodes", lambda: [node(), node()])
     monkeypatch.setattr(autoscaler, "JOIN_S", -1.0)
     assert autoscaler.limits() is None
     assert "only 2 of 3 machines" in caplog.text

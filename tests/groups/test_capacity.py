@@ -6,47 +6,24 @@ import itertools
 from typing import Any
 
 import pytest
-import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dray.cluster import autoscaler
-from dray.cluster.autoscaler import Limits, NodeType
-from dray.cluster.connection import Cluster
-from dray.cluster.nodes import GPU_TYPE
+from dray.cluster.view import GPU_TYPE, ClusterView, Limits, NodeType
 from dray.config.resources import MAX_SHARES, Resources
 from dray.errors import ConfigError
 from dray.groups.capacity import Capacity, find_slots, gpu_types, groups_in, most_slots, slot_kind, slots_of
-from dray.groups.group import Slots
-
-HEAD = {autoscaler.HEAD: 1.0, "CPU": 4.0}
-GPU_NODE = {"CPU": 8.0, "GPU": 2.0}
-GPUS = Limits(types=(NodeType(resources=GPU_NODE, max_count=5),), max_count=3)
-UNKNOWN = Limits(types=None)
+from dray.groups.slots import Slots
+from tests.groups.clusters import GPU_NODE, GPUS, HEAD_NODE, UNKNOWN, cluster, gpus, node
 
 
-def node(resources: dict[str, float], *, alive: bool = True, gpu_type: str = "") -> dict[str, Any]:
-    """A node as Ray describes it."""
-    labels = {GPU_TYPE: gpu_type} if gpu_type else {}
-    return {"NodeID": "id", "NodeManagerAddress": "10.0.0.1", "Alive": alive, "Resources": resources, "Labels": labels}
+def groups_now(view: ClusterView, slots: Slots, max_slots: int | None = None) -> int:
+    return Capacity(view=view, slots=slots, max_slots=max_slots).groups_now
 
 
-class World:
-    """A cluster of these nodes."""
-
-    def __init__(self) -> None:
-        self.nodes: list[dict[str, float]] = [HEAD]
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World()
-    monkeypatch.setattr(ray, "nodes", lambda: [node(each) for each in world.nodes])
-    return world
-
-
-def slots(per_trial: int = 2, **fields: Any) -> Slots:
-    return Slots(per_trial=per_trial, gpu=True, cpus_per_slot=1, runtime_env={}, **fields)
+def grown(limits: Limits | None, slots: Slots, max_slots: int | None = None, view: ClusterView | None = None) -> float:
+    view = view or cluster(HEAD_NODE, limits=limits)
+    return Capacity(view=view, slots=slots, max_slots=max_slots).max_groups_after_scale_up
 
 
 @pytest.mark.parametrize(
@@ -94,109 +71,98 @@ def test_as_many_groups_fit_as_an_exhaustive_search_finds(nodes: list[int], slot
     assert not has_room(nodes, slots, most + 1, strategy)
 
 
-def test_a_grown_cluster_is_its_head_and_as_many_of_the_best_nodes_as_allowed(world: World) -> None:
+def test_a_grown_cluster_is_its_head_and_as_many_of_the_best_nodes_as_allowed() -> None:
     small = NodeType(resources={"CPU": 2}, max_count=10)
     large = NodeType(resources={"CPU": 16}, max_count=2)
-    assert most_slots("cpu", 1, Limits(types=(small, large), max_count=3)) == [4, 16, 16, 2]
-    assert most_slots("gpu", 1, GPUS) == [0, 2, 2, 2]
-    world.nodes = [HEAD, GPU_NODE, GPU_NODE]
-    assert most_slots("gpu", 1, GPUS) == [0, 2, 2, 2], "those that are there are among them"
-    assert most_slots("gpu", 1, None) == [0, 2, 2]
-    assert most_slots("gpu", 1, UNKNOWN) is None
+    both = Limits(types=(small, large), max_count=3)
+    assert most_slots(cluster(HEAD_NODE, limits=both), "cpu", 1) == [4, 16, 16, 2]
+    assert most_slots(cluster(HEAD_NODE, limits=GPUS), "gpu", 1) == [0, 2, 2, 2]
+    nodes = (HEAD_NODE, GPU_NODE, GPU_NODE)
+    assert most_slots(cluster(*nodes, limits=GPUS), "gpu", 1) == [0, 2, 2, 2], "those that are there are among them"
+    assert most_slots(cluster(*nodes), "gpu", 1) == [0, 2, 2]
+    assert most_slots(cluster(*nodes, limits=UNKNOWN), "gpu", 1) is None
 
 
-def test_nodes_that_no_autoscaler_started_count(world: World) -> None:
-    world.nodes = [HEAD, *[GPU_NODE] * 5]
-    assert sum(most_slots("gpu", 1, GPUS) or []) == 10
+def test_nodes_that_no_autoscaler_started_count() -> None:
+    assert sum(most_slots(cluster(HEAD_NODE, *[GPU_NODE] * 5, limits=GPUS), "gpu", 1) or []) == 10
 
 
-def test_the_kind_of_a_slot_depends_on_nodes_that_may_start(world: World) -> None:
-    assert slot_kind(None, GPUS) == "gpu"
-    assert slot_kind("cpu", GPUS) == "cpu"
-    assert slot_kind(None, None) == "cpu"
-    assert slot_kind(None, UNKNOWN) is None
-    assert slot_kind("gpu", UNKNOWN) == "gpu"
-    world.nodes = [HEAD, GPU_NODE]
-    assert slot_kind(None, UNKNOWN) == "gpu"
+def test_the_kind_of_a_slot_depends_on_nodes_that_may_start() -> None:
+    for asked, limits, kind in [
+        (None, GPUS, "gpu"), ("cpu", GPUS, "cpu"), (None, None, "cpu"), (None, UNKNOWN, None), ("gpu", UNKNOWN, "gpu")
+    ]:  # fmt: skip
+        assert slot_kind(asked, cluster(HEAD_NODE, limits=limits)) == kind
+    assert slot_kind(None, cluster(HEAD_NODE, GPU_NODE, limits=UNKNOWN)) == "gpu"
 
 
-def test_as_many_groups_fit_as_the_cluster_can_grow_to(world: World) -> None:
-    assert Capacity(slots(), GPUS).grown() == 3
-    assert Capacity(slots(), UNKNOWN).grown() == float("inf"), "the config is believed"
-    assert Capacity(slots(), None).grown() == 1
-    assert Capacity(slots(4), GPUS).grown() == 1
-    assert Capacity(slots(), GPUS).now() == 1, "the first one waits"
-    world.nodes = [HEAD, GPU_NODE, GPU_NODE]
-    assert Capacity(slots(), GPUS).now() == 2
+def test_as_many_groups_fit_as_the_cluster_can_grow_to() -> None:
+    assert [grown(limits, gpus(2)) for limits in (GPUS, None)] == [3, 1]
+    assert grown(UNKNOWN, gpus(2)) == float("inf"), "the config is believed"
+    assert grown(GPUS, gpus(4)) == 1
+    assert groups_now(cluster(HEAD_NODE), gpus(2)) == 1, "the first one waits"
+    assert groups_now(cluster(HEAD_NODE, GPU_NODE, GPU_NODE), gpus(2)) == 2
 
 
-def test_all_groups_together_have_at_most_max_slots(world: World) -> None:
-    world.nodes = [HEAD, *[GPU_NODE] * 5]
-    assert [Capacity(slots(), GPUS, most).now() for most in (2, 3, 4, 9, 99, None)] == [1, 1, 2, 4, 5, 5]
-    assert [Capacity(slots(), GPUS, most).grown() for most in (2, 5, 99)] == [1, 2, 5]
-    assert [Capacity(slots(), UNKNOWN, most).grown() for most in (2, 5, 99)] == [1, 2, 49]
-    world.nodes = [HEAD]
-    assert Capacity(slots(), GPUS, 4).grown() == 2, "nor does an autoscaler start nodes for them"
+def test_all_groups_together_have_at_most_max_slots() -> None:
+    five = cluster(HEAD_NODE, *[GPU_NODE] * 5, limits=GPUS)
+    assert [groups_now(five, gpus(2), most) for most in (2, 3, 4, 9, 99, None)] == [1, 1, 2, 4, 5, 5]
+    assert [grown(GPUS, gpus(2), most, five) for most in (2, 5, 99)] == [1, 2, 5]
+    assert [grown(UNKNOWN, gpus(2), most) for most in (2, 5, 99)] == [1, 2, 49]
+    assert grown(GPUS, gpus(2), 4) == 2, "nor does an autoscaler start nodes for them"
 
 
-def test_n_groups_fit_into_a_slot_that_they_share(world: World) -> None:
-    quarter = slots(1, shared_by=4)
-    world.nodes = [HEAD, GPU_NODE, {"CPU": 1.0, "GPU": 4.0}]
-    assert Capacity(quarter, None).now() == 4 * (2 + 1), "a slot has its CPUs, too"
-    assert Capacity(quarter, GPUS).grown() == 4 * 6
-    assert [Capacity(quarter, None, most).now() for most in (1, 2, 9)] == [4, 8, 12]
-    assert Capacity(quarter, UNKNOWN, 2).grown() == 8
+def test_n_groups_fit_into_a_slot_that_they_share() -> None:
+    quarter, nodes = gpus(shared_by=4), (HEAD_NODE, GPU_NODE, {"CPU": 1.0, "GPU": 4.0})
+    assert groups_now(cluster(*nodes), quarter) == 4 * (2 + 1), "a slot has its CPUs, too"
+    assert grown(GPUS, quarter, view=cluster(*nodes, limits=GPUS)) == 4 * 6
+    assert [groups_now(cluster(*nodes), quarter, most) for most in (1, 2, 9)] == [4, 8, 12]
+    assert grown(UNKNOWN, quarter, 2) == 8
 
 
-def test_slots_that_a_cluster_can_never_have_are_a_config_error(world: World) -> None:
-    world.nodes = [{"CPU": 2.0}, {"CPU": 2.0}]
-    cluster = Cluster(own=True, description="a Ray cluster")
-    assert find_slots(cluster, Resources(slots_per_trial=4), 4) == ("cpu", None)
-    with pytest.raises(ConfigError, match="5 slots requested, but a Ray cluster has, or can grow to, 4 cpu slots"):
-        find_slots(cluster, Resources(slots_per_trial=5), 5)
-    for kind in ("cpu", "gpu"):  # neither sends the user to the other
-        with pytest.raises(ConfigError, match="request fewer, or add nodes"):
-            find_slots(cluster, Resources(slots_per_trial=5, slot=kind), 5)
-    with pytest.raises(ConfigError, match=r"request fewer, or set resources\.slot: cpu"):
-        find_slots(cluster, Resources(slots_per_trial=4, slot="gpu"), 4)
-    with pytest.raises(ConfigError, match="1/4 slot requested, but a Ray cluster has, or can grow to, 0 cpu slots"):
-        find_slots(cluster, Resources(slots_per_trial=0.25, cpus_per_slot=4), 1)
-    with pytest.raises(ConfigError, match="3 slots requested on one node"):
-        find_slots(cluster, Resources(slots_per_trial=3, placement_strategy="STRICT_PACK"), 3)
+@pytest.mark.parametrize(
+    ("asked", "least", "fault"),
+    [
+        ({"slots_per_trial": 5}, 5, "5 slots requested, but a cluster has, or can grow to, 4 cpu slots"),
+        # Neither kind sends the user to the other.
+        ({"slots_per_trial": 5, "slot": "cpu"}, 5, "request fewer, or add nodes"),
+        ({"slots_per_trial": 5, "slot": "gpu"}, 5, "request fewer, or add nodes"),
+        ({"slots_per_trial": 4, "slot": "gpu"}, 4, r"request fewer, or set resources\.slot: cpu"),
+        ({"slots_per_trial": 0.25, "cpus_per_slot": 4}, 1, "1/4 slot requested, .* can grow to, 0 cpu slots"),
+        ({"slots_per_trial": 3, "placement_strategy": "STRICT_PACK"}, 3, "3 slots requested on one node"),
+    ],
+)
+def test_slots_that_a_cluster_can_never_have_are_a_config_error(asked: Any, least: int, fault: str) -> None:
+    view = cluster({"CPU": 2.0}, {"CPU": 2.0})
+    assert find_slots(view, Resources(slots_per_trial=4), 4, "a cluster") == "cpu"
+    with pytest.raises(ConfigError, match=fault):
+        find_slots(view, Resources(**asked), least, "a cluster")
 
 
 # ------------------------------------------------------------------------------------------------- types of GPUs
-@pytest.fixture
-def two_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes, each with one GPU of another type."""
-    nodes = [node({"CPU": 4.0, "GPU": 1.0}, gpu_type=each) for each in ("A100", "L4")]
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+TWO_TYPES = ClusterView(nodes=tuple(node({"CPU": 4.0, "GPU": 1.0}, gpu_type) for gpu_type in ("A100", "L4")))
 
 
 def asks(*types: str, slots: int = 1) -> Resources:
     return Resources.model_validate({"slot_type": list(types), "slots_per_trial": slots})
 
 
-@pytest.mark.usefixtures("two_types")
 def test_only_gpus_of_the_types_asked_for_count_and_all_of_a_group_are_of_one() -> None:
     for types, per_trial, expected in [((), 1, 2), (("L4",), 1, 1), (("L4", "A100"), 1, 2), ((), 2, 1)]:
-        assert Capacity(slots(per_trial, gpu_types=types), None).now() == expected
+        assert groups_now(TWO_TYPES, gpus(per_trial, gpu_types=types)) == expected
     with pytest.raises(ConfigError, match="2 slots requested"):  # one on each would be of two types
-        find_slots(Cluster(own=True, description="the cluster"), asks("L4", "A100", slots=2), 2)
+        find_slots(TWO_TYPES, asks("L4", "A100", slots=2), 2, "the cluster")
 
 
-@pytest.mark.usefixtures("two_types")
 def test_types_that_the_cluster_cannot_have_are_left_out_and_an_error_if_none_is_left() -> None:
-    cluster = Cluster(own=True, description="the cluster")
-    assert gpu_types(asks("H100", "L4"), None) == ("L4",)
+    assert gpu_types(asks("H100", "L4"), TWO_TYPES) == ("L4",)
     with pytest.raises(ConfigError, match=r"has no such GPUs, and can start none; .* of its nodes: A100, L4"):
-        find_slots(cluster, asks("H100"), 1)
+        find_slots(TWO_TYPES, asks("H100"), 1, "the cluster")
     h100 = NodeType(resources=GPU_NODE, max_count=5, labels={GPU_TYPE: "H100"})
-    grown = Limits(types=(h100,), max_count=3)
-    assert gpu_types(asks("H100", "L4"), grown) == ("H100", "L4")
-    assert Capacity(slots(1, gpu_types=("H100", "L4")), grown).grown() == 6
-    assert Capacity(slots(2, gpu_types=("H100", "L4")), grown).grown() == 3
-    assert gpu_types(asks("H100", "L4"), UNKNOWN) == ("H100", "L4"), "Kubernetes does not tell the labels"
+    may_grow = ClusterView(nodes=TWO_TYPES.nodes, limits=Limits(types=(h100,), max_count=3))
+    assert gpu_types(asks("H100", "L4"), may_grow) == ("H100", "L4")
+    assert [grown(None, gpus(each, gpu_types=("H100", "L4")), view=may_grow) for each in (1, 2)] == [6, 3]
+    unknown = ClusterView(nodes=TWO_TYPES.nodes, limits=UNKNOWN)
+    assert gpu_types(asks("H100", "L4"), unknown) == ("H100", "L4"), "Kubernetes does not tell the labels"
 
 
 @pytest.mark.parametrize("gpu", [True, False])

@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
+from itertools import pairwise
 
 import pytest
 
-from dray.groups import elastic as elastic_module
-from dray.groups.elastic import Elastic
-from dray.groups.group import Slots
+from dray.groups.effects import Release, Reserve
+from dray.groups.elastic import SETTLE_S, TAKEN_S, Elastic
+from tests.groups.clusters import cluster, cpus
 
 SIZES = (1, 2, 4)
-SLOTS = Slots(per_trial=1, gpu=False, cpus_per_slot=1, runtime_env={})
 
 
 class World:
-    """Free slots, which placement groups take as Ray's do: each as a whole, or it is pending."""
+    """Free slots, which reservations take as Ray's placement groups do: each step as a whole, or it is pending."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int = 0, sizes: tuple[int, ...] = SIZES) -> None:
         self.now = 100.0
-        self.nodes = self.free = 0
-        self.pending: list[tuple[str, int]] = []
-        self.created: dict[str, int] = {}
+        self.nodes = self.free = slots
+        self.steps: dict[int, list[tuple[int, bool]]] = {}
+        """By reservation that is held: the slots of each step, and whether it has them."""
+        self.elastic = Elastic(sizes, self._perform)
 
-    def placement_group(self, bundles: Sequence[dict[str, float]], *, name: str, bundle_label_selector: Any) -> Any:
-        assert bundle_label_selector is None
-        assert all(bundle == SLOTS.resources for bundle in bundles)
-        self.pending.append((name, len(bundles)))
-        self.schedule()
-        return SimpleNamespace(id=name, bundle_count=len(bundles))
-
-    def remove(self, group: Any) -> None:
-        self.pending = [each for each in self.pending if each[0] != group.id]
-        self.free += self.created.pop(group.id, 0)
-        self.schedule()
-
-    def table(self, group: Any) -> dict[str, str]:
-        return {"state": "CREATED" if group.id in self.created else "PENDING"}
+    def _perform(self, effect: Reserve | Release) -> None:
+        if isinstance(effect, Reserve):
+            assert effect.slots == cpus()
+            self.steps[effect.room] = [(more - less, False) for less, more in pairwise(effect.sizes)]
+        else:
+            self.free += sum(slots for slots, has in self.steps.pop(effect.room) if has)
 
     def schedule(self) -> None:
-        for name, slots in list(self.pending):
-            if slots <= self.free:
-                self.pending.remove((name, slots))
-                self.free -= slots
-                self.created[name] = slots
+        for room, steps in self.steps.items():
+            for number, (slots, has) in enumerate(steps):
+                if not has and slots <= self.free:
+                    self.free -= slots
+                    steps[number] = slots, True
+            self.elastic.reserved(room, sum(slots for slots, has in steps if has))
 
     def join(self, slots: int) -> None:
         """A node with so many slots."""
@@ -53,115 +44,124 @@ class World:
         self.free += slots
         self.schedule()
 
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def start(self, elastic: Elastic, *, takes_s: float = 10.0) -> int:
-        """A group, up after so long; 0 if there are no resources for it."""
-        size = elastic.start({})
-        assert not self.pending, "a start leaves nothing behind"
-        if size > self.free:
-            return 0
-        self.free -= size
-        elastic.arrived()
-        self.now += takes_s
-        elastic.ready()
+    def size(self) -> int:
+        """Of a group that starts; it has no slots yet."""
+        self.elastic.start(cpus(), self.now)
+        assert not self.elastic.size_when_stable(None, self.now), "the cluster was not seen yet"
+        self.schedule()
+        while not (size := self.elastic.size_when_stable(cluster({"CPU": float(self.nodes)}), self.now)):
+            self.now += 0.05
+        assert not self.steps, "all of it is for the group"
         return size
 
+    def start(self, *, takes_s: float = 10.0) -> int:
+        """A group, up after so long; 0 if there are no resources for it."""
+        if (size := self.size()) > self.free:
+            return 0
+        self.free -= size
+        self.elastic.arrived(self.now)
+        self.now += takes_s
+        self.elastic.ready(self.now)
+        return size
 
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World()
-    monkeypatch.setattr(elastic_module, "placement_group", world.placement_group)
-    monkeypatch.setattr(elastic_module, "placement_group_table", world.table)
-    monkeypatch.setattr(elastic_module, "remove_placement_group", world.remove)
-    monkeypatch.setattr(elastic_module, "lasting_slots", lambda slots: world.nodes)
-    monkeypatch.setattr(elastic_module, "time", SimpleNamespace(monotonic=lambda: world.now, sleep=world.sleep))
-    return world
+    def grows_to(self) -> int:
+        return self.elastic.may_grow(self.now)
 
 
 @pytest.mark.parametrize(("slots", "size"), [(1, 1), (2, 2), (3, 2), (4, 4), (9, 4)])
-def test_a_group_starts_with_the_largest_size_that_fits(world: World, slots: int, size: int) -> None:
-    world.join(slots)
-    assert Elastic(SLOTS, SIZES, name="run").start({}) == size
-    assert (world.free, world.pending, world.created) == (slots, [], {}), "all of it is for the group"
+def test_a_group_starts_with_the_largest_size_that_fits(slots: int, size: int) -> None:
+    world = World(slots)
+    assert world.size() == size
+    assert (world.free, world.now) == (slots, 100.0), "at once"
 
 
-def test_slots_that_others_use_are_not_waited_for_long(world: World) -> None:
-    world.join(4)
+def test_slots_that_others_use_are_not_waited_for_long() -> None:
+    world = World(4)
     world.free = 3
-    assert Elastic(SLOTS, SIZES, name="run").start({}) == 2
-    assert world.now < 100 + 2 * elastic_module.SETTLE_S
+    assert world.size() == 2
+    assert 100 + SETTLE_S <= world.now < 100 + 2 * SETTLE_S
 
 
-def test_without_room_the_smallest_size_waits(world: World) -> None:
-    elastic = Elastic(SLOTS, (2, 4), name="run")
-    assert elastic.start({}) == 2
-    assert not elastic.may_grow(), "nothing is asked for a group that is yet to come"
-    assert not world.pending
+def test_slots_of_nodes_that_will_be_removed_are_not_waited_for() -> None:
+    elastic = Elastic(SIZES, lambda effect: None)
+    elastic.start(cpus(), 0.0)
+    elastic.reserved(1, 1)
+    assert elastic.size_when_stable(cluster({"CPU": 4.0}), 0.0) == 0
+    assert elastic.size_when_stable(cluster({"CPU": 4.0}, draining=frozenset({"id"})), 0.0) == 1
 
 
-def test_a_group_grows_once_room_is_held_and_it_has_trained_as_long_as_its_start_took(world: World) -> None:
-    world.join(1)
-    elastic = Elastic(SLOTS, SIZES, name="run")
-    assert world.start(elastic, takes_s=10) == 1
-    assert not elastic.may_grow()
-    assert [slots for _, slots in world.pending] == [1, 2], "what an autoscaler sees: from 1 to 2, and from 2 to 4"
+def test_without_room_the_smallest_size_waits() -> None:
+    world = World(sizes=(2, 4))
+    assert world.size() == 2
+    assert not world.grows_to(), "nothing is asked for a group that is yet to come"
+    assert not world.steps
+
+
+def test_a_group_grows_once_room_is_held_and_it_has_trained_as_long_as_its_start_took() -> None:
+    world = World(1)
+    assert world.start(takes_s=10) == 1
+    assert not world.grows_to()
+    [asked] = world.steps.values()
+    assert asked == [(1, False), (2, False)], "what an autoscaler sees: from 1 to 2, and from 2 to 4"
     world.join(1)
     assert world.free == 0, "held, so that nobody else takes it meanwhile"
     world.now += 9.9
-    assert not elastic.may_grow()
+    assert not world.grows_to()
     world.now += 0.2
-    assert elastic.may_grow() == 2
-    assert not elastic.may_grow(), "told once"
+    assert world.grows_to() == 2
+    assert not world.grows_to(), "told once"
     world.free += 1  # the group has ended
-    assert world.start(elastic) == 2
+    assert world.start() == 2
+    assert not world.grows_to()
     world.join(1)
     world.now += 11
-    assert not elastic.may_grow(), "three are of no use"
+    assert not world.grows_to(), "three are of no use"
     world.join(1)
-    assert elastic.may_grow() == 4
+    assert world.grows_to() == 4
     world.free += 2
-    assert world.start(elastic) == 4
+    assert world.start() == 4
     world.now += 11
-    assert not elastic.may_grow()
-    assert not world.pending, "there is no larger size"
+    assert not world.grows_to()
+    assert not world.steps, "there is no larger size"
 
 
-def test_the_boot_of_a_machine_does_not_count_as_the_groups_start(world: World) -> None:
-    elastic = Elastic(SLOTS, SIZES, name="run")
-    assert elastic.start({}) == 1
+def test_the_boot_of_a_machine_does_not_count_as_the_groups_start() -> None:
+    world = World()
+    assert world.size() == 1
     world.now += 600
     world.join(2)
-    elastic.arrived()
+    world.elastic.arrived(world.now)
     world.now += 5
-    elastic.ready()
+    world.elastic.ready(world.now)
     world.free -= 1
-    assert not elastic.may_grow()
+    assert not world.grows_to()
+    world.schedule()
     world.now += 5.1
-    assert elastic.may_grow() == 2
+    assert world.grows_to() == 2
 
 
-def test_a_group_that_waits_for_slots_that_others_took_makes_way_for_a_smaller_one(world: World) -> None:
-    world.join(2)
-    elastic = Elastic(SLOTS, SIZES, name="run")
-    assert elastic.start({}) == 2
+def test_a_group_that_waits_for_slots_that_others_took_makes_way_for_a_smaller_one() -> None:
+    world = World(2)
+    assert world.size() == 2
     world.free = 1
-    world.now += elastic_module.TAKEN_S - 1
-    assert not elastic.may_shrink()
+    world.now += TAKEN_S - 1
+    assert not world.elastic.may_shrink(world.now)
     world.now += 2
-    assert elastic.may_shrink()
-    assert elastic.start({}) == 1
-    world.now += elastic_module.TAKEN_S + 1
-    assert not elastic.may_shrink(), "there is no smaller size"
+    assert world.elastic.may_shrink(world.now)
+    assert world.size() == 1
+    world.now += TAKEN_S + 1
+    assert not world.elastic.may_shrink(world.now), "there is no smaller size"
 
 
-def test_no_slots_are_held_after_the_end(world: World) -> None:
+def test_reports_of_a_released_reservation_and_a_second_end_are_ignored() -> None:
+    world = World(1)
+    world.start()
+    world.grows_to()
     world.join(1)
-    elastic = Elastic(SLOTS, SIZES, name="run")
-    world.start(elastic)
-    world.join(1)
-    elastic.may_grow()
-    assert world.created
-    elastic.close()
-    assert (world.pending, world.created) == ([], {})
+    assert world.steps
+    world.elastic.reserved(1, 4)  # that of the start
+    world.now += 11
+    assert world.grows_to() == 2
+    for _ in range(2):
+        world.elastic.close()
+    assert (world.steps, world.free) == ({}, 1), "no slots are held after the end"

@@ -1,619 +1,491 @@
-"""How many worker groups a run has, and when they start and end, without Ray: nodes, times and events are given."""
+"""How many worker groups a run has, and when they start and end: nodes, times and events are given."""
 
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
-from dray.cluster.nodes import GPU_TYPE, NODE_ID
+from dray.cluster.view import GPU_TYPE, NODE_ID, ClusterView, Limits
 from dray.desk.failure import Failure
-from dray.desk.messages import TrialLeft
+from dray.desk.messages import GroupEnded, GroupReady, ReportReceived, TrialLeft, WorkerArrived
 from dray.display.counts import Counts
-from dray.groups.capacity import Capacity
-from dray.groups.group import Slots
-from dray.groups.pool import IDLE_S, IN_TURN_S, LOOK_S, MAX_FAILED_STARTS, START_EVERY_S, START_SLOWLY_EVERY_S, Groups
-from dray.records.timeline import FILE, Timeline
-from tests.groups.test_capacity import node
+from dray.groups.effects import (
+    ClusterSeen,
+    EndGroup,
+    Fail,
+    GroupPlaced,
+    GroupsEffect,
+    LookAtCluster,
+    NodesDrain,
+    Release,
+    Reserve,
+    Say,
+    ShellFailed,
+    ShowWaiting,
+    SlotsReserved,
+    StartGroup,
+)
+from dray.groups.elastic import TAKEN_S
+from dray.groups.pool import IDLE_S, IN_TURN_S, LOOK_S, MAX_FAILED_STARTS, Groups, GroupsPlan
+from dray.groups.slots import Slots
+from tests.groups.clusters import cpus, node
 
 
-class FakeGroup:
-    """A worker group that starts and ends when a test says so."""
-
-    def __init__(self, name: str, start: int, slots: Slots) -> None:
-        self.name, self.start, self.slots = name, start, slots
-        self.is_placed, self.nodes = True, frozenset[str]()
-        self.was_ended = self.was_waited_for = False
-
-    def end(self) -> None:
-        self.was_ended = True
-
-    def ended(self, by: float) -> bool:
-        self.was_waited_for = not self.was_ended
-        return True
-
-    def join(self, by: float) -> None:
-        assert self.was_ended
-
-
-class Calls:
-    """An actor that notes what it is told."""
+class FakeDesk:
+    """Notes what it is told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
 
-    def __getattr__(self, method: str) -> Any:
-        class Remote:
-            @staticmethod
-            def remote(*arguments: Any) -> None:
-                self.told.append((method, *arguments))
+    def drain(self, group: str) -> None:
+        self.told.append(("drain", group))
 
-        return Remote
+    def retire_idle(self, owner: str, count: int) -> None:
+        self.told.append(("retire_idle", owner, count))
 
-
-class Said:
-    """A display that keeps what is said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.waits_for = ""
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-    def waits(self, told: str) -> None:
-        self.waits_for = told
+    def shrink(self, owner: str, keep: int, *, at_once: bool) -> None:
+        self.told.append(("shrink", owner, keep, at_once))
 
 
 class World:
-    """A cluster of nodes with so many CPUs each, an experiment with so many trials to run, and its groups."""
+    """A cluster of nodes with so many CPUs each, its groups, and an experiment with so many trials to run."""
 
-    def __init__(self, directory: Path, cpus: list[int], *, own: bool, slots: int = 1) -> None:
+    def __init__(
+        self,
+        *nodes: int,
+        own: bool = True,
+        slots: Slots = cpus(),  # noqa: B008 - frozen
+        limits: Limits | None = None,
+        starts: Iterator[int] | None = None,
+        **plan: Any,
+    ) -> None:
         self.now, self.trials = 100.0, 0
-        self.nodes, self.own, self.directory = cpus, own, directory
-        self.slots = Slots(per_trial=slots, gpu=False, cpus_per_slot=1, runtime_env={})
-        self.made: list[FakeGroup] = []
+        self.nodes, self.limits = [node({"CPU": float(each)}, name=str(at)) for at, each in enumerate(nodes)], limits
+        self.has_slots = True
+        """Whether groups that start get their slots before the next step."""
+        self.started: list[StartGroup] = []
         """All groups that were ever started."""
-        self.desk, self.display, self.counts = Calls(), Said(), Counts()
-        self.timeline = Timeline(directory)
-
-    def groups(self, **fields: Any) -> Groups:
-        display: Any = self.display
-        options: dict[str, Any] = {
-            "capacity": Capacity(self.slots, None),
-            "elastic": None,
-            "runnable": lambda: self.trials,
-            **fields,
-        }
-        return Groups(
-            self._make,
+        self.ended: list[tuple[str, int]] = []
+        self.lines: list[str] = []
+        self.error = ""
+        self.waits_for = ""
+        self.looks = 0
+        self.rooms: dict[int, Reserve] = {}
+        self.desk: Any = FakeDesk()
+        self.counts = Counts()
+        self._to_place: list[StartGroup] = []
+        self._asked: LookAtCluster | None = None
+        self._up = set[int]()
+        made = GroupsPlan(owner="run", slots=slots, own_cluster=own, **plan)
+        self.groups = Groups(
+            made,
+            self._view(),
+            self.now,
             desk=self.desk,
-            owner="run",
-            slots=self.slots,
-            own_cluster=self.own,
+            emit=self._perform,
             counts=self.counts,
-            timeline=self.timeline,
-            display=display,
-            experiment=self.directory,
-            **options,
+            names=starts or itertools.count(),
+            starts=starts or itertools.count(1),
         )
 
-    def _make(self, name: str, start: int, slots: Slots) -> Any:
-        self.made.append(FakeGroup(name, start, slots))
-        return self.made[-1]
+    def _view(self) -> ClusterView:
+        waiting = self._asked is not None and self._asked.waiting
+        return ClusterView(nodes=tuple(self.nodes), limits=self.limits, free={} if waiting else None)
+
+    def _perform(self, effect: GroupsEffect) -> None:
+        match effect:
+            case StartGroup():
+                self.started.append(effect)
+                self._to_place.append(effect)
+            case EndGroup():
+                self.ended.append((effect.group, effect.start))
+            case Reserve():
+                self.rooms[effect.room] = effect
+            case Release():
+                del self.rooms[effect.room]
+            case LookAtCluster():
+                assert self._asked is None, "one after the other"
+                self._asked = effect
+            case Say():
+                self.lines.append(effect.line)
+            case ShowWaiting():
+                self.waits_for = effect.status
+            case Fail():
+                self.error = effect.error
+
+    def on(self, *events: Any) -> World:
+        for event in events:
+            self.groups.on(event, self.now)
+        return self
+
+    def step(self, trials: int | None = None) -> World:
+        """What follows at once from what has happened; from now on there are so many trials."""
+        self.trials = self.trials if trials is None else trials
+        for start in self._to_place if self.has_slots else ():
+            self.on(GroupPlaced(group=start.group, start=start.start))
+        self._to_place.clear()
+        self.groups.reconcile(self.trials, self.now)
+        if self._asked is not None:
+            self.looks += 1
+            view, self._asked = self._view(), None
+            self.on(ClusterSeen(view)).groups.reconcile(self.trials, self.now)
+        return self
+
+    def later(self, seconds: float) -> World:
+        """A time in which nothing happens."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + 0.25)
+            self.step()
+        return self
+
+    def comes_up(self, *names: str, on: str = "0") -> World:
+        """These groups can train; by default all that start."""
+        for start in self.started:
+            is_over = start.start in self._up or (start.group, start.start) in self.ended
+            if not is_over and (start.group in names or not names):
+                self._up.add(start.start)
+                self.on(WorkerArrived(group=start.group, start=start.start, node=on))
+                self.on(GroupReady(group=start.group, start=start.start))
+        return self
+
+    def trains(self) -> World:
+        return self.on(ReportReceived(lease=1, trial=0, rows=(), step=None, warning=""))
+
+    def bring_up(self, count: int) -> World:
+        """As many trials, each in a group that trains."""
+        self.step(count)
+        while self.groups.ready_count < count:
+            self.comes_up().step()
+        return self
+
+    def ends(self, start: StartGroup, *, lost: bool = False, error: str = "") -> World:
+        """It has ended by itself."""
+        dead = (0,) if lost and not error else ()
+        return self.on(GroupEnded(group=start.group, start=start.start, dead=dead, error=error))
 
     @property
     def names(self) -> list[str]:
-        return [group.name for group in self.made]
-
-    def later(self, groups: Groups, seconds: float) -> None:
-        """A time in which nothing happens."""
-        self.now += seconds
-        groups.reconcile()
-
-
-def started(world: World, *, trials: int) -> tuple[World, Groups]:
-    """With its first groups for so many trials."""
-    groups = world.groups()
-    world.trials = trials
-    groups.start()
-    return world, groups
-
-
-def comes_up(groups: Groups, group: str) -> None:
-    groups.worker_arrived()
-    groups.ready(group)
-
-
-def bring_up(world: World, groups: Groups, count: int) -> None:
-    """As many trials, each in a group that trains."""
-    world.trials = count
-    while groups.ready_count < count:
-        groups.start()
-        for name in world.names:
-            comes_up(groups, name)
-
-
-def ends(groups: Groups, group: FakeGroup, *, lost: bool = False, error: str = "") -> None:
-    """It has ended by itself."""
-    groups.ended(group.name, group.start, is_lost=lost or bool(error), error=error)
-
-
-@pytest.fixture
-def worlds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    worlds: list[World] = []
-
-    def make(*cpus: int, own: bool = True, slots: int = 1) -> World:
-        world = World(tmp_path, list(cpus), own=own, slots=slots)
-        worlds.append(world)
-        for module in ("dray.groups.pool", "dray.groups.waiting"):
-            monkeypatch.setattr(f"{module}.time.monotonic", lambda: world.now)
-        monkeypatch.setattr(ray, "nodes", lambda: [node({"CPU": float(each)}) for each in world.nodes])
-        monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": float(sum(world.nodes))})
-        monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 0.0})
-        return world
-
-    yield make
-    for world in worlds:
-        world.timeline.close()
+        return [start.group for start in self.started]
 
 
 # ------------------------------------------------------------------------------------------- on a machine of our own
-def test_there_are_no_more_groups_than_trials_or_than_fit(worlds: Any) -> None:
-    world, groups = started(worlds(32), trials=3)
+def test_there_are_no_more_groups_than_trials_or_than_fit() -> None:
+    world = World(32).step(3)
     assert world.names == ["group-0", "group-1", "group-2"]
-    world.trials = 50
-    groups.trains()
-    for _ in range(20):
-        for name in world.names:
-            comes_up(groups, name)
-        world.later(groups, 2 * START_EVERY_S)
-    assert groups.count == groups.ready_count == len(world.made) == 32
+    world.trains().bring_up(32).step(50)
+    assert world.groups.count == len(world.started) == 32
+    assert world.looks == 0, "its own machine does not change"
 
 
-def test_on_few_cores_the_first_group_trains_before_another_starts(worlds: Any) -> None:
-    world, groups = started(worlds(2), trials=9)
-    world.later(groups, 4)
-    comes_up(groups, "group-0")
-    world.later(groups, 2)
-    assert (groups.count, groups.ready_count) == (1, 1), "it has nothing to show yet"
-    groups.trains()
-    world.later(groups, 5)
-    assert groups.count == 1
-    world.later(groups, 2)
-    assert groups.count == 2, "it has trained for as long as it took to come to that"
+def test_on_few_cores_the_first_group_trains_before_another_starts() -> None:
+    world = World(2).step(9)
+    world.later(4).comes_up("group-0").later(2)
+    assert (world.groups.count, world.groups.ready_count) == (1, 1), "it has nothing to show yet"
+    world.trains().later(5)
+    assert world.groups.count == 1
+    world.later(2)
+    assert world.groups.count == 2, "it has trained for as long as it took to come to that"
 
 
-def test_others_start_even_if_the_first_group_does_not_train(worlds: Any) -> None:
-    world, groups = started(worlds(2), trials=9)
-    comes_up(groups, "group-0")
-    world.later(groups, IN_TURN_S + 1)
-    assert groups.count == 2
+def test_others_start_even_if_the_first_group_does_not_train() -> None:
+    world = World(2).step(9).comes_up("group-0").later(IN_TURN_S - 1)
+    assert world.groups.count == 1
+    assert world.later(1).groups.count == 2
 
 
-def test_groups_of_a_large_machine_start_several_at_once(worlds: Any) -> None:
-    world, groups = started(worlds(16), trials=16)
-    assert groups.count == 4
-    world.later(groups, START_SLOWLY_EVERY_S + 1)
-    assert groups.count == 4, "they are still starting, on a quarter of its cores"
-    comes_up(groups, "group-2")
-    groups.trains()
-    groups.reconcile()
-    assert groups.count == 5, "the next one at once"
+def test_groups_of_a_large_machine_start_several_at_once() -> None:
+    world = World(16).step(16).later(IN_TURN_S + 1)
+    assert world.groups.count == 4, "they are still starting, on a quarter of its cores"
+    world.comes_up("group-2").trains().step()
+    assert world.groups.count == 5, "the next one at once"
 
 
 # ------------------------------------------------------------------------------------------------ groups that end
-def test_a_group_that_ends_is_freed_and_replaced_at_once(worlds: Any) -> None:
-    world, groups = started(worlds(1), trials=2)
-    [first] = world.made
-    ends(groups, first, error="no file descriptors")
-    groups.reconcile()
-    assert first.was_ended, "its slots are free"
-    assert world.display.lines == ["worker group group-0 ended: no file descriptors"]
-    assert [(group.name, group.start) for group in world.made] == [("group-0", 1), ("group-0", 2)]
-    assert (groups.count, groups.ready_count, groups.error) == (1, 0, None)
-    ends(groups, first, lost=True)
-    groups.reconcile()
-    assert len(world.made) == 2, "it was the one before"
+def test_a_group_that_ends_is_freed_and_replaced_at_once() -> None:
+    world = World(1).step(2)
+    [first] = world.started
+    world.ends(first, error="no file descriptors").step()
+    assert world.ended == [("group-0", 1)], "its slots are free"
+    assert world.lines == ["worker group group-0 ended: no file descriptors"]
+    assert [(start.group, start.start) for start in world.started] == [("group-0", 1), ("group-0", 2)]
+    assert (world.groups.count, world.groups.ready_count, world.error) == (1, 0, "")
+    late = GroupPlaced(group="group-0", start=1), GroupReady(group="group-0", start=1)
+    world.ends(first, lost=True).on(*late, WorkerArrived(group="group-0", start=1, node="0")).step()
+    assert (len(world.started), world.groups.ready_count) == (2, 0), "they are of the start before"
 
 
-def test_a_group_that_ended_is_not_replaced_if_no_trial_needs_it(worlds: Any) -> None:
-    world, groups = started(worlds(4, own=False), trials=1)
-    comes_up(groups, "group-0")
-    world.trials = 0
-    ends(groups, world.made[0])
-    world.later(groups, LOOK_S)
-    assert (groups.count, world.counts.groups_lost, world.display.lines) == (0, 0, [])
+def test_a_group_that_ended_is_not_replaced_if_no_trial_needs_it() -> None:
+    world = World(4, own=False).step(1).comes_up()
+    world.ends(world.started[0]).step(0).later(LOOK_S)
+    assert (world.groups.count, world.counts.groups_lost, world.lines) == (0, 0, [])
 
 
-def test_a_group_that_keeps_dying_without_a_trial_ends_the_experiment(worlds: Any) -> None:
-    world, groups = started(worlds(1), trials=1)
-    comes_up(groups, "group-0")
-    groups.trial_left("group-0")
+def test_a_group_that_keeps_dying_without_a_trial_ends_the_experiment() -> None:
+    world = World(1).step(1).comes_up().on(TrialLeft(lease=1, group="group-0", trial=0, outcome="completed"))
     for number in range(MAX_FAILED_STARTS):
-        assert groups.error is None
-        comes_up(groups, "group-0")
-        ends(groups, world.made[-1], lost=True, error="no file descriptors" if number else "")
-        groups.reconcile()
-    assert f"group-0 was started {MAX_FAILED_STARTS} times and never finished a trial" in str(groups.error)
-    assert "because no file descriptors" in str(groups.error)
-    assert str(world.directory) in str(groups.error), "it says how to go on"
-    assert (world.counts.groups_started, world.counts.groups_lost) == (MAX_FAILED_STARTS + 1, MAX_FAILED_STARTS)
-    assert len(world.made) == MAX_FAILED_STARTS, "and no other is started"
+        assert not world.error
+        world.ends(world.started[-1], lost=True, error="no file descriptors" if number else "").step().comes_up()
+    assert f"group-0 was started {MAX_FAILED_STARTS} times and never finished a trial" in world.error
+    assert "because no file descriptors" in world.error
+    assert (world.counts.groups_started, world.counts.groups_lost) == (MAX_FAILED_STARTS, MAX_FAILED_STARTS)
+    assert len(world.started) == MAX_FAILED_STARTS, "and no other is started"
 
 
-def test_a_trial_that_leaves_resets_the_failed_starts_of_its_group(worlds: Any) -> None:
-    world, groups = started(worlds(1), trials=2)
+@pytest.mark.parametrize("lost", [True, False])
+def test_starts_that_had_a_trial_or_ended_on_purpose_are_no_failed_starts(lost: bool) -> None:
+    world = World(1).step(2)
     for _ in range(3 * MAX_FAILED_STARTS):
-        comes_up(groups, "group-0")
-        groups.trial_left("group-0")
-        ends(groups, world.made[-1], lost=True)
-        groups.reconcile()
-    assert groups.error is None
+        world.comes_up()
+        if lost:
+            world.on(TrialLeft(lease=1, group="group-0", trial=0, outcome="completed"))
+        world.ends(world.started[-1], lost=lost).step()
+    assert (world.error, world.groups.count) == ("", 1)
+    assert world.counts.groups_lost == (3 * MAX_FAILED_STARTS if lost else 0)
 
 
-def test_groups_that_are_replaced_on_purpose_are_not_lost(worlds: Any) -> None:
-    world, groups = started(worlds(1), trials=2)
-    for _ in range(2 * MAX_FAILED_STARTS):
-        comes_up(groups, "group-0")
-        ends(groups, world.made[-1])
-        groups.reconcile()
-    assert (groups.error, world.counts.groups_lost, groups.count) == (None, 0, 1)
+def test_a_shell_that_fails_ends_the_experiment() -> None:
+    error = World(1).step(1).on(ShellFailed(OSError("no threads"))).error
+    assert error == "worker groups can't be started or ended: OSError('no threads')"
 
 
 # ------------------------------------------------------------------------------------------- on a cluster of others
-def test_groups_that_wait_for_nodes_end_before_those_with_nodes(worlds: Any) -> None:
-    world = worlds(4, own=False)
-    groups = world.groups()
-    bring_up(world, groups, 3)
-    ends(groups, world.made[1], lost=True)
-    groups.reconcile()
-    world.made[3].is_placed = False  # its node is gone
-    world.trials = 1
-    for _ in range(2):
-        world.later(groups, IDLE_S + LOOK_S)
-    assert [group.name for group in world.made if group.was_ended] == ["group-1", "group-1"]
-    assert world.desk.told[-1] == ("retire_idle", "run", 1), "the desk knows which of the others has nothing to do"
-    ends(groups, world.made[2])
-    world.later(groups, LOOK_S)
-    assert (groups.count, len(world.made)) == (1, 4)
+def test_groups_that_wait_for_nodes_end_before_those_with_nodes() -> None:
+    world = World(4, own=False).bring_up(3)
+    world.has_slots = False  # its node is gone
+    world.ends(world.started[1], lost=True).later(LOOK_S).step(1).later(IDLE_S + 2 * LOOK_S)
+    assert world.ended == [("group-1", 2), ("group-1", 4)]
+    assert world.desk.told == [("retire_idle", "run", 1)], "the desk knows which of the others has nothing to do"
+    world.ends(world.started[2]).later(LOOK_S)
+    assert (world.groups.count, len(world.started)) == (1, 4)
 
 
-def test_idle_groups_are_retired_after_a_while_except_one(worlds: Any) -> None:
-    world = worlds(4, own=False)
-    groups = world.groups()
-    bring_up(world, groups, 4)
-    world.trials = 2
-    world.later(groups, LOOK_S)
-    world.later(groups, IDLE_S)
-    assert world.desk.told == []
-    world.later(groups, LOOK_S)
-    assert world.desk.told == [("retire_idle", "run", 2)]
-    world.later(groups, LOOK_S)
-    assert len(world.desk.told) == 1, "once"
-    world.trials = 0
-    world.later(groups, IDLE_S + LOOK_S)
+def test_idle_groups_are_retired_after_a_while_except_one() -> None:
+    world = World(4, own=False).bring_up(4).step(2).later(LOOK_S)
+    assert world.later(IDLE_S - 1).desk.told == []
+    assert world.later(2 * LOOK_S).desk.told == [("retire_idle", "run", 2)]
+    assert len(world.later(LOOK_S).desk.told) == 1, "once"
+    world.step(0).later(IDLE_S + 3 * LOOK_S)
     assert world.desk.told[1:] == [("retire_idle", "run", 3)]
 
 
-def test_groups_that_are_soon_needed_again_stay(worlds: Any) -> None:
-    world = worlds(4, own=False)
-    groups = world.groups()
-    bring_up(world, groups, 4)
-    for world.trials in (2, 4) * 10:
-        world.later(groups, IDLE_S - 1)
-    assert world.desk.told == []
-    assert groups.count == 4
+def test_groups_that_are_soon_needed_again_stay() -> None:
+    world = World(4, own=False).bring_up(4)
+    for trials in (2, 4) * 10:
+        world.step(trials).later(IDLE_S - 1)
+    assert (world.desk.told, world.groups.count) == ([], 4)
 
 
-def test_groups_on_many_small_nodes_all_start_at_once(worlds: Any) -> None:
-    _, groups = started(worlds(1, 1, 1, 1, own=False), trials=4)
-    assert groups.count == 4
+def test_groups_on_many_small_nodes_all_start_at_once() -> None:
+    assert World(1, 1, 1, 1, own=False).step(4).groups.count == 4
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_all_groups_together_never_exceed_max_slots(worlds: Any, own: bool) -> None:
-    world = worlds(16, 16, own=own, slots=2)
-    groups = world.groups(capacity=Capacity(world.slots, None, 5))
-    world.trials = 30
-    groups.start()
-    for _ in range(30):
-        for name in world.names:
-            comes_up(groups, name)
-            groups.trains()
-        world.later(groups, START_SLOWLY_EVERY_S + 1)
-        assert groups.count * world.slots.per_trial <= 5
-    assert groups.count == len(world.made) == 2
-    ends(groups, world.made[0], lost=True)
-    world.later(groups, START_SLOWLY_EVERY_S + 1)
-    assert (groups.count, len(world.made)) == (2, 3), "what one had, the next may have"
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_n_groups_share_each_slot(worlds: Any, own: bool) -> None:
-    world = worlds(1, 1, own=own)
-    world.slots = replace(world.slots, shared_by=4)
-    groups = world.groups()
-    world.trials = 30
-    groups.start()
-    for _ in range(30):
-        for name in world.names:
-            comes_up(groups, name)
-            groups.trains()
-        world.later(groups, START_SLOWLY_EVERY_S + 1)
-    starts = [json.loads(line) for line in (world.directory / FILE).read_text().splitlines()]
-    assert [each["slots"] for each in starts if each["event"] == "starts"] == [0.25] * 8
-    assert groups.count == 8
-
-
-class Counted:
-    """A function that counts its calls."""
-
-    def __init__(self, function: Any) -> None:
-        self.function, self.calls = function, 0
-
-    def __call__(self) -> Any:
-        self.calls += 1
-        return self.function()
-
-
-def test_ray_is_asked_for_its_nodes_as_often_for_a_thousand_groups_as_for_one(
-    worlds: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("slots", "max_slots", "nodes", "expected"), [(cpus(2), 5, (16, 16), 2), (cpus(shared_by=4), None, (1, 1), 8)]
+)
+def test_groups_never_exceed_max_slots_and_n_share_each_slot(
+    own: bool, slots: Slots, max_slots: int | None, nodes: tuple[int, ...], expected: int
 ) -> None:
-    world = worlds(*[4] * 1000, own=False)
-    monkeypatch.setattr(ray, "nodes", nodes := Counted(ray.nodes))
-    world.slots = replace(world.slots, cpus_per_slot=4)
-    groups, world.trials = world.groups(), 2000
-    groups.start()
-    assert groups.count == 1000
-    assert nodes.calls <= 5
-    world.later(groups, LOOK_S)
-    nodes.calls = 0
+    world = World(*nodes, own=own, slots=slots, max_slots=max_slots).step(30)
+    for _ in range(30):
+        world.comes_up().trains().later(LOOK_S)
+    assert world.groups.count == len(world.started) == expected
+    assert {start.slots.taken for start in world.started} == {slots.taken}
+    world.ends(world.started[0], lost=True).later(LOOK_S)
+    assert (world.groups.count, len(world.started)) == (expected, expected + 1), "what one had, the next may have"
+
+
+def test_the_cluster_is_looked_at_as_often_for_a_thousand_groups_as_for_one() -> None:
+    world = World(*[4] * 1000, own=False, slots=replace(cpus(), cpus_per_slot=4)).step(2000)
+    assert (world.groups.count, world.looks) == (1000, 0), "it was seen just before"
     for name in world.names:  # what the desk sends while they start
-        comes_up(groups, name)
-        groups.reconcile()
-    assert groups.ready_count == 1000
-    assert nodes.calls == 0, "all groups exist that fit; it looks again after a while"
-    world.nodes += [4]
-    world.later(groups, LOOK_S)
-    assert groups.count == 1001
+        world.comes_up(name).step()
+    assert (world.groups.ready_count, world.looks) == (1000, 0), "all groups exist that fit"
+    world.nodes.append(node({"CPU": 4.0}))
+    assert world.later(2.1 * LOOK_S).groups.count == 1001
+    assert 1 <= world.looks <= 2
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_groups_that_were_not_needed_start_again_when_they_are(worlds: Any, own: bool) -> None:
-    world = worlds(16, own=own)
-    groups = world.groups()
-    groups.trains()
-    bring_up(world, groups, 16)
-    world.trials = 20
-    world.later(groups, LOOK_S)
-    world.trials = 2
-    for group in world.made[2:]:
-        ends(groups, group)
-    world.later(groups, LOOK_S)
-    assert groups.count == 2
-    world.trials = 6
-    world.later(groups, START_EVERY_S)
-    assert groups.count == 6
+def test_groups_that_were_not_needed_start_again_when_they_are(own: bool) -> None:
+    world = World(16, own=own).trains().bring_up(16)
+    world.step(20).later(LOOK_S).step(2)
+    for start in world.started[2:]:
+        world.ends(start)
+    assert world.step().later(LOOK_S).groups.count == 2
+    assert world.step(6).groups.count == 6
 
 
-def test_trials_are_counted_once_for_all_groups_that_are_lost_together(worlds: Any) -> None:
-    world = worlds(*[4] * 100, own=False)
-    runnable = Counted(lambda: world.trials)
-    groups = world.groups(runnable=runnable)
-    bring_up(world, groups, 100)
-    for group in world.made[:50]:
-        ends(groups, group, lost=True)
-    world.trials, runnable.calls = 80, 0
-    groups.reconcile()
-    assert groups.count == 80, "as many as there are trials"
-    assert runnable.calls <= 3
+def test_as_many_groups_that_are_lost_together_are_replaced_as_there_are_trials() -> None:
+    world = World(*[4] * 100, own=False).bring_up(100)
+    for start in world.started[:50]:
+        world.ends(start, lost=True)
+    assert world.step(80).groups.count == 80
 
 
-def test_the_display_shows_what_groups_wait_for(worlds: Any) -> None:
-    world, groups = started(worlds(2, own=False), trials=1)
-    world.made[0].is_placed = False
-    for _ in range(13):
-        world.later(groups, LOOK_S)
-    [line] = world.display.lines
+def test_the_display_shows_what_groups_wait_for() -> None:
+    world = World(2, own=False)
+    world.has_slots = False
+    world.step(1).later(13 * LOOK_S)
+    [line] = world.lines
     assert line.startswith("the worker group waits for nodes. Each needs 1 x (1 CPU).")
-    assert world.display.waits_for == "the worker group waits for nodes"
+    assert world.waits_for == "the worker group waits for nodes"
+    world.on(GroupPlaced(group="group-0", start=1)).later(LOOK_S)
+    assert world.waits_for == ""
 
 
-def test_a_group_that_gets_no_gpu_of_a_type_asks_for_one_of_the_next(worlds: Any) -> None:
-    world = worlds(2, own=False)
-    world.slots = replace(world.slots, gpu_types=("A100", "L4"))
-    world, groups = started(world, trials=1)
-    world.made[0].is_placed = False
-    for _ in range(15):
-        world.later(groups, LOOK_S)
-    asked = [(group.name, group.slots.labels, group.was_ended) for group in world.made]
-    first, second = {GPU_TYPE: "A100"}, {GPU_TYPE: "L4"}
-    assert asked == [("group-0", first, True), ("group-0", second, False)]
-    ends(groups, world.made[0])  # which is reported late
-    assert groups.count == 1
+def test_a_group_that_gets_no_gpu_of_a_type_asks_for_one_of_the_next() -> None:
+    world = World(2, own=False, slots=cpus(gpu_types=("A100", "L4")))
+    world.has_slots = False
+    world.step(1).later(15 * LOOK_S)
+    asked = [(start.group, start.slots.labels) for start in world.started]
+    assert asked == [("group-0", {GPU_TYPE: "A100"}), ("group-0", {GPU_TYPE: "L4"})]
+    assert world.ended == [("group-0", 1)]
+    assert world.ends(world.started[0]).step().groups.count == 1, "its end is reported late"
 
 
-def test_a_group_on_a_draining_node_is_drained_once(worlds: Any) -> None:
-    world, groups = started(worlds(4, own=False), trials=1)
-    world.made[0].nodes = frozenset(["node-a", "node-b"])
-    groups.nodes_drain({"node-b"})
+def test_a_group_on_a_draining_node_is_drained_once() -> None:
+    world = World(4, own=False).step(1)
+    world.on(WorkerArrived(group="group-0", start=1, node="a"), WorkerArrived(group="group-0", start=1, node="b"))
+    world.on(NodesDrain(frozenset("b")))
     assert world.desk.told == [], "there is nothing to save yet"
-    groups.ready("group-0")
-    groups.nodes_drain({"node-c"})
+    world.on(GroupReady(group="group-0", start=1), NodesDrain(frozenset("c")))
     assert world.desk.told == []
-    for _ in range(2):
-        groups.nodes_drain({"node-b"})
-    assert world.desk.told == [("drain_group", "group-0")]
-    assert len(world.display.lines) == 1
+    world.on(NodesDrain(frozenset("b")), NodesDrain(frozenset("b")))
+    assert world.desk.told == [("drain", "group-0")]
+    assert len(world.lines) == 1
 
 
-def gpu_fails(groups: Groups, trial: int, node: str) -> None:
-    failure = Failure(kind="device", node=node)
-    groups.on(TrialLeft(lease=trial, group="group-0", trial=trial, outcome="errored", failure=failure))
+def gpus_fail(world: World, failures: Iterable[tuple[int, str]]) -> None:
+    """GPUs of these nodes end these trials."""
+    for trial, name in failures:
+        failure = Failure(kind="device", node=name)
+        world.on(TrialLeft(lease=trial, group="group-0", trial=trial, outcome="errored", failure=failure))
 
 
-def on_gpus(worlds: Any, monkeypatch: pytest.MonkeyPatch, *ids: str) -> tuple[World, Groups]:
+def one_on_each(*nodes: int) -> World:
     """A group that trains on each of these nodes."""
-    world = worlds(*[1] * len(ids), own=False)
-    nodes = [{**node({"CPU": 1.0}), "NodeID": name, "NodeManagerAddress": f"address-of-{name}"} for name in ids]
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    groups = world.groups()
-    bring_up(world, groups, len(ids))
-    for group, name in zip(world.made, ids, strict=True):
-        group.nodes = frozenset([name])
-    return world, groups
+    world = World(*nodes, own=False).step(len(nodes))
+    for at, start in enumerate(world.started):
+        world.comes_up(start.group, on=str(at))
+    return world
 
 
-def test_a_node_gets_no_more_trials_once_its_gpus_have_ended_two(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    world, groups = on_gpus(worlds, monkeypatch, "a", "b", "c")
-    for trial, name in ((3, "a"), (3, "a"), (5, "b")):
-        gpu_fails(groups, trial, name)
-    world.later(groups, LOOK_S)
-    assert (world.display.lines, world.desk.told) == ([], []), "two errors of one trial may be the trial's"
-    for trial in (7, 8):
-        gpu_fails(groups, trial, "a")
-    [line] = world.display.lines
-    assert line.startswith("GPU errors ended trials 3, 7 on node address-of-a: it gets no more trials; see nvidia-smi")
-    for _ in range(2):
-        world.later(groups, LOOK_S)
-    assert world.desk.told == [("drain_group", "group-0")]
-    ends(groups, world.made[0])
-    world.later(groups, LOOK_S)
-    assert groups.count == 2, "there is no room for a third"
-    ends(groups, world.made[1], lost=True)
-    world.later(groups, LOOK_S)
-    assert world.made[-1].slots.labels == {NODE_ID: "!in(a)"}
-    assert groups.error is None
+def test_a_node_gets_no_more_trials_once_its_gpus_have_ended_two() -> None:
+    world = one_on_each(1, 1, 1)
+    gpus_fail(world, [(3, "0"), (3, "0"), (5, "1")])
+    world.later(2 * LOOK_S)
+    assert (world.lines, world.desk.told) == ([], []), "two errors of one trial may be the trial's"
+    gpus_fail(world, [(7, "0"), (8, "0")])
+    [line] = world.lines
+    assert line.startswith("GPU errors ended trials 3, 7 on node address-of-0: it gets no more trials; see nvidia-smi")
+    world.later(2 * LOOK_S)
+    assert world.desk.told == [("drain", "group-0")]
+    world.ends(world.started[0]).later(LOOK_S)
+    assert world.groups.count == 2, "there is no room for a third"
+    world.ends(world.started[1], lost=True).later(LOOK_S)
+    assert world.started[-1].slots.labels == {NODE_ID: "!in(0)"}
+    assert not world.error
 
 
-def test_a_search_ends_when_gpus_of_all_nodes_have_ended_trials(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, groups = on_gpus(worlds, monkeypatch, "a", "b")
-    for trial, name in enumerate(("a", "a", "b")):
-        gpu_fails(groups, trial, name)
-    assert groups.error is None
-    gpu_fails(groups, 3, "b")
-    assert "GPU errors ended trials 2, 3 on node address-of-b, and no other node has room" in str(groups.error)
+def test_a_search_ends_when_gpus_of_all_nodes_have_ended_trials() -> None:
+    world = one_on_each(1, 1)
+    gpus_fail(world, [(0, "0"), (1, "0"), (2, "1")])
+    assert not world.error
+    gpus_fail(world, [(3, "1")])
+    assert "GPU errors ended trials 2, 3 on node address-of-1, and no other node has room" in world.error
 
 
 # ------------------------------------------------------------------------------------------------------ an elastic one
-class Sizes:
-    """An elastic group's size, as a test says."""
-
-    def __init__(self) -> None:
-        self.size, self.grows_to, self.shrinks = 2, 0, False
-
-    def start(self, labels: Mapping[str, str]) -> int:
-        assert labels == {}
-        return self.size
-
-    def arrived(self) -> None:
-        """It has no use for that."""
-
-    ready = close = arrived
-
-    def may_grow(self) -> int:
-        return self.grows_to
-
-    def may_shrink(self) -> bool:
-        return self.shrinks
+def elastic(slots: int, *, own: bool = False) -> World:
+    """A group with one, two or four slots, on a cluster with so many that are free."""
+    world = World(slots, own=own, sizes=(1, 2, 4)).step(5)
+    return reserved(world, slots)
 
 
-def test_an_elastic_group_is_drained_to_grow_and_replaced_by_a_larger_one(worlds: Any) -> None:
-    world, sizes = worlds(8, own=False), Sizes()
-    groups = world.groups(elastic=sizes, capacity=Capacity(world.slots, None, 1))
-    world.trials = 5
-    groups.start()
-    comes_up(groups, "group-0")
-    world.later(groups, LOOK_S)
-    assert (groups.count, world.made[0].slots.per_trial) == (1, 2)
-    sizes.grows_to = 4
-    for _ in range(2):
-        world.later(groups, LOOK_S)
-    assert world.desk.told == [("drain_group", "group-0")], "once"
-    sizes.size = 4
-    assert len(world.made) == 1, "its slots are not free before it has ended"
-    ends(groups, world.made[0])
-    world.later(groups, LOOK_S)
-    assert (groups.count, world.made[1].slots.per_trial) == (1, 4)
+def reserved(world: World, slots: int) -> World:
+    """The present reservation has so many slots."""
+    [room] = world.rooms
+    return world.on(SlotsReserved(room=room, slots=slots)).step()
 
 
-def test_an_elastic_group_that_has_lost_a_node_is_replaced_by_a_smaller_one(worlds: Any) -> None:
-    world, sizes = worlds(8, own=False), Sizes()
-    groups = world.groups(elastic=sizes, capacity=Capacity(world.slots, None, 1))
-    world.trials = 1
-    groups.start()
-    comes_up(groups, "group-0")
-    sizes.size = 1
-    ends(groups, world.made[0], lost=True)
-    groups.reconcile()
-    assert (groups.count, world.made[1].slots.per_trial) == (1, 1)
+@pytest.mark.parametrize("own", [True, False])
+def test_an_elastic_group_starts_once_its_slots_were_reserved(own: bool) -> None:
+    world = World(2, own=own, sizes=(1, 2, 4)).step(5)
+    assert (world.started, world.groups.count) == ([], 1)
+    reserved(reserved(world, 1), 2)
+    assert [start.slots.per_trial for start in world.started] == [2]
+    assert world.rooms == {}, "they are for the group"
 
 
-def test_an_elastic_group_whose_slots_others_took_is_replaced_by_a_smaller_one(worlds: Any) -> None:
-    world, sizes = worlds(8, own=False), Sizes()
-    groups = world.groups(elastic=sizes, capacity=Capacity(world.slots, None, 1))
-    world.trials = 1
-    groups.start()
-    sizes.shrinks, sizes.size = True, 1
-    world.later(groups, LOOK_S)
-    assert len(world.made) == 1, "it has its slots"
-    world.made[0].is_placed = False
-    world.later(groups, LOOK_S)
-    assert world.made[0].was_ended
-    assert world.made[1].slots.per_trial == 1
-    assert world.display.lines == ["others took slots of worker group group-0: its trial continues with fewer"]
+def test_an_elastic_group_is_drained_to_grow_and_replaced_by_a_larger_one() -> None:
+    world = elastic(2).comes_up().later(2 * LOOK_S)
+    assert [start.slots.per_trial for start in world.started] == [2]
+    world.nodes.append(node({"CPU": 2.0}))
+    reserved(world, 2).later(2 * LOOK_S)
+    assert world.desk.told == [("drain", "group-0")], "once"
+    assert len(world.started) == 1, "its slots are not free before it has ended"
+    reserved(world.ends(world.started[0]).step(), 4)
+    assert (world.groups.count, world.started[1].slots.per_trial) == (1, 4)
+
+
+def test_an_elastic_group_whose_slots_are_gone_is_replaced_by_a_smaller_one() -> None:
+    world = elastic(2).comes_up()
+    world.nodes = [node({"CPU": 1.0})]
+    reserved(world.ends(world.started[0], lost=True).step(), 1)
+    assert (world.groups.count, [start.slots.per_trial for start in world.started]) == (1, [2, 1])
+
+
+def test_an_elastic_group_whose_slots_others_took_is_replaced_by_a_smaller_one() -> None:
+    world = elastic(2)
+    world.has_slots = False
+    world.later(TAKEN_S - LOOK_S)
+    assert world.ended == []
+    world.later(3 * LOOK_S)
+    assert world.ended == [("group-0", 1)]
+    reserved(world, 1).later(5)
+    assert world.started[1].slots.per_trial == 1
+    assert world.lines == [
+        "the worker group waits for nodes. Each needs 1 x (1 CPU). The cluster has 2 CPUs (0 free) on 1 node; "
+        "no autoscaler is running to start more",
+        "others took slots of worker group group-0: its trial continues with fewer",
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------- at the end
-def test_at_the_end_starting_groups_are_ended_and_others_end_by_themselves(worlds: Any) -> None:
-    world, groups = started(worlds(4, own=False), trials=2)
-    comes_up(groups, "group-0")
-    groups.start()
-    groups.end(at_once=False)
-    assert [group.was_waited_for for group in world.made] == [True, False]
-    assert [group.was_ended for group in world.made] == [True, True]
+def test_at_the_end_groups_that_start_are_ended_and_others_end_by_themselves() -> None:
+    world = World(4, own=False).bring_up(1).step(2)
+    world.groups.close()
+    assert world.ended == [("group-1", 2)]
+    growing = elastic(2).comes_up().later(2 * LOOK_S)
+    assert growing.rooms
+    growing.groups.close()
+    assert (growing.rooms, growing.ended) == ({}, [])
 
 
 # ------------------------------------------------------------------------------------------- a server's groups
-def test_a_server_keeps_idle_groups_for_as_long_as_it_was_told_and_then_none(worlds: Any) -> None:
-    world = worlds(4, own=False)
-    groups = world.groups(idle_s=300.0, least=0)
-    bring_up(world, groups, 2)
-    world.trials = 0
-    world.later(groups, LOOK_S)
-    world.later(groups, 299.0)
-    assert world.desk.told == []
-    world.later(groups, LOOK_S)
-    world.later(groups, LOOK_S)
-    assert world.desk.told == [("retire_idle", "run", 2)]
+def test_a_server_keeps_idle_groups_for_as_long_as_it_was_told_and_then_none() -> None:
+    world = World(4, own=False, idle_s=300.0, min_groups=0).bring_up(2).step(0).later(LOOK_S)
+    assert world.later(298.0).desk.told == []
+    assert world.later(4 * LOOK_S).desk.told == [("retire_idle", "run", 2)]
 
 
-def test_groups_make_room_by_those_without_slots_first(worlds: Any) -> None:
-    world = worlds(4, own=False)
-    groups = world.groups(least=0)
-    bring_up(world, groups, 3)
-    ends(groups, world.made[1], lost=True)
-    groups.reconcile()
-    world.made[3].is_placed = False
-    world.later(groups, LOOK_S)
-    world.trials = 1
-    groups.make_room(at_once=True)
-    assert world.made[3].was_ended
+def test_groups_make_room_by_those_without_slots_first() -> None:
+    world = World(4, own=False, min_groups=0).bring_up(3)
+    world.has_slots = False
+    world.ends(world.started[1], lost=True).later(2 * LOOK_S).step(1)
+    assert world.groups.has_waiting
+    world.groups.make_room(at_once=True)
+    assert world.ended == [("group-1", 2), ("group-1", 4)]
     assert world.desk.told == [("shrink", "run", 1, True)]
 
 
-def test_names_and_starts_of_two_owners_differ(worlds: Any) -> None:
-    world, numbers = worlds(4, own=False), itertools.count(1)
-    for _ in range(2):
-        groups = world.groups(numbers=numbers)
-        world.trials = 2
-        groups.start()
-    assert len({group.name for group in world.made}) == len(world.made)
-    assert len({group.start for group in world.made}) == len(world.made)
+def test_names_and_starts_of_two_owners_differ() -> None:
+    numbers = itertools.count(1)
+    started = [start for _ in range(2) for start in World(4, own=False, starts=numbers).bring_up(2).started]
+    assert len({start.group for start in started}) == len({start.start for start in started}) == len(started) == 4

@@ -1,4 +1,4 @@
-"""Worker groups without an experiment: real processes, on a real desk, whose trials are never loaded."""
+"""Worker groups without an experiment: real processes, whose trials are never loaded, and real reservations."""
 
 from __future__ import annotations
 
@@ -8,21 +8,33 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from dray.desk.actor import start_desk
 from dray.desk.failure import LOW_MEMORY
-from dray.desk.messages import GroupEnded, Message
+from dray.desk.loop import EventLoop
 from dray.groups import group as lending
-from dray.groups.deaths import oom_kills, oom_kills_of
-from dray.groups.group import Slots, WorkerGroup
+from dray.groups.effects import (
+    ClusterSeen,
+    EndGroup,
+    GroupPlaced,
+    LookAtCluster,
+    ProcessesEnded,
+    Release,
+    Reserve,
+    SlotsReserved,
+    StartGroup,
+)
+from dray.groups.group import WorkerGroup, oom_kills, oom_kills_of
+from dray.groups.shell import GroupsShell
+from dray.groups.slots import Slots
 from tests.ray.harness import wait_for
 from tests.workers import worker_spec
 
@@ -51,17 +63,29 @@ class Held:
         raise SystemExit("told to")
 
 
+Event = TypeVar("Event")
+
+
 class World:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.desk = start_desk(f"desk-of-{directory.name}", directory.name, runtime_env={})
-        self.heard: list[Message] = []
+        self.heard = SimpleQueue[Any]()
+        self.shell = GroupsShell(self._make, self.heard.put, limits=None)
+        self.loop = EventLoop("dray-loop")  # which answers nothing
+        self.loop.listen(ray.util.get_node_ip_address())
 
-    def start(self, *, slots: int, cpus: float, start: int = 1) -> WorkerGroup:
-        where = {"owner": self.directory.name, "group": "g", "start": start, "load_trial": Held(self.directory)}
-        spec = worker_spec(self.desk, SimpleNamespace(environment={}), **where)
+    def _make(self, start: StartGroup, report: Any) -> WorkerGroup:
+        where = {"owner": self.directory.name, "group": start.group, "start": start.start}
+        settings = SimpleNamespace(environment={})
+        spec = worker_spec(self.loop.endpoint, settings, load_trial=Held(self.directory), **where)
+        return WorkerGroup(spec, slots=start.slots, directory=self.directory, report=report)
+
+    def start(self, *, slots: int, cpus: float) -> None:
         slot = Slots(per_trial=slots, gpu=False, cpus_per_slot=cpus, runtime_env={})
-        return WorkerGroup(spec, slots=slot, directory=self.directory)
+        self.shell.perform(StartGroup(group="g", start=1, slots=slot))
+
+    def end(self) -> None:
+        self.shell.perform(EndGroup(group="g", start=1))
 
     def processes(self, count: int) -> list[dict[str, Any]]:
         """What they have told, by rank."""
@@ -69,26 +93,35 @@ class World:
         wait_for(lambda: all(file.exists() for file in files), f"{count} processes")
         return [json.loads(file.read_text()) for file in files]
 
-    def end(self) -> GroupEnded:
-        """The next end that the desk tells of."""
-        while not any(isinstance(message, GroupEnded) for message in self.heard):
-            self.heard += ray.get(self.desk.messages.remote(self.directory.name, {}), timeout=60)
-        [end] = [message for message in self.heard if isinstance(message, GroupEnded)]
-        self.heard.clear()
-        return end
+    def hears(self, kind: type[Event]) -> Event:
+        """The next event, which is of this kind."""
+        event = self.heard.get(timeout=60)
+        assert isinstance(event, kind), event
+        return event
+
+    def ended(self) -> tuple[dict[int, str], str]:
+        """The ranks that died, and the error, as the end of the group's processes is reported."""
+        end = self.hears(ProcessesEnded)
+        assert (end.group, end.start) == ("g", 1)
+        return dict(end.dead), end.error
+
+    def is_over(self) -> bool:
+        """Whether the group has no thread and no slots any more."""
+        name = f"{self.directory.name}/g/"
+        states = {each["state"] for each in placement_group_table().values() if each["name"].startswith(name)}
+        return states <= {"REMOVED"} and not any(each.name.startswith("dray-g") for each in group_threads())
+
+
+def group_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if not each.name.startswith("dray-groups")]
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     yield made
-    ray.kill(made.desk)
-
-
-def is_over(group: WorkerGroup) -> bool:
-    """Whether it has no thread and no slots any more."""
-    states = {each["state"] for each in placement_group_table().values() if f"/{group.name}/" in each["name"]}
-    return states <= {"REMOVED"} and not any(f"dray-{group.name}" in each.name for each in threading.enumerate())
+    made.shell.close(0.0)
+    made.loop.close()
 
 
 def lives(process: dict[str, Any]) -> bool:
@@ -96,63 +129,53 @@ def lives(process: dict[str, Any]) -> bool:
 
 
 def test_processes_have_trains_context_and_end_with_their_group(world: World) -> None:
-    group = world.start(slots=2, cpus=0.5)
+    world.start(slots=2, cpus=0.5)
     both = world.processes(2)
     assert [(each["size"], each["local"]) for each in both] == [(2, 0), (2, 1)]
     assert all(
         "ray.train.report() and ray.train.collective don't work in trials of dray" in each["report"] for each in both
     )
-    assert group.is_placed
-    assert group.nodes == {ray.get_runtime_context().get_node_id()}
-    group.end()
-    end = world.end()
-    assert (end.group, end.start, end.dead, end.error) == ("g", 1, (), "")
+    assert world.hears(GroupPlaced) == GroupPlaced(group="g", start=1)
+    for _ in range(2):
+        world.end()
+    assert world.ended() == ({}, "")
     wait_for(lambda: not any(map(lives, both)), "their end")
-    group.end()
-    wait_for(lambda: is_over(group), "its slots")
+    wait_for(world.is_over, "its slots")
 
 
 def test_a_group_that_is_ended_as_it_gets_its_slots_leaves_no_thread(world: World) -> None:
     # Ray never fails the calls of an actor whose slots go now (2.60).
-    group = world.start(slots=2, cpus=0.5)
-    while not group.is_placed:
-        time.sleep(0.001)
-    group.end()
-    end = world.end()
-    assert (end.dead, end.error) == ((), "")
-    wait_for(lambda: is_over(group), "its thread and its slots")
+    world.start(slots=2, cpus=0.5)
+    world.hears(GroupPlaced)
+    world.end()
+    assert world.ended() == ({}, "")
+    wait_for(world.is_over, "its thread and its slots")
 
 
-def test_the_death_of_a_process_is_heard_of_with_its_rank(world: World) -> None:
-    group = world.start(slots=2, cpus=0.5)
+def test_the_death_of_a_process_is_reported_with_its_rank(world: World) -> None:
+    world.start(slots=2, cpus=0.5)
     both = world.processes(2)
     os.kill(both[1]["pid"], signal.SIGKILL)
-    end = world.end()
-    assert (end.dead, end.error) == ((1,), "")
+    world.hears(GroupPlaced)
+    assert world.ended() == ({1: ""}, "")
     assert lives(both[0]), "it is for the driver to end it"
-    group.end()
-    wait_for(lambda: not lives(both[0]) and is_over(group), "the other's end")
+    world.end()
+    wait_for(lambda: not lives(both[0]) and world.is_over(), "the other's end")
 
 
 def test_a_process_that_died_when_the_kernel_killed_one_of_its_node_was_out_of_memory(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[tuple[Any, ...]] = []
     asked: list[str] = []
-    group = world.start(slots=2, cpus=0.5)
+    world.start(slots=2, cpus=0.5)
     both = world.processes(2)
-    desk = SimpleNamespace(group_ended=SimpleNamespace(remote=lambda *told: heard.append(told)))
-    spec = replace(group._spec, desk=desk)  # noqa: SLF001 - the desk of the driver only, not of the process
-    monkeypatch.setattr(group, "_spec", spec)
     monkeypatch.setattr(lending, "oom_kills_of", lambda node, runtime_env: asked.append(node) or oom_kills()[1] + 1)
     for process in both:
         os.kill(process["pid"], signal.SIGKILL)
-    assert group.ended(by=time.monotonic() + 60)
     why = f"meanwhile the kernel has killed a process of {os.uname().nodename}, which was {LOW_MEMORY}"
-    assert heard == [(world.directory.name, "g", 1, {0: why, 1: why}, "")]
+    world.hears(GroupPlaced)
+    assert world.ended() == ({0: why, 1: why}, "")
     assert asked == [ray.get_runtime_context().get_node_id()], "once for both"
-    group.end()
-    wait_for(lambda: is_over(group), "its slots")
 
 
 def test_another_node_says_what_its_kernel_has_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,21 +187,31 @@ def test_another_node_says_what_its_kernel_has_killed(monkeypatch: pytest.Monkey
     assert oom_kills_of(here, {}) == oom_kills()[1], "asked as any other node is"
 
 
-def test_an_error_of_what_processes_run_is_told(world: World) -> None:
-    group = world.start(slots=1, cpus=0.5)
+def test_an_error_of_what_processes_run_is_reported(world: World) -> None:
+    world.start(slots=1, cpus=0.5)
     world.processes(1)
     (world.directory / "raise").touch()
-    end = world.end()
-    assert (end.dead, end.error) == ((), "SystemExit: told to")
-    group.end()
-    wait_for(lambda: is_over(group), "its slots")
+    world.hears(GroupPlaced)
+    assert world.ended() == ({}, "SystemExit: told to")
 
 
 def test_a_group_that_waits_for_slots_has_no_process_and_can_be_ended(world: World) -> None:
-    group = world.start(slots=1, cpus=0.5 + ray.cluster_resources()["CPU"])
+    world.start(slots=1, cpus=0.5 + ray.cluster_resources()["CPU"])
     wait_for(lambda: any("PENDING" in each["state"] for each in placement_group_table().values()), "its request")
-    assert not group.is_placed
-    assert group.nodes == frozenset()
-    group.end()
-    assert (world.end().error, group.ended(by=0.0)) == ("", True)
-    wait_for(lambda: is_over(group), "its thread")
+    world.end()
+    assert world.ended() == ({}, ""), "it never had its slots"
+    wait_for(world.is_over, "its thread")
+
+
+def test_slots_are_reserved_as_far_as_there_are_some_until_they_are_released(world: World) -> None:
+    cpus = int(ray.cluster_resources()["CPU"])
+    slot = Slots(per_trial=1, gpu=False, cpus_per_slot=1, runtime_env={})
+    world.shell.perform(Reserve(room=1, slots=slot, sizes=(0, 1, cpus, 2 * cpus)))
+    while world.hears(SlotsReserved) != SlotsReserved(room=1, slots=cpus):
+        pass
+    world.shell.perform(LookAtCluster(waiting=True))
+    view = world.hears(ClusterSeen).view
+    assert [node.id for node in view.nodes] == [ray.get_runtime_context().get_node_id()]
+    assert (view.limits, view.activity, (view.free or {}).get("CPU", 0)) == (None, None, 0)
+    world.shell.perform(Release(room=1))
+    wait_for(lambda: ray.available_resources().get("CPU") == cpus, "the slots to be free again")
