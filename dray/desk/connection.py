@@ -405,7 +405,8 @@ class Connection:
                     return opened.set_exception(error)
                 elif isinstance(error, ConnectionRefusedError):
                     deadline = min(deadline, lost_at + self._limits.refused_s)
-                if isinstance(error, (Forged, DeskUnreachable)) or self._loop.time() > deadline:
+                is_certain = channel is None and isinstance(error, (Forged, DeskUnreachable))
+                if is_certain or self._loop.time() > deadline:
                     break
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 1)
