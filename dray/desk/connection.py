@@ -311,7 +311,7 @@ class Connection:
         self, endpoint: Endpoint, *, on_push: Callable[[Any], None] = lambda value: None, limits: Limits = LIMITS
     ) -> None:
         self._endpoint, self._on_push, self._limits = endpoint, on_push, limits
-        self._numbers, self._is_closed = itertools.count(), False
+        self._encryption, self._numbers, self._is_closed = tls(server=False), itertools.count(), False
         self._posted: deque[Callable[[], None]] = deque()
         self._is_posting = False
         # In the thread alone:
@@ -419,7 +419,7 @@ class Connection:
 
     async def _connect(self, attempt: int) -> tuple[Channel, bytes]:
         """A connection, and the first frame that has come there."""
-        streams = await asyncio.open_connection(self._endpoint.host, self._endpoint.port, ssl=tls(server=False))
+        streams = await asyncio.open_connection(self._endpoint.host, self._endpoint.port, ssl=self._encryption)
         channel = _opened(*streams, self._endpoint.key, "client")
         try:
             await channel.prove()

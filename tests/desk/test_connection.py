@@ -462,13 +462,15 @@ def test_a_client_that_does_not_come_back_is_lost_and_unknown_afterwards() -> No
     proxy = Proxy(server.endpoint)
     desk = Connection(proxy.endpoint)
     waiting = desk.take()
-    desk.note("it has come").result(30)
+    desk.tell("note", "it has come")
+    soon(lambda: server.desk.told)
     proxy.is_open = False
     proxy.cut()
     soon(lambda: server.desk.lost)
     proxy.is_open = True
     with pytest.raises(DeskUnreachable):
         waiting.result(LIMITS.reconnect_s / 2)
+    assert server.desk.told == ["it has come"]
     desk.close()
     proxy.stop()
     server.die()
