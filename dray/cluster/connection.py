@@ -24,6 +24,7 @@ from dray.cluster import token_file
 from dray.text import one_line
 
 LOOPBACK = "127.0.0.1"
+_NEW = "a new Ray cluster on this machine"
 CONNECT_S = 5.0
 """How long a cluster may take to accept a TCP connection."""
 
@@ -49,15 +50,34 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        global _kept
         if self.own and kind is None:
-            _kept = ray.get_runtime_context().gcs_address, _inherited()
+            _keep("the Ray cluster of the run before")
         elif self.own:
             ray.shutdown()
 
 
-_kept: tuple[str, object] | None = None
-"""The kept cluster's address, and what its processes have inherited from this process; None: no cluster is kept."""
+_kept: tuple[str, object, str] | None = None
+"""The kept cluster's address, what its processes have inherited from this process, and what it is called; None: no
+cluster is kept."""
+
+
+def _keep(name: str) -> None:
+    global _kept
+    _kept = ray.get_runtime_context().gcs_address, _inherited(), name
+
+
+@contextlib.contextmanager
+def started_beside() -> Iterator[None]:
+    """Have a cluster for the next `connect` of this process, unless that joins one; it ends if the block raises."""
+    cluster = None if ray.is_initialized() or os.environ.get("RAY_ADDRESS") else connect(None)
+    try:
+        yield
+    except BaseException:
+        if cluster is not None:
+            ray.shutdown()
+        raise
+    if cluster is not None:
+        _keep(_NEW)
 
 
 def _inherited() -> object:
@@ -94,7 +114,7 @@ def connect(address: str | None) -> Cluster:
             return Cluster(
                 own=True,
                 local=True,
-                description=f"the Ray cluster of the run before, {_count(ray.cluster_resources())}",
+                description=f"{kept[2]}, {_count(ray.cluster_resources())}",
             )
         ray.shutdown()
     if ray.is_initialized():
@@ -117,9 +137,7 @@ def connect(address: str | None) -> Cluster:
                 f"Ray did not start on this machine, tried twice: {one_line(error)} Its logs are in "
                 f"{directory}/session_latest/logs; start Ray yourself (ray start --head), and set RAY_ADDRESS"
             ) from error
-    return Cluster(
-        own=True, local=True, description=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}"
-    )
+    return Cluster(own=True, local=True, description=f"{_NEW}, {_count(ray.cluster_resources())}")
 
 
 def _ray_directory() -> Path:
