@@ -45,11 +45,11 @@ class Channel:
 
         Raises:
             Forged: it does not; nothing that it has sent is to be used.
-            OSError, EOFError: the connection is lost.
+            OSError: the connection is lost.
         """
         own = secrets.token_bytes(_NONCE)
         self._writer.write(own)
-        others = await self._reader.readexactly(_NONCE)
+        others = await self._read(_NONCE)
         nonces = own + others if self._role == "client" else others + own
 
         def derived(purpose: str, role: Role) -> bytes:
@@ -57,7 +57,7 @@ class Channel:
 
         other: Role = "desk" if self._role == "client" else "client"
         self._writer.write(derived("proof", self._role))
-        if not secrets.compare_digest(await self._reader.readexactly(_PROOF), derived("proof", other)):
+        if not secrets.compare_digest(await self._read(_PROOF), derived("proof", other)):
             raise Forged("the other side does not know this connection's key")
         self._out, self._in = _Sequence(derived("frames", self._role)), _Sequence(derived("frames", other))
 
@@ -68,17 +68,12 @@ class Channel:
         self._unsent += (sum(map(len, parts)).to_bytes(_LENGTH, "big"), self._out.tag(*parts), *parts)
 
     async def receive(self) -> bytes:
-        """The next message.
-
-        Raises:
-            Forged: the connection must be ended.
-            OSError, EOFError: it is lost.
-        """
-        header = await self._reader.readexactly(_LENGTH + _TAG)
+        """The next message; raises as `prove` does."""
+        header = await self._read(_LENGTH + _TAG)
         length = int.from_bytes(header[:_LENGTH], "big")
         if length > MAX_MESSAGE:
             raise Forged(f"a message of {length:,} bytes was announced")
-        message = await self._reader.readexactly(length)
+        message = await self._read(length)
         if not secrets.compare_digest(header[_LENGTH:], self._in.tag(message)):
             raise Forged("a message was changed on its way")
         return message
@@ -91,6 +86,12 @@ class Channel:
     def abort(self) -> None:
         """End the connection at once."""
         self._writer.transport.abort()
+
+    async def _read(self, size: int) -> bytes:
+        try:
+            return await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError:
+            raise ConnectionResetError("it was closed") from None
 
     def _flush(self) -> None:
         if self._unsent and not self._writer.is_closing():

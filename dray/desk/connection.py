@@ -25,9 +25,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from dray.desk.channel import MAX_MESSAGE, Channel, Forged
+from dray.desk.channel import MAX_MESSAGE, Channel, Forged, Role
 from dray.desk.stream import END, Stream
 from dray.desk.wire import Malformed, pack, unpack
 from dray.private import is_loopback
@@ -59,23 +60,14 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long connections wait.
+    """How long clients and listeners wait."""
 
-    Attributes:
-        connect_s: how long a client tries to connect.
-        reconnect_s: how long it tries again, after it has lost a connection.
-        refused_s: the same while the machine answers that nobody listens: the process has ended.
-        kept_s: how long a session without one is kept: longer, as an idle client may notice the loss a minute later.
-        handshake_s: how long a connection may take to prove that it is a client's.
-        max_unproven: the most connections that have not proven it yet; a new one ends the oldest.
-    """
-
-    connect_s: float = 30
-    reconnect_s: float = 60
-    refused_s: float = 5
-    kept_s: float = 150
-    handshake_s: float = 5
-    max_unproven: int = 1024
+    connect_s: float = 30  # for a connection
+    reconnect_s: float = 60  # for one in place of one that was lost
+    refused_s: float = 5  # for the same while its machine refuses connections: the process has ended
+    kept_s: float = 150  # for a client without one, which may notice the loss a minute later than the listener
+    handshake_s: float = 5  # for the proof that a connection is a client's
+    max_unproven: int = 1024  # connections that have not given it yet; a new one ends the oldest
 
 
 LIMITS = Limits()
@@ -93,64 +85,40 @@ def tls(*, server: bool) -> ssl.SSLContext | None:
     return context
 
 
-def _keep_alive(writer: asyncio.StreamWriter) -> None:
+def _opened(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, role: Role) -> Channel:
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _OPTIONS.items():
         with contextlib.suppress(AttributeError, OSError):  # where there is no such option
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return Channel(reader, writer, key, role)
 
 
-class _Side:
-    """One side of a session, which outlives its connections."""
+async def _carry(stream: Stream, channel: Channel, first: bytes, take: Callable[[Any], None]) -> None:
+    """Exchange a session's messages over a new connection, until the other side ends the session.
 
-    def __init__(self, take: Callable[[Any], None]) -> None:
-        self.take, self.stream = take, Stream()
-        self.channel: Channel | None = None
-        self.is_ending = False
+    Raises:
+        OSError: the connection is lost.
+        Malformed: what has come is no message of ours.
+    """
+    stream.resume(channel, first)
+    try:
+        while (frame := await channel.receive()) != END:
+            if stream.channel is not channel:  # there is a newer one, on which this comes again
+                raise ConnectionAbortedError
+            if message := stream.receive(frame):
+                take(unpack(message))
+    except OSError:
+        if stream.channel is channel:
+            stream.channel = None
+        raise
 
-    def send(self, message: bytes) -> None:
-        """Send a message, later if there is no connection."""
-        parts = self.stream.send(message)
-        if self.channel is not None:
-            self.channel.send(*parts)
 
-    def end(self) -> None:
-        """Tell the other side that nothing more comes."""
-        self.is_ending = True
-        if self.channel is not None:
-            self.channel.send(END)
-
-    async def carry(self, channel: Channel, first: bytes) -> None:
-        """Exchange messages until the other side ends the session.
-
-        Args:
-            channel: a new connection, in place of the one before.
-            first: the first frame that has come there.
-
-        Raises:
-            OSError, EOFError: the connection is lost.
-            Malformed: it is not one of ours that sends.
-        """
-        if self.channel is not None:
-            self.channel.abort()
-        self.channel = channel
-        try:
-            for parts in self.stream.resume(first):
-                channel.send(*parts)
-            if self.is_ending:
-                channel.send(END)
-            while (frame := await channel.receive()) != END:
-                if self.channel is not channel:  # what has come of an old connection comes again
-                    raise ConnectionAbortedError
-                if message := self.stream.receive(frame):
-                    self.take(unpack(message))
-                if self.stream.owes_count:
-                    channel.send(self.stream.count())
-        except (OSError, EOFError):
-            if self.channel is channel:
-                self.channel = None
-            raise
+def _packed(*content: Any) -> bytes:
+    message = pack(content)
+    if len(message) > MAX_MESSAGE - len(END):
+        raise ValueError(f"a message of {len(message):,} bytes is too large for the desk: at most {MAX_MESSAGE:,}")
+    return message
 
 
 # ---------------------------------------------------------------------------------------------------------- listening
@@ -171,60 +139,60 @@ async def listen(
         lost: called when the client of a session has ended, or did not come back.
     """
     listener = Listener(take, lost, limits)
-    await listener.start(host)
+    encryption = tls(server=True)
+    listener.server = await asyncio.start_server(
+        listener.serve,
+        host if is_loopback(host) else None,
+        0,
+        family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+        backlog=4096,
+        ssl=encryption,
+        ssl_handshake_timeout=limits.handshake_s if encryption is not None else None,
+    )
+    listener.endpoint = Endpoint(host=host, port=listener.server.sockets[0].getsockname()[1], key=listener.key)
     return listener
 
 
 class Listener:
-    """Takes calls until it is closed; its clients are told then."""
+    """What takes calls at an endpoint; see `listen`."""
+
+    server: asyncio.Server
+    endpoint: Endpoint
 
     def __init__(self, take: Callable[[Call], None], lost: Callable[[Session], None], limits: Limits) -> None:
-        self.take, self.lost, self.limits = take, lost, limits
+        self.take, self.lost, self.key, self._limits = take, lost, secrets.token_bytes(), limits
         self.sessions: dict[bytes, Session] = {}
         self._unproven: dict[Channel, None] = {}  # oldest first
-        self._key = secrets.token_bytes()
-
-    async def start(self, host: str) -> None:
-        encryption = tls(server=True)
-        self._server = await asyncio.start_server(
-            self._serve,
-            host if is_loopback(host) else None,
-            0,
-            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-            backlog=4096,
-            ssl=encryption,
-            ssl_handshake_timeout=self.limits.handshake_s if encryption is not None else None,
-        )
-        self.endpoint = Endpoint(host=host, port=self._server.sockets[0].getsockname()[1], key=self._key)
 
     def close(self) -> None:
-        """End all connections. Idempotent."""
-        self._server.close()
+        """End all sessions, which their clients learn at once. Idempotent."""
+        self.server.close()
         self.lost = lambda session: None
         for session in list(self.sessions.values()):
             session.end()
         for channel in self._unproven:
             channel.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """All of one connection."""
-        _keep_alive(writer)
-        channel, session = Channel(reader, writer, self._key, "desk"), None
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection to its end; the session waits for its next one."""
+        channel = _opened(reader, writer, self.key, "desk")
+        session = None
         try:
-            await asyncio.wait_for(self._prove(channel), self.limits.handshake_s)
+            await asyncio.wait_for(self._prove(channel), self._limits.handshake_s)
             hello = await channel.receive()
-            session = self._session(hello[-_ID - 8 : -8], int.from_bytes(hello[-8:], "big"))
-            if session is None:
-                channel.send(END)
-            else:
-                channel.send(session.side.stream.count())
-                await session.side.carry(channel, hello[: -_ID - 8])
-                session.end()
-        except (OSError, EOFError, asyncio.TimeoutError) as error:
+            first, id, attempt = hello[: -_ID - 8], hello[-_ID - 8 : -8], int.from_bytes(hello[-8:], "big")
+            if id not in self.sessions and attempt > 0:
+                return channel.send(END)
+            session = self.sessions.setdefault(id, Session(id, self))
+            session.renew(attempt)
+            channel.send(session.stream.count())
+            await _carry(session.stream, channel, first, session.take)
+            session.end()
+        except (OSError, asyncio.TimeoutError, asyncio.CancelledError) as error:  # the last is logged by Python 3.11
             if session is not None:
                 if isinstance(error, Forged):
                     log.warning("ended a connection: %s", error)
-                session.disconnected()
+                asyncio.get_running_loop().call_later(self._limits.kept_s, session.expire, attempt)
         except Malformed as error:
             log.warning("ended a session that sent what no client sends: %s", error)
             if session is not None:
@@ -234,21 +202,12 @@ class Listener:
 
     async def _prove(self, channel: Channel) -> None:
         self._unproven[channel] = None
-        if len(self._unproven) > self.limits.max_unproven:
+        if len(self._unproven) > self._limits.max_unproven:
             next(iter(self._unproven)).abort()
         try:
             await channel.prove()
         finally:
             del self._unproven[channel]
-
-    def _session(self, id: bytes, attempt: int) -> Session | None:
-        """That of a client's new connection."""
-        session = self.sessions.get(id)
-        if session is None and attempt == 0:
-            session = self.sessions[id] = Session(id, self)
-        if session is not None:
-            session.connected(attempt)
-        return session
 
 
 class Session:
@@ -256,48 +215,39 @@ class Session:
 
     Attributes:
         id: of this client alone.
+        attempt: number of its latest connection.
     """
 
     def __init__(self, id: bytes, listener: Listener) -> None:
-        self.id, self._listener, self._attempt = id, listener, -1
-        self.side, self._is_over = _Side(self._take), False
-        self._timer: asyncio.TimerHandle | None = None
+        self.id, self.attempt, self.stream, self._listener = id, -1, Stream(), listener
 
     def push(self, value: Any) -> None:
         """Send a value without a call."""
-        self.send(_packed(None, value))
-
-    def send(self, message: bytes) -> None:
-        if not self._is_over:
-            self.side.send(message)
+        self.stream.send(_packed(None, value))
 
     def end(self) -> None:
         """Tell the client that the session is over. Idempotent."""
-        if not self._is_over:
-            self._is_over = True
-            self._stop_timer()
-            self.side.end()
-            if self.side.channel is not None:
-                self.side.channel.close()
-                self.side.channel = None
+        if not self.stream.is_ending:
+            self.stream.end()
+            if self.stream.channel is not None:
+                self.stream.channel.close()
+            self.stream.channel = None
             del self._listener.sessions[self.id]
             self._listener.lost(self)
 
-    def connected(self, attempt: int) -> None:
-        if attempt <= self._attempt:
-            raise ConnectionAbortedError("overtaken by a later one")
-        self._attempt = attempt
-        self._stop_timer()
+    def renew(self, attempt: int) -> None:
+        """The client has made another connection."""
+        if attempt <= self.attempt:
+            raise ConnectionAbortedError("a later one was faster")
+        self.attempt = attempt
 
-    def disconnected(self) -> None:
-        if self.side.channel is None and not self._is_over:
-            self._timer = asyncio.get_running_loop().call_later(self._listener.limits.kept_s, self.end)
+    def expire(self, attempt: int) -> None:
+        """It should have made another one by now."""
+        if attempt == self.attempt:
+            self.end()
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _take(self, message: Any) -> None:
+    def take(self, message: Any) -> None:
+        """A message has come."""
         match message:
             case (int() | None as number, str() as method, *args):
                 call = Call(number, method, tuple(args), self)
@@ -328,17 +278,19 @@ class Call:
 
     def answer(self, value: Any = None) -> None:
         """Answer it, if the client wants that."""
-        if self._number is not None:
-            try:
-                self.session.send(_packed(self._number, value))
-            except (TypeError, ValueError, OverflowError) as error:
-                log.exception("a call of %s failed", self.method)
-                self.fail(f"{type(error).__name__}: {error}")
+        try:
+            self._reply(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            log.exception("a call of %s failed", self.method)
+            self.fail(f"{type(error).__name__}: {error}")
 
     def fail(self, error: str) -> None:
         """Make it fail at the client, if that wants to know."""
+        self._reply(None, error)
+
+    def _reply(self, *content: Any) -> None:
         if self._number is not None:
-            self.session.send(_packed(self._number, None, error))
+            self.session.stream.send(_packed(self._number, *content))
 
 
 # ------------------------------------------------------------------------------------------------------------ calling
@@ -359,23 +311,20 @@ class Connection:
         self, endpoint: Endpoint, *, on_push: Callable[[Any], None] = lambda value: None, limits: Limits = LIMITS
     ) -> None:
         self._endpoint, self._on_push, self._limits = endpoint, on_push, limits
-        self._numbers, self._is_closed = itertools.count(), False
-        self._posted: deque[tuple[int | None, Future[Any] | None, bytes]] = deque()
+        self._encryption, self._numbers, self._is_closed = tls(server=False), itertools.count(), False
+        self._posted: deque[Callable[[], None]] = deque()
         self._is_posting = False
+        # In the thread alone:
+        self._id, self._stream = secrets.token_bytes(_ID), Stream()
         self._awaited: dict[int, Future[Any]] = {}
-        self._is_over = False
-        self._side, self._id = _Side(self._take), secrets.token_bytes(_ID)
         self._loop = asyncio.new_event_loop()
         opened: Future[None] = Future()
         threading.Thread(target=self._run, args=(opened,), name="dray-desk", daemon=True).start()
         try:
             opened.result()
-        except (OSError, EOFError, asyncio.TimeoutError) as error:
-            why = (
-                os.strerror(error.errno)
-                if isinstance(error, OSError) and error.errno
-                else one_line(error) or "no answer"
-            )
+        except (OSError, asyncio.TimeoutError) as error:
+            errno = getattr(error, "errno", None)
+            why = os.strerror(errno) if errno else one_line(error) or "no answer"
             if not isinstance(error, Forged):
                 why += "; between the nodes of a Ray cluster all TCP ports must be open"
             raise DeskUnreachable(f"can't connect to the experiment's desk at {endpoint}: {why}") from None
@@ -383,7 +332,7 @@ class Connection:
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):
             raise AttributeError(method)
-        return lambda *args: self.call(method, *args)
+        return partial(self.call, method)
 
     def call(self, method: str, *args: Any) -> Future[Any]:
         """Call a method."""
@@ -392,87 +341,89 @@ class Connection:
             answer.set_exception(DeskUnreachable(f"the connection to the desk at {self._endpoint} is closed"))
         else:
             number = next(self._numbers)
-            self._post(number, answer, _packed(number, method, *args))
+            self._post(partial(self._ask, number, answer, _packed(number, method, *args)))
         return answer
 
     def tell(self, method: str, *args: Any) -> None:
         """Call a method whose answer nobody needs, which saves half of its cost; if it fails, the desk logs it."""
         if not self._is_closed:
-            self._post(None, None, _packed(None, method, *args))
+            self._post(partial(self._stream.send, _packed(None, method, *args)))
 
     def close(self) -> None:
         """End the session, once all calls so far have been sent; what has not been answered fails. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            self._post(None, None, b"")
+            self._post(self._end)
 
-    def _post(self, number: int | None, answer: Future[Any] | None, message: bytes) -> None:
-        self._posted.append((number, answer, message))
+    def _post(self, action: Callable[[], None]) -> None:
+        self._posted.append(action)
         if not self._is_posting:  # waking the thread costs more than all else: once for several calls
             self._is_posting = True
-            self._loop.call_soon_threadsafe(self._send_posted)
+            self._loop.call_soon_threadsafe(self._act)
 
-    # ------------------------------------------------------------------ in its own thread
-    def _send_posted(self) -> None:
-        self._is_posting = False  # first: what is posted from now on wakes this thread again
+    # ------------------------------------------------------------------ in its thread
+    def _act(self) -> None:
+        self._is_posting = False  # first: what is posted from now on wakes the thread again
         for _ in range(len(self._posted)):
-            number, answer, message = self._posted.popleft()
-            if not message:
-                self._fail_awaited()
-                self._side.end()
-                self._closing.set()
-            elif self._is_over:
-                if answer is not None:
-                    answer.set_exception(self._error())
-            else:
-                if number is not None and answer is not None:
-                    self._awaited[number] = answer
-                self._side.send(message)
+            self._posted.popleft()()
+
+    def _ask(self, number: int, answer: Future[Any], message: bytes) -> None:
+        self._awaited[number] = answer
+        self._stream.send(message)
+        if self._stream.is_ending:
+            self._fail_awaited()
+
+    def _end(self) -> None:
+        self._stream.end()
+        self._fail_awaited()
+        self._closing.set()
 
     def _run(self, opened: Future[None]) -> None:
         self._loop.run_until_complete(self._live(opened))
         self._loop.close()
 
     async def _live(self, opened: Future[None]) -> None:
+        """Connect, again and again, until the session is over; then wait for `close`."""
         self._closing = asyncio.Event()
         deadline = lost_at = pause_s = 0.0
         for attempt in itertools.count():
+            channel = None
             try:
                 channel, first = await asyncio.wait_for(self._connect(attempt), self._limits.connect_s)
-            except (OSError, EOFError, asyncio.TimeoutError) as error:
                 if attempt == 0:
-                    return opened.set_exception(error)
-                if isinstance(error, ConnectionRefusedError):
-                    deadline = min(deadline, lost_at + self._limits.refused_s)
-                if isinstance(error, (Forged, DeskUnreachable)) or self._loop.time() > deadline:
-                    break
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, 1)
-                continue
-            if attempt == 0:
-                opened.set_result(None)
-            try:
-                await self._side.carry(channel, first)
+                    opened.set_result(None)
+                await _carry(self._stream, channel, first, self._take)
                 break
-            except (OSError, EOFError):
-                lost_at, pause_s = self._loop.time(), 0.05
-                deadline = lost_at + self._limits.reconnect_s
             except Malformed as error:
                 log.warning("ended the connection to %s, which sent what no desk sends: %s", self._endpoint, error)
                 break
+            except (OSError, asyncio.TimeoutError) as error:
+                if channel is not None:
+                    lost_at, pause_s = self._loop.time(), 0.05
+                    deadline = lost_at + self._limits.reconnect_s
+                elif attempt == 0:
+                    return opened.set_exception(error)
+                elif isinstance(error, ConnectionRefusedError):
+                    deadline = min(deadline, lost_at + self._limits.refused_s)
+                is_certain = channel is None and isinstance(error, (Forged, DeskUnreachable))
+                if is_certain or self._loop.time() > deadline:
+                    break
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1)
             finally:
-                channel.close()
-        self._is_over = True
+                if channel is not None:
+                    channel.close()
+        self._stream.end()
         self._fail_awaited()
         await self._closing.wait()
 
     async def _connect(self, attempt: int) -> tuple[Channel, bytes]:
-        reader, writer = await asyncio.open_connection(self._endpoint.host, self._endpoint.port, ssl=tls(server=False))
-        channel = Channel(reader, writer, self._endpoint.key, "client")
+        """A connection, and the first frame that has come there."""
+        streams = await asyncio.open_connection(self._endpoint.host, self._endpoint.port, ssl=self._encryption)
+        channel = _opened(*streams, self._endpoint.key, "client")
         try:
-            _keep_alive(writer)
             await channel.prove()
-            channel.send(self._side.stream.count(), self._id, attempt.to_bytes(8, "big"))
+            channel.send(self._stream.count(), self._id, attempt.to_bytes(8, "big"))
             if (first := await channel.receive()) == END:
                 raise DeskUnreachable("it does not know this session")
             return channel, first
@@ -489,7 +440,7 @@ class Connection:
                     log.exception("a message of the desk failed")
             case (int() as number, value, *error):
                 answer = self._awaited.pop(number, None)
-                if answer is None or not answer.set_running_or_notify_cancel():
+                if answer is None or not answer.set_running_or_notify_cancel():  # nobody waits for it any more
                     return
                 if error:
                     answer.set_exception(RuntimeError(f"the experiment's desk failed: {error[0]}"))
@@ -499,17 +450,8 @@ class Connection:
                 raise Malformed("it is no answer")
 
     def _fail_awaited(self) -> None:
-        for answer in self._awaited.values():
+        error = DeskUnreachable(f"lost the connection to the experiment's desk at {self._endpoint}")
+        while self._awaited:
+            _, answer = self._awaited.popitem()
             if answer.set_running_or_notify_cancel():
-                answer.set_exception(self._error())
-        self._awaited.clear()
-
-    def _error(self) -> DeskUnreachable:
-        return DeskUnreachable(f"lost the connection to the experiment's desk at {self._endpoint}")
-
-
-def _packed(*content: Any) -> bytes:
-    message = pack(content)
-    if len(message) > MAX_MESSAGE - len(END):
-        raise ValueError(f"a message of {len(message):,} bytes is too large for the desk: at most {MAX_MESSAGE:,}")
-    return message
+                answer.set_exception(error)

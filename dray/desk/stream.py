@@ -9,26 +9,53 @@ from __future__ import annotations
 
 from collections import deque
 
+from dray.desk.channel import Channel
 from dray.desk.wire import Malformed
 
 _COUNT = 8
 END = b"\xff" * _COUNT
 """The frame that ends a session: nothing comes after it."""
 _OWED = 32
-"""Messages, or units of 32 KiB of them, after which a side that sends nothing acknowledges what it has received."""
+"""Messages, or units of 32 KiB of them, after which a side that sends nothing says how many it has received."""
 
 
 class Stream:
-    """What one side has sent and received."""
+    """What one side sends and receives.
+
+    Attributes:
+        channel: the connection to send on; None while there is none.
+        is_ending: nothing more is sent.
+    """
 
     def __init__(self) -> None:
+        self.channel: Channel | None = None
+        self.is_ending = False
         self._received = self._confirmed = self._owed = 0
         self._kept: deque[bytes] = deque()  # sent, after the first `_confirmed`
 
-    def send(self, message: bytes) -> tuple[bytes, bytes]:
-        """Number a message, which is not empty, and keep it. Returns the parts of its frame."""
-        self._kept.append(message)
-        return self.count(), message
+    def resume(self, channel: Channel, first: bytes) -> None:
+        """Go on with a new connection, whose first frame this is: the other side's `count`."""
+        self._confirm(first)
+        if self.channel is not None:
+            self.channel.abort()
+        self.channel = channel
+        for message in self._kept:
+            channel.send(self.count(), message)
+        if self.is_ending:
+            channel.send(END)
+
+    def send(self, message: bytes) -> None:
+        """Send a message, which is not empty; nothing after `end`."""
+        if not self.is_ending:
+            self._kept.append(message)
+            if self.channel is not None:
+                self.channel.send(self.count(), message)
+
+    def end(self) -> None:
+        """Tell the other side that nothing more comes."""
+        self.is_ending = True
+        if self.channel is not None:
+            self.channel.send(END)
 
     def receive(self, frame: bytes) -> memoryview | None:
         """Take a frame; returns its message, if it has one."""
@@ -37,6 +64,8 @@ class Stream:
             return None
         self._received += 1
         self._owed += 1 + (len(frame) >> 15)
+        if self._owed >= _OWED and self.channel is not None:
+            self.channel.send(self.count())
         return memoryview(frame)[_COUNT:]
 
     def count(self) -> bytes:
@@ -44,20 +73,10 @@ class Stream:
         self._owed = 0
         return self._received.to_bytes(_COUNT, "big")
 
-    @property
-    def owes_count(self) -> bool:
-        """Whether it should send one, so that the other side does not keep much."""
-        return self._owed >= _OWED
-
-    def resume(self, frame: bytes) -> list[tuple[bytes, bytes]]:
-        """Take the first frame of a new connection; returns the frames to send again."""
-        self._confirm(frame)
-        return [(self.count(), message) for message in self._kept]
-
     def _confirm(self, frame: bytes) -> None:
         count = int.from_bytes(frame[:_COUNT], "big")
         if len(frame) < _COUNT or not self._confirmed <= count <= self._confirmed + len(self._kept):
             raise Malformed("it acknowledges what was never sent")
-        while self._confirmed < count:
+        for _ in range(count - self._confirmed):
             self._kept.popleft()
-            self._confirmed += 1
+        self._confirmed = count

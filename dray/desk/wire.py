@@ -6,15 +6,15 @@ tuples both arrive as tuples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
 
 import msgpack
 
-_EXT = 1
-"""msgpack's type code of a dataclass: its name, then the values of its fields in their order."""
-_classes: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {}
+_NAME = 1
+"""msgpack's type code of a dataclass's name: first in an array, before the values of its fields in their order."""
+_classes: dict[str, type] = {}
+_fields: dict[type, tuple[str, ...]] = {}
 
 _T = TypeVar("_T")
 
@@ -25,53 +25,52 @@ class Malformed(ValueError):
 
 def wire(cls: type[_T]) -> type[_T]:
     """Let instances of a frozen dataclass be sent; the receiver must have imported its module too."""
-    assert cls.__dataclass_params__.frozen, cls  # type: ignore[attr-defined]
-    assert cls.__name__ not in _classes, cls
-    _classes[cls.__name__] = cls, tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+    assert cls.__dataclass_params__.frozen and cls.__name__ not in _classes, cls  # type: ignore[attr-defined]  # noqa: PT018
+    _classes[cls.__name__] = cls
+    _fields[cls] = tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
     return cls
 
 
 def pack(value: Any) -> bytes:
-    """Encode a value.
-
-    Raises:
-        TypeError, ValueError, OverflowError: it can't be sent.
-    """
+    """Encode a value; a TypeError, ValueError or OverflowError if it can't be sent."""
     packed: bytes = msgpack.packb(value, default=_dataclass_packed, unicode_errors="surrogatepass")
     return packed
 
 
-def unpack(data: bytes | bytearray | memoryview) -> Any:
-    """Decode a value.
-
-    Raises:
-        Malformed: `pack` has not made this, or with dataclasses that are unknown here.
-    """
+def unpack(data: bytes | memoryview) -> Any:
+    """Decode a value; Malformed if it is not from `pack`, or of a dataclass that is unknown here."""
     try:
-        return _unpacked(data)
-    except Exception as error:  # of msgpack, of a dataclass, or RecursionError
+        return msgpack.unpackb(
+            data,
+            ext_hook=_name_unpacked,
+            list_hook=_array_unpacked,
+            use_list=False,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+    except Exception as error:  # of msgpack, or of a dataclass
         raise Malformed(f"{type(error).__name__}: {error}") from None
 
 
-def _dataclass_packed(value: object) -> msgpack.ExtType:
-    name = type(value).__name__
-    cls, names = _classes.get(name, (object, ()))
-    if cls is not type(value):
-        raise TypeError(f"can't send a {name}: only plain values and dataclasses marked with @wire")
-    return msgpack.ExtType(_EXT, pack([name, *[getattr(value, each) for each in names]]))
+class _Name(str):
+    """That of a dataclass, on its way."""
 
 
-def _dataclass_unpacked(code: int, data: bytes) -> Any:
-    if code != _EXT:
+def _name_unpacked(code: int, data: bytes) -> _Name:
+    if code != _NAME:
         raise ValueError(f"unknown type code {code}")
-    name, *values = _unpacked(data)
-    if name not in _classes:
-        raise ValueError(f"unknown dataclass {name!r}")
-    cls, names = _classes[name]
-    return cls(**dict(zip(names, values, strict=True)))
+    return _Name(data, "ascii")
 
 
-def _unpacked(data: bytes | bytearray | memoryview) -> Any:
-    return msgpack.unpackb(
-        data, ext_hook=_dataclass_unpacked, use_list=False, strict_map_key=False, unicode_errors="surrogatepass"
-    )
+def _dataclass_packed(value: object) -> list[Any]:
+    cls = type(value)
+    if cls not in _fields:
+        raise TypeError(f"can't send a {cls.__name__}: only plain values and dataclasses marked with @wire")
+    return [msgpack.ExtType(_NAME, cls.__name__.encode()), *[getattr(value, name) for name in _fields[cls]]]
+
+
+def _array_unpacked(array: tuple[Any, ...]) -> Any:
+    if not array or type(array[0]) is not _Name:
+        return array
+    cls = _classes[array[0]]
+    return cls(**dict(zip(_fields[cls], array[1:], strict=True)))

@@ -67,7 +67,7 @@ async def received(desk: Channel, to_desk: Pipe, data: bytes) -> list[bytes]:
     to_desk.reader.feed_data(data)
     to_desk.reader.feed_eof()
     messages = []
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(ConnectionResetError):
         while True:
             messages.append(await desk.receive())
     return messages

@@ -79,11 +79,12 @@ class Server:
         """As a process that is killed: the kernel closes its connections."""
 
         async def kill() -> None:
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
+            self._listener.server.close()
             for transport in list(self._loop._transports.values()):  # type: ignore[attr-defined]  # noqa: SLF001
                 transport.abort()
-            self._listener._server.close()  # noqa: SLF001
+            for task in (others := asyncio.all_tasks() - {asyncio.current_task()}):
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(kill(), self._loop).result()
@@ -148,6 +149,11 @@ def test_what_fails_is_an_error_of_the_call_alone(desk: Connection) -> None:
             call.result(30)
     with pytest.raises(TypeError, match="can't send a lock"):
         desk.note(threading.Lock())
+    assert desk.note("still there").result(30) == 1
+
+
+@pytest.mark.slow
+def test_a_message_that_is_too_large_is_an_error_of_its_call(desk: Connection) -> None:
     with pytest.raises(ValueError, match="is too large for the desk: at most 268,435,456"):
         desk.note(bytes(1 << 28))
     assert desk.note("still there").result(30) == 1
@@ -456,13 +462,15 @@ def test_a_client_that_does_not_come_back_is_lost_and_unknown_afterwards() -> No
     proxy = Proxy(server.endpoint)
     desk = Connection(proxy.endpoint)
     waiting = desk.take()
-    desk.note("it has come").result(30)
+    desk.tell("note", "it has come")
+    soon(lambda: server.desk.told)
     proxy.is_open = False
     proxy.cut()
     soon(lambda: server.desk.lost)
     proxy.is_open = True
     with pytest.raises(DeskUnreachable):
         waiting.result(LIMITS.reconnect_s / 2)
+    assert server.desk.told == ["it has come"]
     desk.close()
     proxy.stop()
     server.die()
