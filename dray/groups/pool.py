@@ -273,7 +273,7 @@ class Groups:
         the search still runs, which is unknown. So it starts when the first group has trained for as long as it took to
         its first report (ski rental: at most twice as long as the better of now and never; Karlin et al. 1988).
         """
-        if not self._plan.own_cluster:
+        if not self._plan.own_cluster or not self.count:
             return True
         if self._trains_since is None:
             return False
