@@ -237,7 +237,7 @@ class Run:
     def _close(self, watch: Watch) -> None:
         """Let running trials save, then end Tune and the groups, unless Ray itself is gone."""
         watch.close()
-        self._display.closing(self._interrupts.wanted)
+        self._loop.post(self._display.closing, self._interrupts.wanted)
         try:
             if not (self._has_failed or isinstance(self._error, DirectoryGone | TakenOver)):
                 self._loop.post(self.driver.close)
