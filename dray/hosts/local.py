@@ -208,13 +208,11 @@ class LocalHost:
         self._unsaved.stage(staging)
         return staging
 
-    def commit(
-        self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
-    ) -> str:
+    def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         rows = [*self._unsaved.take(staging).rows, _row(report)]
         if not (carried := staging / "metrics.jsonl").exists():  # a program may have a file of this name
             carried.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        path = self._store.commit(staging, report.batches, digests, others)
+        path = self._store.commit(staging, report.batches, known)
         self._unsaved.saved, self._saved = report.batches, path
         log.info("saved %s", path)
         return self.checkpoint_id(report.batches)

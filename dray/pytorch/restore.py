@@ -16,7 +16,7 @@ from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
 from dray.training.checkpoint import files, sharded
-from dray.training.checkpoint.opening import open_together
+from dray.training.checkpoint.joint import open_together
 from dray.training.optimisation import bare
 from dray.training.parallel.exchange import on_chief
 from dray.training.parallel.sharding import is_dtensor

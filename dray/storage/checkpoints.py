@@ -79,13 +79,7 @@ class CheckpointStore:
         self._opened = None  # it may be replaced
         return staging
 
-    def commit(
-        self,
-        staging: Path,
-        batches: int,
-        digests: Mapping[str, str] | None = None,
-        others: Mapping[str, Listed] | None = None,
-    ) -> str:
+    def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
         """Turn a staging directory into the checkpoint at this number of batches, atomically, and return its id.
 
         An existing checkpoint is replaced.
@@ -93,14 +87,12 @@ class CheckpointStore:
         Args:
             staging: from `stage`.
             batches: batches trained.
-            digests: as in `write_manifest`.
-            others: the files that other machines have uploaded with `add`.
+            known: as in `write_manifest`.
 
         Raises:
             OSError: see `dray.storage.writing`; for a remote store also `StorageError`, after minutes of retries.
         """
-        assert not others, "in a directory all files of a checkpoint are staged together"
-        write_manifest(staging, digests)
+        write_manifest(staging, known or {})
         target = Path(self.id_of(batches))
         if target.exists():
             force_to_disk(staging)
@@ -266,21 +258,15 @@ class RemoteStore(CheckpointStore):
     def id_of(self, batches: int) -> str:
         return self._at(batches).uri
 
-    def commit(
-        self,
-        staging: Path,
-        batches: int,
-        digests: Mapping[str, str] | None = None,
-        others: Mapping[str, Listed] | None = None,
-    ) -> str:
-        write_manifest(staging, digests, others)
-        self._remote(self._at(batches)).upload(staging, last=MANIFEST, keep=others or ())
+    def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
+        write_manifest(staging, known or {})
+        self._remote(self._at(batches)).upload(staging, last=MANIFEST, keep=known or ())
         shutil.rmtree(staging, ignore_errors=True)
         return self.id_of(batches)
 
     def add(self, staging: Path, batches: int) -> dict[str, Listed]:
         self._remote(self._at(batches)).add(staging, without=MANIFEST)
-        return listed_in(staging)
+        return listed_in(staging, {})
 
     def force_to_disk(self, batches: int) -> None:
         """Nothing to do: an acknowledged upload is durable."""

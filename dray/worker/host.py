@@ -156,13 +156,7 @@ class RayHost:
         self.reports.unsaved.stage(staging, last.value if last.batches == batches else None)
         return staging
 
-    def commit(
-        self,
-        staging: Path,
-        report: Report,
-        digests: Mapping[str, str],
-        others: Mapping[str, Listed] | None = None,
-    ) -> str:
+    def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         staged, message = self.reports.unsaved.take(staging), self.reports.carried(report)
         metric = staged.value if message.value is None else message.value
         carried = {
@@ -177,7 +171,7 @@ class RayHost:
         }
         (staging / REPORT_FILE).write_text(json.dumps(carried))
         self._link.confirm_commit()
-        checkpoint = self._store.commit(staging, report.batches, digests, others)
+        checkpoint = self._store.commit(staging, report.batches, known)
         self.reports.unsaved.saved = report.batches
         log.info("saved %s", checkpoint)
         self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.began)

@@ -17,7 +17,7 @@ from torch.distributed import HashStore
 
 from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info
 from dray.storage import CheckpointError
-from dray.training.checkpoint.opening import open_together
+from dray.training.checkpoint.joint import open_together
 from dray.training.cluster_info import use_cluster_info
 from dray.training.errors import PeerFailed
 from dray.training.parallel.distributed import PORT

@@ -21,7 +21,7 @@ from torch import nn
 from dray.core import DistributedContext
 from dray.storage import Location, StorageError
 from dray.storage.checkpoints import RemoteStore
-from dray.training.checkpoint import files, parts, saver, shard_file, sharded
+from dray.training.checkpoint import files, joint, saver, shard_file, sharded
 from dray.training.parallel import exchange
 from tests import queued
 from tests.pytorch.fakes import FakeHost, RemoteHost, RungHost
@@ -172,7 +172,7 @@ def main(directory: Path, victim: str = "") -> None:
     rank, size, machines = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"))
     # By a file, not by a port: no other program can take it first.
     queued.init(directory / f"rendezvous_{size}", rank, size)
-    parts.FAIL_S = exchange.FAIL_S = 1.0 if victim else exchange.FAIL_S
+    joint.FAIL_S = exchange.FAIL_S = 1.0 if victim else exchange.FAIL_S
     if victim == "rung":
         with in_background():
             sys.exit(go(trial(fsdp), RungHost(directory, kills=True))["error"])

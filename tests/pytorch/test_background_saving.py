@@ -20,6 +20,7 @@ from dray import pytorch
 from dray.hosts import LocalHost, use_host
 from dray.pytorch import Batch
 from dray.storage import verify
+from dray.storage.manifest import Listed
 from dray.training.checkpoint import files as checkpoint
 from dray.training.checkpoint import saver
 from dray.training.checkpoint.files import Contents
@@ -154,8 +155,8 @@ class Watching(FakeHost):
         super().__init__(directory, **kwargs)
         self.events: list[str] = []
 
-    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
-        saved = super().commit(staging, report, digests)
+    def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
+        saved = super().commit(staging, report, known)
         self.events.append(f"committed {report.batches}")
         return saved
 
@@ -311,7 +312,7 @@ def test_an_error_of_the_writer_ends_the_run_at_the_next_report(
     monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
     trains, failed = threading.Event(), threading.Event()
 
-    def broken(staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+    def broken(staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         assert trains.wait(30)  # or the report at batch 2 could know already
         failed.set()
         raise LookupError("the store is gone")

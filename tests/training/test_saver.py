@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from dray.storage import CheckpointStore, disk, verify
+from dray.storage.manifest import Listed
 from dray.training.checkpoint import checksum as hashed_file
 from dray.training.checkpoint import files as checkpoint
 from dray.training.checkpoint import saver, snapshot
@@ -47,14 +48,14 @@ class SlowHost:
     def new_checkpoint(self, batches: int) -> Path:
         return self.store.stage(batches)
 
-    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+    def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         self.threads.append(threading.current_thread())
         self.begun.set()
         assert self.gate.wait(30)
         if self.fault is not None:
             raise self.fault
         self.committed.append(report.batches)
-        return self.store.commit(staging, report.batches, digests)
+        return self.store.commit(staging, report.batches, known)
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from dray.storage import determined_state
+from dray.storage.manifest import Listed
 from dray.training.checkpoint import determined, shard_file
 from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import check_savable, load_as, read_json
@@ -89,7 +90,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The content of one checkpoint, to be written.
+    """What a rank writes of one checkpoint.
 
     Args:
         objects: what is saved by `torch.save`, by file name; may have the tensors that are being trained.
@@ -98,9 +99,9 @@ class Contents:
         shards: shards of this rank by file name and name in the file; may be those that are being trained.
     """
 
-    objects: Mapping[str, Any]
-    texts: Mapping[str, bytes]
-    nbytes: int
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    texts: Mapping[str, bytes] = field(default_factory=dict)
+    nbytes: int = 0
     shards: Mapping[str, Mapping[str, Shard]] = field(default_factory=dict)
 
 
@@ -136,8 +137,8 @@ def contents(
     return Contents(objects=objects, texts=texts, nbytes=nbytes)
 
 
-def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, str]:
-    """Write a checkpoint to its staging directory; returns the SHA-256 of each file by name.
+def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, Listed]:
+    """Write files of a checkpoint to its staging directory; returns their entries in the manifest, by name.
 
     Args:
         directory: the staging directory.
@@ -148,23 +149,23 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
     Raises:
         OSError: a file can't be written.
     """
-    digests: dict[str, str] = {}
+    written: dict[str, Listed] = {}
     # Strings: pathlib takes as long as writing the files.
     for parent in {name.rpartition("/")[0] for name in (*contents.texts, *contents.objects, *contents.shards)}:
         os.makedirs(f"{directory}/{parent}", exist_ok=True)
     for name, content in contents.texts.items():
         with open(f"{directory}/{name}", "wb") as file:
             file.write(content)
-        digests[name] = hashlib.sha256(content).hexdigest()
+        written[name] = Listed(len(content), hashlib.sha256(content).hexdigest())
     for name, value in contents.objects.items():
         with ChecksumWriter(f"{directory}/{name}", read_soon) as output, portable():
             torch.save(value, output)
-        digests[name] = output.digest.hexdigest()
+        written[name] = output.listed
     for name, shards in contents.shards.items():
         with ChecksumWriter(f"{directory}/{name}", read_soon) as output:
             shard_file.write(output, shards)
-        digests[name] = output.digest.hexdigest()
-    return digests
+        written[name] = output.listed
+    return written
 
 
 def read_progress(directory: Path) -> Progress:
