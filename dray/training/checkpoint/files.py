@@ -37,7 +37,7 @@ from dray.training.checkpoint import determined, shard_file
 from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import check_savable, load_as, read_json
 from dray.training.checkpoint.portable import portable
-from dray.training.checkpoint.shard_file import Shard
+from dray.training.checkpoint.shard_file import TensorPiece
 from dray.training.parallel.division import Division
 from dray.training.progress import Progress
 
@@ -102,7 +102,7 @@ class Contents:
     objects: Mapping[str, Any] = field(default_factory=dict)
     texts: Mapping[str, bytes] = field(default_factory=dict)
     nbytes: int = 0
-    shards: Mapping[str, Mapping[str, Shard]] = field(default_factory=dict)
+    shards: Mapping[str, Mapping[str, TensorPiece]] = field(default_factory=dict)
 
 
 def contents(

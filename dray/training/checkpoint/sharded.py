@@ -24,7 +24,7 @@ from torch import nn
 from dray.storage.errors import CheckpointError
 from dray.training.checkpoint import shard_file
 from dray.training.checkpoint.plain_state import UnsavableState
-from dray.training.checkpoint.shard_file import Shard, StoredShard
+from dray.training.checkpoint.shard_file import StoredPiece, TensorPiece
 from dray.training.parallel.sharding import is_dtensor
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def gathered(state: T, keep: bool) -> T:
     return found
 
 
-def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
+def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
     """This rank's shards of DTensors. Of several ranks with the same shard only the first has it.
 
     Raises:
@@ -105,14 +105,14 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
         local = planner.resolve_data(item)
         assert isinstance(local, torch.Tensor)
         if local.numel() > 0:
-            found[item.index.fqn] = Shard(local, tuple(item.tensor_data.chunk.offsets))
+            found[item.index.fqn] = TensorPiece(local, tuple(item.tensor_data.chunk.offsets))
     return found
 
 
 # ------------------------------------------------------------------------------------------------------------- load
 
 
-class Stored:
+class StoredTensors:
     """The sharded tensors of a checkpoint.
 
     Args:
@@ -124,12 +124,12 @@ class Stored:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._pieces: dict[str, list[StoredShard]] = {}
+        self._pieces: dict[str, list[StoredPiece]] = {}
         for file in sorted((directory / DIRECTORY).glob("*.safetensors")):
             for name, piece in shard_file.read(file).items():
                 self._pieces.setdefault(name, []).append(piece)
 
-    def pieces(self, name: str, like: torch.Tensor) -> list[StoredShard]:
+    def pieces(self, name: str, like: torch.Tensor) -> list[StoredPiece]:
         """The pieces of a tensor of this type and shape.
 
         Raises:
@@ -161,6 +161,10 @@ def copy_pieces(
     pieces: Sequence[tuple[Sequence[int], Sequence[int], Callable[[], torch.Tensor]]], target: torch.Tensor
 ) -> None:
     """Copy a tensor that consists of pieces (offsets, shape, a function that returns it) into another of its shape."""
+    if not is_dtensor(target):
+        for offsets, shape, load in pieces:
+            target[tuple(slice(at, at + size) for at, size in zip(offsets, shape, strict=True))].copy_(load())
+        return
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
@@ -199,7 +203,7 @@ def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None],
     Raises:
         ValueError, CheckpointError: the shards are damaged, or some are missing.
     """
-    stored: Stored | None = None
+    stored: StoredTensors | None = None
 
     def filled(at: Keys, value: Any) -> Any:
         nonlocal stored
@@ -207,7 +211,7 @@ def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None],
             return value
         own = home(at)
         if value.device.type == "meta":
-            stored = stored or Stored(directory)
+            stored = stored or StoredTensors(directory)
             if own is None:  # nothing of the trial's: load_state_dict() will say so, and needs no data for it
                 stored.pieces(name_of(at), value)
                 return value
