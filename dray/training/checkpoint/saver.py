@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from dray.storage.errors import is_full
 from dray.storage.manifest import Listed
@@ -22,6 +24,8 @@ from dray.training.parallel.device import on_this_gpu
 from dray.training.parallel.distributed import DistributedContext
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 AT_ONCE_BYTES = 16 << 20
 """Smaller states are written before training continues, unless the store is remote and the search decides nothing.
@@ -51,9 +55,7 @@ class Saver:
         self._host = host
         self._snapshots = Snapshots()
         self._side: DistributedContext | None = None
-        self._thread: threading.Thread | None = None
-        self._saved: str | None = None
-        self._error: BaseException | None = None
+        self._writing: Future[str | None] | None = None
         self._answer: Future[bool] | None = None
         self._full: OSError | None = None
         #: Set if training has failed.
@@ -92,13 +94,8 @@ class Saver:
         if self._side is None and peers.size > 1:
             name = peers.broadcast(joint.staging.name)
             self._side = peers.over(SideTransport(peers, name, self._leaving))
-        # Not a daemon: a program that ends meanwhile waits for it.
-        self._thread = threading.Thread(
-            target=on_this_gpu(self._background),
-            args=(replace(joint, peers=self._side or peers), *copied),
-            name="dray-saver",
-        )
-        self._thread.start()
+        behind = partial(self._background, replace(joint, peers=self._side or peers), *copied)
+        self._writing = _in_thread("dray-saver", on_this_gpu(behind))
         return None
 
     def _copy(
@@ -121,20 +118,16 @@ class Saver:
             )
         return copied if all(peers.allgather(copied is not None)) else None
 
-    def _background(self, joint: JointCheckpoint, copy: Contents, complete: Callable[[], None]) -> None:
+    def _background(self, joint: JointCheckpoint, copy: Contents, complete: Callable[[], None]) -> str | None:
         def write() -> dict[str, Listed]:
             complete()
             # An upload reads the files.
             return files.write(joint.staging, copy, read_soon=self._host.is_remote)
 
-        self._saved = None
-        try:
-            # Unless the search waits for it. Elsewhere than on Linux it would affect the whole process.
-            if not joint.report.decides and sys.platform == "linux":
-                os.nice(NICE)
-            self._saved = self._save(joint, write)
-        except BaseException as error:
-            self._error = error
+        # Unless the search waits for it. Elsewhere than on Linux it would affect the whole process.
+        if not joint.report.decides and sys.platform == "linux":
+            os.nice(NICE)
+        return self._save(joint, write)
 
     def _save(
         self,
@@ -163,13 +156,14 @@ class Saver:
         """
         if report.final:
             self.finish()
-        else:
-            self.check()
-        if not report.decides or self._thread is None:
+        elif self._writing is not None and self._writing.done():
+            self.wait()
+        if not report.decides or (writing := self._writing) is None:
             return self._host.publish(report)
-        pool = ThreadPoolExecutor(1, "dray-report")
-        self._answer = pool.submit(lambda: self._host.publish(replace(report, checkpoint=self.wait())))
-        pool.shutdown(wait=False)
+        self._writing = None  # whoever waits for the answer gets its error
+        self._answer = _in_thread(
+            "dray-report", lambda: self._host.publish(replace(report, checkpoint=writing.result()))
+        )
         return False
 
     def answer(self) -> bool:
@@ -182,19 +176,11 @@ class Saver:
         answer = self._answer
         return answer is not None and answer.done() and (answer.exception() is not None or answer.result())
 
-    def check(self) -> None:
-        """Raise the error of a checkpoint that failed."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def wait(self) -> str | None:
-        """Wait until nothing is being written, and `check`; returns the id of what was written in the background."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check()
-        return self._saved
+    def wait(self) -> None:
+        """Wait until nothing is being written; raises the error of a checkpoint that failed."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def finish(self) -> None:
         """Wait for the last checkpoint.
@@ -215,3 +201,11 @@ class Saver:
             self.finish()
         except Exception as error:
             log.error("the last checkpoint was not saved: %s", error)
+
+
+def _in_thread(name: str, work: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread of its own. A program that ends meanwhile waits for it."""
+    pool = ThreadPoolExecutor(1, name)
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    return future
