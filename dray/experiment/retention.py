@@ -20,7 +20,7 @@ from typing import Any
 
 from dray.config.storage import CheckpointStorage
 from dray.storage import CheckpointStore
-from dray.storage.outage import Outage
+from dray.storage.errors import Outage
 from dray.worker.host import REPORT_FILE
 from searchers.views import TrialView
 

@@ -7,26 +7,38 @@ checkpoint: readers fall back to the previous one.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import logging
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dray.storage.disk import force_to_disk
-from dray.storage.download import DOWNLOADED, downloaded
+from dray.storage.disk import force_to_disk, scratch
 from dray.storage.errors import CheckpointError
 from dray.storage.location import Location
-from dray.storage.manifest import MANIFEST, Listed, check_files, listed_in, parse_manifest, verify, write_manifest
+from dray.storage.manifest import (
+    MANIFEST,
+    Listed,
+    check_files,
+    is_determined,
+    listed_in,
+    never_completed,
+    parse_manifest,
+    verify,
+    write_manifest,
+)
 from dray.storage.remote import PATIENCE_S, RemoteDirectory, Transfers
 
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"checkpoint_(\d+)")
-_STAGING, _REPLACED = ".staging-", ".replaced-"
+_STAGING, _REPLACED, _DOWNLOADED = ".staging-", ".replaced-", ".opened-"
 
 _warned: set[str] = set()
 
@@ -198,7 +210,7 @@ class CheckpointStore:
         if location.is_local:
             # A checkpoint of this trial may be half written or half deleted; any other path was given by the user.
             return verify(location.path, without_manifest=location.path.parent != self.trial_dir, only=only)
-        return downloaded(self._remote(location), self.trial_dir, only=only)
+        return _downloaded(self._remote(location), self.trial_dir, only=only)
 
     def filesystem_of(self, checkpoint: str) -> tuple[Any, str]:
         """The checkpoint's `pyarrow.fs.FileSystem`, and its path there."""
@@ -207,7 +219,7 @@ class CheckpointStore:
     def close(self) -> None:
         """Remove the copies that `open` downloaded."""
         self._opened = None
-        _remove(self.trial_dir, DOWNLOADED)
+        _remove(self.trial_dir, _DOWNLOADED)
 
     def delete(self, batches: int) -> None:
         """Remove a checkpoint, if it exists; its manifest first, so that a half-deleted one is invalid."""
@@ -217,7 +229,7 @@ class CheckpointStore:
 
     def sweep(self) -> None:
         """Remove the temporary files of a killed writer. Only for the trial's single writer, before it writes."""
-        _remove(self.trial_dir, _STAGING, _REPLACED, DOWNLOADED)
+        _remove(self.trial_dir, _STAGING, _REPLACED, _DOWNLOADED)
 
     def _remote(self, location: Location) -> RemoteDirectory:
         return RemoteDirectory(location, patience_s=self._patience_s, transfers=self.transfers)
@@ -294,6 +306,55 @@ class RemoteStore(CheckpointStore):
 def store_at(location: Location, scratch: Path) -> CheckpointStore:
     """The store of the trial at this location; `scratch` as in `RemoteStore`."""
     return CheckpointStore(location.path) if location.is_local else RemoteStore(location, scratch)
+
+
+@contextlib.contextmanager
+def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: bool = False) -> Iterator[Path]:
+    """The verified local directory of any checkpoint, by path, URI or location, until the block ends.
+
+    Args:
+        checkpoint: if it is remote, it is downloaded for the block.
+        without_manifest: as in `verify`; only for a local directory.
+
+    Raises:
+        FileNotFoundError, CheckpointError, StorageError: as in `CheckpointStore.open`.
+    """
+    place = Location.of(checkpoint)
+    if place.is_local:
+        yield verify(place.path, without_manifest=without_manifest)
+        return
+    with scratch("checkpoint") as copies:
+        yield _downloaded(RemoteDirectory(place), copies)
+
+
+def _downloaded(remote: RemoteDirectory, to: Path, *, only: Collection[str] = ()) -> Path:
+    """A verified copy of a remote checkpoint in the directory `to`; `only` as in `verify`."""
+    name = remote.location
+    sizes = remote.sizes()
+    if not sizes:
+        raise FileNotFoundError(f"there is no checkpoint {str(name)!r}: nothing exists there")
+    key = hashlib.sha256(str(name).encode())
+    if MANIFEST in sizes:
+        # The key includes the manifest: another checkpoint may have replaced one of the same name.
+        manifest = remote.read(MANIFEST)
+        check_files(sizes, parse_manifest(manifest, name), name)
+        key.update(manifest)
+    elif not is_determined(sizes):
+        raise never_completed(name)
+    target = to / f"{_DOWNLOADED}{key.hexdigest()[:16]}"
+    to.mkdir(parents=True, exist_ok=True)
+    with (to / f"{_DOWNLOADED}lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            partial = target.with_name(f"{target.name}-partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            remote.download(partial, sizes)
+            partial.rename(target)
+    try:
+        return verify(target, name, only=only)
+    except CheckpointError:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
 
 
 def _remove(directory: Path, *prefixes: str) -> None:

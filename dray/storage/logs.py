@@ -15,8 +15,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from dray.storage.errors import Outage
 from dray.storage.location import Location
-from dray.storage.outage import Outage
 from dray.storage.remote import RemoteDirectory
 
 log = logging.getLogger(__name__)

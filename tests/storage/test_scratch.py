@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from dray.storage.scratch import _remove_abandoned
+from dray.storage.disk import _remove_abandoned
 
 HOLD = """
-from dray.storage.scratch import scratch
+from dray.storage.disk import scratch
 with scratch("{name}") as directory:
     (directory / "file").touch()
     print(directory, flush=True)
     input()
 """
-MAKE = "from dray.storage.scratch import scratch\nwith scratch('next') as directory: print(directory)"
+MAKE = "from dray.storage.disk import scratch\nwith scratch('next') as directory: print(directory)"
 
 
 def start(folder: Path, name: str) -> tuple[subprocess.Popen[str], Path]:
