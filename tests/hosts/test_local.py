@@ -383,15 +383,6 @@ def test_a_store_below_the_working_directory_is_not_copied_into_itself(
     assert codes == [["train.py"]] * 4
 
 
-@pytest.mark.api("9.3")
-def test_checkpoints_carry_hyperparameters_without_a_config(home: Path) -> None:
-    with pytorch.init(hparams={"lr": 0.5}) as context:
-        pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
-    (path,) = (home / "local").glob("*/checkpoint_1")
-    assert json.loads((path / "hparams.json").read_text()) == {"lr": 0.5}
-    assert not (path / "experiment.yaml").exists()
-
-
 def test_a_host_is_current_only_within_its_block(tmp_path: Path) -> None:
     outer, inner = FakeHost(tmp_path / "outer"), FakeHost(tmp_path / "inner")
     assert current_host() is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import threading
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 
 from dray import pytorch
-from dray.hosts import LocalHost, use_host
+from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.storage import verify
 from dray.storage.manifest import Listed
@@ -289,93 +288,6 @@ def test_what_is_being_written_is_completed_however_the_run_ends(
     assert host.events[:2] == ["published 3", "committed 3"], "before anything else is said"
     if fault is None:
         assert host.events[2:] == [], "nothing was trained since"
-
-
-@pytest.mark.parametrize("hook", ["on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end"])
-@pytest.mark.filterwarnings("ignore:callback .* on_checkpoint_end is deprecated:FutureWarning")
-def test_checkpoint_hooks_are_called_before_training_continues(fit: Fit, held: Held, host: FakeHost, hook: str) -> None:
-    calls: list[Any] = []
-    hearing = type("Hearing", (pytorch.PyTorchCallback,), {hook: lambda self, *args, **kwargs: calls.append(args)})
-    fit(
-        OneWeight,
-        prepare=lambda trial: trial.callbacks.update(hearing=hearing()),
-        max_length=Batch(4),
-        checkpoint_period=Batch(2),
-    )
-    assert held.writers == ["main", "main"]
-    assert len(calls) == 2
-
-
-def test_an_error_of_the_writer_ends_the_run_at_the_next_report(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, host: FakeHost
-) -> None:
-    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
-    trains, failed = threading.Event(), threading.Event()
-
-    def broken(staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
-        assert trains.wait(30)  # or the report at batch 2 could know already
-        failed.set()
-        raise LookupError("the store is gone")
-
-    monkeypatch.setattr(host, "commit", broken)
-
-    class Waiting(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 2:
-                trains.set()
-                assert failed.wait(30)
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    with pytest.raises(LookupError, match="the store is gone"):
-        fit(Waiting, max_length=Batch(9), checkpoint_period=Batch(2))
-    # What failed while batch 3 was trained is known at batch 4, at the latest.
-    assert [report.batches for report in host.reports] == [2]
-
-
-def test_training_continues_while_the_disk_is_full_and_fails_at_the_end_if_it_still_is(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch, host: FakeHost, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
-    stage = host.new_checkpoint
-
-    def full(batches: int) -> Path:
-        staging = stage(batches)
-        if batches > 2:
-            (staging / "state-dict.pth").symlink_to("/dev/full")
-        return staging
-
-    monkeypatch.setattr(host, "new_checkpoint", full)
-    trials: list[OneWeight] = []
-    with pytest.raises(
-        OSError, match=r"no room for a checkpoint in .*; free some space \(the last checkpoint is intact\)"
-    ):
-        fit(OneWeight, prepare=trials.append, max_length=Batch(8), checkpoint_period=Batch(2), checkpoint_policy="none")
-    assert trials[0].weight == one_weight(8)
-    assert [report.batches for report in host.reports] == [2, 4, 6], "the end was not reported"
-    assert [batches for batches, _ in host.store.listed()] == [2]
-    assert caplog.text.count("was not saved; training continues") == 3
-
-
-def test_a_local_run_carries_what_was_reported_since_the_checkpoint_before(
-    fit: Fit, held: Held, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a report is published before its checkpoint is committed."""
-    monkeypatch.chdir(tmp_path)
-    host = LocalHost(tmp_path / "run")
-    with use_host(host), pytorch.init() as context:
-        trial = Going(context)
-        trial.held = held
-        pytorch.Trainer(trial, context).fit(
-            max_length=Batch(5), checkpoint_period=Batch(2), reporting_period=Batch(1), checkpoint_policy="none"
-        )
-    carried = {
-        batches: [json.loads(line)["batches"] for line in path.read_text().splitlines()]
-        for batches in (2, 4, 5)
-        if (path := tmp_path / "run" / f"checkpoint_{batches}" / "metrics.jsonl")
-    }
-    assert carried == {2: [1, 2], 4: [3, 4], 5: [5]}
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["batches"] for line in lines] == [1, 2, 3, 4, 5]
 
 
 class Pids(torch.utils.data.Dataset[int]):

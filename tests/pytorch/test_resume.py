@@ -83,20 +83,6 @@ class PerEpoch(Everything):
         )
 
 
-@pytest.mark.slow
-@pytest.mark.api("1.2", "2.6", "7.3", "7.4", "9.7", "9.8")
-@pytest.mark.parametrize("kind", resuming.KINDS)
-def test_each_kind_of_run_resumes_bit_for_bit_wherever_it_was_interrupted(tmp_path: Path, kind: str) -> None:
-    """Weights, optimizer, schedule, random numbers, data, metrics, numbering, callbacks' calls."""
-    whole = resuming.run(kind, FakeHost(tmp_path / "whole"))
-    for cut in resuming.cuts(kind):
-        rng.seed_all(999)  # what the resumed process has drawn by itself must not matter
-        checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")
-        # A seed of its own, as a local run has that was given none.
-        host = FakeHost(tmp_path / f"cut_{cut}", trial_seed=77)
-        resuming.assert_goes_on(resuming.run(kind, host, latest_checkpoint=checkpoint), whole, cut, checkpoint)
-
-
 @pytest.mark.gpu
 @pytest.mark.api("9.7")
 def test_the_random_numbers_of_a_gpu_continue_too(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import logging
 import pickle
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -319,15 +318,6 @@ def test_activity_lasts_as_long_as_transfers_and_their_retries(tmp_path: Path, m
     assert len(seen) > 10
     assert all(seen)
     assert not store.transfers
-
-
-def test_activity_ends_if_the_store_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    transfers = remote.Transfers()
-    now = time.monotonic()
-    transfers.progressed()
-    for passed, active in ((0.0, True), (remote.SILENCE_S - 1, True), (remote.SILENCE_S + 60, False)):
-        monkeypatch.setattr(remote.time, "monotonic", lambda passed=passed: now + passed)
-        assert bool(transfers) == active
 
 
 @pytest.mark.slow
