@@ -119,52 +119,38 @@ class CheckpointContext:
             RuntimeError: as `store_path`; or no rank gives a directory; or ranks have different files of the same name.
             NotADirectoryError: the directory does not exist.
         """
-        source = None if ckpt_dir is None else Path(ckpt_dir)
         if not shard:
             self._check_chief("upload")
-            if source is None:
-                raise RuntimeError("upload(ckpt_dir=None) without shard=True would save nothing; give a directory")
-            names = _files_to_upload(source, selector)
-            with self._store(metadata, DistributedContext()) as (staging, checkpoint):
-                _copy(source, staging, names)
-            return checkpoint
+        peers = self._peers if shard else DistributedContext()
+        source = None if ckpt_dir is None else Path(ckpt_dir)
         if source is None and selector is not None:
             raise RuntimeError(
                 "upload(ckpt_dir=None, selector=...): there is nothing to select from; give a directory, or no selector"
             )
-        with all_or_none(self._peers, "listing the files to upload"):
-            mine = None if source is None else _files_to_upload(source, selector)
-        ranks = self._peers.allgather(mine)
-        if all(names is None for names in ranks):
+        with all_or_none(peers, "listing the files to upload"):
+            if source is not None and not source.is_dir():
+                raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
+            mine = None if source is None else _files(source, selector)
+        found = peers.allgather(mine)
+        if all(names is None for names in found):
             raise RuntimeError(
-                "upload(ckpt_dir=None, shard=True) on all ranks would save nothing; give a directory on at least one"
+                "upload(ckpt_dir=None) would save nothing; give a directory, with shard=True on at least one rank"
             )
-        self._check_conflicts(source, [names or [] for names in ranks])
-        earlier = {name for names in ranks[: self._peers.rank] for name in names or []}
-        with self._store(metadata, self._peers) as (staging, checkpoint):
+        ranks = [names or [] for names in found]
+        if twice := _repeated(ranks):
+            digests = {name: sha256_of(source / name) for name in twice if name in ranks[peers.rank]} if source else {}
+            everyones = peers.allgather(digests)
+            different = [name for name in twice if len({each[name] for each in everyones if name in each}) > 1]
+            if different:
+                raise RuntimeError(
+                    f"upload(shard=True): ranks have different files of the same name: {', '.join(different)}; put "
+                    "the rank into the names, or give each rank a selector"
+                )
+        earlier = {name for names in ranks[: peers.rank] for name in names}
+        with self._store(metadata, peers) as (staging, checkpoint):
             if source is not None:
-                _copy(source, staging, [name for name in mine or [] if name not in earlier])
+                _copy(source, staging, [name for name in ranks[peers.rank] if name not in earlier])
         return checkpoint
-
-    def _check_conflicts(self, source: Path | None, ranks: Sequence[Sequence[str]]) -> None:
-        """Check that files of the same name have the same content on all ranks.
-
-        Args:
-            source: the directory of this rank's files; None if it has none.
-            ranks: the names of each rank's files.
-        """
-        twice = _repeated(ranks)
-        if not twice:
-            return
-        mine = set(ranks[self._peers.rank])
-        digests = {} if source is None else {name: sha256_of(source / name) for name in twice if name in mine}
-        everyones = self._peers.allgather(digests)
-        different = [name for name in twice if len({each[name] for each in everyones if name in each}) > 1]
-        if different:
-            raise RuntimeError(
-                f"upload(shard=True): ranks have different files of the same name: {', '.join(different)}; put the "
-                "rank into the names, or give each rank a selector"
-            )
 
     # ------------------------------------------------------------------------------------------------------ restore
     @contextlib.contextmanager
@@ -318,12 +304,6 @@ def _files(directory: Path, selector: Selector | None = None) -> list[str]:
     """The files in a directory, by relative path."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return [name for name in names if selector is None or selector(name)]
-
-
-def _files_to_upload(directory: Path, selector: Selector | None) -> list[str]:
-    if not directory.is_dir():
-        raise NotADirectoryError(f"upload(): no such directory: {str(directory)!r}")
-    return _files(directory, selector)
 
 
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:

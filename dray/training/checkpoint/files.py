@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -175,17 +175,8 @@ def read_progress(directory: Path) -> Progress:
     return Progress.from_dict(json.loads((directory / PROGRESS).read_text()))
 
 
-def read_epoch_length(directory: Path) -> int | None:
-    """The batches of an epoch in the run that wrote a checkpoint; None if unknown, or if its epochs have no end."""
-    return _read_int(directory, "epoch_length")
-
-
-def read_total_batches(directory: Path) -> int | None:
-    """How many batches the run that wrote a checkpoint was to train in all; None if unknown."""
-    return _read_int(directory, "total_batches")
-
-
-def _read_int(directory: Path, name: str) -> int | None:
+def read_length(directory: Path, name: Literal["epoch_length", "total_batches"]) -> int | None:
+    """A length, in batches, of the run that wrote a checkpoint, as `Description` has it; None if unknown."""
     found = (read_json(directory / PROGRESS) or {}).get(name)
     return found if isinstance(found, int) else None
 
