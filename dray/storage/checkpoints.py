@@ -33,7 +33,7 @@ from dray.storage.manifest import (
     verify,
     write_manifest,
 )
-from dray.storage.remote import PATIENCE_S, RemoteDirectory, Transfers
+from dray.storage.remote import PATIENCE_S, RemoteDirectory
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ class CheckpointStore:
 
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
-        #: True while a transfer with a remote store is running, or being retried.
-        self.transfers = Transfers()
+        #: Grows with each attempt and each chunk of a transfer with a remote store.
+        self.transferred = 0
         self._patience_s = PATIENCE_S
         self._opened: tuple[str, Path] | None = None  # by open_latest(), and not verified again when it is opened next
 
@@ -232,7 +232,10 @@ class CheckpointStore:
         _remove(self.trial_dir, _STAGING, _REPLACED, _DOWNLOADED)
 
     def _remote(self, location: Location) -> RemoteDirectory:
-        return RemoteDirectory(location, patience_s=self._patience_s, transfers=self.transfers)
+        return RemoteDirectory(location, patience_s=self._patience_s, progressed=self._progressed)
+
+    def _progressed(self) -> None:
+        self.transferred += 1
 
     def _names(self) -> set[str]:
         """Of what the trial's directory contains."""

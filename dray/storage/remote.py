@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,27 +27,6 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 15.0
 PARALLEL = 8
 """Files transferred at a time."""
 CHUNK_BYTES = 8 << 20
-SILENCE_S = 120.0
-"""A transfer without progress for this long is stuck: an attempt ends earlier."""
-
-
-class Transfers:
-    """The running transfers with a store, in all threads."""
-
-    def __init__(self) -> None:
-        self._progress: dict[int, float] = {}
-
-    def __bool__(self) -> bool:
-        """Whether a transfer is running, or being retried."""
-        return time.monotonic() - max(list(self._progress.values()), default=-math.inf) < SILENCE_S
-
-    def progressed(self) -> None:
-        """This thread has started an attempt, or transferred a chunk."""
-        self._progress[threading.get_ident()] = time.monotonic()
-
-    def ended(self) -> None:
-        """This thread's transfer has ended."""
-        self._progress.pop(threading.get_ident(), None)
 
 
 # Errors of the AWS SDK, GCS and Azure that retries do not fix.
@@ -69,15 +46,15 @@ class RemoteDirectory:
     Args:
         location: in an object store; a local directory works too.
         patience_s: how long to retry failed requests.
-        transfers: where this directory's transfers are recorded.
+        progressed: called at each attempt and each chunk of a transfer.
     """
 
     def __init__(
-        self, location: Location, *, patience_s: float = PATIENCE_S, transfers: Transfers | None = None
+        self, location: Location, *, patience_s: float = PATIENCE_S, progressed: Callable[[], object] = lambda: None
     ) -> None:
         self.location = location
         self._patience_s = patience_s
-        self._transfers = Transfers() if transfers is None else transfers
+        self._progressed = progressed
 
     def sizes(self) -> dict[str, int]:
         """The size in bytes of each file, by its name relative to this location; empty without files."""
@@ -190,7 +167,7 @@ class RemoteDirectory:
     def _copy(self, source: Any, target: Any) -> None:
         while chunk := source.read(CHUNK_BYTES):
             target.write(chunk)
-            self._transfers.progressed()
+            self._progressed()
 
     def _remove(self, name: str) -> None:
         def remove(filesystem: Any, path: str) -> None:
@@ -202,27 +179,24 @@ class RemoteDirectory:
     def _tried(self, doing: str, work: Callable[[Any, str], T]) -> T:
         """Call `work` until it succeeds, is refused, or `patience_s` have passed."""
         deadline, wait = time.monotonic() + self._patience_s, FIRST_WAIT_S
-        try:
-            while True:
-                self._transfers.progressed()
-                try:
-                    return work(*self.location.filesystem())
-                except FileNotFoundError:
+        while True:
+            self._progressed()
+            try:
+                return work(*self.location.filesystem())
+            except FileNotFoundError:
+                raise
+            except (ValueError, TypeError, ImportError) as error:
+                raise StorageError(f"can't {doing} {self.location}: {error}") from error
+            except Exception as error:  # each filesystem of fsspec raises its own
+                if is_full(error):
                     raise
-                except (ValueError, TypeError, ImportError) as error:
-                    raise StorageError(f"can't {doing} {self.location}: {error}") from error
-                except Exception as error:  # each filesystem of fsspec raises its own
-                    if is_full(error):
-                        raise
-                    why, what = one_line(error), f"can't {doing} {self.location}"
-                    if _REFUSED.search(why) or time.monotonic() + wait > deadline:
-                        raise StorageError(f"{what}: {why}") from error
-                    if wait == FIRST_WAIT_S:
-                        log.warning("%s; retrying for %.0f s: %s", what, self._patience_s, why)
-                    time.sleep(wait)
-                    wait = min(2 * wait, LONGEST_WAIT_S)
-        finally:
-            self._transfers.ended()
+                why, what = one_line(error), f"can't {doing} {self.location}"
+                if _REFUSED.search(why) or time.monotonic() + wait > deadline:
+                    raise StorageError(f"{what}: {why}") from error
+                if wait == FIRST_WAIT_S:
+                    log.warning("%s; retrying for %.0f s: %s", what, self._patience_s, why)
+                time.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT_S)
 
 
 def _in_parallel(work: Callable[[str], None], names: Iterable[str]) -> None:

@@ -128,9 +128,9 @@ class RayHost:
         return 0 if self._progress is None else self._progress()[0]
 
     def pulse(self) -> tuple[float, ...]:
-        """A value that changes with any progress of the trial, and all the time while it waits for its store."""
+        """A value that changes with any progress of the trial, and of its transfers with its store."""
         progress = (0, 0) if self._progress is None else self._progress()
-        return *progress, self._commits, time.monotonic() if self._store.transfers else 0.0
+        return *progress, self._commits, self._store.transferred
 
     # ------------------------------------------------------------------ reports
     def publish(self, report: Report) -> bool:
