@@ -92,14 +92,9 @@ class CheckpointStore:
         return staging
 
     def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
-        """Turn a staging directory into the checkpoint at this number of batches, atomically, and return its id.
+        """Turn a directory from `stage` into the checkpoint at this number of batches, atomically, and return its id.
 
-        An existing checkpoint is replaced.
-
-        Args:
-            staging: from `stage`.
-            batches: batches trained.
-            known: as in `write_manifest`.
+        An existing checkpoint is replaced. `known` as in `write_manifest`.
 
         Raises:
             OSError: see `dray.storage.writing`; for a remote store also `StorageError`, after minutes of retries.
@@ -126,11 +121,7 @@ class CheckpointStore:
     def force_to_disk(self, batches: int) -> None:
         """Make the checkpoint survive a power failure: a commit does not wait for the disk.
 
-        Call it before deleting the checkpoint that this one replaces.
-
-        Raises:
-            FileNotFoundError: there is no such checkpoint.
-            OSError: the disk fails.
+        Call it before deleting the checkpoint that this one replaces. Raises as `disk.force_to_disk`.
         """
         force_to_disk(Path(self.id_of(batches)))
 
@@ -159,11 +150,7 @@ class CheckpointStore:
         return True
 
     def read(self, batches: int, name: str) -> bytes:
-        """The content of a small file of the checkpoint; not verified.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
+        """The content of a small file of the checkpoint; not verified."""
         return (Path(self.id_of(batches)) / name).read_bytes()
 
     def latest(self) -> str | None:
@@ -174,9 +161,7 @@ class CheckpointStore:
     def open_latest(self, on_damage: Callable[[str, str], None] = _warn) -> tuple[str, Path] | None:
         """The id of the latest valid checkpoint, and its local directory from `open`.
 
-        Args:
-            on_damage: called with the id of each damaged checkpoint, which is skipped, and the reason; by default it
-                warns once.
+        Damaged ones are skipped: `on_damage` is called with the id of each, and the reason; by default it warns once.
         """
         for _, checkpoint in self.listed():
             try:
@@ -190,11 +175,8 @@ class CheckpointStore:
     def open(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
         """The verified local directory of a checkpoint of this trial by its id, or of any other by path or URI.
 
-        A remote checkpoint is downloaded by one of the machine's processes, and the copy is kept until `close`.
-
-        Args:
-            checkpoint: its id, path or URI.
-            only: as in `verify`.
+        A remote checkpoint is downloaded by one of the machine's processes, and the copy is kept until `close`. `only`
+        as in `verify`.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
@@ -313,14 +295,9 @@ def store_at(location: Location, scratch: Path) -> CheckpointStore:
 
 @contextlib.contextmanager
 def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: bool = False) -> Iterator[Path]:
-    """The verified local directory of any checkpoint, by path, URI or location, until the block ends.
+    """The verified local directory of any checkpoint, by path, URI or location; for the block, if it is downloaded.
 
-    Args:
-        checkpoint: if it is remote, it is downloaded for the block.
-        without_manifest: as in `verify`; only for a local directory.
-
-    Raises:
-        FileNotFoundError, CheckpointError, StorageError: as in `CheckpointStore.open`.
+    `without_manifest`, only for a local directory, as in `verify`. Raises as `CheckpointStore.open`.
     """
     place = Location.of(checkpoint)
     if place.is_local:

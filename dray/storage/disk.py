@@ -32,8 +32,7 @@ def force_to_disk(directory: Path) -> None:
     """Flush a directory to the disk: its contents, its name, and its parent's name.
 
     Raises:
-        OSError: the disk fails.
-        FileNotFoundError: the directory, or something in it, is gone.
+        OSError: the disk fails, or something is gone.
     """
     # Strings, because pathlib takes as long as the disk.
     root = os.path.abspath(directory)
@@ -52,11 +51,7 @@ def force_to_disk(directory: Path) -> None:
 
 
 def begin_writing(file: int) -> None:
-    """Ask the system to start writing a file's cached pages to the disk, and to drop the clean ones; does not wait.
-
-    Args:
-        file: a file descriptor.
-    """
+    """Ask the system to start writing a file's cached pages to the disk, and to drop the clean ones; does not wait."""
     # This is advice, which not every file system accepts.
     with contextlib.suppress(OSError):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -84,13 +79,10 @@ def _raise(error: OSError) -> None:
 
 @contextlib.contextmanager
 def scratch(what: str) -> Iterator[Path]:
-    """A new directory, removed at the end of the block.
+    """A new directory, removed at the end of the block; its name has `what` it is for.
 
     Its process holds a lock on it, which the system releases if it is killed: the next process that makes a directory
     removes those that nobody holds.
-
-    Args:
-        what: it is for; a part of its name.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{what}-") as directory:

@@ -55,11 +55,7 @@ def listed_in(directory: Path, known: Mapping[str, Listed]) -> dict[str, Listed]
 
 
 def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
-    """The entries of a manifest, by file name.
-
-    Args:
-        content: the manifest file's content.
-        checkpoint: the checkpoint's name in errors.
+    """The entries of a manifest file of this content, by file name; `checkpoint` is named in errors.
 
     Raises:
         CheckpointError: the content is not a manifest, or has another format version.
@@ -84,12 +80,7 @@ def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
 
 
 def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: object) -> None:
-    """Check that a checkpoint has exactly the files that its manifest lists.
-
-    Args:
-        sizes: size in bytes of each file that the checkpoint has.
-        listed: the manifest's entries.
-        checkpoint: the checkpoint's name in errors.
+    """Check that a checkpoint, which has files of these sizes in bytes, has exactly those that its manifest lists.
 
     Raises:
         CheckpointError: a file is missing, has another size, or is not listed.

@@ -41,7 +41,8 @@ _REFUSED = re.compile(
 class RemoteDirectory:
     """The files below a location in an object store.
 
-    Every method raises `StorageError` if the store refuses a request, or can't be reached for `patience_s`.
+    Every method raises `StorageError` if the store refuses a request, or can't be reached for `patience_s`, and
+    FileNotFoundError if a file that it reads does not exist.
 
     Args:
         location: in an object store; a local directory works too.
@@ -75,11 +76,7 @@ class RemoteDirectory:
         return self._tried("list", listing)
 
     def read(self, name: str) -> bytes:
-        """A small file's content.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
+        """A small file's content."""
 
         def fetch(filesystem: Any, path: str) -> bytes:
             with filesystem.open_input_stream(f"{path}/{name}") as file:
@@ -119,11 +116,7 @@ class RemoteDirectory:
         _in_parallel(lambda name: self._send(directory, name), files_in(directory))
 
     def download(self, directory: Path, names: Iterable[str]) -> None:
-        """Download these files into a local directory, which is created.
-
-        Raises:
-            FileNotFoundError: a file is gone.
-        """
+        """Download these files into a local directory, which is created."""
         directory.mkdir(parents=True, exist_ok=True)
         for name in names:
             # The names come from the store, and must not lead out of the directory.

@@ -39,11 +39,7 @@ def is_determined(directory: Path) -> bool:
 
 
 def adapt(state: Mapping[str, Any], models: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """A state as dray saves it; other keys stay.
-
-    Args:
-        models: the trial's, unwrapped, to tell DDP's prefix `module.` from a submodule of that name.
-    """
+    """A state as dray saves it; other keys stay. The trial's models tell DDP's `module.` from a submodule's name."""
     found: dict[str, Any] = {f"{kind}_state_dict": [] for kind in ("models", "optimizers", "lr_schedulers")}
     found = {**found, "callbacks": {}, **state}
     if found.pop("amp_state", None) is not None:

@@ -141,13 +141,8 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
     """Write files of a checkpoint to its staging directory; returns their entries in the manifest, by name.
 
     Args:
-        directory: the staging directory.
-        contents: what to write.
         read_soon: leave what is written in the page cache, for a reader. Otherwise it is flushed at once and reuses a
             few megabytes of cache: on a machine that is short of memory, this takes a fifth of the time.
-
-    Raises:
-        OSError: a file can't be written.
     """
     written: dict[str, Listed] = {}
     # Strings: pathlib takes as long as writing the files.

@@ -48,12 +48,7 @@ _WHERE, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """A rank's piece of a tensor.
-
-    Args:
-        tensor: the piece.
-        offsets: where it begins in each dimension of the whole tensor.
-    """
+    """A rank's piece of a tensor, and where it begins in each dimension of the whole."""
 
     tensor: torch.Tensor
     offsets: tuple[int, ...]
@@ -115,11 +110,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, TensorPiece]) -> None:
-    """Write a file.
-
-    Raises:
-        UnsavableState: as `header`.
-    """
+    """Write a file. Raises as `header`."""
     where = json.dumps({name: {_OFFSETS: list(shard.offsets)} for name, shard in shards.items()})
     beginning, places = header({name: shard.tensor for name, shard in shards.items()}, {_WHERE: where})
     output.write(beginning)

@@ -42,11 +42,7 @@ def file_of(rank: int) -> str:
 
 
 def split(state: T, *keys: Any) -> tuple[T, dict[str, torch.Tensor]]:
-    """A state with tensors without data in place of its DTensors, and those by name.
-
-    Args:
-        keys: where the state is in that of the checkpoint.
-    """
+    """A state with tensors without data in place of its DTensors, and those by name. `keys` lead to it in the whole."""
     found: dict[str, torch.Tensor] = {}
 
     def taken(at: Keys, value: Any) -> Any:
@@ -59,10 +55,9 @@ def split(state: T, *keys: Any) -> tuple[T, dict[str, torch.Tensor]]:
 
 
 def gathered(state: T, keep: bool) -> T:
-    """A state with whole tensors on the CPU in place of its DTensors. All ranks call this together.
+    """A state with whole tensors on the CPU in place of its DTensors; without data where they are not to be kept.
 
-    Args:
-        keep: keep them on this rank; on others there are tensors without data.
+    All ranks call this together.
     """
 
     def whole(_: Keys, value: Any) -> Any:
@@ -113,10 +108,7 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
 
 
 class StoredTensors:
-    """The sharded tensors of a checkpoint.
-
-    Args:
-        directory: of the checkpoint.
+    """The sharded tensors in a checkpoint's directory.
 
     Raises:
         ValueError: a file is damaged.
