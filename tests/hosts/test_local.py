@@ -187,24 +187,6 @@ def test_sigterm_requests_a_stop_with_a_checkpoint(home: Path, monkeypatch: pyte
     assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == ["checkpoint_4"]
 
 
-def test_sigterm_far_from_the_next_report_saves_what_was_trained(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "LISTEN_S", 0.001)
-
-    class Terminated(OneWeight):
-        begun = 0
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            self.begun = batch_idx + 1
-            if batch_idx == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    far = 1_000_000
-    trial = fit(Terminated, max_length=Batch(far), reporting_period=Batch(far))
-    assert 2 < trial.begun < far
-    assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == [f"checkpoint_{trial.begun}"]
-
-
 class Interrupted(OneWeight):
     """Interrupts its process at these batches."""
 

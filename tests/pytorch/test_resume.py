@@ -189,30 +189,6 @@ def test_the_seed_alone_decides_a_run(fit: Fit, tmp_path: Path) -> None:
         assert_equal(run("c", 4), first)
 
 
-@pytest.mark.api("4.7")
-def test_the_order_of_shuffled_data_is_no_matter_of_other_random_numbers(fit: Fit, tmp_path: Path) -> None:
-    def order(name: str, draws: int) -> list[list[int]]:
-        seen: list[list[int]] = []
-
-        class Watching(Everything):
-            def build_training_data_loader(self) -> pytorch.DataLoader:
-                torch.rand(draws)
-                return pytorch.DataLoader(range(12), batch_size=4, shuffle=True)
-
-            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-                seen.append(batch.tolist())
-                torch.rand(draws)
-                return super().train_batch((torch.ones(1, 6), torch.ones(1)), epoch_idx, batch_idx)
-
-        fit(Watching, FakeHost(tmp_path / name), max_length=Epoch(2))
-        return seen
-
-    one, two = order("a", 0), order("b", 7)
-    assert one == two
-    assert sorted(record for batch in one[:3] for record in batch) == list(range(12))
-    assert one[:3] != one[3:], "each epoch has an order of its own"
-
-
 @pytest.mark.api("9.7")
 def test_resuming_from_another_trials_checkpoint_is_an_error(fit: Fit, host: FakeHost) -> None:
     class Wider(Everything):

@@ -209,9 +209,12 @@ def test_a_full_disk_is_logged_and_training_continues(
     assert [batches for batches, _ in host.store.listed()] == [4, 1]
 
 
-def test_a_disk_that_has_no_room_for_a_directory_is_full_too(host: SlowHost, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG], ids=["disk", "quota", "limit on files"])
+def test_a_disk_that_has_no_room_for_a_directory_is_full_too(
+    host: SlowHost, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     def no_room(batches: int) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(code, "No space left on device")
 
     monkeypatch.setattr(host, "new_checkpoint", no_room)
     mine = Saver(host)
