@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dray.core import DistributedContext
-from dray.storage import Location, StorageError
+from dray.storage import Location
 from dray.storage.checkpoints import RemoteStore
 from dray.training.checkpoint import files, joint, saver, shard_file, sharded
 from dray.training.parallel import exchange
@@ -102,12 +102,8 @@ def two(directory: Path) -> dict[str, Any]:
     found["from background"] = go_on(trial(fsdp), directory / "from_background", directory / "background")
     for rank in (0, 1):
         for name, does in {"broken": broken, "full disk": full}.items():
-            with writing_of(rank, does):
-                found[f"{name} on {rank}"] = go(trial(fsdp), directory / f"{name}_{rank}", batches=5)
             with writing_of(rank, does), in_background():
-                found[f"{name} on {rank}, background"] = go(
-                    trial(fsdp), directory / f"{name}_{rank}_background", batches=5
-                )
+                found[f"{name} on {rank}"] = go(trial(fsdp), directory / f"{name}_{rank}", batches=5)
     found["tensor parallel"] = loaded(tensor_parallel, directory / "fsdp" / "checkpoint_8")
     found["keeper"] = go(trial(fsdp, keeps_shards=True), directory / "keeper", batches=1)
     checkpoint = str(directory / "fsdp" / "checkpoint_4")
@@ -128,19 +124,7 @@ def two_machines(directory: Path) -> dict[str, Any]:
     found["resumed"] = {
         cut: go(trial(fsdp), host(f"resumed_{cut}"), latest_checkpoint=source.id_of(cut)) for cut in CUTS
     }
-    for other in (0, 1):
-        with writing_of(other, broken):
-            found[f"broken on {other}"] = go(trial(fsdp), host(f"broken_{other}"))
-    # Staged, but not uploaded by the second machine.
-    failing = host("refused")
-    if rank == 1:
-        failing.add_to_checkpoint = refused  # type: ignore[method-assign]
-    found["refused"] = go(trial(fsdp), failing)
     return found
-
-
-def refused(staging: Path, batches: int) -> Any:
-    raise StorageError("the store refuses")
 
 
 def killed(directory: Path, victim: int) -> None:

@@ -17,7 +17,7 @@ from dray.storage.manifest import Listed
 from dray.training.errors import PeerFailed
 from dray.training.host import Host, Report
 from dray.training.parallel.distributed import DistributedContext
-from dray.training.parallel.exchange import FAIL_S, all_or_none, exchange
+from dray.training.parallel.exchange import FAIL_S, Leave, all_or_none, exchange
 from dray.training.parallel.transport import StoreTransport
 
 T = TypeVar("T")
@@ -53,11 +53,20 @@ class JointCheckpoint:
         apart = host.is_remote and peers.cross_size > 1
         machine = peers.cross_rank if apart else 0
 
-        def stage() -> tuple[int, Path | None]:
-            return machine, host.new_checkpoint(report.batches) if _stages(peers, apart) else None
+        staged: list[Path] = []
 
-        places = _on_all(peers, "preparing a checkpoint", stage)
-        staging = next(path for place, path in places if path is not None and place == machine)
+        def stage() -> tuple[int, list[Path]]:
+            if _stages(peers, apart):
+                staged.append(host.new_checkpoint(report.batches))
+            return machine, staged
+
+        try:
+            places = _on_all(peers, "preparing a checkpoint", stage)
+        except BaseException:
+            for path in staged:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        staging = next(path for place, paths in places for path in paths if place == machine)
         return cls(peers=peers, host=host, report=report, staging=staging, apart=apart)
 
     @property
@@ -126,23 +135,21 @@ def _on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> lis
     directory; and a full disk is an error of its own, which training survives.
     """
     value: Any = None
-    error: Exception | None = None
-    failure = None
+    error: BaseException | None = None
     try:
         value = work()
-    except Exception as caught:
+    except (Exception, SystemExit) as caught:
         error = caught
-        failure = is_full(caught) is not None, str(caught) if isinstance(caught, OSError) else repr(caught)
-    ranks = exchange(peers, (value, failure), None, error)
+    leave = None if error is None else Leave.because_of(error)
+    ranks = exchange(peers, (value, leave, is_full(error) is not None), None, error)
     if error is not None:
         raise error
-    for rank, (_, failed) in enumerate(ranks):
-        if failed is not None:
-            full, why = failed
+    for rank, (_, left, full) in enumerate(ranks):
+        if left is not None:
             if full:
-                raise StorageFull(errno.ENOSPC, f"rank {rank} has no room for its part of a checkpoint: {why}")
-            raise PeerFailed(f"rank {rank} failed while {doing}: {why}")
-    return [value for value, _ in ranks]
+                raise StorageFull(errno.ENOSPC, f"rank {rank} has no room for its part of a checkpoint: {left.message}")
+            raise left.as_error(rank, doing)
+    return [value for value, *_ in ranks]
 
 
 class SideTransport(StoreTransport):
