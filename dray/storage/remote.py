@@ -195,11 +195,5 @@ class RemoteDirectory:
 def _in_parallel(work: Callable[[str], None], names: Iterable[str]) -> None:
     """Call `work` on several names at a time. Raises the first error, and starts no more calls after it."""
     with ThreadPoolExecutor(PARALLEL) as pool:
-        futures = [pool.submit(work, name) for name in names]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
+        for _ in pool.map(work, names):
+            pass
