@@ -39,6 +39,7 @@ class JointCheckpoint:
         staging: the directory that this rank writes to.
         apart: each machine has its own staging directory, which its first rank uploads; otherwise there is one, the
             chief's.
+        stages: this rank has made the directory, and removes it.
     """
 
     peers: DistributedContext
@@ -46,17 +47,18 @@ class JointCheckpoint:
     report: Report
     staging: Path
     apart: bool
+    stages: bool
 
     @classmethod
     def begin(cls, peers: DistributedContext, host: Host, report: Report) -> JointCheckpoint:
         """Make the staging directories."""
         apart = host.is_remote and peers.cross_size > 1
-        machine = peers.cross_rank if apart else 0
+        machine, stages = (peers.cross_rank, peers.local_rank == 0) if apart else (0, peers.rank == 0)
 
         staged: list[Path] = []
 
         def stage() -> tuple[int, list[Path]]:
-            if _stages(peers, apart):
+            if stages:
                 staged.append(host.new_checkpoint(report.batches))
             return machine, staged
 
@@ -67,12 +69,7 @@ class JointCheckpoint:
                 shutil.rmtree(path, ignore_errors=True)
             raise
         staging = next(path for place, paths in places for path in paths if place == machine)
-        return cls(peers=peers, host=host, report=report, staging=staging, apart=apart)
-
-    @property
-    def stages(self) -> bool:
-        """Whether this rank has made its staging directory, and removes it."""
-        return _stages(self.peers, self.apart)
+        return cls(peers=peers, host=host, report=report, staging=staging, apart=apart, stages=stages)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -122,10 +119,6 @@ class JointCheckpoint:
         listed = self.host.add_to_checkpoint(self.staging, self.report.batches)
         shutil.rmtree(self.staging, ignore_errors=True)
         return listed
-
-
-def _stages(peers: DistributedContext, apart: bool) -> bool:
-    return (peers.local_rank if apart else peers.rank) == 0
 
 
 def _on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list[T]:
