@@ -17,7 +17,6 @@ from typing import Any, TypeGuard
 
 import torch
 
-from dray.storage import determined_state
 from dray.training import rng
 from dray.training.checkpoint.plain_state import read_json
 from dray.training.parallel.division import Division
@@ -31,11 +30,6 @@ LOAD_DATA = "load_data.json"
 POSITIONS = {"trial_state.pkl": "batches_trained", "workload_sequencer.pkl": "steps_completed"}
 MAX_POSITION_BYTES = 1 << 20
 _WITHOUT_POSITION = "remove the file to continue from the weights alone, counting from batch 0"
-
-
-def is_determined(directory: Path) -> bool:
-    """Whether Determined wrote a checkpoint."""
-    return determined_state(directory) is not None
 
 
 def adapt(state: Mapping[str, Any], models: Sequence[torch.nn.Module]) -> dict[str, Any]:

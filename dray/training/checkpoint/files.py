@@ -165,7 +165,7 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
 
 def read_progress(directory: Path) -> Progress:
     """The position in training."""
-    if determined.is_determined(directory):
+    if determined_state(directory) is not None:
         return determined.read_progress(directory)
     return Progress.from_dict(json.loads((directory / PROGRESS).read_text()))
 
@@ -178,7 +178,7 @@ def read_length(directory: Path, name: Literal["epoch_length", "total_batches"])
 
 def read_division(directory: Path) -> Division | None:
     """How the run that wrote a checkpoint divided its data; None if unknown."""
-    if determined.is_determined(directory):
+    if determined_state(directory) is not None:
         return determined.read_division(directory)
     division = (read_json(directory / PROGRESS) or {}).get("division")
     return None if division is None else Division.from_dict(division)
@@ -192,7 +192,7 @@ def read_trial_seed(directory: Path) -> int | None:
 
 def describe(directory: Path) -> dict[str, Any]:
     """About the trial: `trial_cls_spec` (module:Class), `hparams`, `experiment_config`; None for what is unknown."""
-    if determined.is_determined(directory):
+    if determined_state(directory) is not None:
         return determined.describe(directory)
     metadata = read_json(directory / METADATA) or {}
     return {key: metadata.get(key) for key in ("trial_cls_spec", "hparams", "experiment_config")}
@@ -230,7 +230,7 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int, s
     Raises:
         ValueError: a file can't be loaded as data, or holds something else than it should.
     """
-    if determined.is_determined(directory):
+    if determined_state(directory) is not None:
         # All its processes resume with the chief's RNG state.
         shared = determined.rng_of(state)
         return None if shared is None else RankState(rng=shared)

@@ -88,9 +88,16 @@ class JointCheckpoint:
             StorageFull: the disk is full, here or where another rank writes.
             PeerFailed: another rank has failed.
         """
+        known: dict[str, Listed] = {}
+
+        def work() -> dict[str, Listed]:
+            known.update(write())
+            return known if self.peers.rank > 0 else {}  # it is the chief that needs them
+
         with self.writing():
-            parts = _on_all(self.peers, "writing its part of a checkpoint", write)
-            return self.commit({name: listed for part in parts for name, listed in part.items()}, written)
+            for part in _on_all(self.peers, "writing its part of a checkpoint", work):
+                known.update(part)
+            return self.commit(known, written)
 
     def commit(self, known: dict[str, Listed], written: Callable[[Path], None] | None) -> str:
         """Commit what all ranks have written, in the block `writing`. Arguments, errors and result as of `save`.
@@ -103,11 +110,11 @@ class JointCheckpoint:
         def commit() -> str:
             if self.peers.rank > 0:
                 return ""
+            if written is not None:
+                written(self.staging)
             files = dict(known) if written is None else {}
             for uploaded in uploads:
                 files.update(uploaded)
-            if written is not None:
-                written(self.staging)
             return self.host.commit(self.staging, self.report, files)
 
         return _on_all(self.peers, "committing a checkpoint", commit)[0]
