@@ -44,7 +44,7 @@ class Held:
             self._next.clear()
             return contents(**kwargs)
 
-        def held(directory: Path, contents: Contents, **how: bool) -> dict[str, str]:
+        def held(directory: Path, contents: Contents, **how: bool) -> dict[str, Listed]:
             thread = threading.current_thread()
             self.writers.append("main" if thread is threading.main_thread() else "other")
             if thread is not threading.main_thread():
