@@ -157,9 +157,8 @@ def validate(
 ) -> None:
     """Check a config file for Ray's cluster launcher before it costs money, and report all errors at once.
 
-    Finds what Ray's own check misses and what would show only once machines run, or never: misspelt fields of a node
-    type, missing mounts, open ports, no token, a head node on a spot machine, results on a single node's disk. Needs no
-    credentials and starts nothing. Run it where you would run `ray up`.
+    Finds what Ray's own check misses: fields to fill in, missing mounts, no token, a dashboard open to all, results on
+    a single node's disk. Needs no credentials and starts nothing. Run it where you would run `ray up`.
 
     \b
     dray cluster validate cluster.yaml
