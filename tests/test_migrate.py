@@ -144,7 +144,7 @@ def test_all_faults_have_their_lines(findings: Checker) -> None:
         ("const.yaml:5", "change", "searcher.metric"),  # the section that it is missing from
         ("const.yaml:7", "change", "searcher.metirc"),
         ("const.yaml:10", "change", "resources.slots_per_trial"),
-        ("const.yaml:11", "change", "labels.0"),
+        ("const.yaml:11", "change", "labels[0]"),
     }
     assert found["const.yaml:7", "change", "searcher.metirc"].endswith("did you mean metric?")
 

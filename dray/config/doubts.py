@@ -1,4 +1,5 @@
-"""What is valid in a config, but hardly what its author meant: ranges that are constants, or exponents that are values.
+"""What is valid in a config, but hardly what its author meant: ranges that are constants, exponents that are values,
+or a direction that was left out.
 
 Each doubt has a cure, and where the config means what it says, a way to write that without a warning.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +23,13 @@ from searchers.ranges import ranges
 _LISTS = ("values", "vals", "choices")
 """Names of other tools for the values of a categorical."""
 _ENDS = (("minval", "maxval"), ("min", "max"), ("low", "high"), ("lower", "upper"))
+_LARGER_IS_BETTER = re.compile(
+    # A word of the name, as in val_acc, acc@1, BinaryAUROC or f1_macro.
+    r"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))"
+    r"(?i:acc|accuracy|auc|auroc|auprc|f1(?:score)?|precision|recall|m?ap|m?iou|dice|bleu|rouge|r2|top[15]|ndcg|mrr|mcc"
+    r"|psnr|ssim|reward)(?![a-z])"
+)
+_SMALLER_IS_BETTER = re.compile(r"loss|err|neg|one_minus|(?<!\w)1-", re.IGNORECASE)
 _FAR = 1e12
 """No hyperparameter is this large: it comes of a value that was taken for an exponent."""
 
@@ -124,3 +133,26 @@ def _rungs(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
             f"searcher.{field}",
             f"{what} have room for {len(found)}: {lengths}; give fewer, or a smaller unit, such as batches",
         )
+
+
+def direction_doubts(searcher: object) -> Iterator[tuple[str, str]]:
+    """The path of each metric in a raw section ``searcher`` that is minimized by default, although by its name larger
+    values are better, and what is doubtful."""
+    if not isinstance(searcher, Mapping):
+        return
+    metrics = searcher.get("metrics")
+    several = [each for each in metrics if isinstance(each, Mapping)] if isinstance(metrics, list) else []
+    named = [("metric", searcher, searcher.get("metric"))]
+    named += [(f"metrics[{place}]", each, each.get("name")) for place, each in enumerate(several)]
+    for field, entry, name in named:
+        has_direction = any(entry.get(each) is not None for each in ("smaller_is_better", "at_most", "at_least"))
+        if not has_direction and isinstance(name, str) and _is_suspect(name):
+            yield (
+                f"searcher.{field}",
+                f"the search minimizes {name!r}, because smaller_is_better is not set, although larger values seem "
+                "better: set smaller_is_better: false beside it, or true if it is to be minimized",
+            )
+
+
+def _is_suspect(name: str) -> bool:
+    return _LARGER_IS_BETTER.search(name) is not None and _SMALLER_IS_BETTER.search(name) is None

@@ -11,16 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dray.config.direction import direction_doubts
-from dray.config.doubts import doubts
+from dray.config.doubts import direction_doubts, doubts
 from dray.config.faults import faults_of, missing_field
-from dray.config.limits import check_limits
 from dray.config.rules import broken_rules
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
 from dray.config.searcher import ClassSearcher, CustomSearcher
 from dray.config.section import Notes
-from dray.config.yaml_file import read_mapping, with_changes
+from dray.config.yaml_file import check_limits, read_mapping, with_changes
 from dray.errors import ConfigError, Fault
 from dray.storage import Location
 from searchers.convert import from_optuna, from_ray_tune

@@ -8,7 +8,6 @@ from typing import Any
 
 from dray.config.custom import Custom
 from dray.config.entrypoint import is_class
-from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig
 from dray.config.searcher import (
     AdaptiveASHASearcher,
@@ -17,6 +16,7 @@ from dray.config.searcher import (
     CustomSearcher,
     GridSearcher,
     RandomSearcher,
+    SamplerChoice,
     SingleSearcher,
 )
 from dray.errors import Fault

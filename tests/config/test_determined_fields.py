@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
+from dray.config.faults import SECTIONS
 from dray.config.load import load_config, parse_config
 from dray.config.schema import ExperimentConfig
-from dray.config.sections import SECTIONS
 from dray.errors import ConfigError
 from dray.masking import MASK
 from dray.script import Script

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dray.config.limits import MAX_DEPTH
+from dray.config.faults import SECTIONS
 from dray.config.load import load_config
 from dray.config.schema import MAX_NAME
-from dray.config.sections import SECTIONS
+from dray.config.yaml_file import MAX_DEPTH
 from dray.errors import ConfigError
 from dray.migrate import check
 from dray.records.directory import ExperimentDirectory, new_path

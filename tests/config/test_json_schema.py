@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 import yaml
 
+from dray.config.faults import KINDS, SECTIONS
 from dray.config.json_schema import json_schema
 from dray.config.load import load_config
 from dray.config.searcher import METHODS
 from dray.config.section import Section
-from dray.config.sections import KINDS, SECTIONS
 from dray.config.storage import STORAGES
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError

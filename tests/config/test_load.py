@@ -458,14 +458,14 @@ def test_space_has_the_configs_hyperparameters() -> None:
             "searcher.max_length",
             "missing required field",
         ),
-        ({"labels": ["a", 3]}, "labels.1", "must be a string, got 3"),
+        ({"labels": ["a", 3]}, "labels[1]", "must be a string, got 3"),
         ({"reproducibility__experiment_seed": -1}, "reproducibility.experiment_seed", "must be >= 0"),
         ({"reproducibility__experiment_seed": 2**32}, "reproducibility.experiment_seed", "must be <= 4294967295"),
         ({"hyperparameters__lr__maxval": -5}, "hyperparameters.lr.minval", "must be < maxval"),
         ({"hyperparameters": []}, "hyperparameters", "must be a mapping"),
         ({"name": ""}, "name", "must not be empty"),
         ({"resources__slot_type": []}, "resources.slot_type", "must not be empty; for example slot_type: [A100, L4]"),
-        ({"resources__slot_type": ["a100"]}, "resources.slot_type.0", "; did you mean A100?"),
+        ({"resources__slot_type": ["a100"]}, "resources.slot_type[0]", "; did you mean A100?"),
     ],
 )
 def test_a_fault_has_its_path(change: dict[str, Any], path: str, what: str) -> None:

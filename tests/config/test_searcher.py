@@ -154,7 +154,7 @@ def test_only_the_multi_fidelity_sampler_learns_from_earlier_experiments() -> No
             "searcher.warm_start": "needs sampler: multi_fidelity, the only one that learns from other experiments, "
             f"got {sampler}; change searcher.sampler, or remove warm_start"
         }
-    assert list(faults({**named, "sampler": "multi_fidelity", "warm_start": [True]})) == ["searcher.warm_start.0"]
+    assert list(faults({**named, "sampler": "multi_fidelity", "warm_start": [True]})) == ["searcher.warm_start[0]"]
     assert list(faults({**ASHA_3, "name": "grid", "warm_start": ["digits"]})) != []
 
 
@@ -271,7 +271,7 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
         ({"name": "adaptive_asha", **HALVING, "mode": "bold"}, "searcher.mode", "must be one of aggressive, standard"),
         ({"name": "adaptive_asha", **HALVING, "max_rungs": 0}, "searcher.max_rungs", "must be >= 1, got 0"),
         ({"name": "adaptive_asha", **HALVING, "bracket_rungs": 3}, "searcher.bracket_rungs", "must be a list, got 3"),
-        ({"name": "adaptive_asha", **HALVING, "bracket_rungs": [0]}, "searcher.bracket_rungs.0", "must be >= 1, got 0"),
+        ({"name": "adaptive_asha", **HALVING, "bracket_rungs": [0]}, "searcher.bracket_rungs[0]", "must be >= 1, got 0"),
         ({"name": "adaptive_asha", "max_length": 4}, "searcher.max_trials", "missing required field"),
         ({"name": "adaptive_asha", "max_trials": 4}, "searcher.max_length", "missing required field"),
         ({"name": "grid", **HALVING}, "searcher.max_trials", "grid has no such field"),
@@ -293,7 +293,7 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
             "is not an option of TPE",
         ),
         ({**ASHA_3, "points": {"lr": 0.1}}, "searcher.points", "must be a list"),
-        ({**ASHA_3, "points": [0.1]}, "searcher.points.0", "must be a mapping, got 0.1"),
+        ({**ASHA_3, "points": [0.1]}, "searcher.points[0]", "must be a mapping, got 0.1"),
         ({**ASHA_3, "points": [{"lr": 0.01}] * 9}, "searcher.points", "must be at most max_trials (8) points, got 9"),
         ({**ASHA_3, "points": [{"lr": 0.01}, {"lr": 3}]}, "searcher.points[1].lr", "got 3"),
         ({**ASHA_3, "points": [{"lr": 0.01, "momentum": 1}]}, "searcher.points[0].momentum", ""),
