@@ -14,14 +14,13 @@ from dray.cluster.connection import Cluster
 from dray.code.factory import ByValue, FromDirectory, Sent
 from dray.config.resources import Resources
 from dray.config.schema import ExperimentConfig
-from dray.environment import Device, device
+from dray.environment import device
 from dray.experiment.preflight import check_nodes
 from dray.experiment.send_code import send_code
 from dray.groups.capacity import Capacity, find_slots, gpu_types
 from dray.groups.elastic import Elastic
 from dray.groups.group import Slots, WorkerGroup
 from dray.records.directory import ExperimentDirectory
-from dray.training.units import Batch, TrainUnit
 from dray.worker.lease import SharedSettings
 from dray.worker.spec import ExperimentSpec, WorkerSpec
 
@@ -129,7 +128,7 @@ def prepare_workers(
     run = f"{directory.path.name}-{secrets.token_hex(4)}"
     is_elastic = len(sizes) > 1
     needs = None if cluster.local else check_nodes(directory, run, gpu=slots.gpu)
-    settings = trial_settings(config, rungs, device(gpu=slots.gpu))
+    settings = SharedSettings.of(config, rungs, device(gpu=slots.gpu))
     return Workers(
         experiment=ExperimentSpec(
             run=run, settings=settings, load_trial=loads, log_format=dray.LOG_FORMAT, needs=needs
@@ -146,42 +145,3 @@ def share_of(resources: Resources, slots: Slots) -> dict[str, Any]:
     """What slots an experiment may have, in the units of `dray.desk.client.Client`: GPUs, or CPUs."""
     most = None if resources.max_slots is None else resources.max_slots * slots.unit
     return {"priority": resources.priority, "weight": resources.weight, "max_slots": most}
-
-
-def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Device) -> SharedSettings:
-    """The same for all trials of an experiment.
-
-    Args:
-        rungs: absolute lengths at which the search decides, as its method counts them.
-        device: what trials train on.
-    """
-    searcher = config.searcher
-    length = _unit(searcher.counted_length)
-    unit = type(length) if length is not None else Batch
-    by_time = searcher.counted_by is not None
-    return SharedSettings(
-        config=config.for_code(),
-        data=config.data,
-        environment=config.environment.variables(device),
-        secrets=config.secrets,
-        metric=searcher.first_metric,
-        smaller_is_better=searcher.sign == 1,
-        objectives=searcher.objectives,
-        max_length=length,
-        rungs=() if by_time else tuple(unit(int(rung)) for rung in rungs),
-        source_checkpoint=searcher.source_checkpoint_uuid,
-        time_metric=searcher.counted_by,
-        time_rungs=rungs if by_time else (),
-        validation_period=_unit(config.min_validation_period),
-        checkpoint_period=_unit(config.min_checkpoint_period),
-        is_single=searcher.name == "single",
-        stops_on_nan=config.stop_on_nan,
-        deterministic=config.reproducibility.deterministic,
-        hang_timeout_s=config.hang_timeout_s or None,
-        collective_timeout_s=config.collective_timeout_s,
-        reuse_workers=config.resources.reuse_workers,
-    )
-
-
-def _unit(length: Any) -> TrainUnit | None:
-    return None if length is None else length.to_unit()

@@ -271,7 +271,11 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
         ({"name": "adaptive_asha", **HALVING, "mode": "bold"}, "searcher.mode", "must be one of aggressive, standard"),
         ({"name": "adaptive_asha", **HALVING, "max_rungs": 0}, "searcher.max_rungs", "must be >= 1, got 0"),
         ({"name": "adaptive_asha", **HALVING, "bracket_rungs": 3}, "searcher.bracket_rungs", "must be a list, got 3"),
-        ({"name": "adaptive_asha", **HALVING, "bracket_rungs": [0]}, "searcher.bracket_rungs[0]", "must be >= 1, got 0"),
+        (
+            {"name": "adaptive_asha", **HALVING, "bracket_rungs": [0]},
+            "searcher.bracket_rungs[0]",
+            "must be >= 1, got 0",
+        ),
         ({"name": "adaptive_asha", "max_length": 4}, "searcher.max_trials", "missing required field"),
         ({"name": "adaptive_asha", "max_trials": 4}, "searcher.max_length", "missing required field"),
         ({"name": "grid", **HALVING}, "searcher.max_trials", "grid has no such field"),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -23,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dray._version import __version__
 
 if TYPE_CHECKING:
     from dray.storage import Location
@@ -129,12 +130,9 @@ def versions() -> dict[str, str]:
     """Of this process: ``python``, ``ray``, ``torch`` (which is not imported for it), ``dray``; "" is none."""
     import ray
 
-    found = {"python": platform.python_version(), "ray": ray.__version__, "torch": "", "dray": ""}
+    found = {"python": platform.python_version(), "ray": ray.__version__, "torch": "", "dray": __version__}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["torch"] = importlib.metadata.version("torch")
-    with contextlib.suppress(ImportError):
-        # By name: this layer must not import those above it, as the package's own module does.
-        found["dray"] = importlib.import_module("dray").__version__
     return found
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import dray
+from dray._version import __version__ as dray_version
 from dray.compat import alias
 from dray.compat.names import VERSION
 
-__version__ = f"{VERSION}+dray{dray.__version__}"
+__version__ = f"{VERSION}+dray{dray_version}"
 
 # `import *` gives only names that do not import torch.
 __all__ = ["LOG_FORMAT", "__version__", "get_cluster_info", "import_from_path"]
