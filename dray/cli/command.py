@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 import dray
-from dray.cli import checkpoint, cluster, config, experiment, migrate, preview, queue, report, serve, trial
+from dray.cli import checkpoint, cluster, config, experiment, migrate, queue, report, serve, trial
 from dray.cli.errors import handle_errors, run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
@@ -46,7 +46,7 @@ for short, group in (("e", experiment), ("t", trial), ("c", checkpoint)):
 app.command(name="ls", hidden=True)(experiment.list_)
 app.add_typer(config.app, name="config")
 app.add_typer(cluster.app, name="cluster")
-app.command()(preview.preview)
+app.command()(config.preview)
 app.command()(report.report)
 app.command()(report.ui)
 app.command()(migrate.migrate)

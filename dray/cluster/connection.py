@@ -20,7 +20,7 @@ from typing import Any
 import ray
 
 from dray import private
-from dray.cluster import token_file
+from dray.cluster import token
 from dray.text import one_line
 
 LOOPBACK = "127.0.0.1"
@@ -105,7 +105,7 @@ def connect(address: str | None, namespace: str | None = None) -> Cluster:
     if address and not is_local:
         join(address, namespace)
         return Cluster(own=False, description=f"the Ray cluster at {address}")
-    token_file.secure()
+    token.secure()
     directory = _ray_directory()
     try:
         _start(namespace, directory)
@@ -167,21 +167,18 @@ def join(address: str, namespace: str | None = None) -> None:
     Raises:
         ConnectionError: there is none, or it does not accept this process's token.
     """
-    # Imported here: a cluster that dray starts does not need it.
-    from dray.cluster.auth import auth_error, local_auth_error
-
     refused = ""
     try:
         # If nothing listens there, Ray tries for minutes and then ends the process.
         host, colon, port = address.rpartition(":")
         if colon and port.isdigit() and "://" not in address:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-            refused = auth_error(address)
+            refused = token.auth_error(address)
         if not refused:
             with _keep_signal_handlers(), _keep_loopback():
                 ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
-        refused = local_auth_error() if address == "auto" else ""
+        refused = token.local_auth_error() if address == "auto" else ""
         if not refused:
             raise ConnectionError(
                 f"no Ray cluster answers at {address}: {one_line(error)}; check the address, or RAY_ADDRESS"

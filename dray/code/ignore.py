@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from dray.errors import ConfigError
-from dray.text import counted
+from dray.text import counted, size
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -46,12 +46,6 @@ MAX_ENTRIES = 200_000
 _FOREIGN = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"experiment.yaml", "journal.jsonl"})
 
 
-def _size_text(size: int) -> str:
-    if size < 2**10:
-        return f"{size} bytes"
-    return f"{size / 2**20:.1f} MiB" if size >= 2**20 / 10 else f"{size / 2**10:.1f} KiB"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """The code in a directory.
@@ -72,7 +66,7 @@ class Code:
     @property
     def summary(self) -> str:
         """The number of files and their size, as text."""
-        return f"{counted(len(self.files), 'file')}, {_size_text(self.size)}"
+        return f"{counted(len(self.files), 'file')}, {size(self.size)}"
 
     def targets(self) -> Iterator[tuple[str, str]]:
         """The target of each link, for a copy of the directory: relative if it is within, else absolute."""
@@ -219,10 +213,10 @@ def leads_to_code(link: Path, root: Path) -> bool:
 
 
 def _too_large(root: Path, walk: _Walk) -> str:
-    largest = ", ".join(f"{name} ({_size_text(size)})" for name, size in _largest(walk))
+    largest = ", ".join(f"{name} ({size(taken)})" for name, taken in _largest(walk))
     least = "" if walk.is_whole else "at least "
     return (
-        f"{root} has {least}{_size_text(walk.size)} of files, more than the {MAX_CODE_BYTES >> 20} MiB that an "
+        f"{root} has {least}{size(walk.size)} of files, more than the {MAX_CODE_BYTES >> 20} MiB that an "
         f"experiment copies and sends to its workers; the largest are {largest}; exclude what is not code in "
         f"{root / IGNORE_FILES[-1]} (.gitignore syntax), or give a directory with only the model's code"
     )

@@ -258,9 +258,9 @@ def test_memory_kept_since_the_first_trial_is_a_leak(monkeypatch: pytest.MonkeyP
     snapshot = ProcessSnapshot()
     assert [bool(snapshot.run(keep)[1]) for _ in range(3)] == [False, False, True]
     _, [reason] = snapshot.run(keep)
-    grown = re.match(r"its memory has grown by (\d+) MiB since its first trial", reason)
+    grown = re.match(r"its memory has grown by ([\d.]+) MiB since its first trial", reason)
     assert grown is not None
-    assert int(grown[1]) == pytest.approx(3 * 64, abs=25)
+    assert float(grown[1]) == pytest.approx(3 * 64, abs=25)
     kept.clear()
     assert snapshot.run(lambda: None) == (None, [])
 
@@ -384,7 +384,7 @@ def test_gpu_memory_outside_torchs_allocator_counts_unless_other_trials_may_use_
     free, reserved = 50, 25
     assert clean_up() == [], "torch's allocator has it"
     free = 45  # as after a trial's NCCL communicators
-    grown = "5120 MiB more of its GPU's memory is in use than after its first trial"
+    grown = "5.0 GiB more of its GPU's memory is in use than after its first trial"
     assert clean_up() == ([grown] if owns_gpu else [])
 
 
@@ -407,7 +407,7 @@ def test_gpu_memory_is_freed_and_a_leak_of_it_is_a_reason(monkeypatch: pytest.Mo
     assert snapshot.run(cycle) == (None, [])
     assert torch.cuda.memory_reserved() == before
     told = [snapshot.run(lambda: kept.append(torch.ones(64 << 18, device="cuda")))[1] for _ in range(2)]
-    assert told == [[], ["128 MiB more of its GPU's memory is in use than after its first trial"]]
+    assert told == [[], ["128.0 MiB more of its GPU's memory is in use than after its first trial"]]
 
 
 # ---------------------------------------------------------------------------------------------------------- handlers
