@@ -51,8 +51,6 @@ HOSTILE = {
     "deep lists": (BASE + "data: " + "[" * 5000 + "]" * 5000, "config: is nested more than 100 levels"),
     "deep mappings": (BASE + "data: " + "{a: " * 5000 + "1" + "}" * 5000, "is nested more than 100 levels deep"),
     "long name": (f"{BASE}name: {'n' * 100_000}\n", "name: must have at most 200 characters, got 100000"),
-    "long key": (f"{BASE}? {'k' * 100_000}\n: 1\n", "kkk: unknown field; known fields are"),
-    "long value": (f"{BASE}checkpoint_policy: {'k' * 99_999}\n", "must be one of best, all, none, got 'kkk"),
     "longer value": (
         f"{BASE}description: {'k' * 100_001}\n",
         "must be text of at most 100,000 characters, got 100,001",
@@ -63,29 +61,17 @@ HOSTILE = {
         f"{BASE}hyperparameters: {{x: {{type: int, {many(500)[1:]}}}\n",
         "has 502 errors:\n  hyperparameters.x.key_0: is not a field of type int\n",
     ),
-    "unknown keys of a point": (
-        RANDOM.replace("}}", f"}}, max_trials: 4, points: [{many(500)}]}}") + "hyperparameters: {lr: 1}\n",
-        "... and 480 more",
-    ),
     "trials": (RANDOM.replace("}}", "}, max_trials: 1%s}" % ("0" * 30)), "searcher.max_trials: must be an integer of"),
     "long number": (f"{BASE}max_restarts: 1{'0' * 10_000}\n", "000 is not a valid int"),
-    "hexadecimal": (f"{BASE}max_restarts: 0x1{'0' * 100_000}\n", "must be an integer of at most 64 bits, got one of"),
     "hours": (f"{BASE}max_restarts: 1{':00' * 20_000}\n", "must be an integer of at most 64 bits, got one of 118138"),
     "rungs": (
         BASE.replace("single", "asha").replace("}}", "}, max_trials: 4, num_rungs: 999999999999}"),
         "searcher.num_rungs: must be <= 1000, got 999999999999",
     ),
-    "slots": (
-        f"{BASE}resources: {{slots_per_trial: {{min: 1, max: 999999999999}}}}\n"
-        "hyperparameters: {global_batch_size: 999999999999}\n",
-        "resources.slots_per_trial.max: must be <= 1000000, got 999999999999",
-    ),
-    "grid by count": (GRID % "count: 999999999", "hyperparameters.x: must have at most 1000000 points on a grid, got"),
     "grid by step": (
         GRID % "step: 2",
         "hyperparameters.x: must have at most 1000000 points on a grid, got 500000000000",
     ),
-    "no date": (f"{BASE}data: {{x: !!timestamp 2020-99-99}}\n", "'2020-99-99' is not a valid timestamp"),
     "no bool": (f"{BASE}data: {{x: !!bool 5}}\n", "not valid YAML: '5' is not a valid bool"),
     "half a character": (
         f'{BASE}name: "a\\ud800b"\n',
@@ -93,9 +79,7 @@ HOSTILE = {
     ),
     "NUL": (f'{BASE}checkpoint_storage: "a\\0b"\n', r"must be text without the character NUL, got 'a\x00b'"),
     "two lines": (f'{BASE}name: "a\\nb"\n', r"name: must be one line of printable characters, got 'a\nb'"),
-    "two lines in a key": (f'{BASE}"a\\nb\\e[31m": 1\n', r"  a\nb\x1b[31m: unknown field"),
     "a key twice": (f"{BASE}name: a\nname: b\n", "line 4, column 1: not valid YAML: the field 'name' is given twice"),
-    "seconds": (f"{BASE}hang_timeout_s: 1.0e+300\n", "hang_timeout_s: must be <= 1000000000, got 1e+300"),
 }
 
 LOADED = """
