@@ -131,6 +131,7 @@ class Drivers:
 
     def notebook(self) -> None:
         """No file has the class; the process runs where the notebook lies."""
+        script = self.project / "driver.py"
         self.run("notebook", sys.executable, "-", *self._config("notebook"), cwd=self.project, stdin=script)
 
     def resumed(self) -> None:
