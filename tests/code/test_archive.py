@@ -6,7 +6,6 @@ import gzip
 import io
 import multiprocessing
 import os
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -172,34 +171,6 @@ def test_a_node_keeps_the_code_that_its_processes_use(tmp_path: Path, monkeypatc
         assert kept() == {"x = 1\n", "x = 3\n", "x = 4\n"}, "the last but one was in use as the last was placed"
     archived(5).place()
     assert kept() == {"x = 4\n", "x = 5\n"}, "the other process has ended"
-
-
-def test_code_that_was_being_removed_when_the_process_was_killed_is_unpacked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code = tmp_path / "code"
-    code.mkdir()
-
-    def archived(number: int) -> Archived:
-        (code / "model_def.py").write_text(f"x = {number}\n")
-        (code / "other.py").write_text("y = 1\n")
-        return Archived.of(code)
-
-    class Killed(BaseException):
-        """The process has ended here."""
-
-    def remove_one_file(directory: Path, **_: object) -> None:
-        (directory / "other.py").unlink()
-        raise Killed
-
-    first, *others = (archived(number) for number in range(3))
-    first.place()
-    others[0].place()  # from now on nobody uses the first
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(shutil, "rmtree", remove_one_file)
-        others[1].place()
-    assert (first.place() / "other.py").read_text() == "y = 1\n"
 
 
 def _placed(archived: Archived, temporary: Path) -> Path:

@@ -128,13 +128,6 @@ def test_copy_is_the_code_with_its_empty_folders_and_modes(root: Path, tmp_path:
     assert (tmp_path / "copy" / "startup-hook.sh").stat().st_mode & 0o777 == 0o755
 
 
-def test_copy_has_all_that_was_taken_back(root: Path, tmp_path: Path) -> None:
-    write(root, ".env")
-    (root / ".drayignore").write_text("!.env\n")
-    code_of(root).copy(tmp_path / "copy")
-    assert copied(tmp_path / "copy").files == (".env", *ALL)
-
-
 def test_small_files_that_are_shared_by_links_are_code(root: Path, tmp_path: Path) -> None:
     write(tmp_path / "shared", "utils.py", "big.bin", size=1 << 20)
     write(tmp_path / "shared", "big.bin", size=(1 << 20) + 1)
