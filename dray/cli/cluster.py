@@ -36,7 +36,7 @@ def status(
     \b
     RAY_ADDRESS=head:6379 dray cluster status
     """
-    from dray.cluster.status import status
+    from dray.cluster.nodes import status
 
     found = status(address)
     if json:

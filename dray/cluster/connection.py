@@ -188,7 +188,19 @@ def join(address: str, namespace: str | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _without_needless_processes() -> Iterator[None]:
+def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """In the block these attributes, (owner, name, value), of Ray's modules have other values."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+    for attribute in attributes:
+        setattr(*attribute)
+    try:
+        yield
+    finally:
+        for attribute in before:
+            setattr(*attribute)
+
+
+def _without_needless_processes() -> contextlib.AbstractContextManager[None]:
     """Ray that is started within the block has no autoscaler, no log monitor and no dashboard process, and its other
     processes each have their own session.
 
@@ -204,14 +216,12 @@ def _without_needless_processes() -> Iterator[None]:
     def start_api_server(self: Any, **_: Any) -> None:
         self._webui_url = ""
 
-    parameters, server, popen = parameter.RayParams, node.Node.start_api_server, services.ConsolePopen
-    parameter.RayParams = functools.partial(parameters, no_monitor=True, include_log_monitor=False)
-    node.Node.start_api_server = start_api_server
-    services.ConsolePopen = functools.partial(popen, start_new_session=True)
-    try:
-        yield
-    finally:
-        parameter.RayParams, node.Node.start_api_server, services.ConsolePopen = parameters, server, popen
+    parameters = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+    return _replaced(
+        (parameter, "RayParams", parameters),
+        (node.Node, "start_api_server", start_api_server),
+        (services, "ConsolePopen", functools.partial(services.ConsolePopen, start_new_session=True)),
+    )
 
 
 @contextlib.contextmanager
@@ -222,30 +232,22 @@ def _keep_signal_handlers() -> Iterator[None]:
     """
     from ray._private import utils
 
-    set_handler = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda handler: None
     try:
-        yield
+        with _replaced((utils, "set_sigterm_handler", lambda handler: None)):
+            yield
     finally:
-        utils.set_sigterm_handler = set_handler
         if threading.current_thread() is threading.main_thread() and (own := signal.getsignal(signal.SIGTERM)):
             signal.signal(signal.SIGTERM, own)
 
 
-@contextlib.contextmanager
-def _keep_loopback() -> Iterator[None]:
+def _keep_loopback() -> contextlib.AbstractContextManager[None]:
     """``ray.init()`` in the block uses a loopback address as it is given.
 
     On Linux, Ray would replace it by an address that other machines reach; on macOS it does not either.
     """
     from ray._private import services
 
-    resolve = services.resolve_ip_for_localhost
-    services.resolve_ip_for_localhost = lambda host: host
-    try:
-        yield
-    finally:
-        services.resolve_ip_for_localhost = resolve
+    return _replaced((services, "resolve_ip_for_localhost", lambda host: host))
 
 
 def _count(resources: dict[str, float]) -> str:

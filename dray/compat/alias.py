@@ -79,8 +79,8 @@ def install_if_absent() -> None:
     # At the end of sys.path, so that any other is found first.
     if str(PATH) not in sys.path:
         sys.path.append(str(PATH))
-    if finder not in sys.meta_path:
-        sys.meta_path.insert(0, finder)
+    if sys.meta_path[0] is not finder:
+        sys.meta_path[:] = [finder, *(each for each in sys.meta_path if each is not finder)]
 
 
 def path_for_children() -> str:
@@ -241,20 +241,10 @@ class _Loader(Loader):
             module.__spec__ = self._spec
 
 
-class _PrivateModuleFinder(MetaPathFinder):
-    """Finds Determined's private modules under dray's name too (`dray.pytorch._trainer`), even without `install`."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """As the import system asks for it."""
-        package, _, rest = name.partition(".")
-        return finder.find_spec(name) if package == "dray" and f"determined.{rest}" in MODULES else None
-
-
 finder = _Finder()
-# At the end, so that it costs other imports nothing.
-sys.meta_path.append(_PrivateModuleFinder())
+# Determined's private modules have dray's name too (`dray.pytorch._trainer`), even without `install`. At the end, so
+# that it costs other imports nothing.
+sys.meta_path.append(finder)
 
 
 def _is_ours(module: ModuleType | None) -> bool:

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dray.config.schema import ExperimentConfig
-from dray.config.search import build_method
-from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SingleSearcher
-from searchers.adaptive_asha import AdaptiveASHA
+from dray.config.searcher import SingleSearcher
 from searchers.domains import Categorical, Nested
 from searchers.numeric import Log
 from searchers.ranges import ranges
@@ -49,7 +47,6 @@ def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
     if compares and count is not None and count > 1 and not any(ranges(config.space.root)):
         what = f"none has a range, so all {count} trials train with the same values, and only their seeds differ"
         yield "hyperparameters", f"{what}; a range is, for example, lr: {{type: log, base: 10, minval: -4, maxval: -1}}"
-    yield from _rungs(config)
 
 
 def _constants(spec: Any, path: str, *, compares: bool) -> Iterator[tuple[str, str]]:
@@ -112,27 +109,6 @@ def _log_range(low: float, high: float, base: float) -> str:
         return "exponents: {type: log, base: 10, minval: -4, maxval: -1} is 0.0001 to 0.1"
     first, last = sorted(math.log(end, base) for end in (low, high))
     return f"{{type: log, base: {base:g}, minval: {first:.4g}, maxval: {last:.4g}}}"
-
-
-def _rungs(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-    """Whether a search has fewer rungs than its config asks for: rungs of equal length are one."""
-    searcher = config.searcher
-    match searcher:
-        case ASHASearcher():
-            field, asked, found = "num_rungs", searcher.num_rungs, set(build_method(config).rungs)
-        case AdaptiveASHASearcher() if searcher.bracket_rungs:
-            method = build_method(config)
-            assert isinstance(method, AdaptiveASHA)
-            field, asked, found = "bracket_rungs", len(method.rungs), set(method.rungs)
-        case _:
-            return
-    if len(found) < asked:
-        lengths = ", ".join(f"{rung:,}" for rung in sorted(found))
-        what = f"asks for {asked} rungs, but {searcher.length:,} {searcher.unit} with divisor {searcher.divisor:g}"
-        yield (
-            f"searcher.{field}",
-            f"{what} have room for {len(found)}: {lengths}; give fewer, or a smaller unit, such as batches",
-        )
 
 
 def direction_doubts(searcher: object) -> Iterator[tuple[str, str]]:

@@ -68,14 +68,6 @@ def test_a_search_without_a_range_repeats_one_point(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(
-    "searcher", [ASHA | {"num_rungs": 50}, ADAPTIVE | {"bracket_rungs": [50, 2]}], ids=["asha", "adaptive"]
-)
-def test_rungs_that_do_not_fit_are_named(caplog: pytest.LogCaptureFixture, searcher: dict[str, Any]) -> None:
-    [line] = warned(caplog, searcher, lr=LR)
-    assert "asks for 50 rungs, but 3 epochs with divisor 4 have room for 2: 1, 3;" in line
-
-
-@pytest.mark.parametrize(
     ("searcher", "hyperparameters"),
     [
         (SINGLE, {"lr": 0.1, "layers": [64, 32]}),
