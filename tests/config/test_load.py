@@ -283,7 +283,6 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
     ("change", "path", "what"),
     [
         ({"searcher__max_trails": 3}, "searcher.max_trails", "unknown field; did you mean max_trials?"),
-        ({"hyperparameter": {}}, "hyperparameter", "unknown field; did you mean hyperparameters?"),
         ({"max_trials": 3}, "max_trials", "unknown field here; move it to searcher.max_trials"),
         ({"workspaces": "w"}, "workspaces", "unknown field; did you mean workspace?"),
         ({"shm_size": "4G"}, "shm_size", "unknown field here; move it to resources.shm_size"),
@@ -301,10 +300,8 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         ({"searcher__max_length": ...}, "searcher.max_length", "missing required field"),
         ({"searcher__divisor": 1}, "searcher.divisor", "must be > 1, got 1"),
         ({"searcher__divisor": float("nan")}, "searcher.divisor", "got nan"),
-        ({"searcher__divisor": "4"}, "searcher.divisor", "must be a number, got '4' (a string)"),
         ({"searcher__max_trials": "64"}, "searcher.max_trials", "must be an integer, got '64' (a string)"),
         ({"searcher__max_trials": True}, "searcher.max_trials", "must be an integer, got True (a boolean)"),
-        ({"searcher__smaller_is_better": "yes"}, "searcher.smaller_is_better", "must be true or false"),
         ({"searcher__name": "asa"}, "searcher.name", "did you mean asha?"),
         ({"searcher__name": "single"}, "searcher.max_trials", "single has no such field; remove it"),
         ({"searcher__name": "random"}, "searcher.divisor", "use name: asha"),
@@ -354,16 +351,10 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
             "action must be one of cancel_retries",
         ),
         (
-            {"resources": {"max_slots": 1, "slots_per_trial": 2}},
-            "resources.max_slots",
-            "must be at least slots_per_trial (2), or no trial can run, got 1; raise it",
-        ),
-        (
             {"profiling": {"begin_on_batch": 20, "end_after_batch": 19}},
             "profiling.end_after_batch",
             "must be 20 (begin_on_batch) to 1019, as traces are held in memory, got 19",
         ),
-        ({"profiling": {"end_after_batch": 1010}}, "profiling.end_after_batch", "must be 10 (begin_on_batch) to 1009"),
         ({"resources__slots_per_trial": 128}, "hyperparameters.global_batch_size", "slots_per_trial (128)"),
         ({"checkpoint_storage": {"type": "s3"}}, "checkpoint_storage.bucket", "missing required field; the bucket"),
         (
@@ -373,12 +364,8 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         ),
         ({"checkpoint_storage": {"type": "shared_fs"}}, "checkpoint_storage.host_path", "missing required field"),
         ({"checkpoint_storage": {"host_path": "/a"}}, "checkpoint_storage.host_path", "needs type: shared_fs"),
-        ({"checkpoint_storage": {"type": ["s3"]}}, "checkpoint_storage.type", "must be one of directory, shared_fs"),
-        ({"checkpoint_storage": "s3://"}, "checkpoint_storage", "has no bucket"),
         ({"checkpoint_storage": "s3://b?zone=1"}, "checkpoint_storage", "an unknown option 'zone'; known are region"),
-        ({"checkpoint_storage": ""}, "checkpoint_storage", "must not be empty"),
         ({"checkpoint_storage": {"save_trial_best": -1}}, "checkpoint_storage.save_trial_best", "must be >= 0"),
-        ({"save_trial_best": 1}, "save_trial_best", "move it to checkpoint_storage.save_trial_best"),
         (
             {"checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": "A"}},
             "checkpoint_storage.secret_key",
@@ -395,9 +382,6 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
             "missing required field",
         ),
         ({"labels": ["a", 3]}, "labels[1]", "must be a string, got 3"),
-        ({"reproducibility__experiment_seed": 2**32}, "reproducibility.experiment_seed", "must be <= 4294967295"),
-        ({"hyperparameters__lr__maxval": -5}, "hyperparameters.lr.minval", "must be < maxval"),
-        ({"resources__slot_type": []}, "resources.slot_type", "must not be empty; for example slot_type: [A100, L4]"),
         ({"resources__slot_type": ["a100"]}, "resources.slot_type[0]", "; did you mean A100?"),
     ],
 )
@@ -486,8 +470,6 @@ def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
             "use searcher.name: single, or give one number, such as 1",
         ),
         ({"resources": {"slots_per_trial": {"min": 4, "max": 2}}}, "resources.slots_per_trial", "got 4 and 2"),
-        ({"resources": {"slots_per_trial": {"min": 0, "max": 2}}}, "resources.slots_per_trial.min", "must be >= 1"),
-        ({"resources": {"slots_per_trial": {"min": 1}}}, "resources.slots_per_trial.max", "missing required field"),
         (
             {"resources": {"slots_per_trial": {"min": 1, "max": 6}, "placement_strategy": "STRICT_PACK"}},
             "resources.placement_strategy",
@@ -551,9 +533,7 @@ def test_whole_slots_are_not_shared() -> None:
     ("slots", "what"),
     [
         (0.4, "0.25, ..., 0.02), got 0.4"),
-        (0.75, "must be a whole number of slots, or 1/n of a slot (0.5, 0.33, "),
         (1.5, "got 1.5"),
-        (0.001, "got 0.001"),
         ("1/4", "must be a number, got '1/4' (a string)"),
         (float("nan"), "must be a finite number, got nan"),
         (1.0, "must be an integer, got 1.0"),
@@ -568,11 +548,6 @@ def test_other_parts_of_slots_are_refused(slots: Any, what: str) -> None:
 def test_an_elastic_trial_has_whole_slots() -> None:
     found = faults(elastic(resources={"slots_per_trial": {"min": 0.5, "max": 6}}))
     assert found == {"resources.slots_per_trial.min": "must be an integer, got 0.5; for example min: 1"}
-
-
-def test_length_in_records_needs_a_batch_size() -> None:
-    config = changed(searcher__max_length={"records": 6400}, hyperparameters__global_batch_size=...)
-    assert "required" in faults(config)["hyperparameters.global_batch_size"]
 
 
 @pytest.mark.parametrize(
