@@ -70,10 +70,7 @@ def on_node(what: Any, node: str, **options: Any) -> Any:
 
 
 def status(address: str | None) -> dict[str, Any]:
-    """The nodes of a cluster, and how much of them is free.
-
-    Args:
-        address: of the cluster; by default ``RAY_ADDRESS``, as for an experiment.
+    """The nodes of a cluster (by default ``RAY_ADDRESS``), and how much of them is free.
 
     Returns:
         ``address``: None if no cluster is named; an experiment then starts one on this machine. ``nodes``:

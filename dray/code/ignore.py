@@ -51,7 +51,6 @@ class Code:
     """The code in a directory.
 
     Attributes:
-        root: the directory.
         folders, files, links: paths relative to it, with slashes; a folder comes before its content. A link is followed
             only if it leads to a small file elsewhere, such as a module that several projects share.
         size: total size of the files, in bytes.
@@ -101,9 +100,7 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
     """The code in a directory.
 
     Args:
-        root: the directory.
         leave_out: a directory to leave out, wherever it is.
-        deep: whether to include subdirectories.
         field: the field that named the directory, for messages.
 
     Raises:

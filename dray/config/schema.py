@@ -165,31 +165,7 @@ class Reproducibility(Section):
 
 
 class ExperimentConfig(Section):
-    """A checked experiment config, made by ``load_config``. Equal configs with equal seeds run equal searches.
-
-    Attributes:
-        entrypoint: The class of ``module:Class``, or a program such as ``python3 train.py --epochs 1`` (also as a list
-            of words); None if the trial's class is given from Python.
-        hyperparameters: As written: constants and spaces, by name; ``space`` is what they describe.
-        data: Free for the user; the trial reads it with ``context.get_data_config()``. Only the trial sees the values
-            below ``data.secrets``.
-        min_validation_period: A trial validates at least this often; None: only at rungs and at the end.
-        min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
-        checkpoint_format: With "full", the first slot's machine must have memory for the whole model and its optimizer.
-            A program sets it with ``pytorch.init(exp_conf={"checkpoint_format": "full"})``.
-        max_restarts: How often one trial may be started again after a failure other than the loss of its node. It is
-            given up before that when it runs out of memory twice, or fails twice with the same error, in the same line,
-            after the same number of batches.
-        stop_on_nan: Losses are the searcher's metric, and training and validation metrics with ``loss`` in their names.
-            The trial is not restarted; what it reported and saved before stands, and the search continues without it.
-        hang_timeout_s: A trial that for this long trains and validates no batch and saves no checkpoint is ended, with
-            the stacks of its threads in its log, and started again from its latest checkpoint. Start-up counts, and so
-            does waiting for other ranks, but not waiting for an object store: choose it well above the longest of
-            these. 0: never.
-        collective_timeout_s: Ranks that wait longer for another one in a collective of torch (gradients, a barrier) end
-            with their processes. Waits between dray's own steps have no limit but ``hang_timeout_s``: for a rank that
-            validates, saves, or prepares data before ``context.wrap_model()``.
-    """
+    """A checked experiment config, made by ``load_config``. Equal configs with equal seeds run equal searches."""
 
     entrypoint: Annotated[
         Entrypoint | None,

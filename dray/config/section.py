@@ -162,7 +162,6 @@ class Kinds:
 
     Attributes:
         field: The field that says which kind a section is.
-        models: By kind.
         absent: The model of a section without that field; None: it is required.
         unknown: A model with the fields of all kinds: it finds the other faults of a section of an unknown kind.
     """

@@ -26,9 +26,6 @@ _DASHBOARD_HOST = re.compile(r"--dashboard-host[= ]+['\"]?([^\s'\"]+)")
 def faults(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """All faults of a cluster file. Relative paths in it start at the working directory, as for Ray.
 
-    Args:
-        config: as it was read.
-
     Returns:
         The path of each wrong field, with what is wrong and what to do.
     """

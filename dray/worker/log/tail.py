@@ -34,10 +34,6 @@ def log_tail(log: Path, start: int = 0) -> str:
 def with_log_tail(error: str, log: Path) -> str:
     """The error of a process that died, with the last lines of its log.
 
-    Args:
-        error: says that it died.
-        log: of its trial and rank.
-
     Returns:
         How it ended comes first, unless the error says why it died; after a crash, the kind of crash and the innermost
         line of the user's code::
