@@ -33,11 +33,7 @@ _FAR = 1e12
 
 
 def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-    """The path of each doubtful field, and what is doubtful.
-
-    Args:
-        config: From ``load_config``.
-    """
+    """The path of each doubtful field, and what is doubtful."""
     searcher = config.searcher
     compares = not isinstance(searcher, SingleSearcher)
     for name, spec in config.hyperparameters.items():

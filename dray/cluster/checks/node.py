@@ -84,7 +84,6 @@ class Needs:
         versions: the driver's, as from `versions`.
         directory: the experiment's. On nodes where it is not shared, checkpoints for an object store are staged there.
         sign: what `write_sign` wrote there if it holds the checkpoints; None if they are in an object store.
-        store: that object store.
     """
 
     versions: Mapping[str, str]
@@ -96,9 +95,6 @@ class Needs:
         """Check the node that this process is on.
 
         It takes a few milliseconds. The first process of a run on a node also tries the object store.
-
-        Args:
-            run: a name of this run of the experiment.
 
         Raises:
             UnfitNode: no trial can run here.

@@ -61,7 +61,7 @@ class ProcessSnapshot:
         """Run a trial in a new thread, then restore this process.
 
         Args:
-                has_failed: whether its result is a failure. Then its process groups are not ended: a rank that failed alone
+            has_failed: whether its result is a failure. Then its process groups are not ended: a rank that failed alone
                 would wait for collectives that others have not begun.
 
         Returns:
