@@ -11,13 +11,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
-from dray.config.environment import Environment
-from dray.config.loggers import Loggers, MLflow, WandB
-from dray.config.notify import Notify
 from dray.config.resources import MeshSizes, Resources, SlotRange
-from dray.config.schema import ExperimentConfig, Optimizations, Profiling, Reproducibility
+from dray.config.schema import ExperimentConfig
 from dray.config.searcher import BY_METHOD, AnySearcher, MetricChoice, SamplerChoice
 from dray.config.section import ABSENT, CLASS, UNKNOWN, Section
+from dray.config.sections import Environment, Loggers, MLflow, Notify, Optimizations, Profiling, Reproducibility, WandB
 from dray.config.storage import BY_TYPE, SECRETS, AnyStorage
 from dray.config.yaml_file import as_yaml
 from dray.errors import Fault, did_you_mean
