@@ -85,7 +85,7 @@ class Reproducibility(Section):
 DEVICES = ("cpu", "cuda", "gpu", "rocm")
 _ENTRY = re.compile(r"[^=]+=.*|[A-Za-z_]\w*", re.DOTALL)
 _ByName: TypeAlias = dict[str, str | None]
-_VariablesForm: TypeAlias = list[str] | dict[str, str | float | None]
+_Written: TypeAlias = list[str] | dict[str, str | float | None]
 
 
 def _variables(raw: object) -> object:
@@ -129,9 +129,7 @@ class Environment(Section):
 
     environment_variables: Annotated[
         dict[str, str | _ByName | None],
-        BeforeValidator(
-            _variables, json_schema_input_type=_VariablesForm | dict[str, str | float | _VariablesForm | None]
-        ),
+        BeforeValidator(_variables, json_schema_input_type=_Written | dict[str, str | float | _Written | None]),
     ] = Field(
         default_factory=dict,
         description="variables to set before any code of the trial is imported: a list of NAME=VALUE (a NAME alone is "
