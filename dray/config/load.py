@@ -17,7 +17,7 @@ from dray.config.rules import broken_rules
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
 from dray.config.searcher import ClassSearcher, CustomSearcher
-from dray.config.section import Notes
+from dray.config.section import ConfigNotes
 from dray.config.yaml_file import check_limits, read_mapping, with_changes
 from dray.errors import ConfigError, Fault
 from dray.storage import Location
@@ -98,7 +98,7 @@ def stored_config(path: Path) -> ExperimentConfig:
 
 def parse_config(content: Mapping[Any, Any]) -> Parsed:
     """Parse the mapping of a config."""
-    notes = Notes()
+    notes = ConfigNotes()
     try:
         return Parsed(config=_checked(content, notes), faults=[], ignored=notes.ignored)
     except FieldError as error:
@@ -108,7 +108,7 @@ def parse_config(content: Mapping[Any, Any]) -> Parsed:
         return Parsed(config=None, faults=list(first.values()), ignored=notes.ignored)
 
 
-def _checked(content: Mapping[Any, Any], notes: Notes) -> ExperimentConfig:
+def _checked(content: Mapping[Any, Any], notes: ConfigNotes) -> ExperimentConfig:
     """The config of a mapping.
 
     Raises:

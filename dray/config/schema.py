@@ -28,7 +28,7 @@ from dray.config.length import Period
 from dray.config.log_policies import LogPolicy, policies, policies_schema
 from dray.config.resources import Resources, SlotRange, even_sizes
 from dray.config.searcher import BY_METHOD, ClassSearcher, Searcher
-from dray.config.section import Notes, Section, int_if_whole
+from dray.config.section import ConfigNotes, Section, int_if_whole
 from dray.config.sections import (
     Environment,
     Loggers,
@@ -244,7 +244,7 @@ class ExperimentConfig(Section):
             notes.given["space"] = parse(hyperparameters)
         return hyperparameters
 
-    def model_post_init(self, notes: Notes | None, /) -> None:
+    def model_post_init(self, notes: ConfigNotes | None, /) -> None:
         self._space = parse(self.hyperparameters) if notes is None else notes.given["space"]
 
     @property

@@ -109,7 +109,7 @@ def _named(raw: object) -> object:
 
 
 Metrics: TypeAlias = Annotated[list[MetricChoice], AfterValidator(_have_objective)]
-Sampler: TypeAlias = Annotated[SamplerChoice, BeforeValidator(_named, json_schema_input_type=str | SamplerChoice)]
+SamplerField: TypeAlias = Annotated[SamplerChoice, BeforeValidator(_named, json_schema_input_type=str | SamplerChoice)]
 MaxTrials: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
 RungCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_RUNGS)]
 
@@ -254,7 +254,7 @@ class _Concurrent(Searcher):
 class SamplingSearcher(Searcher):
     """A method whose hyperparameters are drawn by a sampler."""
 
-    sampler: Sampler = Field(
+    sampler: SamplerField = Field(
         default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
     )
     points: list[dict[str, Any]] = Field(

@@ -33,7 +33,7 @@ from searchers.errors import FieldError
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class ConfigNotes:
     """What validation finds in a config besides its faults; it is pydantic's context.
 
     Attributes:

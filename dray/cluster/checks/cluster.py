@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from dray.cluster.checks.findings import ClusterCheck, Node
-from dray.cluster.checks.inspector import ANSWER_S, SIGN, Inspector, Rank
+from dray.cluster.checks.inspector import ANSWER_S, SIGN, AllReduceRank, Inspector
 from dray.cluster.checks.node import REMEDIES, STORE_S, Trouble, versions, write_sign
 from dray.storage import Location, RemoteDirectory, StorageError
 from dray.text import one_line
@@ -208,7 +208,7 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
     from dray.code.packages import runtime_env
 
     options = {"runtime_env": runtime_env(), "num_gpus": 1 if backend == "nccl" else 0}
-    ranks = [on_node(Rank, node, **options).remote() for node in nodes]
+    ranks = [on_node(AllReduceRank, node, **options).remote() for node in nodes]
     try:
         try:
             ray.get([rank.__ray_ready__.remote() for rank in ranks], timeout=FREE_GPUS_S)

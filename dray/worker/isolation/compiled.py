@@ -24,7 +24,7 @@ from dray.worker.isolation.settings import Setting
 MAX_COMPILATIONS = 64
 """Compilations of one function after which everything is dropped: each is a guard to check, and memory."""
 
-State: TypeAlias = tuple[dict[tuple[str, str], Any], list[Any]]
+CompilerState: TypeAlias = tuple[dict[tuple[str, str], Any], list[Any]]
 
 
 class Compiled:
@@ -36,7 +36,7 @@ class Compiled:
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self._settings = settings
-        self._state: State | None = None  # of what is compiled; None if nothing is
+        self._state: CompilerState | None = None  # of what is compiled; None if nothing is
         self._classes: dict[type, dict[str, Any]] = {}
         self._limit: int | None = None  # the trial's recompile limit; None until it trains compiled code
 
@@ -77,7 +77,7 @@ class Compiled:
             and not (trees and getattr(trees.local, "tree_manager_containers", None))
         )
 
-    def _state_now(self) -> State:
+    def _state_now(self) -> CompilerState:
         return _changed_settings(), [setting.get() for setting in self._settings]
 
     def _forget(self) -> None:
