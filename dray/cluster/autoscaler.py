@@ -43,7 +43,14 @@ _SEE_LOG = "see monitor.log in Ray's logs on the head"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeType:
-    """A type of machine that the autoscaler may start. ``labels`` are None if unknown."""
+    """A type of machine that the autoscaler may start.
+
+    Attributes:
+        name: of the type.
+        resources: of one machine.
+        labels: of one machine; None if unknown.
+        max_count: of machines of this type.
+    """
 
     name: str = ""
     resources: Mapping[str, float]
