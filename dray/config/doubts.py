@@ -118,13 +118,11 @@ def direction_doubts(searcher: object) -> Iterator[tuple[str, str]]:
     named += [(f"metrics[{place}]", each, each.get("name")) for place, each in enumerate(several)]
     for field, entry, name in named:
         has_direction = any(entry.get(each) is not None for each in ("smaller_is_better", "at_most", "at_least"))
-        if not has_direction and isinstance(name, str) and _is_suspect(name):
+        if has_direction or not isinstance(name, str):
+            continue
+        if _LARGER_IS_BETTER.search(name) and not _SMALLER_IS_BETTER.search(name):
             yield (
                 f"searcher.{field}",
                 f"the search minimizes {name!r}, because smaller_is_better is not set, although larger values seem "
                 "better: set smaller_is_better: false beside it, or true if it is to be minimized",
             )
-
-
-def _is_suspect(name: str) -> bool:
-    return _LARGER_IS_BETTER.search(name) is not None and _SMALLER_IS_BETTER.search(name) is None

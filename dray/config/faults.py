@@ -111,7 +111,9 @@ class _Field(NamedTuple):
     @property
     def is_common(self) -> bool:
         """Whether each kind of the section has the field."""
-        return all(self.name in model.model_fields for model in KINDS[self.section].models.values())
+        return self.section not in KINDS or all(
+            self.name in model.model_fields for model in KINDS[self.section].models.values()
+        )
 
 
 def _located(details: ErrorDetails) -> _Field:

@@ -98,36 +98,25 @@ def stored_config(path: Path) -> ExperimentConfig:
 
 def parse_config(content: Mapping[Any, Any]) -> Parsed:
     """Parse the mapping of a config."""
-    notes = ConfigNotes()
-    try:
-        return Parsed(config=_checked(content, notes), faults=[], ignored=notes.ignored)
-    except FieldError as error:
-        first: dict[str, Fault] = {}
-        for path, what in error.faults:
-            first.setdefault(path, Fault(path, what))
-        return Parsed(config=None, faults=list(first.values()), ignored=notes.ignored)
-
-
-def _checked(content: Mapping[Any, Any], notes: ConfigNotes) -> ExperimentConfig:
-    """The config of a mapping.
-
-    Raises:
-        FieldError: it has faults.
-    """
-    check_limits(content)
-    plain = _plain(_with_domains(content))
+    notes, faults = ConfigNotes(), []
     config: ExperimentConfig | None = None
-    faults: list[Fault] = []
     try:
-        config = ExperimentConfig.model_validate(plain, context=notes)
-    except ValidationError as error:
-        faults = faults_of(error)
-    faults += broken_rules(notes.given, {fault.path for fault in faults})
-    if config is None or faults:
-        raise FieldError(faults)
-    if not isinstance(config.searcher, CustomSearcher | ClassSearcher):  # these are checked where the method is known
-        build_method(config)
-    return config
+        check_limits(content)
+        plain = _plain(_with_domains(content))
+        try:
+            config = ExperimentConfig.model_validate(plain, context=notes)
+        except ValidationError as error:
+            faults = faults_of(error)
+        faults += broken_rules(notes.given, {fault.path for fault in faults})
+        # The user's own methods are checked where they are known.
+        if config is not None and not faults and not isinstance(config.searcher, CustomSearcher | ClassSearcher):
+            build_method(config)
+    except FieldError as error:
+        faults = [Fault(path, what) for path, what in error.faults]
+    first: dict[str, Fault] = {}
+    for fault in faults:
+        first.setdefault(fault.path, fault)
+    return Parsed(config=None if faults else config, faults=list(first.values()), ignored=notes.ignored)
 
 
 def load_storage(section: Mapping[str, Any]) -> Location:

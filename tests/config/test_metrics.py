@@ -126,6 +126,11 @@ def test_fault_names_the_entry_and_the_cure(metrics: object, path: str, what: st
     assert what in found[path]
 
 
+def test_an_entry_is_checked_whatever_the_method() -> None:
+    found = faults(config([{"at_most": 1}], name="asa"))
+    assert {"searcher.name", "searcher.metrics[0].name"} <= set(found)
+
+
 @pytest.mark.parametrize("name", ["cmaes", "multi_fidelity"])
 def test_sampler_that_takes_one_objective_is_refused(name: str) -> None:
     [(path, what)] = faults(config(sampler=name)).items()
