@@ -200,12 +200,18 @@ class Lending:
         if not self.groups:
             self.ended.resolve()
 
+    def end_at_once(self) -> None:
+        """End all groups, as nothing is carried out any more."""
+        for owner in list(self.groups):
+            self._end_all(owner)
+        self.ended.resolve()
+
     def _close(self, owner: str) -> None:
         """Give an owner's groups time to end by themselves, then end them."""
         self._process.later(self._end_s, self._end_all, owner)
 
     def _end_all(self, owner: str) -> None:
-        for group in list(self.groups.pop(owner).values()):
+        for group in list(self.groups.pop(owner, {}).values()):
             group.end()
         if not self.groups:
             self.ended.resolve()

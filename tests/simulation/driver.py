@@ -242,12 +242,15 @@ class DriverProcess(Loop):
             yield self._drained
         self.tune.is_stopping = True
         self.post(self.driver.end)
-        self.later(TUNE_END_S, self.tune.ended.resolve)
+        self.later(0.0 if self.has_failed else TUNE_END_S, self.tune.ended.resolve)
         yield self.tune.ended
         self.cleaner.close()
         self.later(CLOSE_S, self.cleaner.ended.resolve)
         yield self.cleaner.ended
         self.post(self.lending.end)
+        if self.has_failed:  # nothing is carried out any more
+            yield 5.0
+            self.lending.end_at_once()
         yield self.lending.ended
         yield self.world.delay()
         try:
@@ -303,6 +306,8 @@ class DriverProcess(Loop):
             self._write([each for each in decided if isinstance(each, effects.Append)])
             for each in decided:
                 self.burn()
+                if self.world.lines is not None:
+                    self.world.note(f"   {self.name}: {each}")
                 self._perform(each)
         if self._is_closing and self.driver.is_drained:
             self._drained.resolve()

@@ -248,8 +248,7 @@ class Rank0(Rank):
                 carried=carried,
                 decides=command.decides,
                 metric=value,
-            ),
-            lease.number,
+            )
         )
         self._driver.tell("saved", lease.trial, checkpoint.id, batches, value, 0.1)
 

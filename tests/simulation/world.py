@@ -218,6 +218,9 @@ class Call:
     def __init__(self, session: End, number: int, method: str, args: tuple[Any, ...]) -> None:
         self.session, self.number, self.method, self.args = session, number, method, args
 
+    def __repr__(self) -> str:
+        return f"{self.session}.{self.method}{self.args}"
+
     def answer(self, value: Any = None) -> None:
         if self.number:
             self.session.send((self.number, value))
@@ -252,13 +255,20 @@ class End:
     def __init__(self, process: Process, take: Callable[[End, Any], None]) -> None:
         self.process, self._take, self.stream = process, take, Stream()
 
+    def __repr__(self) -> str:
+        return self.process.name
+
     def send(self, message: tuple[Any, ...]) -> None:
         self.stream.send(self.process.world.encoded(message))
 
     def receive(self, frame: bytes) -> None:
         message = self.stream.receive(frame)
         if message is not None:
-            self._take(self, self.process.world.decoded(message))
+            world = self.process.world
+            value = world.decoded(message)
+            if world.lines is not None:
+                world.note(f"{self.process.name} <- {value}")
+            self._take(self, value)
 
 
 class Link:
