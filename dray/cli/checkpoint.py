@@ -145,8 +145,8 @@ def export(
     """Export a checkpoint's weights and hyperparameters for use without dray.
 
     model.pt is the model's state_dict: model.load_state_dict(torch.load("model.pt", weights_only=True)). hparams.json
-    holds the hyperparameters that the model was created with. Of a sharded model, this makes one file; it needs neither
-    a GPU nor memory for the model.
+    holds the hyperparameters that the model was created with. Of a sharded model, this makes one file; it needs no
+    GPU, and memory for the largest tensor alone.
 
     \b
     dray checkpoint export latest -o model

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dray import private
 from dray.environment import set_variables
-from dray.storage.scratch import scratch
+from dray.storage.disk import scratch
 
 HOOK = "startup-hook.sh"
 _SHOWN_LINES = 20

@@ -147,7 +147,7 @@ class Groups:
                 if self._elastic is not None:
                     self._elastic.reserved(event.room, event.slots)
             case effects.ClusterSeen():
-                self.look(event.view, now)
+                self._look(event.view, now)
             case effects.NodesDrain():
                 for name in self._on_nodes(event.nodes):
                     self._say(f"a node of worker group {name} will be removed: its trial continues elsewhere")
@@ -155,8 +155,7 @@ class Groups:
             case effects.ShellFailed():
                 self._fail(f"worker groups can't be started or ended: {event.error!r}")
 
-    def look(self, view: ClusterView, now: float) -> None:
-        """Take a view of the cluster."""
+    def _look(self, view: ClusterView, now: float) -> None:
         self._is_looking, self._seen_at = False, now
         self._view, self._capacity = view, replace(self._capacity, view=view.without(self._choice.broken))
         self._choice.look(view, now)
@@ -274,7 +273,7 @@ class Groups:
         the search still runs, which is unknown. So it starts when the first group has trained for as long as it took to
         its first report (ski rental: at most twice as long as the better of now and never; Karlin et al. 1988).
         """
-        if not self._plan.own_cluster:
+        if not self._plan.own_cluster or not self.count:
             return True
         if self._trains_since is None:
             return False

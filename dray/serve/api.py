@@ -21,7 +21,7 @@ from dray.serve.answers import BadInput, answer
 from dray.serve.control import ACTIVE, Control, Submitted
 from dray.serve.messages import API, to_json
 from dray.serve.names import experiment_path
-from dray.storage.scratch import scratch
+from dray.storage.disk import scratch
 from dray.text import one_line
 
 T = TypeVar("T")

@@ -56,7 +56,7 @@ STEP_S = 0.25
 """How often the server looks at what is due, if nothing happens."""
 LOOK_S = 5.0
 """How often the server looks for experiments that were deleted, and whether its spare process is up."""
-CALLS = ("enqueue", "withdraw", "bind", "drop", "close", "remove")
+CALLS = ("enqueue", "expect", "withdraw", "bind", "drop", "close", "remove")
 """What experiments may call: methods of `dray.desk.desk.Desk`; and `add`."""
 
 T = TypeVar("T")

@@ -198,6 +198,13 @@ def test_others_start_even_if_the_first_group_does_not_train() -> None:
     assert world.later(1).groups.count == 2
 
 
+def test_a_first_group_that_was_lost_is_replaced_without_waiting_for_its_turn() -> None:
+    world = World(2).step(1).comes_up()
+    world.ends(world.started[0], lost=True).step(0)  # its trial is not queued yet
+    assert world.groups.count == 0
+    assert world.step(1).groups.count == 1
+
+
 def test_groups_of_a_large_machine_start_several_at_once() -> None:
     world = World(16).step(16).later(IN_TURN_S + 1)
     assert world.groups.count == 4, "they are still starting, on a quarter of its cores"
