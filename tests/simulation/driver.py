@@ -71,7 +71,7 @@ class Loop(Process):
         if not self._is_due:
             self._is_due = True
             # Others may call before.
-            self.world.at(0.002 * self.world.random.random(), self._settle)
+            self.world.at(0.01 * self.world.random.random(), self._settle)
 
     def _settle(self) -> None:
         if not self.alive:
@@ -134,7 +134,8 @@ class DriverProcess(Loop):
         self.lending: Any = None
         self.driver: ExperimentDriver | None = None
         self.how = "killed"
-        self.interrupted = False
+        self.interrupted = self._is_closing = False
+        self._pending_logs = 0
 
     def end(self) -> None:
         if self.alive:
@@ -270,8 +271,6 @@ class DriverProcess(Loop):
     def _look_whether_drained(self) -> None:
         self._is_closing = True
 
-    _is_closing = False
-
     def tick(self) -> None:
         self.call(lambda: None)
 
@@ -309,7 +308,7 @@ class DriverProcess(Loop):
                 if self.world.lines is not None:
                     self.world.note(f"   {self.name}: {each}")
                 self._perform(each)
-        if self._is_closing and self.driver.is_drained:
+        if self._is_closing and self.driver.is_drained and not self._pending_logs:
             self._drained.resolve()
 
     def _write(self, records: list[effects.Append]) -> None:
@@ -341,8 +340,9 @@ class DriverProcess(Loop):
                 self.cleaner.put(effect)
             case effects.Fail(error):
                 self._fail(error)
-            case Tell(_, message):
-                self.hear(message)
+            case Tell(client, message):
+                if client == self.name:  # the groups' owner only watches
+                    self.hear(message)
             case _:
                 self.lending.perform(effect)
 
@@ -362,9 +362,19 @@ class DriverProcess(Loop):
         assert self.driver is not None
         if left.outcome == "errored" and (left.dead or (left.failure is not None and left.failure.kind == "died")):
             # Its logs are read first, in a thread.
-            self.later(self.world.random.choice((0.01, 0.5, 3.0)), self.driver.on, left)
+            self._expect(1)
+            self.later(self.world.random.choice((0.01, 0.5, 3.0)), self._read, left)
         else:
             self.driver.on(left)
+
+    def _read(self, left: TrialLeft) -> None:
+        assert self.driver is not None
+        self._expect(-1)
+        self.driver.on(left)
+
+    def _expect(self, more: int) -> None:
+        self._pending_logs += more
+        self.lending.send("expect", self.name, self._pending_logs)
 
     def _bind(self, bind: effects.Bind) -> None:
         lease = Lease(

@@ -4,8 +4,8 @@ known to have happened to it, with which everything that happens later must agre
 from __future__ import annotations
 
 import functools
-import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,29 +83,32 @@ class Setup:
     batch_s: float = 0.3
 
 
-@functools.cache
-def _config(text: str) -> ExperimentConfig:
-    return load_config(json.loads(text))
-
-
 def config_of(setup: Setup) -> ExperimentConfig:
-    """Its config: checking one costs as much as some trials, so equal ones are checked once."""
-    lr = {"type": "log", "base": 10, "minval": -4, "maxval": -1}
-    if setup.points:
-        lr["count"] = setup.points
-    raw = {
-        "name": "simulated",
-        "entrypoint": "model:Trial",
-        "hyperparameters": {"global_batch_size": 1, "lr": lr},
-        "searcher": {"metric": "loss", **dict(setup.searcher)},
-        "checkpoint_storage": dict(
-            zip(("save_experiment_best", "save_trial_best", "save_trial_latest"), setup.keeps, strict=True)
-        ),
-        "max_restarts": setup.max_restarts,
-        "stop_on_nan": setup.stops_on_nan,
-        "reproducibility": {"experiment_seed": 7},
-    }
-    return _config(json.dumps(raw))
+    """Its config: to check one costs as much as some trials, so equal ones are checked once."""
+    best, trial_best, latest = setup.keeps
+    storage = {"save_experiment_best": best, "save_trial_best": trial_best, "save_trial_latest": latest}
+    config = _config(setup.searcher, setup.points)
+    return config.model_copy(
+        update={
+            "checkpoint_storage": config.checkpoint_storage.model_copy(update=storage),
+            "max_restarts": setup.max_restarts,
+            "stop_on_nan": setup.stops_on_nan,
+        }
+    )
+
+
+@functools.cache
+def _config(searcher: tuple[tuple[str, Any], ...], points: int) -> ExperimentConfig:
+    lr = {"type": "log", "base": 10, "minval": -4, "maxval": -1, **({"count": points} if points else {})}
+    return load_config(
+        {
+            "name": "simulated",
+            "entrypoint": "model:Trial",
+            "hyperparameters": {"global_batch_size": 1, "lr": lr},
+            "searcher": {"metric": "loss", **dict(searcher), "max_length": {"batches": dict(searcher)["max_length"]}},
+            "reproducibility": {"experiment_seed": 7},
+        }
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,6 +197,8 @@ class Facts:
     given_up: set[int] = field(default_factory=set)
     newest: dict[int, int] = field(default_factory=dict)
     _damaged: set[int] = field(default_factory=set)
+    _leases: Counter[int] = field(default_factory=Counter)
+    _failures: Counter[int] = field(default_factory=Counter)
     _granted: dict[int, int] = field(default_factory=dict)
     _trial_of: dict[int, int] = field(default_factory=dict)
 
@@ -210,6 +215,7 @@ class Facts:
     def granted(self, trial: int, lease: int) -> None:
         """The desk has granted a lease."""
         self._granted[trial] = lease
+        self._leases[trial] += 1
         self._trial_of[lease] = trial
 
     def permits(self, lease: int, permission: bool) -> None:
@@ -235,8 +241,12 @@ class Facts:
             if trial in self.ended:
                 self.fail(f"trial {trial} ends twice: {self.ended[trial]}, {record['reason']}")
             self.ended[trial] = record["reason"]
-        elif event == "gave_up":
-            self.given_up.add(trial)
+        elif event in ("restarted", "gave_up"):
+            self._failures[trial] += 1
+            if self._failures[trial] > self._leases[trial]:
+                self.fail(f"trial {trial} has failed {self._failures[trial]} times in {self._leases[trial]} leases")
+            if event == "gave_up":
+                self.given_up.add(trial)
         for action in record.get("actions", ()):
             if action["action"] == "create":
                 if action["trial"] in self.created:

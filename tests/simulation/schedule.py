@@ -61,7 +61,7 @@ def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
     setup = _setup(random, max_ranks=min(2, sum(nodes)), faults=faults)
     trials = dict(setup.searcher).get("max_trials", 6)
     count = min(8, int(random.expovariate(0.6))) if faults else 0
-    steps = 40 * trials + 60
+    steps = 35 * trials + 50
     drawn = sorted(
         (Fault(random.randrange(steps), random.choice(KINDS), random.random()) for _ in range(count)),
         key=lambda fault: fault.step,
@@ -78,10 +78,10 @@ def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
 
 
 def _setup(random: Random, *, max_ranks: int, faults: bool) -> Setup:
-    trials = min(50, 5 + int(random.expovariate(0.2)))
-    concurrent = random.choice((1, 2, 3, 4, 8))
-    length = random.choice((4, 8, 9, 16))
-    searcher: dict[str, Any] = {"name": random.choice(METHODS), "max_length": {"batches": length}}
+    trials = random.choice((5, 5, 5, 6, 6, 7, 8, 9, 10, 12, 16, 50))
+    concurrent = random.choice((1, 2, 4, 8))
+    length = random.choice((4, 8, 9))
+    searcher: dict[str, Any] = {"name": random.choice(METHODS), "max_length": length}
     if searcher["name"] != "single":
         searcher["max_concurrent_trials"] = concurrent
     if searcher["name"] not in ("single", "grid"):
@@ -116,9 +116,9 @@ def _setup(random: Random, *, max_ranks: int, faults: bool) -> Setup:
         points=trials if searcher["name"] == "grid" else 0,
         ranks=random.randrange(1, max_ranks + 1),
         policy=random.choice(("best", "all", "none")),
-        report=random.choice((None, 1, 2)),
-        validate=random.choice((None, 1, 2, 3)),
-        checkpoint=random.choice((None, 1, 3)),
+        report=random.choice((None, None, 3)),
+        validate=random.choice((None, None, 3, 5)),
+        checkpoint=random.choice((None, None, 3)),
         keeps=random.choice(((0, 1, 1), (0, 0, 1), (0, 0, 0), (1, 0, 1), (2, 1, 2))),
         invalid=random.choice((0.0, 0.0, 0.1)),
         diverging=random.choice((0.0, 0.0, 0.2)),

@@ -227,21 +227,31 @@ class Call:
 
 
 class _Channel:
-    """One direction of a connection: frames arrive in order, or, once it is cut, not at all."""
+    """One direction of a connection: frames arrive in order, or, once it is cut, not at all.
 
-    __slots__ = ("_last", "_to", "_world", "is_open")
+    Those that are sent at the same moment usually arrive together.
+    """
+
+    __slots__ = ("_last", "_latest", "_sent_at", "_to", "_world", "is_open")
 
     def __init__(self, world: World, to: End) -> None:
         self._world, self._to, self._last, self.is_open = world, to, 0.0, True
+        self._sent_at = -1.0
+        self._latest: list[bytes] = []
 
     def send(self, *parts: bytes) -> None:
         world = self._world
+        if self._sent_at == world.now and world.random.random() < 0.8:
+            self._latest.append(b"".join(parts))
+            return
+        self._sent_at, self._latest = world.now, [b"".join(parts)]
         self._last = max(self._last, world.now + world.delay())
-        world.at(self._last - world.now, self._arrive, b"".join(parts))
+        world.at(self._last - world.now, self._arrive, self._latest)
 
-    def _arrive(self, frame: bytes) -> None:
-        if self.is_open and self._to.process.alive:
-            self._to.receive(frame)
+    def _arrive(self, frames: list[bytes]) -> None:
+        for frame in frames:
+            if self.is_open and self._to.process.alive:
+                self._to.receive(frame)
 
     def abort(self) -> None:
         self.is_open = False
