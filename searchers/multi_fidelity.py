@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -32,22 +32,16 @@ import numpy as np
 from scipy.special import erfcx, ndtr
 
 from searchers.events import Event, Exited, Reported, Started, assert_never
-from searchers.prior_mean import PriorMean, WithMean
 from searchers.rung_process import Array, Parameters, Results, RungProcess, fitted
 from searchers.rung_results import RungResults
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
-from searchers.warm_start import Source
 
 _STARTUP = 12
 """Results before the first proposal."""
 
 _RANDOM_EVERY, _RANDOM_EVERY_EARLY, _EARLY = 5, 2, 40
-"""Every fifth trial is random; every second while there are at most 40 results and no sources."""
-
-_WARM_STARTUP, _WARM_RANDOM_EVERY = 6, 3
-"""Results before the first proposal from the results, if there are sources; of trials before 12 results, every third is
-random."""
+"""Every fifth trial is random; every second while there are at most 40 results."""
 
 _NUM_RESULTS, _NUM_LIVE = 240, 64
 """At most this many results and live trials are in the model. 240 results cost 15 ms of CPU an ask."""
@@ -81,17 +75,14 @@ class MultiFidelitySampler:
         space: To draw from.
         seed: Any integer.
         rungs: `Method.rungs`. If there are none, a trial's last value counts once it has completed.
-        sources: What earlier searches have learned, to start from; each has trials in the space.
     """
 
-    def __init__(self, space: Space, *, seed: int, rungs: Sequence[float], sources: Sequence[Source] = ()) -> None:
+    def __init__(self, space: Space, *, seed: int, rungs: Sequence[float]) -> None:
         self.space, self.seed = space, seed
         self._cube = UnitCube(space)
-        self._sources = sources
-        self._startup = _WARM_STARTUP if sources else _STARTUP
         self._trials: dict[int, _Trial] = {}
         self._live: dict[int, None] = {}  # in the order of their start
-        self._num_results, self._next_fit = 0, self._startup
+        self._num_results, self._next_fit = 0, _STARTUP
         self._lengths: tuple[float, ...] = ()
         self._rungs: list[RungResults] = []
         self._to_fit: Results | None = None  # the results to which the parameters have still to be fitted
@@ -105,7 +96,7 @@ class MultiFidelitySampler:
         """
         if not self._is_random(trial):
             rng = np.random.default_rng(Random(f"{self.seed}:{trial}:multi-fidelity").getrandbits(64))
-            for row in self._proposals(trial, rng):
+            for row in self._proposals(rng):
                 point = self._cube.point(row)
                 if self.space.allows(point):
                     return point
@@ -141,30 +132,13 @@ class MultiFidelitySampler:
         self._rungs = [known.get(length, RungResults(_NUM_RESULTS)) for length in self._lengths]
         self._parameters = Parameters(self._cube.axes, len(self._lengths))
         self._fitted = self._parameters.mean
-        self._prior = PriorMean(self._cube, self._sources, self._lengths) if self._sources else None
-        self._weights = None if self._prior is None else self._prior.equal_weights
-        if self._num_results >= self._startup:
+        if self._num_results >= _STARTUP:
             self._to_fit = self._results()
 
-    def learned(self) -> Iterator[tuple[int, int, float]]:
-        """What the model learns from: trials, rungs and normalised values."""
-        if self._num_results:
-            results = self._results()
-            yield from zip(results.trials.tolist(), results.rungs.tolist(), results.values.tolist(), strict=True)
-
-    def weights(self) -> list[float]:
-        """The weights of the sources, in their order; equal shares before the first results."""
-        if self._num_results >= self._startup:
-            self._fit()
-        return [] if self._weights is None else self._weights.tolist()
-
     def _is_random(self, trial: int) -> bool:
-        if not self._cube.width:
+        if not self._cube.width or self._num_results < _STARTUP:
             return True
-        if self._num_results < _STARTUP:
-            return not self._sources or trial % _WARM_RANDOM_EVERY == _WARM_RANDOM_EVERY - 1
-        early = self._num_results <= _EARLY and not self._sources
-        return trial % (_RANDOM_EVERY_EARLY if early else _RANDOM_EVERY) == 0
+        return trial % (_RANDOM_EVERY_EARLY if self._num_results <= _EARLY else _RANDOM_EVERY) == 0
 
     def _put(self, trial: int, rung: int, value: float) -> None:
         """Note a result, if it is the first at this rung or above."""
@@ -200,27 +174,15 @@ class MultiFidelitySampler:
             values=np.concatenate(values),
         )
 
-    def _fit(self) -> None:
-        """Fit the parameters, and the weights of the sources, to the results that are to be fitted to."""
-        if self._to_fit is not None and self._prior is not None:
-            self._fitted, self._weights = self._prior.fit(self._parameters, self._to_fit, steps=_FIT_STEPS)
-        elif self._to_fit is not None:
-            self._fitted = fitted(self._parameters, self._to_fit, steps=_FIT_STEPS)
-        self._to_fit = None
-
-    def _proposals(self, trial: int, rng: np.random.Generator) -> Array:
+    def _proposals(self, rng: np.random.Generator) -> Array:
         """Rows, the most promising first."""
-        if self._prior is not None and self._num_results < self._startup:
-            return self._prior.first(trial, rng)
-        self._fit()
+        if self._to_fit is not None:
+            self._fitted = fitted(self._parameters, self._to_fit, steps=_FIT_STEPS)
+            self._to_fit = None
         results = self._results()
         live = [self._trials[trial].row for trial in itertools.islice(reversed(self._live), _NUM_LIVE)]
         rows = np.reshape(live, (len(live), self._cube.width))
-        process: RungProcess | WithMean
-        if self._prior is None or self._weights is None:
-            process = RungProcess(self._parameters, self._fitted, results, rows)
-        else:
-            process = self._prior.process(self._parameters, self._fitted, self._weights, results, rows)
+        process = RungProcess(self._parameters, self._fitted, results, rows)
         _, first = np.unique(results.trials, return_index=True)
         rows = results.rows[first]
         expected, _ = process.at_the_end(rows)
