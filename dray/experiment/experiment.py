@@ -28,7 +28,7 @@ from dray.experiment.notify import notify
 from dray.experiment.open_search import OpenSearch, open_search
 from dray.hosts.signals import print_no_traceback
 from dray.observers import loggers
-from dray.observers.observer import Make, Observer, Observers
+from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path, results_root
 from dray.records.driver_lock import DriverLock
 from dray.records.lookup import Name, locate
@@ -278,7 +278,7 @@ class Experiment:
             contextlib.closing(DriverLock(directory)) as lock,
             contextlib.closing(Mirror(directory, lock.is_held)) as mirror,
             Journal(directory.journal) as journal,
-            contextlib.closing(Observers(directory, _observers(directory, self._config))) as observers,
+            contextlib.closing(Observers(directory, loggers.makes(directory, self._config))) as observers,
         ):
             lock.acquire()
 
@@ -385,18 +385,6 @@ class Experiment:
                 display.interrupted()
                 print_no_traceback(stopped)
                 raise
-
-
-def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str, Make]:
-    """The experiment's observers by name, each with a function that makes it once there is something to write."""
-
-    def study() -> Observer:
-        # Here, not above: Optuna's storage takes half a second to make.
-        from dray.observers.optuna_study import OptunaStudy
-
-        return OptunaStudy(directory.study, config)
-
-    return {directory.study.name: study, **loggers.makes(directory, config)}
 
 
 def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:
