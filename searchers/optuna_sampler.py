@@ -32,8 +32,7 @@ from searchers.errors import FieldError
 from searchers.events import Event, Exited, Reported, Started, assert_never
 from searchers.objectives import Objectives
 from searchers.optuna_space import encoded, from_optuna_trial, is_conditional, to_optuna
-from searchers.optuna_storage import AskStorage
-from searchers.optuna_trials import SamplerTrial, SamplerTrials, frozen
+from searchers.optuna_trials import AskStorage, SamplerTrial, SamplerTrials, frozen
 from searchers.space import Space
 
 _SHORT = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "nsga2": "NSGAIISampler"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from searchers.errors import IllegalEvent
@@ -204,3 +204,31 @@ def _number(value: object, *, or_bool: bool = False) -> float:
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch's
         pass
     raise ValueError(f"is {value!r:.80} ({type(value).__name__}), but must be a number")
+
+
+class RecordedMethod:
+    """A method that repeats the decisions in a journal's records, one per call, for a search that is only looked at."""
+
+    rungs = ()
+
+    def __init__(self, records: Iterable[Mapping[str, object]]) -> None:
+        self._actions = map(_actions_of, records)
+
+    def start(self) -> list[Action]:
+        return next(self._actions)
+
+    def on(self, event: Event) -> list[Action]:
+        return next(self._actions)
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        raise NotImplementedError("this search is read-only")
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        return next(self._actions)
+
+
+def _actions_of(record: Mapping[str, object]) -> list[Action]:
+    actions = record.get("actions")
+    if not isinstance(actions, list) or not all(isinstance(action, Mapping) for action in actions):
+        raise ValueError(f"actions must be a list of mappings, got {actions!r}")
+    return [action_from_json(action) for action in actions]

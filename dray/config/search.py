@@ -23,14 +23,12 @@ from dray.errors import Fault
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.errors import FieldError
-from searchers.grid import Grid
 from searchers.method import Method
 from searchers.objectives import Objectives
 from searchers.promotion import PromotionASHA
-from searchers.random_search import RandomSearch
+from searchers.random_search import Grid, RandomSearch, Single
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler, named_sampler
 from searchers.search import Record, Search
-from searchers.single import Single
 from searchers.space import Space
 
 _NOT_CUSTOM = Custom()
