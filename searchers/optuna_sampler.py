@@ -118,7 +118,6 @@ class OptunaSampler:
             enough=self._startup or _STARTUP,
             background=self._is_tpe,
             all_compared=self._has_notes,
-            pareto=objectives is not None,
         )
         self._pareto = objectives is not None
         self._failed_points: set[str] = set()  # as JSON

@@ -28,8 +28,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from bisect import bisect_left, insort
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -40,7 +39,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from searchers.events import Reason
 from searchers.objectives import Losses
-from searchers.pareto import ParetoOrder
+from searchers.pareto import ordered
 
 Value = float | Losses
 
@@ -79,22 +78,19 @@ class SamplerTrials:
         enough: Trials that must have reached the higher rungs of an extended search before only those are compared.
         background: Whether the first trials are always shown (for TPE).
         all_compared: Whether every compared trial is shown, for samplers whose notes may refer to any of them.
-        pareto: Whether trials are compared by losses.
 
     Attributes:
         floor: Trials are compared once they have reached this length.
     """
 
-    def __init__(
-        self, rungs: Sequence[float], *, enough: int, background: bool, all_compared: bool, pareto: bool = False
-    ) -> None:
+    def __init__(self, rungs: Sequence[float], *, enough: int, background: bool, all_compared: bool) -> None:
         self.floor = self._next_floor = _floor(rungs)
         self._enough, self._all_compared = enough, all_compared
         self._num_background = _NUM_BACKGROUND if background else 0
         self._compared = (
-            _BestAndLatest(best=0, latest=sys.maxsize, pareto=pareto)
+            _BestAndLatest(best=0, latest=sys.maxsize)
             if all_compared
-            else _BestAndLatest(best=_NUM_BEST, latest=_NUM_LATEST, pareto=pareto)
+            else _BestAndLatest(best=_NUM_BEST, latest=_NUM_LATEST)
         )
         self._running: dict[int, SamplerTrial] = {}  # including paused ones, in order of their start
         self._failed: dict[int, SamplerTrial] = {}  # the latest
@@ -185,39 +181,15 @@ class SamplerTrials:
         return [found[trial] for trial in sorted(found)]
 
 
-class _Sorted:
-    """Trials in the order of their values: what `ParetoOrder` is for losses."""
-
-    def __init__(self) -> None:
-        self._sorted: list[tuple[float, int]] = []
-        self._values: dict[int, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._sorted)
-
-    def __contains__(self, trial: int) -> bool:
-        return trial in self._values
-
-    def add(self, trial: int, value: float) -> None:
-        self._values[trial] = value
-        insort(self._sorted, (value, trial))
-
-    def remove(self, trial: int) -> None:
-        del self._sorted[bisect_left(self._sorted, (self._values.pop(trial), trial))]
-
-    def last(self) -> int:
-        return self._sorted[-1][1]
-
-
 class _BestAndLatest:
     """A bounded number of the best trials, and of the latest.
 
     Always true: a trial is in `trials` iff it is one of the best or of the latest.
     """
 
-    def __init__(self, *, best: int, latest: int, pareto: bool) -> None:
+    def __init__(self, *, best: int, latest: int) -> None:
         self._num_best, self._num_latest = best, latest
-        self._best: Any = ParetoOrder() if pareto else _Sorted()
+        self._best: set[int] = set()
         self._latest: dict[int, None] = {}  # in order of their last `put`
         self.trials: dict[int, SamplerTrial] = {}
 
@@ -228,9 +200,10 @@ class _BestAndLatest:
         self.trials[trial] = record
         self._latest[trial] = None
         if self._num_best:
-            self._best.add(trial, value)
+            self._best.add(trial)
         if len(self._best) > self._num_best:
-            self._best.remove(worst := self._best.last())
+            worst = _last({best: self.trials[best].value for best in self._best})
+            self._best.remove(worst)
             if worst not in self._latest:
                 del self.trials[worst]
         if len(self._latest) > self._num_latest:
@@ -241,11 +214,16 @@ class _BestAndLatest:
 
     def remove(self, trial: int) -> None:
         """Remove the trial, if it is there."""
-        if trial in self.trials:
+        if self.trials.pop(trial, None) is not None:
             self._latest.pop(trial, None)
-            if trial in self._best:
-                self._best.remove(trial)
-            del self.trials[trial]
+            self._best.discard(trial)
+
+
+def _last(values: Mapping[int, Value]) -> int:
+    """The trial with the worst value, of equal ones the one with the greatest number; losses in `ParetoOrder`."""
+    if any(isinstance(value, Losses) for value in values.values()):
+        return ordered(cast("Mapping[int, Losses]", values)).last()
+    return max(cast("Mapping[int, float]", values), key=lambda trial: (values[trial], trial))
 
 
 def _worst(values: Sequence[Value]) -> Value:
