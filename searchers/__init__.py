@@ -10,7 +10,7 @@
     samplers, convert                    what draws from a space; spaces of Optuna and Ray Tune converted
     search, views                        the one object that a driver holds, and what it knows of each trial
     journal, records                     the append-only log, and its JSON; a replay of it restores a search
-    simulate, simulator                  a search in virtual time
+    simulate                             a search in virtual time
     testing, histories                   the contract of methods, for yours too; random histories to check it
     optuna_sampler, _trials, _space      the adapter to Optuna; not imported here
     ray_tune                             the adapter to Ray Tune for dray's own trials; not imported here

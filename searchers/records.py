@@ -63,12 +63,12 @@ def event_to_json(event: Event) -> dict[str, object]:
                 at = number_to_json(_number(step))
             except ValueError as error:
                 raise IllegalEvent(f"the step of trial {trial} {error}") from None
-            try:
-                measured = None if value is None else number_to_json(float(_number(value, or_bool=True)))
-            except ValueError as error:
-                raise IllegalEvent(f"the value of trial {trial} at step {at} {error}") from None
+            measured = _measured_to_json(value, f"the value of trial {trial} at step {at}")
             record = {"event": "reported", "trial": int(trial), "step": at, "value": measured}
-            return record if not event.metrics else record | {"metrics": _metrics_to_json(event)}
+            if event.metrics:
+                what = f"a metric of trial {trial} at step {at}"
+                record["metrics"] = [_measured_to_json(each, what) for each in event.metrics]
+            return record
         case Exited(reason=reason):
             if reason not in get_args(Reason):
                 known = ", ".join(get_args(Reason))
@@ -78,11 +78,11 @@ def event_to_json(event: Event) -> dict[str, object]:
             assert_never(event)
 
 
-def _metrics_to_json(event: Reported) -> list[object]:
+def _measured_to_json(value: object, what: str) -> object:
     try:
-        return [None if each is None else number_to_json(float(_number(each, or_bool=True))) for each in event.metrics]
+        return None if value is None else number_to_json(float(_number(value, or_bool=True)))
     except ValueError as error:
-        raise IllegalEvent(f"a metric of trial {event.trial} at step {event.step} {error}") from None
+        raise IllegalEvent(f"{what} {error}") from None
 
 
 def event_from_json(record: Mapping[str, object]) -> Event:

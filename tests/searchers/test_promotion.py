@@ -14,8 +14,6 @@ from searchers import (
     Create,
     Done,
     Exited,
-    IllegalEvent,
-    MethodError,
     Pause,
     PromotionASHA,
     Reported,
@@ -26,7 +24,6 @@ from searchers import (
 from searchers.events import Action, Reason
 from searchers.histories import Extension, play
 from tests.searchers.naive_promotion import NaivePromotion
-from tests.searchers.states import state
 
 
 def asha(max_trials: int = 64, max_concurrent_trials: int = 1, divisor: float = 4, num_rungs: int = 3) -> PromotionASHA:
@@ -150,49 +147,6 @@ def test_one_report_passes_equal_rungs() -> None:
     assert [len(rung) for rung in ranked(method)] == [2, 1, 0, 0]
 
 
-@pytest.mark.parametrize("places", [1, 3, 10])
-@pytest.mark.parametrize("digits", [1, 9])
-def test_promotes_as_algorithm_2_of_the_paper(places: int, digits: int) -> None:
-    """Algorithm 2 with sorted lists: each place that becomes free gets the same job, while trials are created."""
-    rng, d, top = Random(places), 3, 3
-    method = PromotionASHA(max_trials=10_000, max_length=27, num_rungs=4, divisor=d, max_concurrent_trials=places)
-    assert method.start() == [Create(trial=trial) for trial in range(places)]
-    running = dict.fromkeys(range(places), 0)  # trial: the rung it comes to
-    created = places
-    rungs: list[list[tuple[float, int]]] = [[] for _ in range(top)]
-    promoted: list[set[int]] = [set() for _ in range(top)]
-    jobs = set()
-    for _ in range(600):
-        trial = rng.choice(sorted(running))
-        rung = running.pop(trial)
-        value = round(rng.random(), digits)  # one digit: many ties
-        actions = report(method, trial, 3**rung, value)
-        if rung == top:
-            actions = [*actions, *leave(method, trial)]
-        else:
-            rungs[rung].append((value, trial))
-        for k in range(top - 1, -1, -1):
-            best = sorted(rungs[k])[: len(rungs[k]) // d]
-            found = [name for _, name in best if name not in promoted[k]]
-            if found:
-                promoted[k].add(found[0])
-                job, running[found[0]] = found[0], k + 1
-                break
-        else:
-            job, running[created], created = created, 0, created + 1
-        if running[job] == 0:
-            expected: list[Action] = [Create(trial=job)]
-        elif job == trial:
-            expected = []
-        else:
-            expected = [Resume(trial=job)]
-        if rung < top and job != trial:
-            expected = [Pause(trial=trial), *expected]
-        assert actions == expected
-        jobs.add((running[job], job == trial))
-    assert len(jobs) >= 4 + 2, "every rung was a job's, also of the trial that reported"
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_decides_as_the_naive_reference(seed: int) -> None:
     """Whole random histories: late reports, failures, invalid trials, pauses that are overtaken, and how it ends."""
@@ -307,21 +261,6 @@ def test_a_trial_that_fails_while_it_is_paused_is_not_promoted() -> None:
     assert ranked(method)[0][1] == (1, 0.3), "what it reported counts"
 
 
-def test_invalid_trial_is_removed_from_its_rungs_and_replaced() -> None:
-    method = asha(max_trials=4, max_concurrent_trials=4)
-    report(method, 0, 1, 0.1)
-    assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
-    assert ranked(method) == [[], [], []]
-
-
-def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
-    method = asha()
-    before = state(method)
-    with pytest.raises(IllegalEvent, match="trial 1 was never created"):
-        report(method, 1, 1, 0.1)
-    assert state(method) == before
-
-
 # -------------------------------------------------------------------------------------------------------- extension
 
 
@@ -370,12 +309,3 @@ def test_trial_running_past_the_old_top_is_paused_unless_the_best() -> None:
     assert report(method, 0, 16, 0.5) == report(method, 1, 16, 0.4) == []
     assert method.extend(max_length=32) == [Pause(trial=0), Create(trial=2)]
     assert report(method, 1, 32, 0.4) == []
-
-
-def test_an_extension_must_enlarge_the_budget() -> None:
-    method = asha()
-    before = state(method)
-    for wrong in ({"max_trials": 63}, {"max_length": 15}, {"max_trials": 64, "max_length": 16}, {}):
-        with pytest.raises(MethodError):
-            method.extend(**wrong)
-    assert state(method) == before
