@@ -74,14 +74,6 @@ def test_a_trial_that_passes_all_rungs_ends_by_itself() -> None:
     assert leave(method, 0) == [Done(reason="completed")]
 
 
-def test_rungs_compare_only_their_own_values() -> None:
-    method = asha()
-    report(method, 0, 1, 0.9)
-    report(method, 0, 4, 0.2)
-    report(method, 1, 1, 0.8)
-    assert report(method, 1, 4, 0.3) == [Stop(trial=1), Create(trial=4)]
-
-
 def test_report_below_a_rung_is_not_ranked() -> None:
     method = asha()
     assert report(method, 0, 0.5, 0.1) == []
