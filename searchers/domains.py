@@ -14,7 +14,7 @@ import difflib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -134,6 +134,67 @@ class Nested:
 
 Domain = Const | Categorical | Int | Double | Log | Nested
 DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A hyperparameter that is searched.
+
+    Attributes:
+        name: Dotted, as in "model.layers"; "optimizer[0].momentum" belongs to the space of the first category.
+        domain: Its values.
+        parent: The name of the category that it belongs to, and the index there; None if it always exists.
+    """
+
+    name: str
+    domain: Categorical | Int | Double | Log
+    parent: tuple[str, int] | None
+
+
+def parameters(domain: object, name: str = "", parent: tuple[str, int] | None = None) -> Iterator[Parameter]:
+    """The hyperparameters of a space but constants; those of a category's own space follow the category."""
+    match domain:
+        case Nested(domains=domains):
+            for key, inner in domains:
+                yield from parameters(inner, f"{name}.{key}" if name else key, parent)
+        case Categorical(vals=vals):
+            yield Parameter(name, domain, parent)
+            for choice, val in enumerate(vals):
+                yield from parameters(val, f"{name}[{choice}]", (name, choice))
+        case Int() | Double() | Log():
+            yield Parameter(name, domain, parent)
+
+
+def flattened(domain: object, value: object, name: str = "") -> Iterator[tuple[str, float]]:
+    """A point's values by name, of a category its index. What is not of the space (a user may have changed the point)
+    is left out."""
+    match domain:
+        case Nested(domains=domains) if isinstance(value, Mapping):
+            for key, inner in domains:
+                if key in value:
+                    yield from flattened(inner, value[key], f"{name}.{key}" if name else key)
+        case Categorical(vals=vals):
+            choice, _ = domain.find(value)
+            if choice is not None:
+                yield name, choice
+                yield from flattened(vals[choice], value, f"{name}[{choice}]")
+        case Int() | Double() | Log() if isinstance(value, int | float):
+            yield name, value
+
+
+def built(domain: object, value_of: Callable[[str, Any], Any], name: str = "") -> object:
+    """The inverse of `flattened`: a point from the values of the parameters that it has, by name and domain."""
+    match domain:
+        case Nested(domains=domains):
+            return {key: built(inner, value_of, f"{name}.{key}" if name else key) for key, inner in domains}
+        case Categorical(vals=vals):
+            choice = value_of(name, domain)
+            return built(vals[choice], value_of, f"{name}[{choice}]")
+        case Int() | Double() | Log():
+            return value_of(name, domain)
+        case Const(val=val):
+            return copy.deepcopy(val)
+    return copy.deepcopy(domain)  # a plain category
 
 
 def _contradicts(branch: object, value: Mapping[str, object]) -> bool:

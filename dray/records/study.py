@@ -24,7 +24,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from dray.config.schema import ExperimentConfig
-from searchers.domains import DOMAINS, Categorical, Const, Nested
+from searchers.domains import DOMAINS, Categorical, Const, Nested, parameters
 from searchers.optuna_space import encoded, to_optuna
 from searchers.space import Space
 from searchers.views import TrialView
@@ -105,8 +105,9 @@ def shown(space: Space) -> dict[str, tuple[str, BaseDistribution]]:
     `optimizer.momentum` for `optimizer[0].momentum`, unless another category has a different one of that name.
     Categories are shown by value instead of number, those that are spaces by their constants.
     """
-    labels: dict[str, tuple[Any, ...]] = {}
-    _collect_labels(space.root, "", labels)
+    labels = {
+        each.name: _labels(each.domain) for each in parameters(space.root) if isinstance(each.domain, Categorical)
+    }
     found = {
         name: CategoricalDistribution(labels[name]) if name in labels else distribution
         for name, distribution in to_optuna(space).items()
@@ -124,17 +125,10 @@ def _plain(name: str) -> str:
     return re.sub(r"\[\d+\]", "", name)
 
 
-def _collect_labels(domain: object, name: str, labels: dict[str, tuple[Any, ...]]) -> None:
-    match domain:
-        case Nested(domains=domains):
-            for key, inner in domains:
-                _collect_labels(inner, f"{name}.{key}" if name else key, labels)
-        case Categorical(vals=vals):
-            mine = [_label(val) for val in vals]
-            unique = len(set(map(repr, mine))) == len(mine)
-            labels[name] = tuple(mine if unique else (f"{i}: {label}" for i, label in enumerate(mine)))
-            for i, val in enumerate(vals):
-                _collect_labels(val, f"{name}[{i}]", labels)
+def _labels(category: Categorical) -> tuple[Any, ...]:
+    labels = [_label(val) for val in category.vals]
+    are_unique = len(set(map(repr, labels))) == len(labels)
+    return tuple(labels if are_unique else (f"{i}: {label}" for i, label in enumerate(labels)))
 
 
 def _label(val: object) -> object:
