@@ -100,7 +100,7 @@ class Scene:
         return [message.trial for message in self.told(LeaseGranted, client)]
 
     def group(self, name: str = "g") -> Group:
-        return self.desk._groups[name]
+        return self.desk._groups[name]  # noqa: SLF001 - an idle group has no other trace
 
 
 @pytest.fixture
