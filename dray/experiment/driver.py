@@ -40,12 +40,13 @@ class _Lease:
     """A lease of one of the trials that is not over.
 
     Attributes:
-        waiting: rank 0's calls that wait for the search's decision, by the number of the result.
+        waiting: rank 0's calls that wait for the search's decision, by the number of the result; None once it was told
+            to save and leave.
     """
 
     number: int
     trial: int
-    waiting: dict[int, Hashable] = field(default_factory=dict)
+    waiting: dict[int, Hashable | None] = field(default_factory=dict)
 
 
 class ExperimentDriver:
@@ -108,9 +109,7 @@ class ExperimentDriver:
         """Have running trials save and leave: they continue in a later run. Idempotent."""
         self._closing = True
         for lease in self._leases.values():
-            for call in lease.waiting.values():
-                self._emit(Reply(call, "interrupt"))
-            lease.waiting.clear()
+            self._answer_all(lease, "interrupt")
         self._to_desk("close")
 
     def end(self) -> None:
@@ -159,10 +158,10 @@ class ExperimentDriver:
         number = self._results.add(trial, step=report.step, value=report.value, metrics=metrics, outcome=outcome)
         if report.final:
             self._emit(Reply(call, "continue"))
-        elif self._closing:
-            self._emit(Reply(call, "interrupt"))
         else:
             state.waiting[number] = call
+            if self._closing:
+                self._answer_all(state, "interrupt")
         self._hand_over()
 
     def may_commit(self, call: Hashable, lease: int) -> None:
@@ -247,8 +246,9 @@ class ExperimentDriver:
         trial = answer.trial
         self.counts.decisions[answer.decision] += 1
         if (lease := self._leases.get(self._current.get(trial, 0))) is not None:
-            if (call := lease.waiting.pop(answer.number, None)) is not None:
-                self._emit(Reply(call, answer.decision))
+            if answer.number in lease.waiting:
+                if (call := lease.waiting.pop(answer.number)) is not None:
+                    self._emit(Reply(call, answer.decision))
             elif answer.decision == "pause":
                 # It was restarted because its worker died with this report: it continues when it is resumed, not now.
                 self._to_desk("drop", lease.number)
@@ -285,10 +285,10 @@ class ExperimentDriver:
         trial, number = granted.trial, granted.lease
         self._leases[number] = _Lease(number, trial)
         if (earlier := self._current.get(trial)) is not None:
-            self._fence(self._leases[earlier])
+            self._answer_all(self._leases[earlier], "fenced")
         self._current[trial] = number
         view = self.search.trials[trial]
-        if view.state not in RUNNABLE:
+        if view.state not in RUNNABLE or self._results.ends(trial):
             self._to_desk("drop", number)
             return
         try:
@@ -307,14 +307,15 @@ class ExperimentDriver:
             )
         )
 
-    def _fence(self, lease: _Lease) -> None:
-        for call in lease.waiting.values():
-            self._emit(Reply(call, "fenced"))
-        lease.waiting.clear()
+    def _answer_all(self, lease: _Lease, reply: messages.Reply) -> None:
+        for number, call in lease.waiting.items():
+            if call is not None:
+                self._emit(Reply(call, reply))
+                lease.waiting[number] = None
 
     def _over(self, number: int) -> None:
         lease = self._leases.pop(number)
-        self._fence(lease)
+        self._answer_all(lease, "fenced")
         if self._current.get(lease.trial) == number:
             del self._current[lease.trial]
 

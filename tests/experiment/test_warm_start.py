@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import shutil
@@ -14,7 +15,7 @@ import dray
 from dray.cli import description
 from dray.cli.reader import read_experiment
 from dray.config.load import load_config
-from dray.errors import ConfigError, DeskLost
+from dray.errors import ConfigError, ExperimentError
 from dray.experiment.local import run_local
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.warm_start import read_sources, with_whole_paths
@@ -54,7 +55,7 @@ def faults(*warm_start: object, **fields: Any) -> dict[str, str]:
 
 
 class Experiment(dray.Experiment):
-    """Instead of on Ray, each trial is computed; after every four of them the desk is lost."""
+    """Instead of on Ray, each trial is computed; after every four of them the run ends."""
 
     def _run(self, opened: OpenSearch, *_: Any) -> None:
         search = opened.search
@@ -67,7 +68,7 @@ class Experiment(dray.Experiment):
                     break
             search.on(Exited(trial=trial, reason="stopped" if search.trials[trial].stop_requested else "completed"))
         if search.done is None:
-            raise DeskLost("lost the desk")
+            raise ExperimentError("cut off")
 
 
 TRIALS = Path(__file__).parents[1] / "ray" / "trials"
@@ -86,7 +87,10 @@ def test_an_experiment_starts_at_the_best_of_an_earlier_one_and_never_reads_it_a
     path = tmp_path / "experiment"
     experiment = Experiment(config(str(earlier.path)), model_dir=TRIALS, path=path)
     shutil.rmtree(earlier.path)
-    experiment.run()
+    for _ in range(10):
+        with contextlib.suppress(ExperimentError):
+            experiment.run()
+            break
     records = Journal.read(path / "journal.jsonl")
     assert [record["event"] for record in records[:3]] == ["opened", "warm_start", "start"]
     assert sum(record["event"] == "opened" for record in records) > 1, "it was resumed"
