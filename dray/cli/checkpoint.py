@@ -23,7 +23,7 @@ from dray.cli.errors import FAILED, BadUse
 from dray.cli.reader import read_experiment, reader
 from dray.errors import NoExperiment
 from dray.storage import CheckpointError, Location, holds_a_trial
-from dray.text import counted, one_line
+from dray.text import counted, one_line, size
 
 FormatOption: TypeAlias = Annotated[
     Literal["state-dict", "safetensors"], typer.Option("--format", help="Format of the weights.")
@@ -65,7 +65,7 @@ def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = F
                 each.batches,
                 row["metric"],
                 "best" if row["is_best"] else "",
-                show.size(each.size),
+                size(each.size),
                 f"trial_{each.trial}/{each.location.name}",
             )
             for each, row in zip(checkpoints, found, strict=True)
@@ -145,8 +145,8 @@ def export(
     """Export a checkpoint's weights and hyperparameters for use without dray.
 
     model.pt is the model's state_dict: model.load_state_dict(torch.load("model.pt", weights_only=True)). hparams.json
-    holds the hyperparameters that the model was created with. Of a sharded model, this makes one file; it needs neither
-    a GPU nor memory for the model.
+    holds the hyperparameters that the model was created with. Of a sharded model, this makes one file; it needs no
+    GPU, and memory for the largest tensor alone.
 
     \b
     dray checkpoint export latest -o model

@@ -156,8 +156,8 @@ def logs(
     """
     with read_experiment(experiment) as read, contextlib.ExitStack() as stack:
         from dray.records.logs import GrowingFile, followed, trial_lines
+        from dray.storage.disk import scratch
         from dray.storage.logs import fetch_logs
-        from dray.storage.scratch import scratch
         from searchers.journal import Journal
 
         check_follow(follow, json)

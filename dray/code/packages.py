@@ -17,7 +17,7 @@ from typing import Any
 
 import searchers
 from dray.code.ignore import make_links
-from dray.storage.scratch import scratch
+from dray.storage.disk import scratch
 
 _INSIDE = "dray-code"
 """The code is in this subdirectory of what Ray puts on a worker's path, so that the worker does not import a model's

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dray import private
 from dray.environment import set_variables
-from dray.storage.scratch import scratch
+from dray.storage.disk import scratch
 
 HOOK = "startup-hook.sh"
 _SHOWN_LINES = 20
@@ -62,10 +62,6 @@ def run_startup_hook(code: Path) -> None:
 
 def run_startup_hook_once(code: Path, run: str) -> None:
     """Run the hook in the first process of this machine that gets here in a run; the others wait and take its outcome.
-
-    Args:
-        code: the model's directory.
-        run: the unique name of this run of an experiment.
 
     Raises:
         StartupHookFailed: in each of these processes.

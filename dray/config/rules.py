@@ -12,12 +12,11 @@ from typing import Any
 
 from dray.config.faults import missing_field
 from dray.config.length import Length
-from dray.config.metrics import objectives_of
 from dray.config.resources import SlotRange, even_sizes
-from dray.config.sampler import SamplerChoice
-from dray.config.schema import FIRST_TRACED, MAX_TRACED, constant
+from dray.config.schema import constant
 from dray.config.search import sampling_faults
-from dray.config.searcher import COUNTED, METHODS
+from dray.config.searcher import COUNTED, METHODS, SamplerChoice, objectives_of
+from dray.config.sections import FIRST_TRACED, MAX_TRACED
 from dray.errors import Fault
 from dray.script import Script
 from searchers.domains import Categorical, Const

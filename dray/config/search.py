@@ -8,7 +8,6 @@ from typing import Any
 
 from dray.config.custom import Custom
 from dray.config.entrypoint import is_class
-from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig
 from dray.config.searcher import (
     AdaptiveASHASearcher,
@@ -17,6 +16,7 @@ from dray.config.searcher import (
     CustomSearcher,
     GridSearcher,
     RandomSearcher,
+    SamplerChoice,
     SingleSearcher,
 )
 from dray.errors import Fault
@@ -38,13 +38,7 @@ _NOT_CUSTOM = Custom()
 
 
 def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Method:
-    """The search method of a checked config, at its start.
-
-    Lengths and rungs are in ``config.searcher.unit``.
-
-    Args:
-        config: From ``load_config``.
-        custom: The objects that the user gave from Python.
+    """The search method of a config, at its start; lengths and rungs are in ``config.searcher.unit``.
 
     Raises:
         ConfigError: The user's own method can't be loaded, or is no method.
@@ -101,11 +95,7 @@ def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
 
 
 def build_sampler(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Sampler:
-    """The sampler of a checked config, at its start.
-
-    Args:
-        config: From ``load_config``.
-        custom: The objects that the user gave from Python.
+    """The sampler of a config, at its start.
 
     Raises:
         ConfigError: The user's own method or sampler can't be loaded, or is none.
@@ -121,12 +111,11 @@ def build_search(
     custom: Custom = _NOT_CUSTOM,
     sources: Sequence[Source] = (),
 ) -> Search:
-    """The search of a checked config, replayed from a journal's records.
+    """The search of a config, replayed from a journal's records.
 
     Args:
         log: Called with one record per event, before it is acted on.
         records: Of the journal so far; none for a new search.
-        custom: The objects that the user gave from Python.
         sources: What the experiments of ``searcher.warm_start`` have learned.
 
     Raises:
@@ -183,9 +172,7 @@ def sampling_faults(
 
     Args:
         method: The name of the search method; grid has no sampler, but needs a space that has a grid.
-        choice: The sampler; the user's own is not checked.
-        points: The first points.
-        space: The space.
+        choice: The user's own sampler is not checked.
         objectives: The search's, if it has several metrics; the sampler has to take them.
     """
 

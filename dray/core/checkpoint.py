@@ -5,25 +5,22 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
-import logging
 import operator
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from dray.core import shards
 from dray.core.reporter import Reporter
-from dray.storage import CheckpointError, Location, writing
-from dray.storage.manifest import MANIFEST, Listed
-from dray.training.checkpoint.opening import open_together
+from dray.storage import CheckpointError, Location
+from dray.storage.manifest import MANIFEST, sha256_of
+from dray.training.checkpoint.joint import JointCheckpoint, open_together
 from dray.training.host import ProgramHost, Report
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.parallel.exchange import all_or_none
-
-log = logging.getLogger(__name__)
 
 METADATA = "metadata.json"
 #: Files in a checkpoint that dray writes.
@@ -79,40 +76,28 @@ class CheckpointContext:
                 same name, or different machines files of the same name.
             StorageFull: the disk or the storage is full.
         """
-        return self._store_sharded(metadata) if shard else self._store(metadata)
+        if not shard:
+            self._check_chief("store_path")
+        return self._store(metadata, self._peers if shard else DistributedContext())
 
     @contextlib.contextmanager
-    def _store(self, metadata: Mapping[str, Any] | None) -> Iterator[tuple[Path, str]]:
-        self._check_chief("store_path")
-        steps = _steps(metadata)
-        staging = self._host.new_checkpoint(steps)
-        with writing(staging):
-            yield staging, self._host.checkpoint_id(steps)
-            self._commit(staging, metadata or {}, steps)
-
-    @contextlib.contextmanager
-    def _store_sharded(self, metadata: Mapping[str, Any] | None) -> Iterator[tuple[Path, str]]:
-        steps = _steps(shards.merged(self._peers.allgather(dict(metadata or {}))))
-        # If it is to be uploaded, the first rank of each machine stages its part.
-        apart = self._host.is_remote and self._peers.cross_size > 1
-        stages = (self._peers.local_rank if apart else self._peers.rank) == 0
-        with all_or_none(self._peers, "preparing a sharded checkpoint"):
-            mine = self._host.new_checkpoint(steps) if stages else None
-        staging = self._peers.broadcast_local(mine) if apart else self._peers.broadcast(mine)
-        assert staging is not None
-        with writing(staging) if stages else contextlib.nullcontext():
-            with all_or_none(self._peers, "writing a sharded checkpoint"):
-                yield staging, self._host.checkpoint_id(steps)
+    def _store(self, metadata: Mapping[str, Any] | None, peers: DistributedContext) -> Iterator[tuple[Path, str]]:
+        """As `store_path`; these ranks call it together."""
+        steps = _steps(_merged(peers.allgather(dict(metadata or {}))))
+        joint = JointCheckpoint.begin(peers, self._host, Report(batches=steps))
+        with joint.writing():
+            with all_or_none(peers, "writing a sharded checkpoint"):
+                yield joint.staging, self._host.checkpoint_id(steps)
             # A rank may have added metadata in the block.
-            merged = shards.merged(self._peers.allgather(dict(metadata or {})))
-            others = {}
-            if apart:
-                others = shards.add_parts(self._host, self._peers, staging, _files(staging) if stages else [], steps)
-            with all_or_none(self._peers, "committing a checkpoint"):
-                if self._peers.rank == 0:
-                    self._commit(staging, merged, steps, others)
-                elif stages:
-                    shutil.rmtree(staging, ignore_errors=True)
+            parts = peers.allgather((dict(metadata or {}), _files(joint.staging) if joint.stages else []))
+            merged = _merged([metadata for metadata, _ in parts])
+            if twice := _repeated([names for _, names in parts]):
+                raise RuntimeError(
+                    f"store_path(shard=True): several machines wrote a file {twice[0]!r}; put the rank into the names"
+                )
+            joint.commit({}, lambda staging: _complete(staging, merged))
+        if peers.rank == 0:
+            self._reporter.pulse()
 
     def upload(
         self,
@@ -134,49 +119,38 @@ class CheckpointContext:
             RuntimeError: as `store_path`; or no rank gives a directory; or ranks have different files of the same name.
             NotADirectoryError: the directory does not exist.
         """
-        source = None if ckpt_dir is None else Path(ckpt_dir)
         if not shard:
             self._check_chief("upload")
-            if source is None:
-                raise RuntimeError("upload(ckpt_dir=None) without shard=True would save nothing; give a directory")
-            names = _files_to_upload(source, selector)
-            with self._store(metadata) as (staging, checkpoint):
-                _copy(source, staging, names)
-            return checkpoint
+        peers = self._peers if shard else DistributedContext()
+        source = None if ckpt_dir is None else Path(ckpt_dir)
         if source is None and selector is not None:
             raise RuntimeError(
                 "upload(ckpt_dir=None, selector=...): there is nothing to select from; give a directory, or no selector"
             )
-        return self._upload_sharded(source, metadata, selector)
-
-    def _upload_sharded(
-        self, source: Path | None, metadata: Mapping[str, Any] | None, selector: Selector | None
-    ) -> str:
-        with all_or_none(self._peers, "listing the files to upload"):
-            mine = None if source is None else _files_to_upload(source, selector)
-        ranks = self._peers.allgather(mine)
-        if all(names is None for names in ranks):
+        with all_or_none(peers, "listing the files to upload"):
+            if source is not None and not source.is_dir():
+                raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
+            mine = None if source is None else _files(source, selector)
+        found = peers.allgather(mine)
+        if all(names is None for names in found):
             raise RuntimeError(
-                "upload(ckpt_dir=None, shard=True) on all ranks would save nothing; give a directory on at least one"
+                "upload(ckpt_dir=None) would save nothing; give a directory, with shard=True on at least one rank"
             )
-        shards.check_conflicts(self._peers, source, [names or [] for names in ranks])
-        earlier = {name for names in ranks[: self._peers.rank] for name in names or []}
-        with self._store_sharded(metadata) as (staging, checkpoint):
+        ranks = [names or [] for names in found]
+        if twice := _repeated(ranks):
+            digests = {name: sha256_of(source / name) for name in twice if name in ranks[peers.rank]} if source else {}
+            everyones = peers.allgather(digests)
+            different = [name for name in twice if len({each[name] for each in everyones if name in each}) > 1]
+            if different:
+                raise RuntimeError(
+                    f"upload(shard=True): ranks have different files of the same name: {', '.join(different)}; put "
+                    "the rank into the names, or give each rank a selector"
+                )
+        earlier = {name for names in ranks[: peers.rank] for name in names}
+        with self._store(metadata, peers) as (staging, checkpoint):
             if source is not None:
-                _copy(source, staging, [name for name in mine or [] if name not in earlier])
+                _copy(source, staging, [name for name in ranks[peers.rank] if name not in earlier])
         return checkpoint
-
-    def _commit(
-        self, staging: Path, metadata: Mapping[str, Any], steps: int, others: Mapping[str, Listed] | None = None
-    ) -> None:
-        if taken := [name for name in OURS if (staging / name).exists()]:
-            raise ValueError(
-                f"a checkpoint can't have a file {taken[0]!r}, a name that dray itself uses; rename the file"
-            )
-        (staging / METADATA).write_text(json.dumps(dict(metadata), indent=2))
-        checkpoint = self._host.commit(staging, Report(batches=steps), {}, others)
-        self._reporter.pulse()
-        log.debug("checkpoint %s", checkpoint)
 
     # ------------------------------------------------------------------------------------------------------ restore
     @contextlib.contextmanager
@@ -291,16 +265,45 @@ def _steps(metadata: Mapping[str, Any] | None) -> int:
     return steps
 
 
+def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:
+    """The metadata of all ranks, merged; dicts in it recursively.
+
+    Raises:
+        RuntimeError: ranks have different values of the same name.
+    """
+    found: dict[str, Any] = {}
+    for metadata in ranks:
+        for key, value in metadata.items():
+            before = found.get(key, value)
+            if isinstance(value, dict) and isinstance(before, dict):
+                found[key] = _merged([before, value], f"{where}{key}.")
+            elif before != value:
+                raise RuntimeError(
+                    f"the ranks' metadata of a sharded checkpoint differ: {where}{key} is {before!r} on one and "
+                    f"{value!r} on another; use different names"
+                )
+            else:
+                found[key] = value
+    return found
+
+
+def _complete(staging: Path, metadata: Mapping[str, Any]) -> None:
+    """Add a checkpoint's metadata to the program's files."""
+    if taken := [name for name in OURS if (staging / name).exists()]:
+        raise ValueError(f"a checkpoint can't have a file {taken[0]!r}, a name that dray itself uses; rename the file")
+    (staging / METADATA).write_text(json.dumps(metadata, indent=2))
+
+
+def _repeated(ranks: Sequence[Sequence[str]]) -> list[str]:
+    """Names that several ranks have, sorted."""
+    counts = Counter(name for names in ranks for name in names)
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
 def _files(directory: Path, selector: Selector | None = None) -> list[str]:
     """The files in a directory, by relative path."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return [name for name in names if selector is None or selector(name)]
-
-
-def _files_to_upload(directory: Path, selector: Selector | None) -> list[str]:
-    if not directory.is_dir():
-        raise NotADirectoryError(f"upload(): no such directory: {str(directory)!r}")
-    return _files(directory, selector)
 
 
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:

@@ -349,6 +349,10 @@ class Desk:
         self.clients[client].enqueue(trials, first=first)
         self._match()
 
+    def expect(self, client: str, trials: int) -> None:
+        """So many trials that are not queued may be soon: no group is to end meanwhile."""
+        self.clients[client].expected = trials
+
     def withdraw(self, client: str, trials: Iterable[int]) -> None:
         """Take trials out of the queue: the search does not let them run now."""
         self.clients[client].withdraw(trials)

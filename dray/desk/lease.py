@@ -56,6 +56,7 @@ class Client:
         weight: of its share among those with the same priority, > 0.
         max_slots: the most GPUs, or CPUs, that it may have; None: no limit.
         had: slot-seconds by weight, as of `dray.desk.shares.Shares`.
+        expected: how many other trials may be queued soon.
         queue: trials that wait for a group, the next one first.
         leases: those that are not over, by number.
         current: the latest lease of each trial that has one; earlier ones are fenced off.
@@ -76,6 +77,7 @@ class Client:
     weight: float = 1.0
     max_slots: float | None = None
     had: float = 0.0
+    expected: int = 0
     queue: OrderedDict[int, None] = field(default_factory=OrderedDict)
     leases: dict[int, Lease] = field(default_factory=dict)
     current: dict[int, Lease] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class Client:
         """What it has and asks for now."""
         claim = Claim(
             name=self.name,
-            groups=len(self.queue) + len(self.leases),
+            groups=len(self.queue) + len(self.leases) + self.expected,
             size=self.size,
             priority=self.priority,
             weight=self.weight,

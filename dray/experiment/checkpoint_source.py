@@ -8,7 +8,7 @@ import os
 from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.storage import Location, opened, store_at
-from dray.storage.scratch import scratch
+from dray.storage.disk import scratch
 
 
 def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None) -> ExperimentConfig:

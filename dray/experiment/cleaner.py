@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dray.experiment.effects import Examine, Prune, Saved
 from dray.experiment.retention import Retention
 from dray.storage import CheckpointStore
-from dray.storage.outage import Outage
+from dray.storage.errors import Outage
 from dray.worker.host import REPORT_FILE
 
 log = logging.getLogger(__name__)

@@ -40,8 +40,8 @@ class _Lease:
     """A lease of one of the trials that is not over.
 
     Attributes:
-        waiting: rank 0's calls that wait for the search's decision, by the number of the result; None once it was told
-            to save and leave.
+        waiting: rank 0's calls that wait for the search's decision, by the number of the result; None for one that was
+            answered before, as the run is closing.
     """
 
     number: int
@@ -288,7 +288,7 @@ class ExperimentDriver:
             self._answer_all(self._leases[earlier], "fenced")
         self._current[trial] = number
         view = self.search.trials[trial]
-        if view.state not in RUNNABLE or self._results.ends(trial):
+        if view.state not in RUNNABLE or self._closing or self._results.ends(trial):
             self._to_desk("drop", number)
             return
         try:
@@ -307,10 +307,10 @@ class ExperimentDriver:
             )
         )
 
-    def _answer_all(self, lease: _Lease, reply: messages.Reply) -> None:
+    def _answer_all(self, lease: _Lease, answer: messages.Reply) -> None:
         for number, call in lease.waiting.items():
             if call is not None:
-                self._emit(Reply(call, reply))
+                self._emit(Reply(call, answer))
                 lease.waiting[number] = None
 
     def _over(self, number: int) -> None:
@@ -333,7 +333,7 @@ class ExperimentDriver:
         elif (reason := self._restarts.end_of(left)) is not None:
             self._results.add(trial, outcome=reason)
             self._hand_over()
-        elif self.search.trials[trial].state == "RUNNING":
+        elif self.search.trials[trial].state == "RUNNING" and self._current.get(trial, left.lease) == left.lease:
             # If it was paused meanwhile, or paused and queued again, it continues when its turn comes.
             self._to_desk("enqueue", [trial], True)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from dray.config.log_policies import LogPolicy
 from dray.records.logs import STAMP, trial_lines
 from dray.storage import Location, StorageError
+from dray.storage.disk import scratch
 from dray.storage.logs import fetch_logs
-from dray.storage.scratch import scratch
 
 LONGEST = 10_000
 """Only this many characters of a line are searched: a regular expression can take quadratic time."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import dray
+from dray._version import __version__
 from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_search
@@ -71,7 +71,7 @@ def open_search(
     kept = recorded_sources(records)
     known = (read_sources(config) if sources is None else sources) if kept is None else kept
     search = build_search(config, log, records=records, custom=custom, sources=known)
-    journal.append({"event": "opened", "version": dray.__version__, **custom.names(), "time": time.time()})
+    journal.append({"event": "opened", "version": __version__, **custom.names(), "time": time.time()})
     if known and kept is None:
         journal.append({**record_of(known), "time": time.time()})
     if not search.started:

@@ -62,6 +62,8 @@ STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is interrupted."""
 CHECK_S = 1.0
 """How often the driver checks that the experiment's directory still exists."""
+GROUP_MESSAGES = (messages.WorkerArrived, messages.GroupReady, messages.GroupRetired, messages.GroupEnded)
+"""What the desk tells the owner of the groups; of a lease it tells him too, and the driver."""
 IN_TURN_S = 30.0
 """On a local cluster the first group starts before Tune: how long it may take before Tune starts anyway."""
 
@@ -235,7 +237,7 @@ class Run:
     def _close(self, watch: Watch) -> None:
         """Let running trials save, then end Tune and the groups, unless Ray itself is gone."""
         watch.close()
-        self._display.closing(self._interrupts.wanted)
+        self._loop.post(self._display.closing, self._interrupts.wanted)
         try:
             if not (self._has_failed or isinstance(self._error, DirectoryGone | TakenOver)):
                 self._loop.post(self.driver.close)
@@ -342,8 +344,9 @@ class Run:
                 self._display.failure(effect.trial, effect.error, effect.ended, effect.kept)
             case effects.Fail(error):
                 self._fail(error)
-            case Tell(_, message):
-                self._hear(message)
+            case Tell(client, message):
+                if client == self._name or isinstance(message, GROUP_MESSAGES):
+                    self._hear(message)
             case _:
                 self._lending.perform(effect)
 
@@ -384,7 +387,7 @@ class Run:
         if not reads or not (self._is_death(left) or self._config.log_policies):
             self.driver.on(left)
             return
-        self._pending_logs += 1
+        self._expect(1)
 
         def read() -> None:
             try:
@@ -394,10 +397,15 @@ class Run:
             self._loop.post(done, found)
 
         def done(found: TrialLeft) -> None:
-            self._pending_logs -= 1
+            self._expect(-1)
             self.driver.on(found)
 
         self._logs.submit(read)
+
+    def _expect(self, more: int) -> None:
+        """Have groups for the trials whose logs are read: they are neither queued nor leased."""
+        self._pending_logs += more
+        self._lending.send("expect", self._name, self._pending_logs)
 
     @staticmethod
     def _is_death(left: TrialLeft) -> bool:

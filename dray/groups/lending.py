@@ -95,9 +95,8 @@ class Lending:
         self._kinds: dict[str, GroupKind] = {}
         self._closing: list[threading.Thread] = []
         self._end_s = 0.0
-        self._limits = None if plan.own_cluster else autoscaler.limits()
         self.lender = Lender(
-            look_at_cluster(self._limits),
+            look_at_cluster(None if plan.own_cluster else autoscaler.limits()),
             time.monotonic(),
             plan=self._groups_plan,
             emit=emit,
@@ -162,7 +161,7 @@ class Lending:
                 self._shells[owner] = GroupsShell(
                     lambda start, report: self._new_group(owner, start, report),
                     lambda event: self._loop.post(self._heard, owner, event),
-                    limits=self._limits,
+                    limits=self.lender.view.limits,
                 )
             case OnPool(owner, each):
                 self._perform_on(owner, each)

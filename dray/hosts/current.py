@@ -9,18 +9,17 @@ from contextvars import ContextVar
 from dray.training.host import Host
 from dray.training.parallel.distributed import DistributedContext
 
-_current: ContextVar[Host | None] = ContextVar("dray_host", default=None)
-_peers: ContextVar[DistributedContext | None] = ContextVar("dray_peers", default=None)
+_current: ContextVar[tuple[Host | None, DistributedContext | None]] = ContextVar("dray_host", default=(None, None))
 
 
 def current_host() -> Host | None:
     """The host of the enclosing `use_host`, or None: the run is then local."""
-    return _current.get()
+    return _current.get()[0]
 
 
 def current_peers() -> DistributedContext | None:
     """The peers of the enclosing `use_host`, or None."""
-    return _peers.get()
+    return _current.get()[1]
 
 
 @contextlib.contextmanager
@@ -31,9 +30,8 @@ def use_host(host: Host, peers: DistributedContext | None = None) -> Iterator[Ho
         host: where the run happens.
         peers: the processes that `pytorch.init()` trains with by default. They are not closed.
     """
-    tokens = _current.set(host), _peers.set(peers)
+    token = _current.set((host, peers))
     try:
         yield host
     finally:
-        _current.reset(tokens[0])
-        _peers.reset(tokens[1])
+        _current.reset(token)

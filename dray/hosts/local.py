@@ -23,7 +23,7 @@ from dray.hosts.bottom_line import TerminalLine, bottom_line
 from dray.hosts.progress import ProgressDisplay, is_wanted
 from dray.hosts.signals import StopSignals, print_no_traceback
 from dray.hosts.unsaved import UnsavedRows
-from dray.storage import CheckpointStore, Location, StorageError, opened, verify
+from dray.storage import CheckpointStore, Location, StorageError, verify
 from dray.storage.manifest import Listed, holds_a_trial
 from dray.text import file_name
 from dray.training.errors import ShouldExit
@@ -88,7 +88,7 @@ class LocalHost:
         self._unsaved = UnsavedRows()
         self._signals = StopSignals()
         self._announced_stop = False
-        self._until_exit = contextlib.ExitStack()  # the handler of SIGTERM, and downloaded checkpoints
+        self._until_exit = contextlib.ExitStack()  # the handler of SIGTERM
         self._metrics: IO[str] | None = None
         self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._display: ProgressDisplay | None = None
@@ -208,13 +208,11 @@ class LocalHost:
         self._unsaved.stage(staging)
         return staging
 
-    def commit(
-        self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
-    ) -> str:
+    def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         rows = [*self._unsaved.take(staging).rows, _row(report)]
         if not (carried := staging / "metrics.jsonl").exists():  # a program may have a file of this name
             carried.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        path = self._store.commit(staging, report.batches, digests, others)
+        path = self._store.commit(staging, report.batches, known)
         self._unsaved.saved, self._saved = report.batches, path
         log.info("saved %s", path)
         return self.checkpoint_id(report.batches)
@@ -235,12 +233,8 @@ class LocalHost:
 
     def open_checkpoint(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
         """A checkpoint below `home()` by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
-        if checkpoint == self.latest_checkpoint:
+        if checkpoint == self.latest_checkpoint or not Location.of(checkpoint).is_local:
             return self._store.open(checkpoint, only=only)
-        if not Location.of(checkpoint).is_local:
-            if self.is_remote:
-                return self._store.open(checkpoint, only=only)  # with the store's own credentials
-            return self._until_exit.enter_context(opened(checkpoint))
         candidates = (Path(checkpoint), home() / "local" / checkpoint, self.directory.parent / checkpoint)
         for path in candidates:
             if path.is_dir():

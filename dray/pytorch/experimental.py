@@ -18,8 +18,8 @@ from dray.core import DistributedContext, get_cluster_info
 from dray.pytorch.batch_functions import to_device
 from dray.pytorch.data import DataLoader
 from dray.storage import Location, RemoteDirectory
+from dray.storage.disk import scratch
 from dray.storage.manifest import MANIFEST
-from dray.storage.scratch import scratch
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.parallel.device import own_device
 from dray.training.parallel.exchange import all_or_none

@@ -104,7 +104,7 @@ def _load(
     if context is None:
         context = CheckpointLoadContext(hparams=saved["hparams"], exp_conf=saved["experiment_config"])
         context._run.length = Batch(max(1, files.read_progress(directory).batches))
-        context._run.position.epoch_length = files.read_epoch_length(directory)
+        context._run.position.epoch_length = files.read_length(directory, "epoch_length")
     if trial_class is None:
         trial_class = _import_class(directory / "code", saved["trial_cls_spec"])
     try:

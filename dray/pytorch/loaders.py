@@ -12,7 +12,8 @@ from typing import Any
 from dray.pytorch.data import DataLoader
 from dray.pytorch.samplers import samplers_in
 from dray.pytorch.trial_run import TrialRun
-from dray.training.checkpoint import determined, files
+from dray.storage import determined_state
+from dray.training.checkpoint import files
 from dray.training.parallel.division import Division
 from dray.training.units import is_int
 
@@ -50,7 +51,7 @@ def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingD
     size, rank = run.replicas, run.replica
     now = Division(replicas=size, batch_size=loader.batch_size)
     before = _first_division(now, run, resumed)
-    if loader._shuffles and resumed is not None and determined.is_determined(resumed):
+    if loader._shuffles and resumed is not None and determined_state(resumed) is not None:
         begin = _epoch_start(begin, loader._epoch_length(before, size))
     if before != now and before.same_global_batch(now):
         batches = loader._resharded(before, skip=begin, num_replicas=size, rank=rank)
@@ -82,7 +83,7 @@ def _first_division(now: Division, run: TrialRun, resumed: Path | None) -> Divis
     """How the trial divided its data when it started, as far as known."""
     if resumed is not None and (before := files.read_division(resumed)) is not None:
         # Determined's checkpoint has the number of slots only: the batch size is taken as unchanged.
-        return now if determined.is_determined(resumed) and before.replicas == now.replicas else before
+        return now if determined_state(resumed) is not None and before.replicas == now.replicas else before
     if isinstance(run.section("resources").get("slots_per_trial"), dict) and now.batch_size is not None:
         # However many processes it starts with, its batches are those of a single process.
         return Division(replicas=1, batch_size=now.replicas * now.batch_size)

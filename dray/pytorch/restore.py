@@ -16,7 +16,7 @@ from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
 from dray.training.checkpoint import files, sharded
-from dray.training.checkpoint.opening import open_together
+from dray.training.checkpoint.joint import open_together
 from dray.training.optimisation import bare
 from dray.training.parallel.exchange import on_chief
 from dray.training.parallel.sharding import is_dtensor
@@ -56,7 +56,7 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
     for callback in callbacks.values():
         callback.on_checkpoint_load_start(state)
     built = [_hyperparameters(run, optimizer) for optimizer in run.optimisation.optimizers]
-    before, now = files.read_total_batches(directory), run.total_batches
+    before, now = files.read_length(directory, "total_batches"), run.total_batches
     if before is not None and now is not None and now != before:
         follow_length(
             state,

@@ -99,24 +99,24 @@ def export(checkpoint: Location, target: Path, form: Form = "state-dict") -> lis
 
     ``model.pt`` is the model's ``state_dict``, for ``torch.load(weights_only=True)``; with ``form="safetensors"`` it is
     ``model.safetensors``. With several models there are ``model_0.pt``, ``model_1.pt``, in the order of wrapping.
-    ``hparams.json`` has the hyperparameters, ``checkpoint.json`` the origin. A model is never in memory as a
-    whole.
+    ``hparams.json`` has the hyperparameters, ``checkpoint.json`` the origin. Of a model,
+    one tensor is in memory at a time.
 
     Raises:
         FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
         ValueError: it holds something that can't be loaded as data, or that safetensors can't hold.
     """
     from dray.training.checkpoint import files as contents
-    from dray.training.checkpoint.export import Source, write_safetensors, write_state_dict
+    from dray.training.checkpoint.export import SavedModels, write_safetensors, write_state_dict
 
     with opened(checkpoint, without_manifest=True) as found, new_directory(target) as partial:
-        source = Source(found)
+        saved = SavedModels(found)
         about = contents.describe(found)
         suffix, write = ("pt", write_state_dict) if form == "state-dict" else ("safetensors", write_safetensors)
-        count = len(source.models)
+        count = len(saved.states)
         names = [f"model.{suffix}"] if count == 1 else [f"model_{number}.{suffix}" for number in range(count)]
         for number, name in enumerate(names):
-            write(source, number, partial / name)
+            write(saved, number, partial / name)
         _write_json(partial / "hparams.json", about["hparams"] or {})
         origin = {
             "checkpoint": str(checkpoint),

@@ -22,7 +22,7 @@ from dray.records.mirror import fetch_without_trials
 from dray.records.numbering import number_of, numbers_by_path
 from dray.records.overview import Glance, Overview, first_metric
 from dray.storage import Location, RemoteDirectory
-from dray.storage.scratch import scratch
+from dray.storage.disk import scratch
 from dray.text import one_line
 from searchers.journal import Journal
 

@@ -23,8 +23,8 @@ from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.driver_lock import PATIENCE_S
 from dray.records.lookup import parse_location
 from dray.storage import Location, RemoteDirectory
+from dray.storage.errors import Outage
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as
-from dray.storage.outage import Outage
 from searchers.journal import Journal
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
-from dray.storage.scratch import scratch_until_exit
+from dray.storage.disk import scratch_until_exit
 from searchers.journal import Journal
 
 HOST = "localhost"

@@ -14,14 +14,14 @@ from aiohttp import BodyPartReader, web
 
 from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
 from dray.code.ignore import leads_to_code
-from dray.config.limits import MAX_BYTES
+from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
 from dray.serve import events, fork, patch
 from dray.serve.answers import BadInput, answer
 from dray.serve.control import ACTIVE, Control, Submitted
 from dray.serve.messages import API, to_json
 from dray.serve.names import experiment_path
-from dray.storage.scratch import scratch
+from dray.storage.disk import scratch
 from dray.text import one_line
 
 T = TypeVar("T")

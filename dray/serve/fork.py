@@ -16,7 +16,7 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.secrets import unmasked, with_secrets
 from dray.serve.answers import BadInput
 from dray.serve.control import Control, Submitted
-from dray.storage.scratch import scratch
+from dray.storage.disk import scratch
 
 
 def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submitted:

@@ -11,8 +11,8 @@ from typing import Any
 from dray.records.directory import ExperimentDirectory
 from dray.records.logs import STAMP
 from dray.serve.answers import BadInput
+from dray.storage.disk import scratch_until_exit
 from dray.storage.logs import EVERY_S, NAME, fetch_logs
-from dray.storage.scratch import scratch_until_exit
 
 TAIL_BYTES = 64 << 10
 """How much of a rank's output the first piece has."""

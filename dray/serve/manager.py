@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import ray
 
-import dray
 from dray import private
+from dray._version import __version__
 from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
@@ -56,7 +56,7 @@ STEP_S = 0.25
 """How often the server looks at what is due, if nothing happens."""
 LOOK_S = 5.0
 """How often the server looks for experiments that were deleted, and whether its spare process is up."""
-CALLS = ("enqueue", "withdraw", "bind", "drop", "close", "remove")
+CALLS = ("enqueue", "expect", "withdraw", "bind", "drop", "close", "remove")
 """What experiments may call: methods of `dray.desk.desk.Desk`; and `add`."""
 
 T = TypeVar("T")
@@ -294,7 +294,7 @@ class Manager:
 
     def _status(self) -> Status:
         return Status(
-            version=dray.__version__,
+            version=__version__,
             cluster=self._cluster.description,
             results=str(self._results),
             since=self._since,

@@ -1,7 +1,6 @@
 """Checkpoint stores, in a directory or an object store: stage, commit atomically, verify, fall back."""
 
-from dray.storage.checkpoints import CheckpointStore, store_at
-from dray.storage.download import opened
+from dray.storage.checkpoints import CheckpointStore, opened, store_at
 from dray.storage.errors import CheckpointError, StorageError, StorageFull, writing
 from dray.storage.location import Location, bucket_uri
 from dray.storage.manifest import determined_state, holds_a_trial, verify

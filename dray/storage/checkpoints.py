@@ -7,26 +7,38 @@ checkpoint: readers fall back to the previous one.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import logging
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dray.storage.disk import force_to_disk
-from dray.storage.download import DOWNLOADED, downloaded
+from dray.storage.disk import force_to_disk, scratch
 from dray.storage.errors import CheckpointError
 from dray.storage.location import Location
-from dray.storage.manifest import MANIFEST, Listed, check_files, listed_in, parse_manifest, verify, write_manifest
-from dray.storage.remote import PATIENCE_S, RemoteDirectory, Transfers
+from dray.storage.manifest import (
+    MANIFEST,
+    Listed,
+    check_files,
+    is_determined,
+    listed_in,
+    never_completed,
+    parse_manifest,
+    verify,
+    write_manifest,
+)
+from dray.storage.remote import PATIENCE_S, RemoteDirectory
 
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"checkpoint_(\d+)")
-_STAGING, _REPLACED = ".staging-", ".replaced-"
+_STAGING, _REPLACED, _DOWNLOADED = ".staging-", ".replaced-", ".opened-"
 
 _warned: set[str] = set()
 
@@ -52,8 +64,8 @@ class CheckpointStore:
 
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
-        #: True while a transfer with a remote store is running, or being retried.
-        self.transfers = Transfers()
+        #: Grows with each attempt and each chunk of a transfer with a remote store.
+        self.transferred = 0
         self._patience_s = PATIENCE_S
         self._opened: tuple[str, Path] | None = None  # by open_latest(), and not verified again when it is opened next
 
@@ -79,28 +91,15 @@ class CheckpointStore:
         self._opened = None  # it may be replaced
         return staging
 
-    def commit(
-        self,
-        staging: Path,
-        batches: int,
-        digests: Mapping[str, str] | None = None,
-        others: Mapping[str, Listed] | None = None,
-    ) -> str:
-        """Turn a staging directory into the checkpoint at this number of batches, atomically, and return its id.
+    def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
+        """Turn a directory from `stage` into the checkpoint at this number of batches, atomically, and return its id.
 
-        An existing checkpoint is replaced.
-
-        Args:
-            staging: from `stage`.
-            batches: batches trained.
-            digests: as in `write_manifest`.
-            others: the files that other machines have uploaded with `add`.
+        An existing checkpoint is replaced. `known` as in `write_manifest`.
 
         Raises:
             OSError: see `dray.storage.writing`; for a remote store also `StorageError`, after minutes of retries.
         """
-        assert not others, "in a directory all files of a checkpoint are staged together"
-        write_manifest(staging, digests)
+        write_manifest(staging, known or {})
         target = Path(self.id_of(batches))
         if target.exists():
             force_to_disk(staging)
@@ -122,11 +121,7 @@ class CheckpointStore:
     def force_to_disk(self, batches: int) -> None:
         """Make the checkpoint survive a power failure: a commit does not wait for the disk.
 
-        Call it before deleting the checkpoint that this one replaces.
-
-        Raises:
-            FileNotFoundError: there is no such checkpoint.
-            OSError: the disk fails.
+        Call it before deleting the checkpoint that this one replaces. Raises as `disk.force_to_disk`.
         """
         force_to_disk(Path(self.id_of(batches)))
 
@@ -155,11 +150,7 @@ class CheckpointStore:
         return True
 
     def read(self, batches: int, name: str) -> bytes:
-        """The content of a small file of the checkpoint; not verified.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
+        """The content of a small file of the checkpoint; not verified."""
         return (Path(self.id_of(batches)) / name).read_bytes()
 
     def latest(self) -> str | None:
@@ -170,9 +161,7 @@ class CheckpointStore:
     def open_latest(self, on_damage: Callable[[str, str], None] = _warn) -> tuple[str, Path] | None:
         """The id of the latest valid checkpoint, and its local directory from `open`.
 
-        Args:
-            on_damage: called with the id of each damaged checkpoint, which is skipped, and the reason; by default it
-                warns once.
+        Damaged ones are skipped: `on_damage` is called with the id of each, and the reason; by default it warns once.
         """
         for _, checkpoint in self.listed():
             try:
@@ -186,11 +175,8 @@ class CheckpointStore:
     def open(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
         """The verified local directory of a checkpoint of this trial by its id, or of any other by path or URI.
 
-        A remote checkpoint is downloaded by one of the machine's processes, and the copy is kept until `close`.
-
-        Args:
-            checkpoint: its id, path or URI.
-            only: as in `verify`.
+        A remote checkpoint is downloaded by one of the machine's processes, and the copy is kept until `close`. `only`
+        as in `verify`.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
@@ -206,7 +192,7 @@ class CheckpointStore:
         if location.is_local:
             # A checkpoint of this trial may be half written or half deleted; any other path was given by the user.
             return verify(location.path, without_manifest=location.path.parent != self.trial_dir, only=only)
-        return downloaded(self._remote(location), self.trial_dir, only=only)
+        return _downloaded(self._remote(location), self.trial_dir, only=only)
 
     def filesystem_of(self, checkpoint: str) -> tuple[Any, str]:
         """The checkpoint's `pyarrow.fs.FileSystem`, and its path there."""
@@ -215,7 +201,7 @@ class CheckpointStore:
     def close(self) -> None:
         """Remove the copies that `open` downloaded."""
         self._opened = None
-        _remove(self.trial_dir, DOWNLOADED)
+        _remove(self.trial_dir, _DOWNLOADED)
 
     def delete(self, batches: int) -> None:
         """Remove a checkpoint, if it exists; its manifest first, so that a half-deleted one is invalid."""
@@ -225,10 +211,13 @@ class CheckpointStore:
 
     def sweep(self) -> None:
         """Remove the temporary files of a killed writer. Only for the trial's single writer, before it writes."""
-        _remove(self.trial_dir, _STAGING, _REPLACED, DOWNLOADED)
+        _remove(self.trial_dir, _STAGING, _REPLACED, _DOWNLOADED)
 
     def _remote(self, location: Location) -> RemoteDirectory:
-        return RemoteDirectory(location, patience_s=self._patience_s, transfers=self.transfers)
+        return RemoteDirectory(location, patience_s=self._patience_s, progressed=self._progressed)
+
+    def _progressed(self) -> None:
+        self.transferred += 1
 
     def _names(self) -> set[str]:
         """Of what the trial's directory contains."""
@@ -266,21 +255,15 @@ class RemoteStore(CheckpointStore):
     def id_of(self, batches: int) -> str:
         return self._at(batches).uri
 
-    def commit(
-        self,
-        staging: Path,
-        batches: int,
-        digests: Mapping[str, str] | None = None,
-        others: Mapping[str, Listed] | None = None,
-    ) -> str:
-        write_manifest(staging, digests, others)
-        self._remote(self._at(batches)).upload(staging, last=MANIFEST, keep=others or ())
+    def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
+        write_manifest(staging, known or {})
+        self._remote(self._at(batches)).upload(staging, last=MANIFEST, keep=known or ())
         shutil.rmtree(staging, ignore_errors=True)
         return self.id_of(batches)
 
     def add(self, staging: Path, batches: int) -> dict[str, Listed]:
         self._remote(self._at(batches)).add(staging, without=MANIFEST)
-        return listed_in(staging)
+        return listed_in(staging, {})
 
     def force_to_disk(self, batches: int) -> None:
         """Nothing to do: an acknowledged upload is durable."""
@@ -308,6 +291,50 @@ class RemoteStore(CheckpointStore):
 def store_at(location: Location, scratch: Path) -> CheckpointStore:
     """The store of the trial at this location; `scratch` as in `RemoteStore`."""
     return CheckpointStore(location.path) if location.is_local else RemoteStore(location, scratch)
+
+
+@contextlib.contextmanager
+def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: bool = False) -> Iterator[Path]:
+    """The verified local directory of any checkpoint, by path, URI or location; for the block, if it is downloaded.
+
+    `without_manifest`, only for a local directory, as in `verify`. Raises as `CheckpointStore.open`.
+    """
+    place = Location.of(checkpoint)
+    if place.is_local:
+        yield verify(place.path, without_manifest=without_manifest)
+        return
+    with scratch("checkpoint") as copies:
+        yield _downloaded(RemoteDirectory(place), copies)
+
+
+def _downloaded(remote: RemoteDirectory, to: Path, *, only: Collection[str] = ()) -> Path:
+    """A verified copy of a remote checkpoint in the directory `to`; `only` as in `verify`."""
+    name = remote.location
+    sizes = remote.sizes()
+    if not sizes:
+        raise FileNotFoundError(f"there is no checkpoint {str(name)!r}: nothing exists there")
+    key = hashlib.sha256(str(name).encode())
+    if MANIFEST in sizes:
+        # The key includes the manifest: another checkpoint may have replaced one of the same name.
+        manifest = remote.read(MANIFEST)
+        check_files(sizes, parse_manifest(manifest, name), name)
+        key.update(manifest)
+    elif not is_determined(sizes):
+        raise never_completed(name)
+    target = to / f"{_DOWNLOADED}{key.hexdigest()[:16]}"
+    to.mkdir(parents=True, exist_ok=True)
+    with (to / f"{_DOWNLOADED}lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            partial = target.with_name(f"{target.name}-partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            remote.download(partial, sizes)
+            partial.rename(target)
+    try:
+        return verify(target, name, only=only)
+    except CheckpointError:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
 
 
 def _remove(directory: Path, *prefixes: str) -> None:

@@ -1,12 +1,22 @@
-"""The files in a directory, and flushing them to the disk, so that they survive a power failure."""
+"""The local disk: the files in a directory, flushing them so that they survive a power failure, scratch directories."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import fcntl
+import functools
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+PREFIX = "dray-scratch-"
+NEW_S = 60.0
+"""A directory that is younger may not have been locked yet."""
 
 
 def files_in(directory: Path) -> list[str]:
@@ -22,8 +32,7 @@ def force_to_disk(directory: Path) -> None:
     """Flush a directory to the disk: its contents, its name, and its parent's name.
 
     Raises:
-        OSError: the disk fails.
-        FileNotFoundError: the directory, or something in it, is gone.
+        OSError: the disk fails, or something is gone.
     """
     # Strings, because pathlib takes as long as the disk.
     root = os.path.abspath(directory)
@@ -42,11 +51,7 @@ def force_to_disk(directory: Path) -> None:
 
 
 def begin_writing(file: int) -> None:
-    """Ask the system to start writing a file's cached pages to the disk, and to drop the clean ones; does not wait.
-
-    Args:
-        file: a file descriptor.
-    """
+    """Ask the system to start writing a file's cached pages to the disk, and to drop the clean ones; does not wait."""
     # This is advice, which not every file system accepts.
     with contextlib.suppress(OSError):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -70,3 +75,43 @@ def _with(path: str, work: Callable[[int], None]) -> None:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+@contextlib.contextmanager
+def scratch(what: str) -> Iterator[Path]:
+    """A new directory, removed at the end of the block; its name has `what` it is for.
+
+    Its process holds a lock on it, which the system releases if it is killed: the next process that makes a directory
+    removes those that nobody holds.
+    """
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{what}-") as directory:
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield Path(directory)
+        finally:
+            os.close(descriptor)
+
+
+def scratch_until_exit(what: str) -> Path:
+    """A directory as of `scratch` that is removed when this process ends."""
+    directory = contextlib.ExitStack()
+    atexit.register(directory.close)
+    return directory.enter_context(scratch(what))
+
+
+@functools.cache
+def _remove_abandoned(root: Path) -> None:
+    """Remove this user's directories whose process was killed; once in a process."""
+    for place in root.glob(f"{PREFIX}*"):
+        # A lock is held, another process removes it, or what is in it is nested too deeply to be removed.
+        with contextlib.suppress(OSError, RecursionError):
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(descriptor)
+                if found.st_uid == os.getuid() and time.time() - found.st_mtime > NEW_S:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(place, ignore_errors=True)
+            finally:
+                os.close(descriptor)

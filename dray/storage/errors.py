@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import platform
 import shutil
 from collections.abc import Iterator
@@ -51,3 +52,29 @@ def is_full(error: BaseException | None) -> OSError | None:
             return error
         error = error.__cause__ or error.__context__
     return None
+
+
+class Outage:
+    """A failure that comes and goes.
+
+    Args:
+        log: receives the warnings.
+        fails: the warning at the first failure, and at the first after a success; the error is appended.
+        works: the warning at the first success after a failure.
+    """
+
+    def __init__(self, log: logging.Logger, *, fails: str, works: str) -> None:
+        self._log, self._fails, self._works = log, fails, works
+        self._on = False
+
+    def began(self, error: BaseException) -> None:
+        """An attempt has failed."""
+        if not self._on:
+            self._log.warning("%s: %s", self._fails, error)
+        self._on = True
+
+    def ended(self) -> None:
+        """An attempt has succeeded, and nothing that failed before is missing."""
+        if self._on:
+            self._log.warning("%s", self._works)
+        self._on = False

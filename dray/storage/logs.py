@@ -15,8 +15,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from dray.storage.errors import Outage
 from dray.storage.location import Location
-from dray.storage.outage import Outage
 from dray.storage.remote import RemoteDirectory
 
 log = logging.getLogger(__name__)
@@ -33,11 +33,7 @@ _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d\.\d{3}Z) ")
 
 
 def stored_as(path: Path) -> str:
-    """The name that a local log has in the store.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """The name that a local log has in the store."""
     with path.open("rb") as file:
         first = _STAMP.match(file.read(32))
     if first is None:
@@ -47,12 +43,7 @@ def stored_as(path: Path) -> str:
 
 
 def fetch_logs(trial: Location, local: Path, into: Path) -> None:
-    """Download a trial's logs, except those of this machine.
-
-    Args:
-        trial: the trial's location in the store.
-        local: the directory of its logs on this machine; need not exist.
-        into: a directory, which is created.
+    """Download a trial's logs into a directory, except those of this machine, which are in `local`.
 
     Raises:
         StorageError: the store can't be read.
@@ -84,12 +75,7 @@ class LogUploader:
         self._thread: threading.Thread | None = None
 
     def begin(self, path: Path, trial: Location) -> None:
-        """Upload this log from now on.
-
-        Args:
-            path: the log, which need not exist yet.
-            trial: the trial's location in the store.
-        """
+        """Upload this log of a trial, which need not exist yet, to its location in the store from now on."""
         self._logs[path] = _Log(RemoteDirectory(trial.child("logs"), patience_s=PATIENCE_S))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dray-logs", daemon=True)

@@ -31,17 +31,14 @@ class Listed:
     sha256: str
 
 
-def write_manifest(
-    directory: Path, digests: Mapping[str, str] | None = None, others: Mapping[str, Listed] | None = None
-) -> None:
-    """Write a checkpoint's manifest, which lists the files in the directory.
+def write_manifest(directory: Path, known: Mapping[str, Listed]) -> None:
+    """Write a checkpoint's manifest: all files in the directory, and those that other machines have uploaded.
 
     Args:
         directory: of the files.
-        digests: the known SHA-256 of files by name; other files are read.
-        others: files of the checkpoint that other machines have uploaded.
+        known: the entries of files whose checksums are known, also those elsewhere; other files are read.
     """
-    listed = sorted((listed_in(directory, digests) | dict(others or {})).items())
+    listed = sorted((listed_in(directory, known) | dict(known)).items())
     files = {name: {"size": each.size, "sha256": each.sha256} for name, each in listed}
     # Renamed when complete: some file systems copy a directory to rename it, and could copy half a manifest.
     partial = directory / (MANIFEST + ".tmp")
@@ -49,21 +46,16 @@ def write_manifest(
     partial.rename(directory / MANIFEST)
 
 
-def listed_in(directory: Path, digests: Mapping[str, str] | None = None) -> dict[str, Listed]:
-    """The manifest's entries for a directory, by file name; `digests` as in `write_manifest`."""
-    known = digests or {}
+def listed_in(directory: Path, known: Mapping[str, Listed]) -> dict[str, Listed]:
+    """The manifest's entries for a directory, by file name; `known` as in `write_manifest`."""
     return {
-        name: Listed(os.stat(f"{directory}/{name}").st_size, known.get(name) or _sha256(directory / name))
+        name: known.get(name) or Listed(os.stat(f"{directory}/{name}").st_size, sha256_of(directory / name))
         for name in files_in(directory)
     }
 
 
 def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
-    """The entries of a manifest, by file name.
-
-    Args:
-        content: the manifest file's content.
-        checkpoint: the checkpoint's name in errors.
+    """The entries of a manifest file of this content, by file name; `checkpoint` is named in errors.
 
     Raises:
         CheckpointError: the content is not a manifest, or has another format version.
@@ -88,12 +80,7 @@ def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
 
 
 def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: object) -> None:
-    """Check that a checkpoint has exactly the files that its manifest lists.
-
-    Args:
-        sizes: size in bytes of each file that the checkpoint has.
-        listed: the manifest's entries.
-        checkpoint: the checkpoint's name in errors.
+    """Check that a checkpoint, which has files of these sizes in bytes, has exactly those that its manifest lists.
 
     Raises:
         CheckpointError: a file is missing, has another size, or is not listed.
@@ -140,7 +127,7 @@ def verify(
     listed = parse_manifest((checkpoint / MANIFEST).read_bytes(), name)
     check_files({file: (checkpoint / file).stat().st_size for file in files_in(checkpoint)}, listed, name)
     for file, expected in listed.items():
-        if (not only or file in only) and _sha256(checkpoint / file) != expected.sha256:
+        if (not only or file in only) and sha256_of(checkpoint / file) != expected.sha256:
             raise CheckpointError(f"{name} is damaged: {file} is not what was written; use an earlier checkpoint")
     return checkpoint
 
@@ -180,7 +167,8 @@ def _typed(kind: type, value: Any) -> Any:
     return value
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

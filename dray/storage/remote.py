@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,27 +27,6 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 15.0
 PARALLEL = 8
 """Files transferred at a time."""
 CHUNK_BYTES = 8 << 20
-SILENCE_S = 120.0
-"""A transfer without progress for this long is stuck: an attempt ends earlier."""
-
-
-class Transfers:
-    """The running transfers with a store, in all threads."""
-
-    def __init__(self) -> None:
-        self._progress: dict[int, float] = {}
-
-    def __bool__(self) -> bool:
-        """Whether a transfer is running, or being retried."""
-        return time.monotonic() - max(list(self._progress.values()), default=-math.inf) < SILENCE_S
-
-    def progressed(self) -> None:
-        """This thread has started an attempt, or transferred a chunk."""
-        self._progress[threading.get_ident()] = time.monotonic()
-
-    def ended(self) -> None:
-        """This thread's transfer has ended."""
-        self._progress.pop(threading.get_ident(), None)
 
 
 # Errors of the AWS SDK, GCS and Azure that retries do not fix.
@@ -64,20 +41,21 @@ _REFUSED = re.compile(
 class RemoteDirectory:
     """The files below a location in an object store.
 
-    Every method raises `StorageError` if the store refuses a request, or can't be reached for `patience_s`.
+    Every method raises `StorageError` if the store refuses a request, or can't be reached for `patience_s`, and
+    FileNotFoundError if a file that it reads does not exist.
 
     Args:
         location: in an object store; a local directory works too.
         patience_s: how long to retry failed requests.
-        transfers: where this directory's transfers are recorded.
+        progressed: called at each attempt and each chunk of a transfer.
     """
 
     def __init__(
-        self, location: Location, *, patience_s: float = PATIENCE_S, transfers: Transfers | None = None
+        self, location: Location, *, patience_s: float = PATIENCE_S, progressed: Callable[[], object] = lambda: None
     ) -> None:
         self.location = location
         self._patience_s = patience_s
-        self._transfers = Transfers() if transfers is None else transfers
+        self._progressed = progressed
 
     def sizes(self) -> dict[str, int]:
         """The size in bytes of each file, by its name relative to this location; empty without files."""
@@ -98,11 +76,7 @@ class RemoteDirectory:
         return self._tried("list", listing)
 
     def read(self, name: str) -> bytes:
-        """A small file's content.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
+        """A small file's content."""
 
         def fetch(filesystem: Any, path: str) -> bytes:
             with filesystem.open_input_stream(f"{path}/{name}") as file:
@@ -142,11 +116,7 @@ class RemoteDirectory:
         _in_parallel(lambda name: self._send(directory, name), files_in(directory))
 
     def download(self, directory: Path, names: Iterable[str]) -> None:
-        """Download these files into a local directory, which is created.
-
-        Raises:
-            FileNotFoundError: a file is gone.
-        """
+        """Download these files into a local directory, which is created."""
         directory.mkdir(parents=True, exist_ok=True)
         for name in names:
             # The names come from the store, and must not lead out of the directory.
@@ -190,7 +160,7 @@ class RemoteDirectory:
     def _copy(self, source: Any, target: Any) -> None:
         while chunk := source.read(CHUNK_BYTES):
             target.write(chunk)
-            self._transfers.progressed()
+            self._progressed()
 
     def _remove(self, name: str) -> None:
         def remove(filesystem: Any, path: str) -> None:
@@ -202,37 +172,28 @@ class RemoteDirectory:
     def _tried(self, doing: str, work: Callable[[Any, str], T]) -> T:
         """Call `work` until it succeeds, is refused, or `patience_s` have passed."""
         deadline, wait = time.monotonic() + self._patience_s, FIRST_WAIT_S
-        try:
-            while True:
-                self._transfers.progressed()
-                try:
-                    return work(*self.location.filesystem())
-                except FileNotFoundError:
+        while True:
+            self._progressed()
+            try:
+                return work(*self.location.filesystem())
+            except FileNotFoundError:
+                raise
+            except (ValueError, TypeError, ImportError) as error:
+                raise StorageError(f"can't {doing} {self.location}: {error}") from error
+            except Exception as error:  # each filesystem of fsspec raises its own
+                if is_full(error):
                     raise
-                except (ValueError, TypeError, ImportError) as error:
-                    raise StorageError(f"can't {doing} {self.location}: {error}") from error
-                except Exception as error:  # each filesystem of fsspec raises its own
-                    if is_full(error):
-                        raise
-                    why, what = one_line(error), f"can't {doing} {self.location}"
-                    if _REFUSED.search(why) or time.monotonic() + wait > deadline:
-                        raise StorageError(f"{what}: {why}") from error
-                    if wait == FIRST_WAIT_S:
-                        log.warning("%s; retrying for %.0f s: %s", what, self._patience_s, why)
-                    time.sleep(wait)
-                    wait = min(2 * wait, LONGEST_WAIT_S)
-        finally:
-            self._transfers.ended()
+                why, what = one_line(error), f"can't {doing} {self.location}"
+                if _REFUSED.search(why) or time.monotonic() + wait > deadline:
+                    raise StorageError(f"{what}: {why}") from error
+                if wait == FIRST_WAIT_S:
+                    log.warning("%s; retrying for %.0f s: %s", what, self._patience_s, why)
+                time.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT_S)
 
 
 def _in_parallel(work: Callable[[str], None], names: Iterable[str]) -> None:
     """Call `work` on several names at a time. Raises the first error, and starts no more calls after it."""
     with ThreadPoolExecutor(PARALLEL) as pool:
-        futures = [pool.submit(work, name) for name in names]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
+        for _ in pool.map(work, names):
+            pass

@@ -111,7 +111,7 @@ class Executor:
         rank, position = self.rank, self.rank.position
         self.agreement = Agreement(
             rank.peers,
-            stop_requested=lambda: self.checkpointer.stops() or self.host.stop_requested(),
+            stop_requested=lambda: self.checkpointer.saver.stops() or self.host.stop_requested(),
             trained=lambda: position.trained,
             device=rank.device,
         )
@@ -159,7 +159,7 @@ class Executor:
                 try:
                     outcome = self.perform(command)
                 except BaseException:
-                    self.checkpointer.abandon()
+                    self.checkpointer.saver.abandon()
                     raise
 
     @contextlib.contextmanager
@@ -215,7 +215,7 @@ class Executor:
             values = None
         stopped: bool | None = False
         if leave is None or leave.reason is not Reason.FAILED:
-            stopped, late = agreement.catch(self.checkpointer.answer)
+            stopped, late = agreement.catch(self.checkpointer.saver.answer)
             leave = leave or late
         mine = TrainingShare(
             trained=position.trained,
@@ -362,7 +362,7 @@ class Executor:
             self.scalars.write_system(report.batches, report.system or {})
         # Published before any rank leaves: what the host does on a stop may end this process.
         mine = (position.stop is Stop.REQUESTED, leave)
-        stop, ranks = on_chief(rank.peers, "publishing metrics", lambda: self.checkpointer.publish(report), mine)
+        stop, ranks = on_chief(rank.peers, "publishing metrics", lambda: self.checkpointer.saver.publish(report), mine)
         if self.agreement.agree([row[1] for row in ranks]) is not None:
             # Nothing is lost: the checkpoint has just been saved.
             self.agreement.raise_error()

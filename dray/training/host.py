@@ -124,13 +124,11 @@ class Host(Protocol):
         """An empty directory to write a checkpoint into, at this many batches."""
         ...
 
-    def commit(
-        self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
-    ) -> str:
+    def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         """Commit the files in `staging` as the checkpoint at `report.batches`, all or nothing; returns its id.
 
-        `digests` are the SHA-256 of files by name, as far as known. `others` is what `add_to_checkpoint` returned on
-        other machines.
+        `known` are files by name whose checksums are known, with all that `add_to_checkpoint` returned on other
+        machines.
         """
         ...
 

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 import torch
 
-from dray.storage.scratch import scratch
-from dray.training.checkpoint.opening import open_together
+from dray.storage.disk import scratch
+from dray.training.checkpoint.joint import open_together
 from dray.training.errors import PeerFailed
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.parallel.exchange import all_or_none, on_failure

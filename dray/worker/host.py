@@ -129,9 +129,9 @@ class RayHost:
         return 0 if self._progress is None else self._progress()[0]
 
     def pulse(self) -> tuple[float, ...]:
-        """A value that changes with any progress of the trial, and all the time while it waits for its store."""
+        """A value that changes with any progress of the trial, and of its transfers with its store."""
         progress = (0, 0) if self._progress is None else self._progress()
-        return *progress, self._commits, time.monotonic() if self._store.transfers else 0.0
+        return *progress, self._commits, self._store.transferred
 
     # ------------------------------------------------------------------ reports
     def publish(self, report: Report) -> bool:
@@ -157,13 +157,7 @@ class RayHost:
         self.reports.unsaved.stage(staging, last.value if last.batches == batches else None)
         return staging
 
-    def commit(
-        self,
-        staging: Path,
-        report: Report,
-        digests: Mapping[str, str],
-        others: Mapping[str, Listed] | None = None,
-    ) -> str:
+    def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         staged, message = self.reports.unsaved.take(staging), self.reports.carried(report)
         metric = staged.value if message.value is None else message.value
         carried = {
@@ -178,7 +172,7 @@ class RayHost:
         }
         (staging / REPORT_FILE).write_text(json.dumps(carried))
         self._link.confirm_commit()
-        checkpoint = self._store.commit(staging, report.batches, digests, others)
+        checkpoint = self._store.commit(staging, report.batches, known)
         self.reports.unsaved.saved = report.batches
         log.info("saved %s", checkpoint)
         self._link.saved(checkpoint, report.batches, metric, time.monotonic() - staged.began)

@@ -17,7 +17,7 @@ from torch.distributed import HashStore
 
 from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info
 from dray.storage import CheckpointError
-from dray.training.checkpoint.opening import open_together
+from dray.training.checkpoint.joint import open_together
 from dray.training.cluster_info import use_cluster_info
 from dray.training.errors import PeerFailed
 from dray.training.parallel.distributed import PORT
@@ -296,18 +296,6 @@ def test_programs_for_with_and_without_torchrun_catch_what_determined_raises(mon
         assert str(raised.value).startswith(
             "from_torch_distributed() needs an integer in the environment variable RANK, which is not set; start"
         )
-
-
-def test_deepspeed_has_the_process_group_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0}
-    for name, value in {**numbers, "GROUP_WORLD_SIZE": 1, "DET_CHIEF_IP": "10.0.0.7"}.items():
-        monkeypatch.setenv(name, str(value))
-    context = DistributedContext.from_deepspeed()
-    assert (context.rank, context.size, context.cross_size, context.chief_ip) == (0, 1, 1, "10.0.0.7")
-
-
-def test_ranks_of_a_machine_wait_for_each_other_by_a_broadcast_of_nothing() -> None:
-    assert on_ranks(nodes(2, 1), lambda context: context.broadcast_local()) == [None] * 3
 
 
 def test_the_gpus_of_a_node_are_known_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,24 +187,6 @@ def test_sigterm_requests_a_stop_with_a_checkpoint(home: Path, monkeypatch: pyte
     assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == ["checkpoint_4"]
 
 
-def test_sigterm_far_from_the_next_report_saves_what_was_trained(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "LISTEN_S", 0.001)
-
-    class Terminated(OneWeight):
-        begun = 0
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            self.begun = batch_idx + 1
-            if batch_idx == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    far = 1_000_000
-    trial = fit(Terminated, max_length=Batch(far), reporting_period=Batch(far))
-    assert 2 < trial.begun < far
-    assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == [f"checkpoint_{trial.begun}"]
-
-
 class Interrupted(OneWeight):
     """Interrupts its process at these batches."""
 
@@ -381,15 +363,6 @@ def test_a_store_below_the_working_directory_is_not_copied_into_itself(
         fit(max_length=Batch(2), checkpoint_period=Batch(1))
     codes = [sorted(p.name for p in code.rglob("*") if p.is_file()) for code in tmp_path.glob("local/*/*/code")]
     assert codes == [["train.py"]] * 4
-
-
-@pytest.mark.api("9.3")
-def test_checkpoints_carry_hyperparameters_without_a_config(home: Path) -> None:
-    with pytorch.init(hparams={"lr": 0.5}) as context:
-        pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
-    (path,) = (home / "local").glob("*/checkpoint_1")
-    assert json.loads((path / "hparams.json").read_text()) == {"lr": 0.5}
-    assert not (path / "experiment.yaml").exists()
 
 
 def test_a_host_is_current_only_within_its_block(tmp_path: Path) -> None:

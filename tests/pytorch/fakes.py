@@ -79,11 +79,9 @@ class FakeHost:
     def new_checkpoint(self, batches: int) -> Path:
         return self.store.stage(batches)
 
-    def commit(
-        self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
-    ) -> str:
+    def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         self.committed.append(report)
-        return self.store.commit(staging, report.batches, digests, others)
+        return self.store.commit(staging, report.batches, known)
 
     def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
         return self.store.add(staging, batches)
@@ -116,16 +114,14 @@ class RungHost(FakeHost):
         super().__init__(directory, rungs=[Batch(4)], **kwargs)
         self._kills = kills
 
-    def commit(
-        self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
-    ) -> str:
+    def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         deadline = time.monotonic() + 30
         while report.batches == 4 and self.progress()[0] < 5:
             assert time.monotonic() < deadline, "training waits for the commit"
             time.sleep(0.001)
         if report.batches == 4 and self._kills:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().commit(staging, report, digests, others)
+        return super().commit(staging, report, known)
 
 
 class RemoteHost(FakeHost):

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import nn
 
 from dray.core import DistributedContext
-from dray.storage import Location, StorageError
+from dray.storage import Location
 from dray.storage.checkpoints import RemoteStore
-from dray.training.checkpoint import files, parts, saver, shard_file, sharded
+from dray.training.checkpoint import files, joint, saver, shard_file, sharded
 from dray.training.parallel import exchange
 from tests import queued
 from tests.pytorch.fakes import FakeHost, RemoteHost, RungHost
@@ -102,12 +102,8 @@ def two(directory: Path) -> dict[str, Any]:
     found["from background"] = go_on(trial(fsdp), directory / "from_background", directory / "background")
     for rank in (0, 1):
         for name, does in {"broken": broken, "full disk": full}.items():
-            with writing_of(rank, does):
-                found[f"{name} on {rank}"] = go(trial(fsdp), directory / f"{name}_{rank}", batches=5)
             with writing_of(rank, does), in_background():
-                found[f"{name} on {rank}, background"] = go(
-                    trial(fsdp), directory / f"{name}_{rank}_background", batches=5
-                )
+                found[f"{name} on {rank}"] = go(trial(fsdp), directory / f"{name}_{rank}", batches=5)
     found["tensor parallel"] = loaded(tensor_parallel, directory / "fsdp" / "checkpoint_8")
     found["keeper"] = go(trial(fsdp, keeps_shards=True), directory / "keeper", batches=1)
     checkpoint = str(directory / "fsdp" / "checkpoint_4")
@@ -128,19 +124,7 @@ def two_machines(directory: Path) -> dict[str, Any]:
     found["resumed"] = {
         cut: go(trial(fsdp), host(f"resumed_{cut}"), latest_checkpoint=source.id_of(cut)) for cut in CUTS
     }
-    for other in (0, 1):
-        with writing_of(other, broken):
-            found[f"broken on {other}"] = go(trial(fsdp), host(f"broken_{other}"))
-    # Staged, but not uploaded by the second machine.
-    failing = host("refused")
-    if rank == 1:
-        failing.add_to_checkpoint = refused  # type: ignore[method-assign]
-    found["refused"] = go(trial(fsdp), failing)
     return found
-
-
-def refused(staging: Path, batches: int) -> Any:
-    raise StorageError("the store refuses")
 
 
 def killed(directory: Path, victim: int) -> None:
@@ -172,7 +156,7 @@ def main(directory: Path, victim: str = "") -> None:
     rank, size, machines = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"))
     # By a file, not by a port: no other program can take it first.
     queued.init(directory / f"rendezvous_{size}", rank, size)
-    parts.FAIL_S = exchange.FAIL_S = 1.0 if victim else exchange.FAIL_S
+    joint.FAIL_S = exchange.FAIL_S = 1.0 if victim else exchange.FAIL_S
     if victim == "rung":
         with in_background():
             sys.exit(go(trial(fsdp), RungHost(directory, kills=True))["error"])

@@ -86,14 +86,6 @@ def test_a_trial_is_built_from_the_checkpoints_own_code(saved: Path) -> None:
 
 
 @pytest.mark.api("9.4")
-def test_a_trial_is_built_from_its_class(fit: Fit, host: FakeHost) -> None:
-    fit(OneWeight, max_length=Batch(4))
-    trial = pytorch.load_trial_from_checkpoint_path(host.checkpoints()[0], trial_class=OneWeight)
-    assert isinstance(trial, OneWeight)
-    assert trial.weight == one_weight(4)
-
-
-@pytest.mark.api("9.4")
 def test_the_error_of_a_constructor_with_more_arguments_names_trial_kwargs(fit: Fit, host: FakeHost) -> None:
     class Wide(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext, width: int) -> None:
@@ -109,15 +101,6 @@ def test_the_error_of_a_constructor_with_more_arguments_names_trial_kwargs(fit: 
         host.checkpoints()[0], trial_class=Wide, trial_kwargs={"width": 3}
     )
     assert trial.width == 3
-
-
-@pytest.mark.api("9.4")
-def test_validating_again_gives_the_reported_metric(fit: Fit, host: FakeHost) -> None:
-    fit(OneWeight, max_length=Batch(4))
-    trial = pytorch.load_trial_from_checkpoint_path(host.checkpoints()[0], trial_class=OneWeight)
-    with torch.no_grad():
-        found = trial.evaluate_batch(torch.ones(2, 1), 0)
-    assert {"validation_loss": found["validation_loss"].item()} == host.reports[-1].validation
 
 
 @pytest.mark.api("9.6")

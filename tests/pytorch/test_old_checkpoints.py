@@ -7,7 +7,6 @@ import pickle
 import random
 import re
 import shutil
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,6 @@ pytestmark = pytest.mark.api("9.11")
 TRAINED = 5  # batches, in the middle of an epoch
 LENGTH = 9
 HPARAMS = {"global_batch_size": 8}
-
-MODEL_DEF = """
-from tests.pytorch.test_old_checkpoints import Trial as Base
-
-class Trial(Base):
-    pass
-"""
 
 
 class Trial(resuming.Plain):
@@ -106,8 +98,6 @@ def describe(directory: Path, entrypoint: str = "model_def:Trial") -> None:
     config = {"name": "old", "entrypoint": entrypoint, "searcher": {"name": "single"}}
     content = {"trial_type": "PyTorchTrial", "trial_cls_spec": entrypoint, "experiment_config": config}
     (directory / "load_data.json").write_text(json.dumps({**content, "hparams": HPARAMS}))
-    (directory / "code").mkdir()
-    (directory / "code" / "model_def.py").write_text(MODEL_DEF)
 
 
 def write_old(directory: Path, version: str, ours: Path) -> Path:
@@ -171,23 +161,6 @@ def test_a_checkpoint_without_a_position_restores_weights_optimizer_and_schedule
     assert_equal(loaded[0], {key: expected[key] for key in loaded[0]})
     assert [batch for _, batch, _ in resumed.seen] == [0, 1]
     assert "so its position is unknown" in caplog.text
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_trial_is_built_from_an_old_checkpoint(
-    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path, version: str
-) -> None:
-    """By its class, and by the code in it, with its hyperparameters and its config."""
-    old = write_old(tmp_path / "old", version, whole[Trial][1])
-    expected = torch.load(whole[Trial][1] / "state-dict.pth", weights_only=True)["models_state_dict"][0]
-    given: Any = pytorch.load_trial_from_checkpoint_path(old, trial_class=Trial)
-    found: Any = pytorch.load_trial_from_checkpoint_path(str(old))
-    for trial in (given, found):
-        assert_equal(trial.model.state_dict(), expected)
-        assert trial.context.get_global_batch_size() == 8
-        assert trial.context.get_experiment_config()["name"] == "old"
-    assert type(given) is Trial
-    assert type(found).__module__ == "model_def"
 
 
 def test_adams_state_of_older_versions_of_torch_resumes_bit_for_bit(
@@ -267,37 +240,6 @@ def test_an_incomplete_dray_checkpoint_is_not_mistaken_for_a_determined_one(
         pytorch.load_trial_from_checkpoint_path(rest, trial_class=Trial)
 
 
-class Malice:
-    """Leaves a file behind when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return exec, (f"open({str(self.path)!r}, 'w').close()",)
-
-
-def test_nothing_in_a_checkpoint_is_run(whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path) -> None:
-    mark = tmp_path / "it has run"
-    pickle.loads(pickle.dumps(Malice(mark)))
-    assert mark.exists(), "it would run"
-    mark.unlink()
-    old = write_old(tmp_path / "old", "0.38", whole[Trial][1])
-    good = (old / "trial_state.pkl").read_bytes()
-    (old / "trial_state.pkl").write_bytes(pickle.dumps({"batches_trained": 5, "last_val": Malice(mark)}))
-    with pytest.raises(ValueError, match=r"trial_state\.pkl can't be read as plain data: it names builtins\.exec"):
-        train(Trial, tmp_path / "new", LENGTH, latest_checkpoint=str(old))
-    (old / "trial_state.pkl").write_bytes(good)
-    torch.save({**old_state(whole[Trial][1]), "callbacks": {"watch": Malice(mark)}}, old / "state_dict.pth")
-    with pytest.raises(
-        ValueError, match=r"state_dict\.pth can't be loaded as data: it names exec; nothing in it was run"
-    ):
-        train(Trial, tmp_path / "new", LENGTH, latest_checkpoint=str(old))
-    with pytest.raises(ValueError, match=r"state_dict\.pth can't be loaded as data"):
-        pytorch.load_trial_from_checkpoint_path(old, trial_class=Trial)
-    assert not mark.exists()
-
-
 class Best:
     """What a callback of old kept as its state."""
 
@@ -315,24 +257,6 @@ def test_a_type_that_the_user_allows_is_loaded(whole: Mapping[type[Trial], tuple
         resumed, _ = train(Trial, tmp_path / "new", TRAINED, latest_checkpoint=str(old))
     (loaded,) = (call[1] for call in resumed.watch.calls if call[0] == "load_state_dict")
     assert loaded["best"].loss == 0.5
-
-
-def test_a_state_that_torch_never_loads_as_data_is_an_error_with_the_reason(
-    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
-) -> None:
-    old = write_old(tmp_path / "old", "0.38", whole[Trial][1])
-    torch.save({"callbacks": {"watch": deque([1])}}, old / "state_dict.pth")
-    with (
-        torch.serialization.safe_globals([deque]),
-        pytest.raises(ValueError, match=r"lists, but got .*deque.*make plain"),
-    ):
-        pytorch.load_trial_from_checkpoint_path(old, trial_class=Trial)
-    trial: Any = pytorch.load_trial_from_checkpoint_path(
-        write_old(tmp_path / "trusted", "0.38", whole[Trial][1]),
-        trial_class=Trial,
-        torch_load_kwargs={"weights_only": False},
-    )
-    assert isinstance(trial, Trial)
 
 
 def test_the_state_of_apex_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

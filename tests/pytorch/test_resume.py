@@ -83,20 +83,6 @@ class PerEpoch(Everything):
         )
 
 
-@pytest.mark.slow
-@pytest.mark.api("1.2", "2.6", "7.3", "7.4", "9.7", "9.8")
-@pytest.mark.parametrize("kind", resuming.KINDS)
-def test_each_kind_of_run_resumes_bit_for_bit_wherever_it_was_interrupted(tmp_path: Path, kind: str) -> None:
-    """Weights, optimizer, schedule, random numbers, data, metrics, numbering, callbacks' calls."""
-    whole = resuming.run(kind, FakeHost(tmp_path / "whole"))
-    for cut in resuming.cuts(kind):
-        rng.seed_all(999)  # what the resumed process has drawn by itself must not matter
-        checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")
-        # A seed of its own, as a local run has that was given none.
-        host = FakeHost(tmp_path / f"cut_{cut}", trial_seed=77)
-        resuming.assert_goes_on(resuming.run(kind, host, latest_checkpoint=checkpoint), whole, cut, checkpoint)
-
-
 @pytest.mark.gpu
 @pytest.mark.api("9.7")
 def test_the_random_numbers_of_a_gpu_continue_too(tmp_path: Path) -> None:
@@ -201,30 +187,6 @@ def test_the_seed_alone_decides_a_run(fit: Fit, tmp_path: Path) -> None:
     assert_equal(run("b", 3), first)
     with pytest.raises(AssertionError):
         assert_equal(run("c", 4), first)
-
-
-@pytest.mark.api("4.7")
-def test_the_order_of_shuffled_data_is_no_matter_of_other_random_numbers(fit: Fit, tmp_path: Path) -> None:
-    def order(name: str, draws: int) -> list[list[int]]:
-        seen: list[list[int]] = []
-
-        class Watching(Everything):
-            def build_training_data_loader(self) -> pytorch.DataLoader:
-                torch.rand(draws)
-                return pytorch.DataLoader(range(12), batch_size=4, shuffle=True)
-
-            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-                seen.append(batch.tolist())
-                torch.rand(draws)
-                return super().train_batch((torch.ones(1, 6), torch.ones(1)), epoch_idx, batch_idx)
-
-        fit(Watching, FakeHost(tmp_path / name), max_length=Epoch(2))
-        return seen
-
-    one, two = order("a", 0), order("b", 7)
-    assert one == two
-    assert sorted(record for batch in one[:3] for record in batch) == list(range(12))
-    assert one[:3] != one[3:], "each epoch has an order of its own"
 
 
 @pytest.mark.api("9.7")

@@ -15,7 +15,6 @@ import torch
 
 from dray import pytorch
 from dray.storage import CheckpointError, CheckpointStore, verify
-from dray.storage.checkpoints import RemoteStore
 from dray.training.checkpoint import shard_file, sharded
 from tests.pytorch import sharded_ranks
 from tests.pytorch.processes import HANGS_S, results_of, two_processes
@@ -184,12 +183,11 @@ def test_a_sharded_checkpoint_gives_a_whole_trial(two: Found, directory: Path) -
     assert_equal(dict(made.model.state_dict()), dict(two[0]["fsdp"]["state"]["models_state_dict"][0]))
 
 
-@pytest.mark.parametrize("kind", ["", ", background"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_cant_write_is_an_error_on_all(two: Found, directory: Path, rank: int, kind: str) -> None:
-    errors = [found[f"broken on {rank}{kind}"]["error"] for found in two]
+def test_in_the_background_a_rank_that_cant_write_is_an_error_on_all(two: Found, directory: Path, rank: int) -> None:
+    errors = [found[f"broken on {rank}"]["error"] for found in two]
     assert all("the disk is broken" in error for error in errors), errors
-    place = directory / f"broken_{rank}{'_background' if kind else ''}"
+    place = directory / f"broken_{rank}"
     assert sorted(path.name for path in place.iterdir() if "checkpoint" in path.name or "staging" in path.name) == [
         "checkpoint_1",
         "checkpoint_2",
@@ -197,11 +195,10 @@ def test_a_rank_that_cant_write_is_an_error_on_all(two: Found, directory: Path, 
     verify(place / "checkpoint_2")
 
 
-@pytest.mark.parametrize("kind", ["", ", background"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_full_disk_costs_one_checkpoint(two: Found, rank: int, kind: str) -> None:
-    assert [found[f"full disk on {rank}{kind}"].get("error") for found in two] == [None, None]
-    assert two[0][f"full disk on {rank}{kind}"]["saved"] == [1, 2, 4, 5]
+def test_in_the_background_a_full_disk_costs_one_checkpoint(two: Found, rank: int) -> None:
+    assert [found[f"full disk on {rank}"].get("error") for found in two] == [None, None]
+    assert two[0][f"full disk on {rank}"]["saved"] == [1, 2, 4, 5]
 
 
 def test_a_checkpoint_of_another_architecture_is_one_error(two: Found) -> None:
@@ -267,20 +264,6 @@ def test_each_machine_uploads_its_shards(machines: tuple[Found, LocalS3, Path], 
             assert_equal(rank["resumed"][cut]["state"], rank["whole"]["state"])
     uploaded = server.files("sharded", "whole", "checkpoint_3")
     assert {name for name in uploaded if name.startswith("sharded/")} == {sharded.file_of(rank) for rank in (0, 1)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "what"),
-    [("broken on 0", "the disk is broken"), ("broken on 1", "the disk is broken"), ("refused", "the store refuses")],
-)
-def test_a_machine_that_fails_leaves_no_checkpoint(machines: tuple[Found, LocalS3, Path], kind: str, what: str) -> None:
-    ranks, server, directory = machines
-    assert all(what in rank[kind]["error"] for rank in ranks)
-    name = kind.replace(" on ", "_")
-    found = RemoteStore(server.place("sharded", name), directory / "scratch" / name)
-    complete = [batches for batches, _ in found.listed() if found.is_complete(batches)]
-    assert complete == ([] if kind == "refused" else [2, 1])
-    assert list(directory.glob(f"machine_*/{name}/.staging-*")) == []
 
 
 def copied(directory: Path, target: Path) -> Path:

@@ -128,7 +128,7 @@ def test_malicious_code_in_a_dray_checkpoint_is_not_run(
     shutil.copytree(saved, copy)
     (copy / name).write_bytes(form({"callbacks": Malice(mark)}))
     (copy / "manifest.json").unlink()
-    write_manifest(copy)
+    write_manifest(copy, {})
     refused = pytest.raises(ValueError, match=rf"{name} can't be loaded as data: .*nothing in it was run")
     with refused:
         fit(tmp_path, latest_checkpoint=str(copy))
@@ -181,7 +181,7 @@ def test_a_compiled_program_in_the_place_of_a_state_is_refused(saved: Path, tmp_
     shutil.copytree(saved, copy)
     torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), copy / "state-dict.pth")
     (copy / "manifest.json").unlink()
-    write_manifest(copy)
+    write_manifest(copy, {})
     with pytest.raises(Exception, match=r"TorchScript"):
         fit(tmp_path, latest_checkpoint=str(copy))
 
@@ -192,6 +192,6 @@ def test_a_part_of_another_type_is_an_error(saved: Path, tmp_path: Path, name: s
     shutil.copytree(saved, copy)
     torch.save(content, copy / name)
     (copy / "manifest.json").unlink()
-    write_manifest(copy)
+    write_manifest(copy, {})
     with pytest.raises(ValueError, match=rf"{name} must hold a (list|dict), got {type(content).__name__};"):
         fit(tmp_path, latest_checkpoint=str(copy))

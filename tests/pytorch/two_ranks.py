@@ -22,6 +22,7 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch
+from dray.storage.manifest import Listed
 from dray.training.checkpoint import saver
 from dray.training.host import Report
 from dray.training.parallel import agreement
@@ -328,7 +329,7 @@ def saving_behind(directory: Path) -> dict[str, Any]:
 
 def failure_behind(directory: Path) -> dict[str, Any]:
     class Broken(FakeHost):
-        def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+        def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
             raise LookupError("the store is gone")
 
     peers = DistributedContext.from_torch_distributed()

@@ -120,7 +120,7 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     from dray.training.checkpoint import sharded
 
     model = torch.load(checkpoint / "state-dict.pth", weights_only=True)["models_state_dict"][0]
-    stored = sharded.Stored(checkpoint)
+    stored = sharded.StoredTensors(checkpoint)
     for name, like in model.items():
         if like.device.type == "meta":
             model[name] = torch.empty(like.shape, dtype=like.dtype)

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -106,33 +105,3 @@ def test_an_unreachable_store_is_one_warning_and_gets_the_log_later(
         "can't upload the trials' logs to the checkpoint storage, will retry: no store",
         "the trials' logs are uploaded to the checkpoint storage again, and none is missing",
     ]
-
-
-def test_a_failed_last_upload_names_the_log(
-    tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refused(self: RemoteDirectory, name: str, content: bytes) -> None:
-        raise StorageError("no store")
-
-    monkeypatch.setattr(RemoteDirectory, "write", refused)
-    path = log(tmp_path, f"{MORNING} one")
-    copied(path, trial)
-    [record] = caplog.records
-    assert record.levelno == logging.ERROR
-    assert record.getMessage().startswith(f"the end of {path} on ")
-    assert record.getMessage().endswith("was not uploaded: no store")
-
-
-def test_a_long_log_is_uploaded_less_often(tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = log(tmp_path, f"{MORNING} {'x' * (30 * logs.BYTES_PER_S)}")
-    waits: list[float] = []
-
-    class Over:
-        def wait(self, timeout_s: float) -> bool:
-            waits.append(timeout_s)
-            return len(waits) == 3
-
-    threads = SimpleNamespace(Event=Over, Thread=lambda target, **_: SimpleNamespace(start=target))
-    monkeypatch.setattr(logs, "threading", threads)
-    LogUploader().begin(path, trial)
-    assert waits == [logs.EVERY_S, pytest.approx(30, rel=0.01), logs.EVERY_S]

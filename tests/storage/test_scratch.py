@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from dray.storage.scratch import _remove_abandoned
-
 HOLD = """
-from dray.storage.scratch import scratch
+from dray.storage.disk import scratch
 with scratch("{name}") as directory:
     (directory / "file").touch()
     print(directory, flush=True)
     input()
 """
-MAKE = "from dray.storage.scratch import scratch\nwith scratch('next') as directory: print(directory)"
+MAKE = "from dray.storage.disk import scratch\nwith scratch('next') as directory: print(directory)"
 
 
 def start(folder: Path, name: str) -> tuple[subprocess.Popen[str], Path]:
@@ -54,17 +49,3 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next(tmp_path: Path) -
     living.communicate("\n")
     assert list(tmp_path.iterdir()) == [others]
     assert left != used
-
-
-def test_what_can_not_be_removed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise nothing that needs a directory would ever work again."""
-
-    def rmtree(place: Path, *, ignore_errors: bool) -> None:
-        raise RecursionError(str(place))
-
-    monkeypatch.setattr(shutil, "rmtree", rmtree)
-    left = tmp_path / "dray-scratch-deep"
-    left.mkdir()
-    os.utime(left, (0, 0))
-    _remove_abandoned(tmp_path)
-    assert left.exists()

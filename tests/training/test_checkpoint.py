@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import random
 from collections import Counter, OrderedDict, deque
 from pathlib import Path
 from typing import Any
@@ -71,51 +70,6 @@ def test_plain_state_and_numpy_come_back_equal(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded[name], values[name])
         assert loaded[name].dtype == values[name].dtype
     assert torch.equal(loaded["tensor"], values["tensor"])
-
-
-@pytest.mark.api("9.1", "9.2")
-def test_every_file_loads_as_weights_only(tmp_path: Path) -> None:
-    written(tmp_path, {"callbacks": {}, "models_state_dict": [torch.nn.Linear(2, 2).state_dict()]})
-    files = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.pth"))
-    assert files == ["rng/rank_0.pth", "state-dict.pth"]
-    for name in files:
-        torch.load(tmp_path / name, weights_only=True)
-
-
-@pytest.mark.api("9.3")
-def test_code_config_and_hyperparameters_are_in_it(tmp_path: Path) -> None:
-    import yaml
-
-    written(
-        tmp_path,
-        {},
-        code={"model_def.py": b"x = 1\n", "lib/a.py": b""},
-        hparams={"lr": np.float64(0.1), "layers": [1, 2]},
-        experiment={"searcher": {"name": "asha"}, "off": False, "none": None},
-    )
-    assert (tmp_path / "code" / "model_def.py").read_bytes() == b"x = 1\n"
-    assert (tmp_path / "code" / "lib" / "a.py").exists()
-    assert checkpoint.read_json(tmp_path / "hparams.json") == {"lr": 0.1, "layers": [1, 2]}
-    experiment = yaml.safe_load((tmp_path / "experiment.yaml").read_text())
-    assert experiment == {"searcher": {"name": "asha"}, "off": False, "none": None}
-    assert checkpoint.read_json(tmp_path / "metadata.json") == {"framework": "torch", "steps_completed": 3}
-    assert checkpoint.read_progress(tmp_path) == Progress(batches=3, saved=3)
-
-
-@pytest.mark.api("9.7")
-def test_random_numbers_continue_where_they_were(tmp_path: Path) -> None:
-    def draw() -> tuple[float, ...]:
-        return (random.gauss(0, 1), np.random.normal(), torch.randn(()).item(), random.random(), np.random.rand())
-
-    rng.seed_all(5)
-    draw()
-    written(tmp_path, {})
-    expected = draw()
-    rng.seed_all(6)
-    mine = checkpoint.read_rank(tmp_path, {}, 0, 1)
-    assert mine is not None
-    rng.restore(mine.rng, torch.device("cpu"))
-    assert draw() == expected
 
 
 def test_gradients_of_two_ranks_are_averaged_for_one(tmp_path: Path) -> None:

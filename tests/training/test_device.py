@@ -235,4 +235,4 @@ def test_threads_that_may_use_a_gpu_use_that_of_the_thread_which_starts_them(
     saving = saver.Saver(FakeHost(tmp_path))
     saving.save(contents, Report(batches=1), at_once=False)
     saving.finish()
-    assert used == {"dray-agreement": 1, "trial": 1, "dray-saver": 1}
+    assert used == {"dray-agreement": 1, "trial": 1, "dray-saver_0": 1}

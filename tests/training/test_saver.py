@@ -7,15 +7,16 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dray.storage import CheckpointStore, disk, verify
-from dray.training.checkpoint import checksum as hashed_file
+from dray.storage import CheckpointStore, verify
+from dray.storage.manifest import Listed
 from dray.training.checkpoint import files as checkpoint
 from dray.training.checkpoint import saver, snapshot
 from dray.training.checkpoint.files import Contents, Description
@@ -47,14 +48,17 @@ class SlowHost:
     def new_checkpoint(self, batches: int) -> Path:
         return self.store.stage(batches)
 
-    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+    def publish(self, report: Report) -> bool:
+        return False
+
+    def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         self.threads.append(threading.current_thread())
         self.begun.set()
         assert self.gate.wait(30)
         if self.fault is not None:
             raise self.fault
         self.committed.append(report.batches)
-        return self.store.commit(staging, report.batches, digests)
+        return self.store.commit(staging, report.batches, known)
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +81,13 @@ def of(state: dict[str, Any], batches: int = 1) -> Contents:
 
 def save(saver: Saver, state: dict[str, Any], batches: int = 1, **kwargs: Any) -> str | None:
     return saver.save(of(state, batches), Report(batches=batches), **{"at_once": False, **kwargs})
+
+
+def until(call: Callable[[], object]) -> None:
+    """Call this until it raises."""
+    for _ in range(10_000):
+        call()
+        time.sleep(0.001)
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -138,16 +149,21 @@ def test_a_file_that_was_changed_before_the_commit_counts_as_it_is(host: SlowHos
     assert (verify(Path(path)) / "metadata.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize("method", ["check", "wait", "finish", "save"])
+@pytest.mark.parametrize("method", ["wait", "finish", "save", "publish"])
 def test_an_error_is_raised_by_whatever_comes_next_and_once(host: SlowHost, method: str) -> None:
     mine = Saver(host)
     host.fault = LookupError("fenced")
     host.gate.set()
     save(mine, {"x": torch.zeros(3)})
     assert host.begun.wait(30)
-    host.threads[-1].join()
+    calls: dict[str, Callable[[], object]] = {
+        "wait": mine.wait,
+        "finish": mine.finish,
+        "save": lambda: save(mine, {}, 2),
+        "publish": lambda: until(lambda: mine.publish(Report(batches=1))),
+    }
     with pytest.raises(LookupError, match="fenced"):
-        save(mine, {}, 2) if method == "save" else getattr(mine, method)()
+        calls[method]()
     assert host.store.listed() == []
     assert list(host.store.trial_dir.iterdir()) == [], "what was written of it is gone"
     host.fault = None
@@ -193,14 +209,17 @@ def test_a_full_disk_is_logged_and_training_continues(
     assert [batches for batches, _ in host.store.listed()] == [4, 1]
 
 
-def test_a_disk_that_has_no_room_for_a_directory_is_full_too(host: SlowHost, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG], ids=["disk", "quota", "limit on files"])
+def test_a_disk_that_has_no_room_for_a_directory_is_full_too(
+    host: SlowHost, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     def no_room(batches: int) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(code, "No space left on device")
 
     monkeypatch.setattr(host, "new_checkpoint", no_room)
     mine = Saver(host)
     assert save(mine, {}) is None
-    mine.check()
+    mine.wait()
     with pytest.raises(OSError, match="No space left"):
         mine.finish()
 
@@ -242,31 +261,6 @@ def test_the_writer_gives_way_to_those_that_train(host: SlowHost) -> None:
     mine.finish()
     assert nice == {"writer": min(19, before + saver.NICE)}
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
-
-
-@pytest.mark.parametrize("behind", [True, False])
-@pytest.mark.parametrize("remote", [True, False])
-def test_only_what_nobody_is_about_to_read_leaves_the_memory(
-    host: SlowHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool, remote: bool
-) -> None:
-    told: list[int] = []
-
-    def begin_writing(file: int) -> None:
-        told.append(os.fstat(file).st_size)
-        disk.begin_writing(file)
-
-    monkeypatch.setattr(hashed_file, "begin_writing", begin_writing)
-    monkeypatch.setattr(hashed_file, "FLUSH_BYTES", 2 * hashed_file.PIECE_BYTES)
-    host.gate.set()
-    host.is_remote = remote
-    state = {"models_state_dict": [{name: torch.rand(5 << 18) for name in "abc"}]}  # of 5 MiB each
-    mine = Saver(host)
-    save(mine, state, at_once=not behind)
-    mine.finish()
-    assert [size >> 20 for size in told] == ([2, 4, 6, 8, 10, 12, 14] if behind and not remote else [])
-    loaded = checkpoint.read_state(verify(Path(host.store.id_of(1))), [])
-    for name, tensor in state["models_state_dict"][0].items():
-        assert torch.equal(loaded["models_state_dict"][0][name], tensor)
 
 
 def test_what_can_not_be_copied_is_written_at_once(host: SlowHost) -> None:

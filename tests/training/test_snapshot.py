@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dray.training.checkpoint import snapshot
-from dray.training.checkpoint.snapshot import NotCopied, Snapshots, on_cpu
+from dray.training.checkpoint.snapshot import NotCopied, Snapshots
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.complex64]
 
@@ -115,28 +115,6 @@ def test_a_copy_is_saved_to_the_same_bytes_whatever_happens_to_what_was_copied(t
     assert saved(copy) == expected
 
 
-def test_a_models_state_is_copied_with_all_that_belongs_to_it() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
-    model[0].bias = model[1].bias  # tied
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(4, 3)).sum().backward()
-    optimizer.step()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    expected = saved(state)
-    copy = taken(state)
-    assert vars(copy["model"]) == vars(state["model"]), "the versions of its modules"
-    assert copy["model"]["0.bias"].data_ptr() == copy["model"]["1.bias"].data_ptr()
-    optimizer.step()
-    assert saved(copy) == expected
-
-
-def test_what_is_seen_of_a_tensor_is_no_larger_in_a_copy() -> None:
-    base = torch.zeros(1000)
-    copy = taken({"all": base, "row": base[:10], "again": base[5:]})
-    assert {tensor.untyped_storage().data_ptr() for tensor in copy.values()} == {copy["all"].data_ptr()}
-    assert copy["row"].untyped_storage().nbytes() == 4000
-
-
 def test_memory_is_kept_from_one_copy_to_the_next() -> None:
     snapshots = Snapshots()
 
@@ -208,30 +186,6 @@ def test_copies_of_a_gpus_memory_do_not_overlap_and_waste_little(sizes: list[int
     aligned = sum(-(-max(size, 1) // snapshot.ALIGNMENT) * snapshot.ALIGNMENT for size in sizes)
     assert sum(buffers[:-1]) <= aligned / snapshot.FILLED
     assert buffers[-1] < 2 * aligned
-
-
-def test_nothing_is_pinned_for_nothing() -> None:
-    assert snapshot.packed([]) == ([], [])
-
-
-def test_gradients_for_another_rank_are_copied_together(pinned: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[torch.device] = []
-
-    class Event:
-        def __init__(self, device: torch.device) -> None:
-            self.device = device
-
-        def synchronize(self) -> None:
-            waited.append(self.device)
-
-    monkeypatch.setattr(snapshot, "recorded_event", Event)
-    gradients = [[torch.full((1000,), float(i)), None] for i in range(20)]
-    copy = on_cpu(gradients)
-    assert saved(copy) == saved(gradients)
-    assert copy[0][0] is not gradients[0][0]
-    assert (len(waited), pinned) == (1, [64 << 10, 16 << 10])
-    sparse = [[torch.eye(2).to_sparse()]]
-    assert on_cpu(sparse) is sparse
 
 
 class Own(torch.Tensor):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from dray.core import DistributedContext
 from dray.pytorch import Batch
-from dray.training.checkpoint.opening import open_together
+from dray.training.checkpoint.joint import open_together
 from tests import queued
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.two_ranks import Regression, run

@@ -8,6 +8,7 @@ import io
 from typing_extensions import Buffer
 
 from dray.storage.disk import begin_writing
+from dray.storage.manifest import Listed
 
 PIECE_BYTES = 1 << 20
 """Files are written and hashed in pieces of this size, which fit the processor's cache."""
@@ -26,10 +27,15 @@ class ChecksumWriter(io.FileIO):
     def __init__(self, path: str, read_soon: bool) -> None:
         super().__init__(path, "wb")
         self._read_soon = read_soon
-        self._unflushed = 0
-        self.digest = hashlib.sha256()
+        self._size = self._flushed = 0
+        self._digest = hashlib.sha256()
         self._small = bytearray()
         self._error: OSError | None = None
+
+    @property
+    def listed(self) -> Listed:
+        """The file's entry in the manifest, once it is closed."""
+        return Listed(self._size, self._digest.hexdigest())
 
     def __exit__(self, *_: object) -> None:
         self._write_through(memoryview(self._small))
@@ -56,9 +62,9 @@ class ChecksumWriter(io.FileIO):
             except OSError as error:
                 self._error = error
             else:
-                self.digest.update(piece[:written])
+                self._digest.update(piece[:written])
                 done += written
-                self._unflushed += written
-                if self._unflushed >= FLUSH_BYTES and not self._read_soon:
+                self._size += written
+                if self._size >= self._flushed + FLUSH_BYTES and not self._read_soon:
                     begin_writing(self.fileno())
-                    self._unflushed = 0
+                    self._flushed = self._size

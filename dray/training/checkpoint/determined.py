@@ -17,7 +17,6 @@ from typing import Any, TypeGuard
 
 import torch
 
-from dray.storage import determined_state
 from dray.training import rng
 from dray.training.checkpoint.plain_state import read_json
 from dray.training.parallel.division import Division
@@ -33,17 +32,8 @@ MAX_POSITION_BYTES = 1 << 20
 _WITHOUT_POSITION = "remove the file to continue from the weights alone, counting from batch 0"
 
 
-def is_determined(directory: Path) -> bool:
-    """Whether Determined wrote a checkpoint."""
-    return determined_state(directory) is not None
-
-
 def adapt(state: Mapping[str, Any], models: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """A state as dray saves it; other keys stay.
-
-    Args:
-        models: the trial's, unwrapped, to tell DDP's prefix `module.` from a submodule of that name.
-    """
+    """A state as dray saves it; other keys stay. The trial's models tell DDP's `module.` from a submodule's name."""
     found: dict[str, Any] = {f"{kind}_state_dict": [] for kind in ("models", "optimizers", "lr_schedulers")}
     found = {**found, "callbacks": {}, **state}
     if found.pop("amp_state", None) is not None:

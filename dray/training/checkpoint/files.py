@@ -26,17 +26,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from dray.storage import determined_state
+from dray.storage.manifest import Listed
 from dray.training.checkpoint import determined, shard_file
 from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import check_savable, load_as, read_json
 from dray.training.checkpoint.portable import portable
-from dray.training.checkpoint.shard_file import Shard
+from dray.training.checkpoint.shard_file import TensorPiece
 from dray.training.parallel.division import Division
 from dray.training.progress import Progress
 
@@ -89,7 +90,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The content of one checkpoint, to be written.
+    """What a rank writes of one checkpoint.
 
     Args:
         objects: what is saved by `torch.save`, by file name; may have the tensors that are being trained.
@@ -98,10 +99,10 @@ class Contents:
         shards: shards of this rank by file name and name in the file; may be those that are being trained.
     """
 
-    objects: Mapping[str, Any]
-    texts: Mapping[str, bytes]
-    nbytes: int
-    shards: Mapping[str, Mapping[str, Shard]] = field(default_factory=dict)
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    texts: Mapping[str, bytes] = field(default_factory=dict)
+    nbytes: int = 0
+    shards: Mapping[str, Mapping[str, TensorPiece]] = field(default_factory=dict)
 
 
 def contents(
@@ -136,62 +137,48 @@ def contents(
     return Contents(objects=objects, texts=texts, nbytes=nbytes)
 
 
-def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, str]:
-    """Write a checkpoint to its staging directory; returns the SHA-256 of each file by name.
+def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, Listed]:
+    """Write files of a checkpoint to its staging directory; returns their entries in the manifest, by name.
 
     Args:
-        directory: the staging directory.
-        contents: what to write.
         read_soon: leave what is written in the page cache, for a reader. Otherwise it is flushed at once and reuses a
             few megabytes of cache: on a machine that is short of memory, this takes a fifth of the time.
-
-    Raises:
-        OSError: a file can't be written.
     """
-    digests: dict[str, str] = {}
+    written: dict[str, Listed] = {}
     # Strings: pathlib takes as long as writing the files.
     for parent in {name.rpartition("/")[0] for name in (*contents.texts, *contents.objects, *contents.shards)}:
         os.makedirs(f"{directory}/{parent}", exist_ok=True)
     for name, content in contents.texts.items():
         with open(f"{directory}/{name}", "wb") as file:
             file.write(content)
-        digests[name] = hashlib.sha256(content).hexdigest()
+        written[name] = Listed(len(content), hashlib.sha256(content).hexdigest())
     for name, value in contents.objects.items():
         with ChecksumWriter(f"{directory}/{name}", read_soon) as output, portable():
             torch.save(value, output)
-        digests[name] = output.digest.hexdigest()
+        written[name] = output.listed
     for name, shards in contents.shards.items():
         with ChecksumWriter(f"{directory}/{name}", read_soon) as output:
             shard_file.write(output, shards)
-        digests[name] = output.digest.hexdigest()
-    return digests
+        written[name] = output.listed
+    return written
 
 
 def read_progress(directory: Path) -> Progress:
     """The position in training."""
-    if determined.is_determined(directory):
+    if determined_state(directory) is not None:
         return determined.read_progress(directory)
     return Progress.from_dict(json.loads((directory / PROGRESS).read_text()))
 
 
-def read_epoch_length(directory: Path) -> int | None:
-    """The batches of an epoch in the run that wrote a checkpoint; None if unknown, or if its epochs have no end."""
-    return _read_int(directory, "epoch_length")
-
-
-def read_total_batches(directory: Path) -> int | None:
-    """How many batches the run that wrote a checkpoint was to train in all; None if unknown."""
-    return _read_int(directory, "total_batches")
-
-
-def _read_int(directory: Path, name: str) -> int | None:
+def read_length(directory: Path, name: Literal["epoch_length", "total_batches"]) -> int | None:
+    """A length, in batches, of the run that wrote a checkpoint, as `Description` has it; None if unknown."""
     found = (read_json(directory / PROGRESS) or {}).get(name)
     return found if isinstance(found, int) else None
 
 
 def read_division(directory: Path) -> Division | None:
     """How the run that wrote a checkpoint divided its data; None if unknown."""
-    if determined.is_determined(directory):
+    if determined_state(directory) is not None:
         return determined.read_division(directory)
     division = (read_json(directory / PROGRESS) or {}).get("division")
     return None if division is None else Division.from_dict(division)
@@ -205,7 +192,7 @@ def read_trial_seed(directory: Path) -> int | None:
 
 def describe(directory: Path) -> dict[str, Any]:
     """About the trial: `trial_cls_spec` (module:Class), `hparams`, `experiment_config`; None for what is unknown."""
-    if determined.is_determined(directory):
+    if determined_state(directory) is not None:
         return determined.describe(directory)
     metadata = read_json(directory / METADATA) or {}
     return {key: metadata.get(key) for key in ("trial_cls_spec", "hparams", "experiment_config")}
@@ -243,7 +230,7 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int, s
     Raises:
         ValueError: a file can't be loaded as data, or holds something else than it should.
     """
-    if determined.is_determined(directory):
+    if determined_state(directory) is not None:
         # All its processes resume with the chief's RNG state.
         shared = determined.rng_of(state)
         return None if shared is None else RankState(rng=shared)

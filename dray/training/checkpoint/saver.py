@@ -8,19 +8,24 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from dray.storage import writing
 from dray.storage.errors import is_full
+from dray.storage.manifest import Listed
 from dray.training.checkpoint import files
 from dray.training.checkpoint.files import Contents
-from dray.training.checkpoint.parts import Together
+from dray.training.checkpoint.joint import JointCheckpoint, SideTransport
 from dray.training.checkpoint.snapshot import NotCopied, Snapshots
 from dray.training.host import Host, Report
 from dray.training.parallel.device import on_this_gpu
+from dray.training.parallel.distributed import DistributedContext
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 AT_ONCE_BYTES = 16 << 20
 """Smaller states are written before training continues, unless the store is remote and the search decides nothing.
@@ -33,20 +38,8 @@ operation, so a core taken from one slows all of them. The writer then has about
 twelve seconds; and a whole core if one is free, or if the next checkpoint waits for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """A copy of a checkpoint's content, valid until the next one is made.
-
-    Args:
-        complete: waits until GPUs have copied all of it.
-    """
-
-    contents: Contents
-    complete: Callable[[], None]
-
-
 class Saver:
-    """Writes checkpoints and commits them to a host. Used by one thread, on the chief; for sharded ones on every rank.
+    """Writes checkpoints and commits them to a host. Used by one thread, on each rank that writes.
 
     At most one is written at a time. If that fails, the next call raises its error. A full disk is only logged, since
     space may be freed later; for the last checkpoint it is an error.
@@ -61,49 +54,59 @@ class Saver:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._snapshots = Snapshots()
-        self._thread: threading.Thread | None = None
-        self._saved: str | None = None
-        self._error: BaseException | None = None
+        self._side: DistributedContext | None = None
+        self._writing: Future[str | None] | None = None
         self._answer: Future[bool] | None = None
         self._full: OSError | None = None
         #: Set if training has failed.
-        self.leaving = threading.Event()
+        self._leaving = threading.Event()
 
     def save(
-        self, contents: Contents, report: Report, *, at_once: bool, written: Callable[[Path], None] | None = None
+        self,
+        contents: Contents,
+        report: Report,
+        *,
+        at_once: bool,
+        written: Callable[[Path], None] | None = None,
+        peers: DistributedContext | None = None,
     ) -> str | None:
         """Save a checkpoint; returns its id, or None if it is not committed yet, or the disk is full.
 
         Args:
-            contents: its content.
+            contents: what this rank writes.
             report: the report that it belongs to.
             at_once: commit it before returning.
-            written: called with its directory between writing and committing.
+            written: called on the chief with its directory between writing and committing.
+            peers: the ranks that write, which call this together; None: this one alone.
         """
         self.wait()
+        peers = DistributedContext() if peers is None else peers
         try:
-            staging = self._host.new_checkpoint(report.batches)
+            joint = JointCheckpoint.begin(peers, self._host, report)
         except OSError as error:
             self._disk_full(error, report)
             return None
-        if at_once or self.is_small(contents.nbytes, report) or written is not None:
-            return self._save(staging, contents, report, written)
-        if (copied := self.copy(contents, report)) is None:
-            return self._save(staging, contents, report)
-        # An upload reads the files.
-        self._start(
-            copied, report, lambda contents: self._save(staging, contents, report, read_soon=self._host.is_remote)
-        )
+        # Small states are written at once: see `AT_ONCE_BYTES`.
+        is_small = contents.nbytes < AT_ONCE_BYTES and (report.decides or not self._host.is_remote)
+        copied = None if at_once or is_small or written is not None else self._copy(peers, contents, report)
+        if copied is None:
+            return self._save(joint, lambda: files.write(joint.staging, contents), written)
+        if self._side is None and peers.size > 1:
+            name = peers.broadcast(joint.staging.name)
+            self._side = peers.over(SideTransport(peers, name, self._leaving))
+        behind = partial(self._background, replace(joint, peers=self._side or peers), *copied)
+        self._writing = _in_thread("dray-saver", on_this_gpu(behind))
         return None
 
-    def is_small(self, nbytes: int, report: Report) -> bool:
-        """Whether a state of so many bytes is written before training continues: see `AT_ONCE_BYTES`."""
-        return nbytes < AT_ONCE_BYTES and (report.decides or not self._host.is_remote)
-
-    def copy(self, contents: Contents, report: Report) -> Copied | None:
-        """A copy of a checkpoint's content to write in the background; None, with a message, if it can't be copied."""
+    def _copy(
+        self, peers: DistributedContext, contents: Contents, report: Report
+    ) -> tuple[Contents, Callable[[], None]] | None:
+        """A copy to write in the background, and a function that waits until GPUs have copied all of it; None, with a
+        message, if a rank can't copy its part."""
+        copied = None
         try:
             (objects, shards), complete = self._snapshots.take((contents.objects, contents.shards))
+            copied = replace(contents, objects=objects, shards=shards), complete
         except Exception as reason:
             # Also if there is no memory for a copy: that must not end the training.
             expected = isinstance(reason, NotCopied)
@@ -113,55 +116,38 @@ class Saver:
                 report.batches,
                 reason,
             )
-            return None
-        return Copied(replace(contents, objects=objects, shards=shards), complete)
+        return copied if all(peers.allgather(copied is not None)) else None
 
-    def save_part(
-        self, together: Together, contents: Contents, written: Callable[[Path], None] | None = None
-    ) -> str | None:
-        """Save this rank's part of a checkpoint before training continues.
+    def _background(self, joint: JointCheckpoint, copy: Contents, complete: Callable[[], None]) -> str | None:
+        def write() -> dict[str, Listed]:
+            complete()
+            # An upload reads the files.
+            return files.write(joint.staging, copy, read_soon=self._host.is_remote)
 
-        All ranks call this together; the chief gets the checkpoint's id, or None if the disk is full.
+        # Unless the search waits for it. Elsewhere than on Linux it would affect the whole process.
+        if not joint.report.decides and sys.platform == "linux":
+            os.nice(NICE)
+        return self._save(joint, write)
 
-        Args:
-            contents: of this rank.
-            written: as in `save`.
-        """
-        return self._save_part(together, contents, written)
-
-    def start_part(self, together: Together, copied: Copied) -> None:
-        """Save this rank's part of a checkpoint in the background."""
-        self._start(
-            copied,
-            together.report,
-            lambda contents: self._save_part(together, contents, read_soon=self._host.is_remote),
-        )
-
-    def _save_part(
+    def _save(
         self,
-        together: Together,
-        contents: Contents,
+        joint: JointCheckpoint,
+        write: Callable[[], dict[str, Listed]],
         written: Callable[[Path], None] | None = None,
-        *,
-        read_soon: bool = True,
     ) -> str | None:
         try:
-            saved = together.commit(lambda: files.write(together.staging, contents, read_soon=read_soon), written)
+            saved = joint.save(write, written)
         except OSError as error:
-            self._disk_full(error, together.report)
+            self._disk_full(error, joint.report)
             return None
         self._full = None
         return saved
 
-    def _start(self, copied: Copied, report: Report, save: Callable[[Contents], str | None]) -> None:
-        # Not a daemon: a program that ends meanwhile waits for it.
-        self._thread = threading.Thread(
-            target=on_this_gpu(self._background),
-            args=(copied, save),
-            kwargs={"yields": not report.decides},  # nobody waits for it
-            name="dray-saver",
-        )
-        self._thread.start()
+    def _disk_full(self, error: OSError, report: Report) -> None:
+        if is_full(error) is None:
+            raise error
+        self._full = error
+        log.warning("the checkpoint at batch %d was not saved; training continues: %s", report.batches, error)
 
     def publish(self, report: Report) -> bool:
         """Publish a report, unless a checkpoint before it has failed; returns whether training should stop here.
@@ -170,17 +156,15 @@ class Saver:
         """
         if report.final:
             self.finish()
-        else:
-            self.check()
-        if not report.decides or self._thread is None:
+        elif self._writing is not None and self._writing.done():
+            self.wait()
+        if not report.decides or (writing := self._writing) is None:
             return self._host.publish(report)
-        pool = ThreadPoolExecutor(1, "dray-report")
-        self._answer = pool.submit(self._publish_once_saved, report)
-        pool.shutdown(wait=False)
+        self._writing = None  # whoever waits for the answer gets its error
+        self._answer = _in_thread(
+            "dray-report", lambda: self._host.publish(replace(report, checkpoint=writing.result()))
+        )
         return False
-
-    def _publish_once_saved(self, report: Report) -> bool:
-        return self._host.publish(replace(report, checkpoint=self.wait()))
 
     def answer(self) -> bool:
         """Wait for the answer to a report that was to be published later; returns whether the trial stops there."""
@@ -192,19 +176,11 @@ class Saver:
         answer = self._answer
         return answer is not None and answer.done() and (answer.exception() is not None or answer.result())
 
-    def check(self) -> None:
-        """Raise the error of a checkpoint that failed."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def wait(self) -> str | None:
-        """Wait until nothing is being written, and `check`; returns the id of what was written in the background."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check()
-        return self._saved
+    def wait(self) -> None:
+        """Wait until nothing is being written; raises the error of a checkpoint that failed."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def finish(self) -> None:
         """Wait for the last checkpoint.
@@ -220,46 +196,16 @@ class Saver:
 
     def abandon(self) -> None:
         """Wait for the last checkpoint, and only log its error, since another is about to be raised."""
-        self.leaving.set()
+        self._leaving.set()
         try:
             self.finish()
         except Exception as error:
             log.error("the last checkpoint was not saved: %s", error)
 
-    def _background(self, copied: Copied, save: Callable[[Contents], str | None], *, yields: bool) -> None:
-        self._saved = None
-        try:
-            if yields and sys.platform == "linux":  # elsewhere it affects the whole process
-                os.nice(NICE)
-            copied.complete()
-            self._saved = save(copied.contents)
-        except BaseException as error:
-            self._error = error
 
-    def _save(
-        self,
-        staging: Path,
-        contents: Contents,
-        report: Report,
-        written: Callable[[Path], None] | None = None,
-        *,
-        read_soon: bool = True,
-    ) -> str | None:
-        try:
-            with writing(staging):
-                digests = files.write(staging, contents, read_soon=read_soon)
-                if written is not None:
-                    written(staging)
-                    digests = {}  # the callback may have changed files
-                saved = self._host.commit(staging, report, digests)
-        except OSError as error:
-            self._disk_full(error, report)
-            return None
-        self._full = None
-        return saved
-
-    def _disk_full(self, error: OSError, report: Report) -> None:
-        if is_full(error) is None:
-            raise error
-        self._full = error
-        log.warning("the checkpoint at batch %d was not saved; training continues: %s", report.batches, error)
+def _in_thread(name: str, work: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread of its own. A program that ends meanwhile waits for it."""
+    pool = ThreadPoolExecutor(1, name)
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    return future

@@ -47,25 +47,20 @@ _WHERE, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """A rank's piece of a tensor.
-
-    Args:
-        tensor: the piece.
-        offsets: where it begins in each dimension of the whole tensor.
-    """
+class TensorPiece:
+    """A rank's piece of a tensor, and where it begins in each dimension of the whole."""
 
     tensor: torch.Tensor
     offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class StoredShard:
+class StoredPiece:
     """A piece in a file.
 
     Args:
         file: its file, of which it is `nbytes` from `begin` on.
-        dtype, shape, offsets: as those of the tensor in a `Shard`.
+        dtype, shape, offsets: as those of the tensor in a `TensorPiece`.
     """
 
     file: Path
@@ -114,12 +109,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, Shard]) -> None:
-    """Write a file.
-
-    Raises:
-        UnsavableState: as `header`.
-    """
+def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, TensorPiece]) -> None:
+    """Write a file. Raises as `header`."""
     where = json.dumps({name: {_OFFSETS: list(shard.offsets)} for name, shard in shards.items()})
     beginning, places = header({name: shard.tensor for name, shard in shards.items()}, {_WHERE: where})
     output.write(beginning)
@@ -127,7 +118,7 @@ def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, Shard]) -> No
         output.write(bytes_of(shards[name].tensor))
 
 
-def read(file: Path) -> dict[str, StoredShard]:
+def read(file: Path) -> dict[str, StoredPiece]:
     """The pieces in a file, by name.
 
     Raises:
@@ -150,7 +141,7 @@ def read(file: Path) -> dict[str, StoredShard]:
                 raise ValueError(f"{name} has an impossible shape or place")
             if end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
                 raise ValueError(f"{name} is not as large as its shape {shape} says")
-            found[name] = StoredShard(file, 8 + length + begin, end - begin, dtype, shape, offsets)
+            found[name] = StoredPiece(file, 8 + length + begin, end - begin, dtype, shape, offsets)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: {error!r}; use an earlier checkpoint") from error
     return found

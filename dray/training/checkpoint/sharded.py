@@ -24,7 +24,7 @@ from torch import nn
 from dray.storage.errors import CheckpointError
 from dray.training.checkpoint import shard_file
 from dray.training.checkpoint.plain_state import UnsavableState
-from dray.training.checkpoint.shard_file import Shard, StoredShard
+from dray.training.checkpoint.shard_file import StoredPiece, TensorPiece
 from dray.training.parallel.sharding import is_dtensor
 
 T = TypeVar("T")
@@ -42,11 +42,7 @@ def file_of(rank: int) -> str:
 
 
 def split(state: T, *keys: Any) -> tuple[T, dict[str, torch.Tensor]]:
-    """A state with tensors without data in place of its DTensors, and those by name.
-
-    Args:
-        keys: where the state is in that of the checkpoint.
-    """
+    """A state with tensors without data in place of its DTensors, and those by name. `keys` lead to it in the whole."""
     found: dict[str, torch.Tensor] = {}
 
     def taken(at: Keys, value: Any) -> Any:
@@ -59,10 +55,9 @@ def split(state: T, *keys: Any) -> tuple[T, dict[str, torch.Tensor]]:
 
 
 def gathered(state: T, keep: bool) -> T:
-    """A state with whole tensors on the CPU in place of its DTensors. All ranks call this together.
+    """A state with whole tensors on the CPU in place of its DTensors; without data where they are not to be kept.
 
-    Args:
-        keep: keep them on this rank; on others there are tensors without data.
+    All ranks call this together.
     """
 
     def whole(_: Keys, value: Any) -> Any:
@@ -75,7 +70,7 @@ def gathered(state: T, keep: bool) -> T:
     return found
 
 
-def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
+def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
     """This rank's shards of DTensors. Of several ranks with the same shard only the first has it.
 
     Raises:
@@ -105,18 +100,15 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shard]:
         local = planner.resolve_data(item)
         assert isinstance(local, torch.Tensor)
         if local.numel() > 0:
-            found[item.index.fqn] = Shard(local, tuple(item.tensor_data.chunk.offsets))
+            found[item.index.fqn] = TensorPiece(local, tuple(item.tensor_data.chunk.offsets))
     return found
 
 
 # ------------------------------------------------------------------------------------------------------------- load
 
 
-class Stored:
-    """The sharded tensors of a checkpoint.
-
-    Args:
-        directory: of the checkpoint.
+class StoredTensors:
+    """The sharded tensors in a checkpoint's directory.
 
     Raises:
         ValueError: a file is damaged.
@@ -124,12 +116,12 @@ class Stored:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._pieces: dict[str, list[StoredShard]] = {}
+        self._pieces: dict[str, list[StoredPiece]] = {}
         for file in sorted((directory / DIRECTORY).glob("*.safetensors")):
             for name, piece in shard_file.read(file).items():
                 self._pieces.setdefault(name, []).append(piece)
 
-    def pieces(self, name: str, like: torch.Tensor) -> list[StoredShard]:
+    def pieces(self, name: str, like: torch.Tensor) -> list[StoredPiece]:
         """The pieces of a tensor of this type and shape.
 
         Raises:
@@ -161,6 +153,10 @@ def copy_pieces(
     pieces: Sequence[tuple[Sequence[int], Sequence[int], Callable[[], torch.Tensor]]], target: torch.Tensor
 ) -> None:
     """Copy a tensor that consists of pieces (offsets, shape, a function that returns it) into another of its shape."""
+    if not is_dtensor(target):
+        for offsets, shape, load in pieces:
+            target[tuple(slice(at, at + size) for at, size in zip(offsets, shape, strict=True))].copy_(load())
+        return
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
@@ -199,7 +195,7 @@ def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None],
     Raises:
         ValueError, CheckpointError: the shards are damaged, or some are missing.
     """
-    stored: Stored | None = None
+    stored: StoredTensors | None = None
 
     def filled(at: Keys, value: Any) -> Any:
         nonlocal stored
@@ -207,7 +203,7 @@ def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None],
             return value
         own = home(at)
         if value.device.type == "meta":
-            stored = stored or Stored(directory)
+            stored = stored or StoredTensors(directory)
             if own is None:  # nothing of the trial's: load_state_dict() will say so, and needs no data for it
                 stored.pieces(name_of(at), value)
                 return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from typing_extensions import ParamSpec
@@ -13,6 +13,7 @@ from dray.memory import gpu_in_use
 from dray.text import counted
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 CPU = torch.device("cpu")
 
@@ -38,16 +39,16 @@ def gpu_of(local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def on_this_gpu(target: Callable[P, None]) -> Callable[P, None]:
+def on_this_gpu(target: Callable[P, T]) -> Callable[P, T]:
     """The function for a new thread, on the GPU of this one: threads begin on GPU 0, which may be another rank's, and
     anything that needs a context would create one there."""
     if not gpu_in_use():
         return target
     device = torch.cuda.current_device()
 
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
         torch.cuda.set_device(device)
-        target(*args, **kwargs)
+        return target(*args, **kwargs)
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -196,6 +197,12 @@ class DistributedContext:
             port = self.broadcast(0 if store is None else store.port)
             self._side_store = store or TCPStore(self.chief_ip, port, is_master=False, timeout=wait)
         return self._side_store
+
+    def over(self, transport: Transport) -> DistributedContext:
+        """The same ranks, with another transport."""
+        other = copy.copy(self)
+        other._transport = transport
+        return other
 
     def close(self) -> None:
         """Close connections. The process group of torch.distributed is left to whoever made it."""

@@ -1,0 +1,201 @@
+"""Checkpoints of several ranks: each writes its part, and the chief commits the whole once all parts are written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dray.storage.errors import StorageFull, is_full, writing
+from dray.storage.manifest import Listed
+from dray.training.errors import PeerFailed
+from dray.training.host import Host, Report
+from dray.training.parallel.distributed import DistributedContext
+from dray.training.parallel.exchange import FAIL_S, Leave, all_or_none, exchange
+from dray.training.parallel.transport import StoreTransport
+
+T = TypeVar("T")
+
+POLL_S = 0.02
+"""How often a rank checks, in the background, whether the others have written their parts; less often later on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointCheckpoint:
+    """One checkpoint that ranks write together, or a single rank alone.
+
+    All ranks call the methods together. A failure of one is an error on all, and there is no checkpoint.
+
+    Args:
+        peers: the ranks.
+        host: stores the checkpoint.
+        report: that it belongs to.
+        staging: the directory that this rank writes to.
+        apart: each machine has its own staging directory, which its first rank uploads; otherwise there is one, the
+            chief's.
+        stages: this rank has made the directory, and removes it.
+    """
+
+    peers: DistributedContext
+    host: Host
+    report: Report
+    staging: Path
+    apart: bool
+    stages: bool
+
+    @classmethod
+    def begin(cls, peers: DistributedContext, host: Host, report: Report) -> JointCheckpoint:
+        """Make the staging directories."""
+        apart = host.is_remote and peers.cross_size > 1
+        machine, stages = (peers.cross_rank, peers.local_rank == 0) if apart else (0, peers.rank == 0)
+
+        staged: list[Path] = []
+
+        def stage() -> tuple[int, list[Path]]:
+            if stages:
+                staged.append(host.new_checkpoint(report.batches))
+            return machine, staged
+
+        try:
+            places = _on_all(peers, "preparing a checkpoint", stage)
+        except BaseException:
+            for path in staged:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        staging = next(path for place, paths in places for path in paths if place == machine)
+        return cls(peers=peers, host=host, report=report, staging=staging, apart=apart, stages=stages)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """The block in which ranks write their parts and commit; if it fails, what was staged is removed."""
+        with writing(self.staging) if self.stages else contextlib.nullcontext():
+            yield
+
+    def save(self, write: Callable[[], dict[str, Listed]], written: Callable[[Path], None] | None = None) -> str:
+        """Write the parts and commit; returns the checkpoint's id.
+
+        Args:
+            write: writes this rank's part; returns its files.
+            written: called on the chief with its directory before the commit; may change files in it.
+
+        Raises:
+            StorageFull: the disk is full, here or where another rank writes.
+            PeerFailed: another rank has failed.
+        """
+        known: dict[str, Listed] = {}
+
+        def work() -> dict[str, Listed]:
+            known.update(write())
+            return known if self.peers.rank > 0 else {}  # it is the chief that needs them
+
+        with self.writing():
+            for part in _on_all(self.peers, "writing its part of a checkpoint", work):
+                known.update(part)
+            return self.commit(known, written)
+
+    def commit(self, known: dict[str, Listed], written: Callable[[Path], None] | None) -> str:
+        """Commit what all ranks have written, in the block `writing`. Arguments, errors and result as of `save`.
+
+        Args:
+            known: files of any rank, as far as their checksums are known.
+        """
+        uploads = _on_all(self.peers, "uploading its part of a checkpoint", self._upload) if self.apart else []
+
+        def commit() -> str:
+            if self.peers.rank > 0:
+                return ""
+            if written is not None:
+                written(self.staging)
+            files = dict(known) if written is None else {}
+            for uploaded in uploads:
+                files.update(uploaded)
+            return self.host.commit(self.staging, self.report, files)
+
+        return _on_all(self.peers, "committing a checkpoint", commit)[0]
+
+    def _upload(self) -> dict[str, Listed]:
+        """Upload the part of a machine other than the chief's."""
+        if not self.stages or self.peers.rank == 0:
+            return {}
+        listed = self.host.add_to_checkpoint(self.staging, self.report.batches)
+        shutil.rmtree(self.staging, ignore_errors=True)
+        return listed
+
+
+def _on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list[T]:
+    """Call a function on each rank; returns, on all ranks, the list of its results.
+
+    Unlike in `exchange.on_all`, a rank that has failed waits as long as the others write, as it would remove their
+    directory; and a full disk is an error of its own, which training survives.
+    """
+    value: Any = None
+    error: BaseException | None = None
+    try:
+        value = work()
+    except (Exception, SystemExit) as caught:
+        error = caught
+    leave = None if error is None else Leave.because_of(error)
+    ranks = exchange(peers, (value, leave, is_full(error) is not None), None, error)
+    if error is not None:
+        raise error
+    for rank, (_, left, full) in enumerate(ranks):
+        if left is not None:
+            if full:
+                raise StorageFull(errno.ENOSPC, f"rank {rank} has no room for its part of a checkpoint: {left.message}")
+            raise left.as_error(rank, doing)
+    return [value for value, *_ in ranks]
+
+
+class SideTransport(StoreTransport):
+    """Passes objects between ranks in a thread other than that of their collectives, by their `side_store`.
+
+    Args:
+        peers: the ranks.
+        name: the same on all ranks, and never used before.
+        leaving: set if training has failed: a rank may be dead, and is not waited for long.
+    """
+
+    def __init__(self, peers: DistributedContext, name: str, leaving: threading.Event) -> None:
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        super().__init__(peers.rank, peers.size, PrefixStore(f"checkpoint/{name}", peers.side_store()))
+        self._leaving = leaving
+
+    def _loaded(self, key: str, mine: bytes | None) -> Any:
+        began, left = time.monotonic(), None
+        # Not by waiting in the store: that would keep other threads from using it.
+        while mine is None and not self._store.check([key]):
+            now = time.monotonic()
+            if self._leaving.is_set():
+                left = left or now
+                if now > left + FAIL_S:
+                    raise PeerFailed(f"rank {key.rpartition('/')[2]} did not write its part of a checkpoint")
+            time.sleep(min(max(POLL_S, (now - began) / 10), 1.0))
+        return super()._loaded(key, mine)
+
+
+def open_together(peers: DistributedContext, open_one: Callable[[], Path], doing: str) -> Path:
+    """The directory that `open_one` returns on the first rank of this machine; the others read there unverified.
+
+    All ranks call this together.
+
+    Args:
+        open_one: opens and verifies the checkpoint; called on the first rank of each machine.
+        doing: for the message on the other ranks, as in `all_or_none`.
+
+    Raises:
+        PeerFailed: on the ranks that did not fail, if it can't be opened on any machine.
+    """
+    directory = None
+    with all_or_none(peers, doing):
+        if peers.local_rank == 0:
+            directory = open_one()
+    found = peers.broadcast_local(directory)
+    assert found is not None
+    return found

@@ -1,0 +1,105 @@
+"""One checkpoint of several ranks, which are threads here: all have it, or none."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray import pytorch
+from dray.storage import StorageFull, verify
+from dray.storage.manifest import Listed, listed_in
+from dray.training.checkpoint.joint import JointCheckpoint
+from dray.training.errors import PeerFailed
+from dray.training.host import Report
+from dray.training.parallel.distributed import DistributedContext
+from tests.core.test_distributed import nodes, on_ranks
+from tests.pytorch.fakes import FakeHost
+
+
+def saved(directory: Path, fault: Callable[[str, int], None], *, machines: tuple[int, ...] = (2,)) -> list[Any]:
+    """What two ranks get of a save: the id, or the error. `fault` is called at each step of each rank."""
+
+    class Host(FakeHost):
+        is_remote = len(machines) > 1
+
+        def new_checkpoint(self, batches: int) -> Path:
+            fault("stage", self.trial_id)
+            return super().new_checkpoint(batches)
+
+        def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
+            fault("upload", self.trial_id)
+            for path in staging.iterdir():
+                (directory / "uploaded" / path.name).write_text(path.read_text())
+            return listed_in(staging, {})
+
+        def commit(self, staging: Path, report: Report, known: Any) -> str:
+            fault("commit", self.trial_id)
+            return super().commit(staging, report, known)
+
+    def work(peers: DistributedContext) -> Any:
+        host = Host(directory / f"machine_{peers.cross_rank}")
+        host.trial_id = peers.rank
+
+        def write() -> dict[str, Listed]:
+            fault("write", peers.rank)
+            (joint.staging / f"rank_{peers.rank}").write_text("part")
+            return {}
+
+        try:
+            joint = JointCheckpoint.begin(peers, host, Report(batches=1))
+            return joint.save(write)
+        except Exception as error:
+            return error
+
+    (directory / "uploaded").mkdir(exist_ok=True)
+    return on_ranks(nodes(*machines), work)
+
+
+def test_all_ranks_get_the_id_of_a_checkpoint_with_all_parts(tmp_path: Path) -> None:
+    chief, other = saved(tmp_path, lambda step, rank: None)
+    assert chief == other
+    assert sorted(path.name for path in verify(Path(chief)).glob("rank_*")) == ["rank_0", "rank_1"]
+
+
+def test_what_another_machine_uploads_is_in_the_manifest(tmp_path: Path) -> None:
+    chief, _ = saved(tmp_path, lambda step, rank: None, machines=(1, 1))
+    assert '"rank_1"' in (Path(chief) / "manifest.json").read_text()
+    assert [path.name for path in (tmp_path / "uploaded").iterdir()] == ["rank_1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "others"),
+    [
+        (OSError(errno.EIO, "broken"), PeerFailed),
+        (OSError(errno.ENOSPC, "full"), StorageFull),
+        (pytorch.ShouldExit(), pytorch.ShouldExit),
+    ],
+)
+@pytest.mark.parametrize(
+    ("step", "rank", "machines"),
+    [
+        ("stage", 0, (2,)),
+        ("stage", 1, (1, 1)),
+        ("write", 0, (2,)),
+        ("write", 1, (2,)),
+        ("write", 1, (1, 1)),
+        ("upload", 1, (1, 1)),
+        ("commit", 0, (2,)),
+        ("commit", 0, (1, 1)),
+    ],
+)
+def test_a_failure_of_one_is_an_error_on_all_and_leaves_nothing(
+    tmp_path: Path, step: str, rank: int, machines: tuple[int, ...], error: Exception, others: type[Exception]
+) -> None:
+    def fault(at: str, on: int) -> None:
+        if (at, on) == (step, rank):
+            raise error
+
+    found = saved(tmp_path, fault, machines=machines)
+    assert found[rank] is error or (isinstance(found[rank], StorageFull) and found[rank].__cause__ is error)
+    assert isinstance(found[1 - rank], others)
+    assert not [path for path in tmp_path.glob("machine_*/*") if path.name != "tensorboard"]
