@@ -118,8 +118,8 @@ class Queue:
         """It is to run again, extended."""
         self._note({"event": "extended", "extension": dict(extension)}, name)
 
-    def started(self, name: str) -> None:
-        """It has been opened, with its extension."""
+    def opened(self, name: str) -> None:
+        """It has been opened, with its extension. To extend it again in the same way changes nothing."""
         if self._items[name].extension:
             self._note({"event": "extended", "extension": {}}, name)
 
