@@ -21,7 +21,7 @@ from dray.desk.messages import (
     Unfit,
     WorkerUnfit,
 )
-from dray.errors import ConfigError, FoundInTraining
+from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.driver import ExperimentDriver
 from dray.experiment.effects import Append, Bind, Effect, Fail, Say, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
@@ -259,6 +259,19 @@ def test_the_end_of_the_search_closes_the_desks_client_and_ends_the_handle() -> 
     assert scene.fetch() is None
     scene.driver.fetch("late", 7)
     assert scene.replies() == {"late": None}
+
+
+def test_a_method_that_fails_ends_the_run_and_trials_may_save() -> None:
+    scene = Scene()
+    scene.grant(1, 0)
+    scene.driver.search.method.on = lambda event: 1 / 0  # type: ignore[method-assign]
+    waiting = scene.report(1)
+    scene.decide()
+    [fail] = scene.take(Fail)
+    assert isinstance(fail.error, ExperimentError)
+    assert str(fail.error) == "the search failed: division by zero"
+    scene.driver.close()
+    assert scene.replies() == {waiting: "interrupt"}
 
 
 # ------------------------------------------------------------------------------------------------------------ failures
