@@ -118,7 +118,6 @@ class ExperimentDriver:
         if self._fetching is not None:
             self._emit(Reply(self._fetching[0], None))
             self._fetching = None
-        self.handle = -1
 
     @property
     def is_drained(self) -> bool:

@@ -56,7 +56,7 @@ class Item:
             has_slots: whether its trials have slots now.
             had_slots: whether they have had some since the process started.
             waits: whether trials could run if there were slots.
-            is_preempted: whether others have its slots; if not, their processes have died, or the desk.
+            is_preempted: whether others have its slots; if not, their processes have died.
         """
         if self.ended:
             return self.ended

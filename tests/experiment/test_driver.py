@@ -259,6 +259,7 @@ def test_the_end_of_the_search_closes_the_desks_client_and_ends_the_handle() -> 
     assert scene.fetch() is None
     scene.driver.fetch("late", 7)
     assert scene.replies() == {"late": None}
+    assert scene.driver.counts.handles_started == 1
 
 
 def test_a_method_that_fails_ends_the_run_and_trials_may_save() -> None:
