@@ -25,13 +25,10 @@ class Shells(dict[str, Any]):
 def test_nobody_joins_a_thread_that_has_not_started() -> None:
     lending: Any = Lending.__new__(Lending)
     closed: list[float] = []
-    lending._shells, lending._closing, lending._end_s = (
-        Shells({"groups-0": SimpleNamespace(close=closed.append)}),
-        [],
-        2.0,
-    )  # noqa: SLF001
-    lending._shells.threads = lending._closing  # noqa: SLF001
-    lending._close("groups-0")  # noqa: SLF001
-    lending._close("groups-0")  # noqa: SLF001  # by the other one
+    shells = Shells({"groups-0": SimpleNamespace(close=closed.append)})
+    shells.threads = []
+    vars(lending).update(_shells=shells, _closing=shells.threads, _end_s=2.0)
+    for _ in range(2):  # by both
+        lending._close("groups-0")  # noqa: SLF001
     assert closed == [2.0]
-    assert not lending._shells  # noqa: SLF001
+    assert not shells
