@@ -46,6 +46,10 @@ class DeskUnreachable(ConnectionError):
     """There is no connection to the desk: it has ended, or its machine can't be reached."""
 
 
+class ConnectionLost(DeskUnreachable):
+    """There was one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a process listens, and the key that its clients must know."""
@@ -450,7 +454,7 @@ class Connection:
                 raise Malformed("it is no answer")
 
     def _fail_awaited(self) -> None:
-        error = DeskUnreachable(f"lost the connection to the experiment's desk at {self._endpoint}")
+        error = ConnectionLost(f"lost the connection to the experiment's desk at {self._endpoint}")
         while self._awaited:
             _, answer = self._awaited.popitem()
             if answer.set_running_or_notify_cancel():

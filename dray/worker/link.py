@@ -12,7 +12,7 @@ from typing import Any
 
 from dray.desk.connection import Connection, DeskUnreachable
 from dray.desk.messages import DeskReport, Reply, Row
-from dray.worker.lease import LeaseLost, TrialLease
+from dray.worker.lease import DriverLost, LeaseLost, TrialLease
 
 MAX_IN_FLIGHT = 16
 """Unanswered reports after which the trial waits for the oldest answer."""
@@ -127,12 +127,12 @@ class TrialLink:
         """An answer of the driver.
 
         Raises:
-            LeaseLost: the driver has ended, and can record nothing more.
+            DriverLost: it has ended, or can't be reached.
         """
         try:
             return answer.result()
         except DeskUnreachable as error:
-            raise LeaseLost(f"trial {self._lease.trial_id} has lost its driver: {error}") from None
+            raise DriverLost(f"trial {self._lease.trial_id} has lost its driver: {error}") from None
 
     def lost(self) -> LeaseLost:
         """The error to raise when the driver has fenced off this lease."""
