@@ -57,6 +57,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._pushed = 0
         self._kept: list[Any] = []
+        self.is_over = False
         self.processes: list[Process] = []
         self.links: list[Link] = []
         self.faults: list[tuple[int, Callable[[], None]]] = []
@@ -77,15 +78,15 @@ class World:
         chance = self.random.random()
         return 0.0005 + 0.004 * chance if chance < 0.97 else self.slow_s * self.random.random()
 
-    def run(self, is_over: Callable[[], bool], waits: Callable[[], str]) -> None:
-        """Let everything happen until it is over.
+    def run(self, waits: Callable[[], str]) -> None:
+        """Let everything happen until it `is_over`.
 
         Args:
             waits: what is unfinished, for the error if nothing ever happens again.
         """
         heap, faults = self._heap, self.faults
         next_tick = last_event = 0.0
-        while not is_over():
+        while not self.is_over:
             if heap and heap[0][0] <= next_tick:
                 self.now, _, call, args = heapq.heappop(heap)
                 last_event = self.now
@@ -376,6 +377,8 @@ class Connection:
 
     def _take(self, end: End, message: Any) -> None:
         number, value = message
+        if self._is_gone:
+            return
         if number:
             self._calls.pop(number).resolve(value)
         else:
