@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dray.config.custom import Custom
 from dray.config.search import build_search
 from dray.desk import messages
+from dray.desk.lease import Client
 from dray.desk.effects import Reply, Tell
 from dray.desk.messages import Message, TrialLeft
 from dray.display.counts import Counts
@@ -201,7 +202,8 @@ class DriverProcess(Loop):
         self._lend()
         self.post(self._begin)
         self.tune = Tune(self)
-        self.world.at(self.world.random.uniform(0.0, 4.0), self.tune.start)
+        late = self.world.random.random() < 0.05
+        self.world.at(self.world.random.uniform(0.0, 150.0 if late else 4.0), self.tune.start)
         proceed(self, self._main())
 
     def _lend(self) -> None:
@@ -239,7 +241,7 @@ class DriverProcess(Loop):
         if not self.has_failed:
             self.post(self.driver.close)
             self.post(self._look_whether_drained)
-            self.later(STOP_GRACE_S, self._drained.resolve)
+            self.later(STOP_GRACE_S, self._has_not_drained)
             yield self._drained
         self.tune.is_stopping = True
         self.post(self.driver.end)
@@ -267,6 +269,10 @@ class DriverProcess(Loop):
         else:
             self.how = "stopped" if self.interrupted else f"failed: {self.error}"
         self.end()
+
+    def _has_not_drained(self) -> None:
+        if not self._drained.done:
+            raise Failed(f"{self.name}: its trials have not left {STOP_GRACE_S:.0f} s after it was told to close")
 
     def _look_whether_drained(self) -> None:
         self._is_closing = True
@@ -351,6 +357,8 @@ class DriverProcess(Loop):
         assert self.driver is not None
         match message:
             case messages.LeaseGranted(trial=trial, lease=lease):
+                if self.lending.is_own:
+                    check_leases(self.lending.lender.desk.clients[self.name])
                 self.experiment.facts.granted(trial, lease)
                 self.driver.on(message)
             case messages.TrialLeft():
@@ -377,6 +385,9 @@ class DriverProcess(Loop):
         self.lending.send("expect", self.name, self._pending_logs)
 
     def _bind(self, bind: effects.Bind) -> None:
+        assert self.driver is not None
+        if (state := self.driver.search.trials[bind.trial].state) not in driver.RUNNABLE:
+            raise Failed(f"{self.name}: trial {bind.trial} is {state}, and begins")
         lease = Lease(
             number=bind.lease,
             experiment=self.experiment,
@@ -386,6 +397,13 @@ class DriverProcess(Loop):
             was_completed=bind.was_completed,
         )
         self.lending.send("bind", self.name, bind.lease, self.world.keep(lease))
+
+
+def check_leases(client: Client) -> None:
+    """A trial has at most one lease that is not over, but those that have failed."""
+    trials = Counter(lease.trial for lease in client.leases.values() if lease.state != "failed")
+    if more := [trial for trial, leases in trials.items() if leases > 1]:
+        raise Failed(f"{client.name}: trials {more} have several leases")
 
 
 def check_replay(process: DriverProcess) -> None:

@@ -256,7 +256,9 @@ class Facts:
         elif event == "exited":
             if trial in self.ended:
                 self.fail(f"trial {trial} ends twice: {self.ended[trial]}, {record['reason']}")
-            self.ended[trial] = record["reason"]
+            self.ended[trial] = reason = record["reason"]
+            if (reason == "errored") != (trial in self.given_up):
+                self.fail(f"trial {trial} was {reason}, and {'' if trial in self.given_up else 'not '}given up")
         elif event in ("restarted", "gave_up"):
             self._failures[trial] += 1
             if self._failures[trial] > self._leases[trial]:
@@ -270,6 +272,7 @@ class Facts:
                 self.created.add(action["trial"])
             elif action["action"] == "resume":
                 self.ended.pop(action["trial"], None)
+                self.given_up.discard(action["trial"])
 
     # ------------------------------------------------------------------ what the ranks see and do
     def begins(self, lease: int, trial: int) -> None:
