@@ -19,7 +19,7 @@ from dray.experiment.driver import ExperimentDriver
 from tests.simulation.schedule import schedule_of
 from tests.simulation.simulation import failure_of
 
-MOST = 20_000
+MOST = 1_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

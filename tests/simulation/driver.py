@@ -10,10 +10,9 @@ from typing import Any
 from dray.config.custom import Custom
 from dray.config.search import build_search
 from dray.desk import messages
-from dray.desk.lease import Client
 from dray.desk.effects import Reply, Tell
+from dray.desk.lease import Client
 from dray.desk.messages import Message, TrialLeft
-from dray.display.counts import Counts
 from dray.experiment import driver, effects
 from dray.experiment.driver import ExperimentDriver
 from dray.experiment.open_search import open_search

@@ -23,7 +23,7 @@ TICK_S = 5.0
 """How often processes look around when nothing happens: 0.25 s in reality, where time costs nothing."""
 PATIENCE_S = 600.0
 """After so long without an event nothing will ever happen."""
-MAX_STEPS = 200_000
+MAX_STEPS = 30_000
 
 Steps = Generator["Future | float", Any, Any]
 
@@ -49,7 +49,9 @@ class World:
         wire: encode messages as on a real connection.
     """
 
-    def __init__(self, seed: object, lines: list[str] | None = None, *, wire: bool = False, slow_s: float = 0.3) -> None:
+    def __init__(
+        self, seed: object, lines: list[str] | None = None, *, wire: bool = False, slow_s: float = 0.3
+    ) -> None:
         self.random = Random(f"world:{seed}")
         self.now = 0.0
         self.steps = 0
