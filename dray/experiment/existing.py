@@ -30,7 +30,6 @@ def config_of_existing(path: Path, config: ExperimentConfig) -> ExperimentConfig
 
     Raises:
         ConfigError: it was created with another config, or the store can't be used.
-        StorageError: the store failed.
     """
     directory, where = ExperimentDirectory(path), config.checkpoint_storage.location
     if not directory.config_file.exists():

@@ -25,14 +25,8 @@ log = logging.getLogger(__name__)
 
 
 def notify(wanted: Notify, directory: ExperimentDirectory, state: Outcome, error: str = "") -> None:
-    """Call the webhook and the command. What fails is a warning, which does not contain the webhook's URL.
-
-    Args:
-        wanted: the config's section.
-        directory: of the experiment.
-        state: how it has ended.
-        error: why it has failed.
-    """
+    """Call the webhook and the command of the config's section `wanted`. What fails is a warning, which does not
+    contain the webhook's URL."""
     if state not in wanted.states or not (wanted.url or wanted.command):
         return
     try:

@@ -23,10 +23,9 @@ from searchers.warm_start import Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSearch:
-    """A search that is ready to run.
+    """A search that is ready to run: started, with its events going to the journal.
 
     Attributes:
-        search: started; its events go to the journal.
         config: of the experiment, as extended.
         records: the journal before the search was opened; `Run.run` empties it, as it may be larger than all else.
     """
@@ -57,8 +56,7 @@ def open_search(
             journal has of them counts instead.
 
     Raises:
-        ConfigError: what was given from Python when the experiment was created is missing; or the search can't be
-            extended like that.
+        ConfigError: what was given from Python at first is missing; or the search can't be extended like that.
     """
     _check_given(custom, records)
     custom.check(config.searcher)

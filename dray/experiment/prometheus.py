@@ -52,14 +52,8 @@ METRICS = {
 
 
 class Prometheus:
-    """Exports what a run has counted. If that fails, the log says so once, and the run continues without it.
-
-    Args:
-        experiment: the label of all its metrics.
-        counts: of the run.
-        states: returns how many trials are in each state.
-        busy_slots: returns on how many slots trials run.
-    """
+    """Exports what a run has counted, labelled with its name. If that fails, the log says so once, and the run
+    continues without it."""
 
     def __init__(
         self, experiment: str, *, counts: Counts, states: Callable[[], Counter[State]], busy_slots: Callable[[], float]

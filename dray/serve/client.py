@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from dray.errors import ConfigError, NoExperiment
 from dray.serve import address as addresses
 from dray.serve.address import TOKEN, URL
-from dray.serve.control import ACTIVE, NotSubmitted, Share, Status, Submitted, WrongState
+from dray.serve.control import ACTIVE, NotSubmitted, Status, Submitted, WrongState
 from dray.serve.messages import API, Refused, status_from, submitted_from
 from dray.text import one_line
 
@@ -179,14 +179,6 @@ class Server:
         """
         body = {"config": config if isinstance(config, str) else dict(config)}
         return submitted_from(self._request("POST", _path(name, "fork"), body, timeout_s=SUBMIT_TIMEOUT_S))
-
-    def set_share(self, name: str, share: Share) -> Submitted:
-        """See `Control.set_share`."""
-        return self.change(name, priority=share.priority, weight=share.weight, max_slots=share.max_slots)
-
-    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
-        """See `Control.annotate`."""
-        return self.change(name, tags=list(tags), notes=notes)
 
     def change(self, name: str, **fields: Any) -> Submitted:
         """Change some of ``priority``, ``weight``, ``max_slots``, ``tags`` and ``notes``; the others stay."""

@@ -210,11 +210,6 @@ class Scheduler:
         for name in self._processes:
             self._emit(SignalProcess(name, signal.SIGTERM))
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no experiment has a process."""
-        return not self._processes
-
     # ------------------------------------------------------------------ the verbs, see `dray.serve.control.Control`
     def submit(self, path: Path, share: Share, *, has_process: bool) -> tuple[Submitted, bool]:
         """Accept an experiment that was created here. Returns it, and whether the process that created it is to run it.

@@ -101,22 +101,14 @@ class TrialLink:
 
     # ------------------------------------------------------------------ checkpoints
     def confirm_commit(self) -> None:
-        """Ask whether a checkpoint may be committed: a process that lost the lease must not write while another one has
-        it. The driver has then recorded all earlier reports.
-
-        Raises:
-            LeaseLost: the trial runs on other workers.
-        """
+        """Ask whether a checkpoint may be committed, once the driver has recorded all earlier reports: a process
+        that lost the lease must not write while another one has it."""
         if not self._result(self._driver.may_commit(self._lease.number)):
             raise self.lost()
 
     def saved(self, checkpoint: str, batches: int, value: float | None, seconds: float | None = None) -> None:
-        """A checkpoint is committed.
-
-        Args:
-            value: the search's metric at its batch, if known.
-            seconds: how long it took to write and commit, if it has just been.
-        """
+        """A checkpoint is committed, with the search's metric at its batch, if known; `seconds`: how long it took to
+        write, if it has just been."""
         self._driver.tell("saved", self._lease.trial_id, checkpoint, batches, value, seconds)
 
     def damaged(self, checkpoint: str, why: str) -> None:
@@ -124,11 +116,7 @@ class TrialLink:
         self._driver.tell("damaged", self._lease.trial_id, checkpoint, why)
 
     def _result(self, answer: Future[Any]) -> Any:
-        """An answer of the driver.
-
-        Raises:
-            LeaseLost: the driver has ended, and can record nothing more.
-        """
+        """An answer of the driver. If that has ended, it can record nothing more: the lease is lost."""
         try:
             return answer.result()
         except DeskUnreachable as error:

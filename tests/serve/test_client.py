@@ -156,8 +156,7 @@ def test_an_experiment_is_submitted_and_steered(served: Served, server: Server, 
     with pytest.raises(WrongState, match="digits-1 is PAUSED"):
         server.pause("digits-1")
     assert server.change("digits-1", priority=3).share == Share(priority=3, weight=2.0)
-    assert server.set_share("digits-1", Share(max_slots=2)).share == Share(max_slots=2)
-    assert server.annotate("digits-1", tags=("a",), notes="n").tags == ("a",)
+    assert server.change("digits-1", tags=["a"], notes="n").tags == ("a",)
     assert server.fork("digits-1", {"searcher.max_length": {"batches": 8}}).name == "digits-2"
     assert server.extend("digits-1", max_length=9).state == "QUEUED"
     with pytest.raises(NotSubmitted):
