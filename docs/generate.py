@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
+from dray.config.faults import KINDS, SECTIONS
 from dray.config.json_schema import json_schema
-from dray.config.kinds import CLASS
-from dray.config.sections import KINDS, SECTIONS
+from dray.config.section import CLASS
 from dray.config.yaml_file import as_yaml
 from dray.text import one_line
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from dray._version import __version__
+
 if TYPE_CHECKING:
     from dray.errors import ConfigError as ConfigError
     from dray.errors import ExperimentError as ExperimentError
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from dray.training.cluster_info import ClusterInfo as ClusterInfo
     from dray.training.cluster_info import TrialInfo as TrialInfo
     from dray.training.cluster_info import get_cluster_info as get_cluster_info
-
-__version__ = "0.1.0"
 
 #: Determined's format of log lines, for ``logging.basicConfig(format=dray.LOG_FORMAT)``.
 LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"

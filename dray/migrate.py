@@ -188,7 +188,7 @@ def _check_experiment(file: str, path: Path) -> list[Note] | None:
 
 
 def _line(root: Any, path: str) -> int:
-    """The line of a field such as ``searcher.metric`` or ``labels.0``; if it is missing, that of the section it is
+    """The line of a field such as ``searcher.metric`` or ``labels[0]``; if it is missing, that of the section it is
     missing from; 0 for the whole file."""
     node, line = root, 0
     for part in re.split(r"[.\[]", path.replace("]", "")):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dray.compat.names import COUNTERPARTS, MISSING
-from dray.errors import ConfigError
 from dray.migrate import check, instead_of
 
 CONFIG = """\
@@ -89,11 +88,6 @@ def test_what_works_is_not_reported(changes: Checker, code: str) -> None:
     assert changes(code) == []
 
 
-def test_an_unsupported_base_class_is_reported(changes: Checker) -> None:
-    code = "from determined import keras\nclass Digits(keras.TFKerasTrial): ..."
-    assert changes(code) == ["model_def.py:2: change: determined.keras.TFKerasTrial"]
-
-
 def test_a_missing_attribute_of_a_class_is_reported(changes: Checker) -> None:
     code = "from determined.core import DistributedContext as D\nD.from_horovod()\nD.from_torch_distributed()"
     assert changes(code) == ["model_def.py:2: change: determined.core.DistributedContext.from_horovod"]
@@ -105,11 +99,6 @@ def test_a_misspelt_name_is_reported_where_it_is_imported(findings: Checker) -> 
         "model_def.py:1: change: determined.pytorch.PyTorchTrail: neither Determined nor dray has it; did you mean "
         "determined.pytorch.PyTorchTrial?"
     ]
-
-
-def test_a_helper_has_a_replacement(findings: Checker) -> None:
-    [found] = findings({"model_def.py": "from determined.util import merge_dicts\nmerge_dicts({}, {})\n"})
-    assert "write {**base, **source} in its place" in found
 
 
 @pytest.mark.parametrize(("code", "line"), [("import determined\nprint 'x'\n", 2), ("x = " + "(" * 600, 1)])
@@ -144,7 +133,7 @@ def test_all_faults_have_their_lines(findings: Checker) -> None:
         ("const.yaml:5", "change", "searcher.metric"),  # the section that it is missing from
         ("const.yaml:7", "change", "searcher.metirc"),
         ("const.yaml:10", "change", "resources.slots_per_trial"),
-        ("const.yaml:11", "change", "labels.0"),
+        ("const.yaml:11", "change", "labels[0]"),
     }
     assert found["const.yaml:7", "change", "searcher.metirc"].endswith("did you mean metric?")
 
@@ -180,10 +169,3 @@ def test_experiment_files_are_found_in_folders_and_where_code_is_ignored(finding
     ignore = "*.yaml\ndata/\n"
     findings({".detignore": ignore, "const.yaml": CONFIG, "configs/asha.yml": CONFIG, "data/x.yaml": CONFIG})
     assert check(tmp_path).experiments == ["configs/asha.yml", "const.yaml"]
-
-
-def test_a_directory_that_is_too_large_to_be_code_is_an_error(tmp_path: Path) -> None:
-    with (tmp_path / "data.bin").open("wb") as file:
-        file.truncate(100 * 2**20)
-    with pytest.raises(ConfigError, match=r"exclude what is not code in .*\.drayignore"):
-        check(tmp_path)

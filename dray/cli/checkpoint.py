@@ -23,7 +23,7 @@ from dray.cli.errors import FAILED, BadUse
 from dray.cli.reader import read_experiment, reader
 from dray.errors import NoExperiment
 from dray.storage import CheckpointError, Location, holds_a_trial
-from dray.text import counted, one_line
+from dray.text import counted, one_line, size
 
 FormatOption: TypeAlias = Annotated[
     Literal["state-dict", "safetensors"], typer.Option("--format", help="Format of the weights.")
@@ -65,7 +65,7 @@ def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = F
                 each.batches,
                 row["metric"],
                 "best" if row["is_best"] else "",
-                show.size(each.size),
+                size(each.size),
                 f"trial_{each.trial}/{each.location.name}",
             )
             for each, row in zip(checkpoints, found, strict=True)

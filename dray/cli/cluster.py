@@ -14,7 +14,7 @@ import typer
 from dray.cli import show
 from dray.cli.arguments import Json
 from dray.cli.errors import BAD_INPUT, FAILED, BadUse
-from dray.text import counted
+from dray.text import counted, size
 
 if TYPE_CHECKING:
     from dray.cluster.checks.findings import ClusterCheck
@@ -36,7 +36,7 @@ def status(
     \b
     RAY_ADDRESS=head:6379 dray cluster status
     """
-    from dray.cluster.status import status
+    from dray.cluster.nodes import status
 
     found = status(address)
     if json:
@@ -51,7 +51,7 @@ def status(
             "alive" if node["is_alive"] else "dead",
             node["cpus"],
             node["gpus"],
-            show.size(node["memory"]),
+            size(node["memory"]),
         )
         for node in found["nodes"]
     ]
@@ -126,9 +126,9 @@ def _print_check(checked: ClusterCheck) -> None:
             node.ray,
             node.torch,
             f"{len(node.gpus)} {node.gpus[0]}" if node.gpus else "-",
-            show.size(node.disks[0].free) if node.disks else "-",
+            size(node.disks[0].free) if node.disks else "-",
             "-" if node.clock_s is None else f"{node.clock_s:+.2f} s",
-            "-" if node.sends_bytes_s is None else f"{show.size(round(node.sends_bytes_s))}/s",
+            "-" if node.sends_bytes_s is None else f"{size(round(node.sends_bytes_s))}/s",
         )
         for node in checked.nodes
     ]
@@ -140,7 +140,7 @@ def _print_check(checked: ClusterCheck) -> None:
             variables = "".join(f", {name}={value}" for name, value in node.nccl_environment.items())
             typer.echo(f"{node.name}: {counted(node.efa_devices, 'EFA device')}, NCCL {plugin} plugin{variables}")
     if checked.reduces_bytes_s is not None:
-        typer.echo(f"NCCL all-reduce: {show.size(round(checked.reduces_bytes_s))}/s")
+        typer.echo(f"NCCL all-reduce: {size(round(checked.reduces_bytes_s))}/s")
     for finding in sorted(checked.findings, key=lambda finding: not finding.is_wrong):
         where = f"{finding.node}: " if finding.node else ""
         typer.echo(f"{'error' if finding.is_wrong else 'note '}  {where}{finding.what}")
@@ -157,9 +157,8 @@ def validate(
 ) -> None:
     """Check a config file for Ray's cluster launcher before it costs money, and report all errors at once.
 
-    Finds what Ray's own check misses and what would show only once machines run, or never: misspelt fields of a node
-    type, missing mounts, open ports, no token, a head node on a spot machine, results on a single node's disk. Needs no
-    credentials and starts nothing. Run it where you would run `ray up`.
+    Finds what Ray's own check misses: fields to fill in, missing mounts, no token, a dashboard open to all, results on
+    a single node's disk. Needs no credentials and starts nothing. Run it where you would run `ray up`.
 
     \b
     dray cluster validate cluster.yaml

@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 import dray
-from dray.cli import checkpoint, cluster, config, experiment, migrate, preview, queue, report, serve, trial
+from dray.cli import checkpoint, cluster, experiment, files, queue, report, serve, trial
 from dray.cli.errors import handle_errors, run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
@@ -44,14 +44,14 @@ for short, group in (("e", experiment), ("t", trial), ("c", checkpoint)):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
     app.add_typer(group.app, name=short, hidden=True)
 app.command(name="ls", hidden=True)(experiment.list_)
-app.add_typer(config.app, name="config")
+app.add_typer(files.app, name="config")
 app.add_typer(cluster.app, name="cluster")
-app.command()(preview.preview)
+app.command()(files.preview)
 app.command()(report.report)
 app.command()(report.ui)
-app.command()(migrate.migrate)
+app.command()(files.migrate)
 app.command()(serve.serve)
-for _group in (app, experiment.app, queue.sets, trial.app, checkpoint.app, config.app, cluster.app):
+for _group in (app, experiment.app, queue.sets, trial.app, checkpoint.app, files.app, cluster.app):
     for _registered in _group.registered_commands:
         assert _registered.callback is not None
         _registered.callback = handle_errors()(_registered.callback)

@@ -82,8 +82,6 @@ def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: 
     """Call a verb that only a server has.
 
     Args:
-        experiment: as the user named it.
-        verb: of the server.
         without: the subcommand to use without a server; "" if there is none.
 
     Raises:

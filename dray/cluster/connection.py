@@ -20,7 +20,7 @@ from typing import Any
 import ray
 
 from dray import private
-from dray.cluster import token_file
+from dray.cluster import token
 from dray.text import one_line
 
 LOOPBACK = "127.0.0.1"
@@ -124,7 +124,7 @@ def connect(address: str | None) -> Cluster:
     if address and not is_local:
         join(address)
         return Cluster(own=False, description=f"the Ray cluster at {address}")
-    token_file.secure()
+    token.secure()
     directory = _ray_directory()
     try:
         _start(directory)
@@ -183,21 +183,18 @@ def join(address: str) -> None:
     Raises:
         ConnectionError: there is none, or it does not accept this process's token.
     """
-    # Imported here: a cluster that dray starts does not need it.
-    from dray.cluster.auth import auth_error, local_auth_error
-
     refused = ""
     try:
         # If nothing listens there, Ray tries for minutes and then ends the process.
         host, colon, port = address.rpartition(":")
         if colon and port.isdigit() and "://" not in address:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-            refused = auth_error(address)
+            refused = token.auth_error(address)
         if not refused:
             with _keep_signal_handlers(), _keep_loopback():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
-        refused = local_auth_error() if address == "auto" else ""
+        refused = token.local_auth_error() if address == "auto" else ""
         if not refused:
             raise ConnectionError(
                 f"no Ray cluster answers at {address}: {one_line(error)}; check the address, or RAY_ADDRESS"
@@ -207,7 +204,19 @@ def join(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _without_needless_processes() -> Iterator[None]:
+def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """In the block these attributes, (owner, name, value), of Ray's modules have other values."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+    for attribute in attributes:
+        setattr(*attribute)
+    try:
+        yield
+    finally:
+        for attribute in before:
+            setattr(*attribute)
+
+
+def _without_needless_processes() -> contextlib.AbstractContextManager[None]:
     """Ray that is started within the block has no autoscaler, no log monitor and no dashboard process, and its other
     processes each have their own session.
 
@@ -223,14 +232,12 @@ def _without_needless_processes() -> Iterator[None]:
     def start_api_server(self: Any, **_: Any) -> None:
         self._webui_url = ""
 
-    parameters, server, popen = parameter.RayParams, node.Node.start_api_server, services.ConsolePopen
-    parameter.RayParams = functools.partial(parameters, no_monitor=True, include_log_monitor=False)
-    node.Node.start_api_server = start_api_server
-    services.ConsolePopen = functools.partial(popen, start_new_session=True)
-    try:
-        yield
-    finally:
-        parameter.RayParams, node.Node.start_api_server, services.ConsolePopen = parameters, server, popen
+    parameters = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+    return _replaced(
+        (parameter, "RayParams", parameters),
+        (node.Node, "start_api_server", start_api_server),
+        (services, "ConsolePopen", functools.partial(services.ConsolePopen, start_new_session=True)),
+    )
 
 
 @contextlib.contextmanager
@@ -241,30 +248,22 @@ def _keep_signal_handlers() -> Iterator[None]:
     """
     from ray._private import utils
 
-    set_handler = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda handler: None
     try:
-        yield
+        with _replaced((utils, "set_sigterm_handler", lambda handler: None)):
+            yield
     finally:
-        utils.set_sigterm_handler = set_handler
         if threading.current_thread() is threading.main_thread() and (own := signal.getsignal(signal.SIGTERM)):
             signal.signal(signal.SIGTERM, own)
 
 
-@contextlib.contextmanager
-def _keep_loopback() -> Iterator[None]:
+def _keep_loopback() -> contextlib.AbstractContextManager[None]:
     """``ray.init()`` in the block uses a loopback address as it is given.
 
     On Linux, Ray would replace it by an address that other machines reach; on macOS it does not either.
     """
     from ray._private import services
 
-    resolve = services.resolve_ip_for_localhost
-    services.resolve_ip_for_localhost = lambda host: host
-    try:
-        yield
-    finally:
-        services.resolve_ip_for_localhost = resolve
+    return _replaced((services, "resolve_ip_for_localhost", lambda host: host))
 
 
 def _count(resources: dict[str, float]) -> str:

@@ -11,13 +11,13 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dray.errors import ConfigError
-from dray.text import counted
+from dray.text import counted, size
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -46,18 +46,11 @@ MAX_ENTRIES = 200_000
 _FOREIGN = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"experiment.yaml", "journal.jsonl"})
 
 
-def _size_text(size: int) -> str:
-    if size < 2**10:
-        return f"{size} bytes"
-    return f"{size / 2**20:.1f} MiB" if size >= 2**20 / 10 else f"{size / 2**10:.1f} KiB"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """The code in a directory.
 
     Attributes:
-        root: the directory.
         folders, files, links: paths relative to it, with slashes; a folder comes before its content. A link is followed
             only if it leads to a small file elsewhere, such as a module that several projects share.
         size: total size of the files, in bytes.
@@ -72,7 +65,7 @@ class Code:
     @property
     def summary(self) -> str:
         """The number of files and their size, as text."""
-        return f"{counted(len(self.files), 'file')}, {_size_text(self.size)}"
+        return f"{counted(len(self.files), 'file')}, {size(self.size)}"
 
     def targets(self) -> Iterator[tuple[str, str]]:
         """The target of each link, for a copy of the directory: relative if it is within, else absolute."""
@@ -107,32 +100,28 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
     """The code in a directory.
 
     Args:
-        root: the directory.
         leave_out: a directory to leave out, wherever it is.
-        deep: whether to include subdirectories.
         field: the field that named the directory, for messages.
 
     Raises:
         ConfigError: it is too large to be code, or can't be read; or an ignore file has an invalid pattern.
     """
-    walk = _Walk(root, _patterns(root, field), leave_out.resolve() if leave_out is not None else None, deep=deep)
+    patterns = _patterns(root, field)
     try:
-        walk.into("")
+        found = _walk(root, patterns, leave_out.resolve() if leave_out is not None else None, deep=deep)
     except OSError as error:
         what = f"can't be read: {error}; make it readable, or exclude it in {root / IGNORE_FILES[-1]}"
         raise ConfigError([(field, what)]) from None
-    if walk.size > MAX_CODE_BYTES:
-        raise ConfigError([(field, _too_large(root, walk))])
-    return walk.code()
+    if found.code.size > MAX_CODE_BYTES:
+        raise ConfigError([(field, _too_large(found))])
+    return found.code
 
 
 def copied(root: Path) -> Code:
     """The code in a directory that `Code.copy` made: all files in it."""
     from pathspec import GitIgnoreSpec
 
-    walk = _Walk(root, GitIgnoreSpec.from_lines([]), None, deep=True)
-    walk.into("")
-    return walk.code()
+    return _walk(root, GitIgnoreSpec.from_lines([])).code
 
 
 def _patterns(root: Path, field: str) -> GitIgnoreSpec:
@@ -153,60 +142,58 @@ def _patterns(root: Path, field: str) -> GitIgnoreSpec:
     return GitIgnoreSpec.from_lines(lines)
 
 
-class _Walk:
-    def __init__(self, root: Path, ignored: GitIgnoreSpec, leave_out: Path | None, *, deep: bool) -> None:
-        self._root, self._ignored, self._leave_out, self._deep = root, ignored, leave_out, deep
-        self.folders: list[str] = []
-        self.files: list[str] = []
-        self.links: list[str] = []
-        self.sizes: Counter[str] = Counter()  # bytes of each file and directory
-        self.entries = 0
+class _Found(NamedTuple):
+    """What a walk through a directory has found.
 
-    @property
-    def size(self) -> int:
-        return self.sizes["."]
+    Attributes:
+        sizes: bytes of each file and directory; of the whole, under ".".
+        is_whole: whether all entries were read.
+    """
 
-    def code(self) -> Code:
-        return Code(
-            root=self._root,
-            folders=tuple(self.folders),
-            files=tuple(self.files),
-            links=tuple(self.links),
-            size=self.size,
-        )
+    code: Code
+    sizes: Mapping[str, int]
+    is_whole: bool
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all entries were read."""
-        return self.entries <= MAX_ENTRIES
 
-    def into(self, folder: str) -> None:
-        with os.scandir(self._root / folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-        names = {entry.name for entry in entries}
+def _walk(root: Path, ignored: GitIgnoreSpec, leave_out: Path | None = None, *, deep: bool = True) -> _Found:
+    folders: list[str] = []
+    files: list[str] = []
+    links: list[str] = []
+    sizes: Counter[str] = Counter()
+    entries = 0
+
+    def into(folder: str) -> None:
+        nonlocal entries
+        with os.scandir(root / folder) as found:
+            inside = sorted(found, key=lambda entry: entry.name)
+        names = {entry.name for entry in inside}
         if folder:
             if any(marks <= names for marks in _FOREIGN):
                 return
-            self.folders.append(folder.rstrip("/"))
-        for entry in entries:
+            folders.append(folder.rstrip("/"))
+        for entry in inside:
             # Once it is too large, reading on only serves to name the largest entries, so it is bounded.
-            self.entries += 1
-            if not self.is_whole and self.size > MAX_CODE_BYTES:
+            entries += 1
+            if entries > MAX_ENTRIES and sizes["."] > MAX_CODE_BYTES:
                 return
             # True also for a link to a directory.
             name, is_folder = f"{folder}{entry.name}", os.path.isdir(entry.path)
-            if self._ignored.match_file(f"{name}/" if is_folder else name):
+            if ignored.match_file(f"{name}/" if is_folder else name):
                 continue
-            if entry.is_symlink() and not leads_to_code(Path(entry.path), self._root):
-                self.links.append(name)
+            if entry.is_symlink() and not leads_to_code(Path(entry.path), root):
+                links.append(name)
             elif is_folder:
-                if self._deep and Path(entry.path).resolve() != self._leave_out:
-                    self.into(f"{name}/")
+                if deep and Path(entry.path).resolve() != leave_out:
+                    into(f"{name}/")
             elif os.path.isfile(entry.path):  # not a socket or a pipe
-                self.files.append(name)
+                files.append(name)
                 path = PurePosixPath(name)
                 for place in (path, *path.parents):
-                    self.sizes[str(place)] += entry.stat().st_size
+                    sizes[str(place)] += entry.stat().st_size
+
+    into("")
+    code = Code(root=root, folders=tuple(folders), files=tuple(files), links=tuple(links), size=sizes["."])
+    return _Found(code, sizes, entries <= MAX_ENTRIES)
 
 
 def leads_to_code(link: Path, root: Path) -> bool:
@@ -218,29 +205,29 @@ def leads_to_code(link: Path, root: Path) -> bool:
     )
 
 
-def _too_large(root: Path, walk: _Walk) -> str:
-    largest = ", ".join(f"{name} ({_size_text(size)})" for name, size in _largest(walk))
-    least = "" if walk.is_whole else "at least "
+def _too_large(found: _Found) -> str:
+    largest = ", ".join(f"{name} ({size(taken)})" for name, taken in _largest(found.sizes))
+    least, root = "" if found.is_whole else "at least ", found.code.root
     return (
-        f"{root} has {least}{_size_text(walk.size)} of files, more than the {MAX_CODE_BYTES >> 20} MiB that an "
+        f"{root} has {least}{size(found.code.size)} of files, more than the {MAX_CODE_BYTES >> 20} MiB that an "
         f"experiment copies and sends to its workers; the largest are {largest}; exclude what is not code in "
         f"{root / IGNORE_FILES[-1]} (.gitignore syntax), or give a directory with only the model's code"
     )
 
 
-def _largest(walk: _Walk) -> list[tuple[str, int]]:
+def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     """The three largest entries; a directory with one entry that takes nearly all of it is replaced by that."""
     children: dict[str, list[str]] = {}
-    for name in walk.sizes:
+    for name in sizes:
         if name != ".":
             children.setdefault(str(PurePosixPath(name).parent), []).append(name)
 
     def by_size(names: list[str]) -> list[str]:
-        return sorted(names, key=lambda name: -walk.sizes[name])
+        return sorted(names, key=lambda name: -sizes[name])
 
     found = []
     for name in by_size(children["."])[:3]:
-        while name in children and walk.sizes[(inner := by_size(children[name])[0])] > 0.8 * walk.sizes[name]:
+        while name in children and sizes[(inner := by_size(children[name])[0])] > 0.8 * sizes[name]:
             name = inner
-        found.append((f"{name}/" if name in children else name, walk.sizes[name]))
+        found.append((f"{name}/" if name in children else name, sizes[name]))
     return found

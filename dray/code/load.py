@@ -26,10 +26,6 @@ def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[
 
     The directory stays at the front of ``sys.path``, as with ``load_trial_class``.
 
-    Args:
-        entrypoint: from a config; None: it has none.
-        model_dir: the directory of the model's code.
-
     Raises:
         EntrypointError: as ``load_trial_class``; there is no such program, or it has a syntax error.
     """

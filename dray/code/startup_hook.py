@@ -63,10 +63,6 @@ def run_startup_hook(code: Path) -> None:
 def run_startup_hook_once(code: Path, run: str) -> None:
     """Run the hook in the first process of this machine that gets here in a run; the others wait and take its outcome.
 
-    Args:
-        code: the model's directory.
-        run: the unique name of this run of an experiment.
-
     Raises:
         StartupHookFailed: in each of these processes.
     """

@@ -20,8 +20,7 @@ from typing import Any
 
 import yaml
 
-from dray.config.sampler import SamplerChoice
-from dray.config.searcher import ClassSearcher, CustomSearcher, Searcher
+from dray.config.searcher import ClassSearcher, CustomSearcher, SamplerChoice, Searcher
 from dray.errors import ConfigError, EntrypointError, did_you_mean
 from dray.imports import import_model
 from searchers.errors import FieldError

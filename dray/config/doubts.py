@@ -1,4 +1,5 @@
-"""What is valid in a config, but hardly what its author meant: ranges that are constants, or exponents that are values.
+"""What is valid in a config, but hardly what its author meant: ranges that are constants, exponents that are values,
+or a direction that was left out.
 
 Each doubt has a cure, and where the config means what it says, a way to write that without a warning.
 """
@@ -7,30 +8,31 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dray.config.schema import ExperimentConfig
-from dray.config.search import build_method
-from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SingleSearcher
-from searchers.adaptive_asha import AdaptiveASHA
-from searchers.domains import Categorical, Nested
+from dray.config.searcher import SingleSearcher
+from searchers.domains import Categorical, Nested, ranges
 from searchers.numeric import Log
-from searchers.ranges import ranges
 
 _LISTS = ("values", "vals", "choices")
 """Names of other tools for the values of a categorical."""
 _ENDS = (("minval", "maxval"), ("min", "max"), ("low", "high"), ("lower", "upper"))
+_LARGER_IS_BETTER = re.compile(
+    # A word of the name, as in val_acc, acc@1, BinaryAUROC or f1_macro.
+    r"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))"
+    r"(?i:acc|accuracy|auc|auroc|auprc|f1(?:score)?|precision|recall|m?ap|m?iou|dice|bleu|rouge|r2|top[15]|ndcg|mrr|mcc"
+    r"|psnr|ssim|reward)(?![a-z])"
+)
+_SMALLER_IS_BETTER = re.compile(r"loss|err|neg|one_minus|(?<!\w)1-", re.IGNORECASE)
 _FAR = 1e12
 """No hyperparameter is this large: it comes of a value that was taken for an exponent."""
 
 
 def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-    """The path of each doubtful field, and what is doubtful.
-
-    Args:
-        config: From ``load_config``.
-    """
+    """The path of each doubtful field, and what is doubtful."""
     searcher = config.searcher
     compares = not isinstance(searcher, SingleSearcher)
     for name, spec in config.hyperparameters.items():
@@ -40,7 +42,6 @@ def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
     if compares and count is not None and count > 1 and not any(ranges(config.space.root)):
         what = f"none has a range, so all {count} trials train with the same values, and only their seeds differ"
         yield "hyperparameters", f"{what}; a range is, for example, lr: {{type: log, base: 10, minval: -4, maxval: -1}}"
-    yield from _rungs(config)
 
 
 def _constants(spec: Any, path: str, *, compares: bool) -> Iterator[tuple[str, str]]:
@@ -105,22 +106,22 @@ def _log_range(low: float, high: float, base: float) -> str:
     return f"{{type: log, base: {base:g}, minval: {first:.4g}, maxval: {last:.4g}}}"
 
 
-def _rungs(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-    """Whether a search has fewer rungs than its config asks for: rungs of equal length are one."""
-    searcher = config.searcher
-    match searcher:
-        case ASHASearcher():
-            field, asked, found = "num_rungs", searcher.num_rungs, set(build_method(config).rungs)
-        case AdaptiveASHASearcher() if searcher.bracket_rungs:
-            method = build_method(config)
-            assert isinstance(method, AdaptiveASHA)
-            field, asked, found = "bracket_rungs", len(method.rungs), set(method.rungs)
-        case _:
-            return
-    if len(found) < asked:
-        lengths = ", ".join(f"{rung:,}" for rung in sorted(found))
-        what = f"asks for {asked} rungs, but {searcher.length:,} {searcher.unit} with divisor {searcher.divisor:g}"
-        yield (
-            f"searcher.{field}",
-            f"{what} have room for {len(found)}: {lengths}; give fewer, or a smaller unit, such as batches",
-        )
+def direction_doubts(searcher: object) -> Iterator[tuple[str, str]]:
+    """The path of each metric in a raw section ``searcher`` that is minimized by default, although by its name larger
+    values are better, and what is doubtful."""
+    if not isinstance(searcher, Mapping):
+        return
+    metrics = searcher.get("metrics")
+    several = [each for each in metrics if isinstance(each, Mapping)] if isinstance(metrics, list) else []
+    named = [("metric", searcher, searcher.get("metric"))]
+    named += [(f"metrics[{place}]", each, each.get("name")) for place, each in enumerate(several)]
+    for field, entry, name in named:
+        has_direction = any(entry.get(each) is not None for each in ("smaller_is_better", "at_most", "at_least"))
+        if has_direction or not isinstance(name, str):
+            continue
+        if _LARGER_IS_BETTER.search(name) and not _SMALLER_IS_BETTER.search(name):
+            yield (
+                f"searcher.{field}",
+                f"the search minimizes {name!r}, because smaller_is_better is not set, although larger values seem "
+                "better: set smaller_is_better: false beside it, or true if it is to be minimized",
+            )

@@ -76,9 +76,6 @@ def parse_entrypoint(entrypoint: object) -> Entrypoint:
     Determined's launchers (``python3 -m determined.launch.torch_distributed [options --] ...``) and their options are
     dropped: a trial's processes exist already. Its harness (``python3 -m determined.exec.harness``) runs a class.
 
-    Args:
-        entrypoint: A command as text, or as a list of its words.
-
     Raises:
         ValueError: it is neither; the message says what was given, and what to write.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,13 +11,40 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
-from dray.config.kinds import ABSENT, CLASS, UNKNOWN
-from dray.config.resources import SlotRange
-from dray.config.sections import KINDS, SECTIONS
-from dray.config.storage import SECRETS
+from dray.config.resources import MeshSizes, Resources, SlotRange
+from dray.config.schema import ExperimentConfig
+from dray.config.searcher import BY_METHOD, AnySearcher, MetricChoice, SamplerChoice
+from dray.config.section import ABSENT, CLASS, UNKNOWN, Section
+from dray.config.sections import Environment, Loggers, MLflow, Notify, Optimizations, Profiling, Reproducibility, WandB
+from dray.config.storage import BY_TYPE, SECRETS, AnyStorage
 from dray.config.yaml_file import as_yaml
 from dray.errors import Fault, did_you_mean
 from searchers.errors import SHOWN, FieldError
+
+#: The model of each section by its path; of one with several kinds, the model that has the fields of all.
+SECTIONS: dict[str, type[Section]] = {
+    each.place: each
+    for each in (
+        ExperimentConfig,
+        AnySearcher,
+        MetricChoice,
+        SamplerChoice,
+        Resources,
+        MeshSizes,
+        SlotRange,
+        Optimizations,
+        Environment,
+        AnyStorage,
+        Loggers,
+        MLflow,
+        WandB,
+        Notify,
+        Profiling,
+        Reproducibility,
+    )
+}
+#: The sections of several kinds.
+KINDS = {"searcher": BY_METHOD, "checkpoint_storage": BY_TYPE}
 
 _UNKNOWN = "unknown field"
 _KNOWN = f"{_UNKNOWN}; known fields are"
@@ -59,7 +87,7 @@ def faults_of(error: ValidationError) -> list[Fault]:
 def missing_field(path: str) -> Fault:
     """The fault of a missing field, with what it means and an example."""
     section, _, name = path.rpartition(".")
-    field = SECTIONS[section].model_fields[name]
+    field = _fields_of(section)[name]
     return Fault(path, f"missing required field; {field.description}, {_example(name, field)}")
 
 
@@ -83,17 +111,28 @@ class _Field(NamedTuple):
     @property
     def is_common(self) -> bool:
         """Whether each kind of the section has the field."""
-        return all(self.name in model.model_fields for model in KINDS[self.section].models.values())
+        return self.section not in KINDS or all(
+            self.name in model.model_fields for model in KINDS[self.section].models.values()
+        )
 
 
 def _located(details: ErrorDetails) -> _Field:
     names: list[str] = []
     kind, parts = "", iter(details["loc"])
     for part in parts:
-        names.append(str(part))
+        if isinstance(part, int):
+            names[-1] += f"[{part}]"
+        else:
+            names.append(part)
         if ".".join(names) in _WITH_FORMS:
             kind = str(next(parts, kind))
     return _Field(".".join(names[:-1]), names[-1], kind)
+
+
+def _fields_of(section: str) -> Mapping[str, FieldInfo]:
+    """The fields of a section, or of an entry of a list of sections: ``searcher.metrics[2]``; none of another path."""
+    model = SECTIONS.get(re.sub(r"\[\d+\]", "[]", section))
+    return {} if model is None else model.model_fields
 
 
 def _what(details: ErrorDetails, field: _Field, *, hint: bool) -> str:
@@ -110,7 +149,7 @@ def _what(details: ErrorDetails, field: _Field, *, hint: bool) -> str:
 
 def _unknown_field(section: str, name: str) -> str:
     """That a field is unknown, with the nearest known one, which takes a while to find."""
-    known = SECTIONS[section].model_fields
+    known = _fields_of(section)
     prefix = f"{section}." if section else ""
     ignored = [path.removeprefix(prefix) for path in IGNORED_FIELDS if path.startswith(prefix)]
     if near := did_you_mean(name, [*known, *(field for field in ignored if "." not in field)]):
@@ -140,8 +179,7 @@ def _wrong_value(details: ErrorDetails, field: _Field) -> str:
         return f"must be a string, got a {type(got).__name__}"
     if field.path.partition(".")[0] in ("data", "environment"):  # it may contain a secret
         return f"must be a mapping of names to values, got a {type(got).__name__}"
-    # A path that is no field is inside a list or a free mapping: labels.0
-    known = SECTIONS[field.section].model_fields.get(field.name) if field.section in SECTIONS else None
+    known = _fields_of(field.section).get(field.name)
     example = f"; {_example(field.name, known)}" if known is not None else ""
     if kind == "literal_error":
         choices = str(context["expected"]).replace("'", "").replace(" or ", ", ")

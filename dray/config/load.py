@@ -11,16 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dray.config.direction import direction_doubts
-from dray.config.doubts import doubts
+from dray.config.doubts import direction_doubts, doubts
 from dray.config.faults import faults_of, missing_field
-from dray.config.limits import check_limits
 from dray.config.rules import broken_rules
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
 from dray.config.searcher import ClassSearcher, CustomSearcher
-from dray.config.section import Notes
-from dray.config.yaml_file import read_mapping, with_changes
+from dray.config.section import ConfigNotes
+from dray.config.yaml_file import check_limits, read_mapping, with_changes
 from dray.errors import ConfigError, Fault
 from dray.storage import Location
 from searchers.convert import from_optuna, from_ray_tune
@@ -100,36 +98,25 @@ def stored_config(path: Path) -> ExperimentConfig:
 
 def parse_config(content: Mapping[Any, Any]) -> Parsed:
     """Parse the mapping of a config."""
-    notes = Notes()
-    try:
-        return Parsed(config=_checked(content, notes), faults=[], ignored=notes.ignored)
-    except FieldError as error:
-        first: dict[str, Fault] = {}
-        for path, what in error.faults:
-            first.setdefault(path, Fault(path, what))
-        return Parsed(config=None, faults=list(first.values()), ignored=notes.ignored)
-
-
-def _checked(content: Mapping[Any, Any], notes: Notes) -> ExperimentConfig:
-    """The config of a mapping.
-
-    Raises:
-        FieldError: it has faults.
-    """
-    check_limits(content)
-    plain = _plain(_with_domains(content))
+    notes, faults = ConfigNotes(), []
     config: ExperimentConfig | None = None
-    faults: list[Fault] = []
     try:
-        config = ExperimentConfig.model_validate(plain, context=notes)
-    except ValidationError as error:
-        faults = faults_of(error)
-    faults += broken_rules(notes.given, {fault.path for fault in faults})
-    if config is None or faults:
-        raise FieldError(faults)
-    if not isinstance(config.searcher, CustomSearcher | ClassSearcher):  # these are checked where the method is known
-        build_method(config)
-    return config
+        check_limits(content)
+        plain = _plain(_with_domains(content))
+        try:
+            config = ExperimentConfig.model_validate(plain, context=notes)
+        except ValidationError as error:
+            faults = faults_of(error)
+        faults += broken_rules(notes.given, {fault.path for fault in faults})
+        # The user's own methods are checked where they are known.
+        if config is not None and not faults and not isinstance(config.searcher, CustomSearcher | ClassSearcher):
+            build_method(config)
+    except FieldError as error:
+        faults = [Fault(path, what) for path, what in error.faults]
+    first: dict[str, Fault] = {}
+    for fault in faults:
+        first.setdefault(fault.path, fault)
+    return Parsed(config=None if faults else config, faults=list(first.values()), ignored=notes.ignored)
 
 
 def load_storage(section: Mapping[str, Any]) -> Location:

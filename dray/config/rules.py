@@ -12,12 +12,11 @@ from typing import Any
 
 from dray.config.faults import missing_field
 from dray.config.length import Length
-from dray.config.metrics import objectives_of
 from dray.config.resources import SlotRange, even_sizes
-from dray.config.sampler import SamplerChoice
-from dray.config.schema import FIRST_TRACED, MAX_TRACED, constant
+from dray.config.schema import constant
 from dray.config.search import sampling_faults
-from dray.config.searcher import COUNTED, METHODS
+from dray.config.searcher import COUNTED, METHODS, SamplerChoice, objectives_of
+from dray.config.sections import FIRST_TRACED, MAX_TRACED
 from dray.errors import Fault
 from dray.script import Script
 from searchers.domains import Categorical, Const
@@ -82,10 +81,6 @@ def _searcher(given: Mapping[str, Any]) -> Iterator[Fault]:
     if most is not None and len(points) > most:
         what = f"must be at most max_trials ({most}) points, got {len(points)}; raise max_trials"
         yield Fault("searcher.points", what)
-    sampler = given.get("searcher.sampler", SamplerChoice()).name
-    if given.get("searcher.warm_start") and sampler != "multi_fidelity":
-        what = f"needs sampler: multi_fidelity, the only one that learns from other experiments, got {sampler}"
-        yield Fault("searcher.warm_start", f"{what}; change searcher.sampler, or remove warm_start")
 
 
 def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:

@@ -1,16 +1,15 @@
 """The fields of an experiment config, with Determined's names, each with its type, bounds and default.
 
-The config and its small sections are here; each other section has a module. Rules that join several fields are in
-``rules.py``, the wording of faults is in ``faults.py``.
+Small sections are in ``sections.py``, each larger one has a module. Rules that join several fields are in ``rules.py``,
+the wording of faults is in ``faults.py``.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -25,23 +24,27 @@ from pydantic import (
 )
 
 from dray.config.entrypoint import Entrypoint, as_written, parse_entrypoint
-from dray.config.environment import Environment
 from dray.config.length import Period
 from dray.config.log_policies import LogPolicy, policies, policies_schema
-from dray.config.loggers import Loggers, LoggersForm, named_loggers
-from dray.config.notify import Notify
 from dray.config.resources import Resources, SlotRange, even_sizes
 from dray.config.searcher import BY_METHOD, ClassSearcher, Searcher
-from dray.config.section import Notes, Section, int_if_whole
+from dray.config.section import ConfigNotes, Section, int_if_whole
+from dray.config.sections import (
+    Environment,
+    Loggers,
+    LoggersForm,
+    Notify,
+    Optimizations,
+    Profiling,
+    Reproducibility,
+    named_loggers,
+)
 from dray.config.storage import CheckpointStorage, Storage
 from dray.masking import masked, texts
 from dray.script import Script
 from searchers.space import Space, parse, spaces_in_lists
 
-MAX_SEED = 2**32 - 1
 MAX_NAME = 200
-FIRST_TRACED = 10
-MAX_TRACED = 1000
 _IN_LIST = (
     "a list is a constant, with any spaces in it, as in Determined; give the space a name of its own to search it"
 )
@@ -102,94 +105,8 @@ Free: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_with_text_names)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, le=1_000_000_000), AfterValidator(int_if_whole)]
 
 
-class Optimizations(Section):
-    """How gradients are aggregated and exchanged, and in which precision. ``aggregation_frequency`` and
-    ``mixed_precision`` are for a trial that is a class; a program sets the first in ``pytorch.init()`` and the second
-    with ``context.experimental.use_amp()``.
-    """
-
-    place: ClassVar[str] = "optimizations"
-
-    aggregation_frequency: int = Field(
-        default=1, ge=1, description="number of batches whose gradients make one optimizer step", examples=[4]
-    )
-    average_aggregated_gradients: bool = Field(
-        default=True, description="divide aggregated gradients by aggregation_frequency", examples=[True]
-    )
-    gradient_compression: bool = Field(
-        default=False, description="exchange gradients between slots in float16", examples=[True]
-    )
-    mixed_precision: Literal["O0", "O1", "O2"] = Field(
-        default="O0", description="O1 or O2: mixed precision, as with use_amp(); O0: full precision", examples=["O1"]
-    )
-
-
-class Profiling(Section):
-    """Traces of some batches of each trial by torch's profiler; on a GPU also a snapshot of its memory.
-
-    Both are in the trial's directory ``tensorboard``, a file for each slot. A trial that resumes after the window, or
-    ends before, has none. A program sets them with ``pytorch.init(exp_conf={"profiling": {"enabled": True}})``.
-    """
-
-    place: ClassVar[str] = "profiling"
-
-    enabled: bool = Field(default=False, description="trace batches of each trial", examples=[True])
-    begin_on_batch: int = Field(
-        default=FIRST_TRACED, ge=0, description="the first batch that is traced, from 0", examples=[20]
-    )
-    end_after_batch: int | None = Field(
-        default=None, ge=0, description="the last batch; by default ten are traced", examples=[24]
-    )
-
-
-class Reproducibility(Section):
-    """The seed, and how far results are the same again; experiments with equal configs and equal seeds run equal
-    searches.
-    """
-
-    place: ClassVar[str] = "reproducibility"
-
-    experiment_seed: int = Field(
-        default_factory=lambda: secrets.randbits(31),
-        ge=0,
-        le=MAX_SEED,
-        description="the seed for hyperparameters, initial weights and data order",
-        examples=[7],
-    )
-    deterministic: bool = Field(
-        default=False,
-        description="use only torch's deterministic algorithms, so that equal trials on equal GPUs are bit-identical; "
-        "they are slower, and an operation that has none is an error",
-        examples=[True],
-    )
-
-
 class ExperimentConfig(Section):
-    """A checked experiment config, made by ``load_config``. Equal configs with equal seeds run equal searches.
-
-    Attributes:
-        entrypoint: The class of ``module:Class``, or a program such as ``python3 train.py --epochs 1`` (also as a list
-            of words); None if the trial's class is given from Python.
-        hyperparameters: As written: constants and spaces, by name; ``space`` is what they describe.
-        data: Free for the user; the trial reads it with ``context.get_data_config()``. Only the trial sees the values
-            below ``data.secrets``.
-        min_validation_period: A trial validates at least this often; None: only at rungs and at the end.
-        min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
-        checkpoint_format: With "full", the first slot's machine must have memory for the whole model and its optimizer.
-            A program sets it with ``pytorch.init(exp_conf={"checkpoint_format": "full"})``.
-        max_restarts: How often one trial may be started again after a failure other than the loss of its node. It is
-            given up before that when it runs out of memory twice, or fails twice with the same error, in the same line,
-            after the same number of batches.
-        stop_on_nan: Losses are the searcher's metric, and training and validation metrics with ``loss`` in their names.
-            The trial is not restarted; what it reported and saved before stands, and the search continues without it.
-        hang_timeout_s: A trial that for this long trains and validates no batch and saves no checkpoint is ended, with
-            the stacks of its threads in its log, and started again from its latest checkpoint. Start-up counts, and so
-            does waiting for other ranks, but not waiting for an object store: choose it well above the longest of
-            these. 0: never.
-        collective_timeout_s: Ranks that wait longer for another one in a collective of torch (gradients, a barrier) end
-            with their processes. Waits between dray's own steps have no limit but ``hang_timeout_s``: for a rank that
-            validates, saves, or prepares data before ``context.wrap_model()``.
-    """
+    """A checked experiment config, made by ``load_config``. Equal configs with equal seeds run equal searches."""
 
     entrypoint: Annotated[
         Entrypoint | None,
@@ -327,7 +244,7 @@ class ExperimentConfig(Section):
             notes.given["space"] = parse(hyperparameters)
         return hyperparameters
 
-    def model_post_init(self, notes: Notes | None, /) -> None:
+    def model_post_init(self, notes: ConfigNotes | None, /) -> None:
         self._space = parse(self.hyperparameters) if notes is None else notes.given["space"]
 
     @property

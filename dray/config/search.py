@@ -8,7 +8,6 @@ from typing import Any
 
 from dray.config.custom import Custom
 from dray.config.entrypoint import is_class
-from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig
 from dray.config.searcher import (
     AdaptiveASHASearcher,
@@ -17,34 +16,26 @@ from dray.config.searcher import (
     CustomSearcher,
     GridSearcher,
     RandomSearcher,
+    SamplerChoice,
     SingleSearcher,
 )
 from dray.errors import Fault
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.errors import FieldError
-from searchers.grid import Grid
 from searchers.method import Method
 from searchers.objectives import Objectives
 from searchers.promotion import PromotionASHA
-from searchers.random_search import RandomSearch
+from searchers.random_search import Grid, RandomSearch, Single
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler, named_sampler
 from searchers.search import Record, Search
-from searchers.single import Single
 from searchers.space import Space
-from searchers.warm_start import Source
 
 _NOT_CUSTOM = Custom()
 
 
 def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Method:
-    """The search method of a checked config, at its start.
-
-    Lengths and rungs are in ``config.searcher.unit``.
-
-    Args:
-        config: From ``load_config``.
-        custom: The objects that the user gave from Python.
+    """The search method of a config, at its start; lengths and rungs are in ``config.searcher.unit``.
 
     Raises:
         ConfigError: The user's own method can't be loaded, or is no method.
@@ -101,11 +92,7 @@ def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
 
 
 def build_sampler(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Sampler:
-    """The sampler of a checked config, at its start.
-
-    Args:
-        config: From ``load_config``.
-        custom: The objects that the user gave from Python.
+    """The sampler of a config, at its start.
 
     Raises:
         ConfigError: The user's own method or sampler can't be loaded, or is none.
@@ -119,15 +106,13 @@ def build_search(
     *,
     records: Iterable[Mapping[str, Any]] = (),
     custom: Custom = _NOT_CUSTOM,
-    sources: Sequence[Source] = (),
 ) -> Search:
-    """The search of a checked config, replayed from a journal's records.
+    """The search of a config, replayed from a journal's records.
 
     Args:
         log: Called with one record per event, before it is acted on.
         records: Of the journal so far; none for a new search.
         custom: The objects that the user gave from Python.
-        sources: What the experiments of ``searcher.warm_start`` have learned.
 
     Raises:
         ConfigError: The user's own method or sampler can't be loaded, or is none.
@@ -141,7 +126,7 @@ def build_search(
         seed=config.reproducibility.experiment_seed,
         smaller_is_better=config.searcher.sign == 1,
         log=log,
-        sampler=_sampler(config, custom, space, method.rungs, sources),
+        sampler=_sampler(config, custom, space, method.rungs),
         objectives=config.searcher.objectives,
     )
 
@@ -183,9 +168,7 @@ def sampling_faults(
 
     Args:
         method: The name of the search method; grid has no sampler, but needs a space that has a grid.
-        choice: The sampler; the user's own is not checked.
-        points: The first points.
-        space: The space.
+        choice: The user's own sampler is not checked.
         objectives: The search's, if it has several metrics; the sampler has to take them.
     """
 
@@ -203,9 +186,7 @@ def sampling_faults(
             yield from (Fault(path, what) for path, what in error.faults)
 
 
-def _sampler(
-    config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequence[float], sources: Sequence[Source] = ()
-) -> Sampler:
+def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequence[float]) -> Sampler:
     searcher, seed = config.searcher, config.reproducibility.experiment_seed
     choice = getattr(searcher, "sampler", SamplerChoice())
     if custom.sampler is not None or is_class(choice.name):
@@ -220,7 +201,6 @@ def _sampler(
             rungs=rungs,
             options=choice.options,
             objectives=searcher.objectives,
-            sources=sources,
         )
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen

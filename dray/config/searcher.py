@@ -8,22 +8,16 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJs
 from typing_extensions import Self
 
 from dray.config.entrypoint import CLASS_PATTERN
-from dray.config.kinds import CLASS, Kinds, unknown_kind
 from dray.config.length import Length, LengthUnit, MaxLength
-from dray.config.metrics import Metrics, objectives_of
-from dray.config.sampler import Sampler, SamplerChoice
-from dray.config.section import Section, as_text, int_if_whole, replace_older_field
+from dray.config.section import CLASS, Kinds, Section, as_text, int_if_whole, replace_older_field, unknown_kind
 from searchers.method import MAX_RUNGS, MAX_TRIALS
-from searchers.objectives import Objectives
+from searchers.objectives import Metric, Objectives
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
 Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
 
 #: The units of length that every trial counts by itself; another one is a metric that it reports.
 COUNTED: tuple[LengthUnit, ...] = ("batches", "epochs")
-
-#: Most experiments in ``warm_start``: each costs time at every proposal.
-MAX_SOURCES = 16
 
 _NAME = Field(description="the search method")
 
@@ -37,11 +31,77 @@ def _no_number(raw: object) -> object:
     return raw
 
 
-def _as_name(raw: object) -> object:
-    """An experiment's number or path as text."""
-    return str(raw) if isinstance(raw, int) and not isinstance(raw, bool) else as_text(raw)
+class MetricChoice(Section):
+    """A metric of several: an objective, or with a limit a constraint."""
+
+    place: ClassVar[str] = "searcher.metrics[]"
+
+    name: str = Field(min_length=1, description="a validation metric", examples=["validation_loss"])
+    smaller_is_better: bool | None = Field(
+        default=None, description="minimize the metric (the default), else maximize it", examples=[True]
+    )
+    at_most: float | None = Field(default=None, description="the greatest value allowed: a constraint", examples=[8000])
+    at_least: float | None = Field(default=None, description="the least value allowed: a constraint", examples=[0.5])
+
+    @classmethod
+    def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        if "at_most" not in raw and "at_least" not in raw:
+            # The default is stored, too: what an experiment's own copy says was not left open.
+            return {"smaller_is_better": True, **raw}
+        if "smaller_is_better" in raw:
+            raise ValueError(
+                "smaller_is_better: a constraint is not optimized; remove it, or the limit, or give an objective and a "
+                "constraint of this name"
+            )
+        return raw
 
 
+def objectives_of(metrics: list[MetricChoice]) -> Objectives:
+    """As the search takes them.
+
+    Raises:
+        FieldError: there is no objective, or a metric is there twice.
+    """
+    return Objectives(
+        tuple(
+            Metric(
+                name=each.name,
+                smaller_is_better=each.smaller_is_better is not False,
+                at_most=each.at_most,
+                at_least=each.at_least,
+            )
+            for each in metrics
+        )
+    )
+
+
+def _have_objective(metrics: list[MetricChoice]) -> list[MetricChoice]:
+    objectives_of(metrics)
+    return metrics
+
+
+class SamplerChoice(Section):
+    """How hyperparameters are sampled."""
+
+    place: ClassVar[str] = "searcher.sampler"
+
+    name: str = Field(
+        default="random",
+        min_length=1,
+        description="random, multi_fidelity, tpe, gp, nsga2, cmaes, another Optuna sampler, or module:Class",
+        examples=["tpe"],
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the sampler", examples=[{"n_startup_trials": 20}]
+    )
+
+
+def _named(raw: object) -> object:
+    return {"name": raw} if isinstance(raw, str) else raw
+
+
+Metrics: TypeAlias = Annotated[list[MetricChoice], AfterValidator(_have_objective)]
+SamplerField: TypeAlias = Annotated[SamplerChoice, BeforeValidator(_named, json_schema_input_type=str | SamplerChoice)]
 MaxTrials: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
 RungCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_RUNGS)]
 
@@ -186,18 +246,17 @@ class _Concurrent(Searcher):
 class SamplingSearcher(Searcher):
     """A method whose hyperparameters are drawn by a sampler."""
 
-    sampler: Sampler = Field(
+    sampler: SamplerField = Field(
         default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
     )
     points: list[dict[str, Any]] = Field(
         default_factory=list, description="hyperparameters of the first trials", examples=[[{"lr": 0.01}]]
     )
-    warm_start: list[Annotated[str, BeforeValidator(_as_name, json_schema_input_type=str | int)]] = Field(
-        default_factory=list,
-        max_length=MAX_SOURCES,
-        description="earlier experiments that sampler: multi_fidelity also learns from",
-        examples=[["digits-small"]],
-    )
+
+    @classmethod
+    def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        # The configs of older experiments are stored with the default of a field that is gone.
+        return {name: value for name, value in raw.items() if (name, value) != ("warm_start", [])}
 
 
 class _Budgeted(_Concurrent, SamplingSearcher):
@@ -237,7 +296,7 @@ class _Halving(_Budgeted, _Timed):
     @classmethod
     def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
         replace_older_field(raw, cls.place, "stop_once", "variant", {True: "stopping", False: "promotion"})
-        return raw
+        return super().with_current_fields(raw)
 
 
 class SingleSearcher(Searcher):

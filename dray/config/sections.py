@@ -1,39 +1,243 @@
-"""The models of a config's sections, by their paths."""
+"""The small sections of an experiment config."""
 
 from __future__ import annotations
 
-from dray.config.environment import Environment
-from dray.config.loggers import Loggers, MLflow, WandB
-from dray.config.metrics import MetricChoice
-from dray.config.notify import Notify
-from dray.config.resources import MeshSizes, Resources, SlotRange
-from dray.config.sampler import SamplerChoice
-from dray.config.schema import ExperimentConfig, Optimizations, Profiling, Reproducibility
-from dray.config.searcher import BY_METHOD, AnySearcher
-from dray.config.section import Section
-from dray.config.storage import BY_TYPE, AnyStorage
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-#: The model of each section by its path; of one with several kinds, the model that has the fields of all.
-SECTIONS: dict[str, type[Section]] = {
-    each.place: each
-    for each in (
-        ExperimentConfig,
-        AnySearcher,
-        MetricChoice,
-        SamplerChoice,
-        Resources,
-        MeshSizes,
-        SlotRange,
-        Optimizations,
-        Environment,
-        AnyStorage,
-        Loggers,
-        MLflow,
-        WandB,
-        Notify,
-        Profiling,
-        Reproducibility,
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from dray.config.section import Section, Url
+from dray.masking import MASK
+
+MAX_SEED = 2**32 - 1
+FIRST_TRACED = 10
+MAX_TRACED = 1000
+Outcome: TypeAlias = Literal["completed", "failed", "stopped"]
+
+
+class Optimizations(Section):
+    """How gradients are aggregated and exchanged, and in which precision. ``aggregation_frequency`` and
+    ``mixed_precision`` are for a trial that is a class; a program sets the first in ``pytorch.init()`` and the second
+    with ``context.experimental.use_amp()``.
+    """
+
+    place: ClassVar[str] = "optimizations"
+
+    aggregation_frequency: int = Field(
+        default=1, ge=1, description="number of batches whose gradients make one optimizer step", examples=[4]
     )
-}
-#: The sections of several kinds.
-KINDS = {"searcher": BY_METHOD, "checkpoint_storage": BY_TYPE}
+    average_aggregated_gradients: bool = Field(
+        default=True, description="divide aggregated gradients by aggregation_frequency", examples=[True]
+    )
+    gradient_compression: bool = Field(
+        default=False, description="exchange gradients between slots in float16", examples=[True]
+    )
+    mixed_precision: Literal["O0", "O1", "O2"] = Field(
+        default="O0", description="O1 or O2: mixed precision, as with use_amp(); O0: full precision", examples=["O1"]
+    )
+
+
+class Profiling(Section):
+    """Traces of some batches of each trial by torch's profiler; on a GPU also a snapshot of its memory.
+
+    Both are in the trial's directory ``tensorboard``, a file for each slot. A trial that resumes after the window, or
+    ends before, has none. A program sets them with ``pytorch.init(exp_conf={"profiling": {"enabled": True}})``.
+    """
+
+    place: ClassVar[str] = "profiling"
+
+    enabled: bool = Field(default=False, description="trace batches of each trial", examples=[True])
+    begin_on_batch: int = Field(
+        default=FIRST_TRACED, ge=0, description="the first batch that is traced, from 0", examples=[20]
+    )
+    end_after_batch: int | None = Field(
+        default=None, ge=0, description="the last batch; by default ten are traced", examples=[24]
+    )
+
+
+class Reproducibility(Section):
+    """The seed, and how far results are the same again; experiments with equal configs and equal seeds run equal
+    searches.
+    """
+
+    place: ClassVar[str] = "reproducibility"
+
+    experiment_seed: int = Field(
+        default_factory=lambda: secrets.randbits(31),
+        ge=0,
+        le=MAX_SEED,
+        description="the seed for hyperparameters, initial weights and data order",
+        examples=[7],
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="use only torch's deterministic algorithms, so that equal trials on equal GPUs are bit-identical; "
+        "they are slower, and an operation that has none is an error",
+        examples=[True],
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- environment
+#: Determined's names for the devices of slots; gpu is an older name for cuda.
+DEVICES = ("cpu", "cuda", "gpu", "rocm")
+_ENTRY = re.compile(r"[^=]+=.*|[A-Za-z_]\w*", re.DOTALL)
+_ByName: TypeAlias = dict[str, str | None]
+_Written: TypeAlias = list[str] | dict[str, str | float | None]
+
+
+def _variables(raw: object) -> object:
+    """A list of ``NAME=VALUE``, or a mapping, or one of these for each kind of device; None is for what to unset."""
+    if not isinstance(raw, Mapping):
+        return _named(raw, "")
+    found: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name in DEVICES and not isinstance(value, str):
+            found[name] = {} if value is None else _named(value, f"{name}: ")
+        else:
+            found |= _named({name: value}, "")
+    return found
+
+
+def _named(raw: object, where: str) -> _ByName:
+    """The variables by name. Values may be secrets, so messages don't contain them."""
+    if isinstance(raw, list):
+        valid = [isinstance(entry, str) and _ENTRY.fullmatch(entry) is not None for entry in raw]
+        if not all(valid):
+            wrong = ", ".join(str(place) for place, is_valid in enumerate(valid, start=1) if not is_valid)
+            raise ValueError(f"{where}must be a list of NAME=VALUE; these entries are not: {wrong} (from 1)")
+        # A name alone is removed from the container's environment in Determined, as in Docker's API.
+        return {name: value if sign else None for name, sign, value in (entry.partition("=") for entry in raw)}
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{where}must be a list of NAME=VALUE or a mapping, got a {type(raw).__name__}")
+    found: _ByName = {}
+    for name, value in raw.items():
+        if not isinstance(name, str) or not name or "=" in name:
+            raise ValueError(f"{where}must map names of variables to values, got the name {name!r}")
+        if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+            raise ValueError(f"{where}{name} must be a string, got a {type(value).__name__}; write it in quotes")
+        found[name] = None if value is None else str(value)
+    return found
+
+
+class Environment(Section):
+    """The environment of trials."""
+
+    place: ClassVar[str] = "environment"
+
+    environment_variables: Annotated[
+        dict[str, str | _ByName | None],
+        BeforeValidator(_variables, json_schema_input_type=_Written | dict[str, str | float | _Written | None]),
+    ] = Field(
+        default_factory=dict,
+        description="variables to set before any code of the trial is imported: a list of NAME=VALUE (a NAME alone is "
+        "unset), or a mapping; or one of these for each of cpu, cuda, rocm. Values are never stored or shown",
+        examples=[["OMP_NUM_THREADS=4"]],
+        repr=False,
+    )
+
+    def variables(self, device: Literal["cpu", "cuda", "rocm"]) -> dict[str, str | None]:
+        """The variables for trials on this device; None for those to unset."""
+        given = self.environment_variables
+        found = {name: value for name, value in given.items() if not isinstance(value, dict)}
+        for kind in (device, "gpu") if device == "cuda" else (device,):
+            variables = given.get(kind)
+            found |= variables if isinstance(variables, dict) else {}
+        return found
+
+
+# ------------------------------------------------------------------------------------------------- loggers and notify
+class MLflow(Section):
+    """Where MLflow stores its runs: one for the experiment, and a nested one for each trial."""
+
+    place: ClassVar[str] = "loggers.mlflow"
+
+    tracking_uri: Url | None = Field(
+        default=None,
+        description="URI of the tracking server; MLFLOW_TRACKING_URI by default",
+        examples=["http://mlflow:5000"],
+    )
+    experiment_name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="MLflow experiment; by default, the name of this experiment",
+        examples=["digits"],
+    )
+
+
+class WandB(Section):
+    """Where Weights & Biases stores its runs: one for each trial, in a group for the experiment."""
+
+    place: ClassVar[str] = "loggers.wandb"
+
+    project: str | None = Field(
+        default=None, min_length=1, description="the project; by default, the experiment's name", examples=["digits"]
+    )
+    entity: str | None = Field(default=None, min_length=1, description="a user or a team", examples=["my-team"])
+    mode: Literal["online", "offline"] | None = Field(
+        default=None,
+        description="offline: write to the experiment's directory, for wandb sync; WANDB_MODE by default",
+        examples=["offline"],
+    )
+
+
+class Loggers(Section):
+    """Experiment trackers to log to as well. A list works too: ``[mlflow, wandb]``."""
+
+    place: ClassVar[str] = "loggers"
+
+    mlflow: MLflow | None = Field(default=None, description="MLflow", examples=[{"tracking_uri": "http://mlflow:5000"}])
+    wandb: WandB | None = Field(default=None, description="Weights & Biases", examples=[{"project": "digits"}])
+
+
+_LoggerForm: TypeAlias = Literal["mlflow", "wandb"] | Loggers
+LoggersForm: TypeAlias = _LoggerForm | list[_LoggerForm]
+
+
+def named_loggers(raw: object) -> object:
+    """A list of names, or of names with fields, as a mapping."""
+    named: dict[object, object] = {}
+    for each in raw if isinstance(raw, list) else [raw]:
+        if isinstance(each, str):
+            named.setdefault(each, {})
+        elif isinstance(each, Mapping):
+            named |= {name: {} if fields is None else fields for name, fields in each.items()}
+        else:
+            return raw
+    return named
+
+
+def _web_address(url: str) -> str:
+    """Check that it is one. It is a secret, so the message doesn't contain it."""
+    if not url.startswith(("http://", "https://")) and url != MASK:
+        raise ValueError("must be a URL that begins with https:// or http://")
+    return url
+
+
+class Notify(Section):
+    """Tell somebody when the experiment has ended: by a webhook, a command, or both."""
+
+    place: ClassVar[str] = "notify"
+
+    url: Annotated[str, AfterValidator(_web_address)] | None = Field(
+        default=None,
+        repr=False,
+        description="a webhook that gets a POST request with JSON: experiment, state, text. It is a secret, and never "
+        "stored with the config or shown",
+        examples=["https://hooks.slack.com/services/T0/B0/XXXX"],
+    )
+    command: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a shell command on the driver's machine, with DRAY_NOTIFY_EXPERIMENT, DRAY_NOTIFY_STATE and "
+        "DRAY_NOTIFY_TEXT in its environment",
+        examples=['notify-send "$DRAY_NOTIFY_TEXT"'],
+    )
+    states: list[Outcome] = Field(
+        default_factory=lambda: list(get_args(Outcome)),
+        min_length=1,
+        description="the ends to tell of",
+        examples=[["completed", "failed"]],
+    )

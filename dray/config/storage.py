@@ -14,8 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, WithJson
 from typing_extensions import Self
 
 from dray.config.determined_fields import CONTAINER
-from dray.config.kinds import Kinds, unknown_kind
-from dray.config.section import Directory, Section, Url
+from dray.config.section import Directory, Kinds, Section, Url, unknown_kind
 from dray.masking import MASK
 from dray.storage import Location, bucket_uri
 

@@ -24,7 +24,6 @@ from dray.config.search import build_search
 from dray.desk.failure import is_users_file
 from dray.environment import device, variables_set
 from dray.experiment.checkpoint_source import with_source
-from dray.experiment.warm_start import read_sources
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
@@ -36,7 +35,7 @@ from dray.training.host import Reached, Report
 from dray.training.metrics.checks import MetricChecks
 from dray.training.metrics.time_metric import crossed, time_of
 from dray.training.units import ENDLESS, in_batches
-from searchers.search import Search
+from dray.worker.lease import SharedSettings
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +44,8 @@ class OneTrialHost(LocalHost):
     """A local host that knows the search's length, rungs and metric, so that the trial trains as in the search.
 
     Args:
-        config: of the experiment.
-        search: the search at its start; its trial 0 is run.
+        settings: of the experiment.
+        trial_seed, batch_size: of the trial.
         code_dir: the model's code, which is copied into each checkpoint.
         directory: for metrics and checkpoints. If it has a run already, that is resumed.
         command: the command that runs this again, without its directory.
@@ -56,35 +55,27 @@ class OneTrialHost(LocalHost):
     best_supported = True
 
     def __init__(
-        self, config: ExperimentConfig, search: Search, *, code_dir: Path, directory: Path, command: str
+        self,
+        settings: SharedSettings,
+        *,
+        trial_seed: int,
+        batch_size: int,
+        code_dir: Path,
+        directory: Path,
+        command: str,
     ) -> None:
-        super().__init__(directory, trial_seed=search.seed_of(0), code_dir=code_dir)
-        self._command = command
+        super().__init__(directory, trial_seed=trial_seed, code_dir=code_dir)
+        self._settings, self._command = settings, command
         self.latest_checkpoint = latest = self._store.latest()
         self.steps_completed = 0 if latest is None else self._store.batches_of(latest)
-        searcher = config.searcher
-        length = searcher.counted_length
-        self._objectives = searcher.objectives
-        self._metric = searcher.first_metric
-        names = (self._metric, *(() if self._objectives is None else self._objectives.names))
-        self._checks = MetricChecks(
-            tuple(dict.fromkeys(names)), is_alone=searcher.name == "single", stops_on_nan=config.stop_on_nan
-        )
+        self._checks = MetricChecks(settings.compared, is_alone=settings.is_single, stops_on_nan=settings.stops_on_nan)
         self.metrics: Sequence[str] = self._checks.compared
-        self.secrets = config.secrets
-        self.source_checkpoint = searcher.source_checkpoint_uuid
-        self.max_length = unit = None if length is None else length.to_unit()
-        self._time_metric = searcher.counted_by
-        self._rungs = search.method.rungs
+        self.secrets = settings.secrets
+        self.source_checkpoint = settings.source_checkpoint
+        self.max_length, self.rungs, self.lengths = settings.max_length, settings.rungs, settings.lengths
+        self.validation_period = in_batches(settings.validation_period, batch_size)
+        self.checkpoint_period = in_batches(settings.checkpoint_period, batch_size)
         self._time: float | None = None
-        self.lengths = () if searcher.length is None else sorted(set(self._rungs))
-        if unit is not None and self._time_metric is None:
-            self.rungs = [type(unit)(int(rung)) for rung in self._rungs]
-        period, saving = config.min_validation_period, config.min_checkpoint_period
-        records = int(search.params(0).get("global_batch_size", 1))  # type: ignore[call-overload]
-        self.validation_period = None if period is None else in_batches(period.to_unit(), records)
-        self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
-        self._sign = searcher.sign
         self._best = math.inf
         self._is_known = self._own_loop = self._has_diverged = False
         self.trained = self.latest_checkpoint is not None
@@ -95,10 +86,10 @@ class OneTrialHost(LocalHost):
         self.trained |= self._checks.is_alone
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
-        if self._time_metric is None:
+        if self._settings.time_metric is None:
             return "nothing"
-        before, self._time = self._time, time_of(self._time_metric, validation)
-        return crossed(self._rungs, before, self._time)
+        before, self._time = self._time, time_of(self._settings.time_metric, validation)
+        return crossed(self._settings.time_rungs, before, self._time)
 
     def report(self, report: Report) -> bool:
         self._own_loop = True
@@ -132,14 +123,13 @@ class OneTrialHost(LocalHost):
             self._checks.check_program(None, known=self._is_known)
 
     def best_validation(self) -> float | None:
-        return self._sign * self._best if math.isfinite(self._best) else None
+        if not math.isfinite(self._best):
+            return None
+        return self._best if self._settings.smaller_is_better else -self._best
 
     def is_best(self, validation: Mapping[str, object]) -> bool:
-        value = validation.get(self._metric)
-        score = self._sign * value if isinstance(value, int | float) else math.inf
-        if self._objectives is not None and not self._objectives.are_kept(self._objectives.measured(validation)):
-            return False
-        if not score < self._best:  # true for NaN, too
+        score = self._settings.score(self._settings.metric_of(validation))
+        if score >= self._best:
             return False
         self._best = score
         return True
@@ -181,18 +171,26 @@ def run_local(
         deterministic(config.reproducibility.deterministic),
         users_frames_in_debugger(__file__),
     ):
-        return _run(config, Path(model_dir), new_directory(config.name) if path is None else Path(path), command)
+        return _run(config, Path(model_dir), new_directory(config.name) if path is None else Path(path), command, gpu)
 
 
-def _run(config: ExperimentConfig, model_dir: Path, path: Path, command: str) -> Path:
+def _run(config: ExperimentConfig, model_dir: Path, path: Path, command: str, gpu: bool) -> Path:
     check_entrypoint(config.entrypoint, model_dir)
     run_startup_hook(model_dir)
     program = load_entrypoint(config.entrypoint, model_dir)
     config = with_source(config)
-    search = build_search(config, lambda record: None, custom=Custom(directory=model_dir), sources=read_sources(config))
+    search = build_search(config, lambda record: None, custom=Custom(directory=model_dir))
     search.start()
     hparams = dict(search.params(0))
-    host = OneTrialHost(config, search, code_dir=model_dir.resolve(), directory=path, command=command)
+    settings = SharedSettings.of(config, search.method.rungs, device(gpu=gpu))
+    host = OneTrialHost(
+        settings,
+        trial_seed=search.seed_of(0),
+        batch_size=int(search.params(0).get("global_batch_size", 1)),  # type: ignore[call-overload]
+        code_dir=model_dir.resolve(),
+        directory=path,
+        command=command,
+    )
     log.info("trial 0 of %s, in this process: %s", config.name, hparams)
     info = core.ClusterInfo(
         trial=core.TrialInfo(
@@ -200,7 +198,7 @@ def _run(config: ExperimentConfig, model_dir: Path, path: Path, command: str) ->
             experiment_id=0,
             trial_seed=host.trial_seed,
             hparams=hparams,
-            config={**config.for_code(), "data": config.data},
+            config=settings.config_for_code(),
             steps_completed=host.steps_completed,
         ),
         latest_checkpoint=host.latest_checkpoint,

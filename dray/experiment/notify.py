@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import Future
 
-from dray.config.notify import Notify, Outcome
+from dray.config.sections import Notify, Outcome
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.text import counted, one_line

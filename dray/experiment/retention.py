@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dray.config.storage import CheckpointStorage
@@ -123,7 +123,6 @@ class Retention:
 
     def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
         """A trial has committed this checkpoint, or has resumed from it."""
-        value = value if value is not None and math.isfinite(value) else None
         self._damaged.discard(checkpoint)  # it was written again
         self._add(Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value))
         self._prune()
@@ -166,6 +165,8 @@ class Retention:
 
     # ------------------------------------------------------------------ decisions
     def _add(self, saved: Saved) -> None:
+        if saved.value is not None and not math.isfinite(saved.value):
+            saved = replace(saved, value=None)
         mine = self._saved.setdefault(saved.trial, {})
         self._changed.add(saved.trial)
         if (before := mine.get(saved.batches)) != saved:

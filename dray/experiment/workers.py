@@ -13,7 +13,7 @@ from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, ve
 from dray.cluster.connection import Cluster
 from dray.code.factory import ByValue, FromDirectory, Sent
 from dray.config.schema import ExperimentConfig
-from dray.environment import Device, device
+from dray.environment import device
 from dray.errors import ConfigError
 from dray.experiment.send_code import send_code
 from dray.groups.capacity import find_slots, gpu_types
@@ -21,7 +21,6 @@ from dray.groups.lender import GroupKind
 from dray.groups.shell import look_at_cluster
 from dray.groups.slots import Slots
 from dray.records.directory import ExperimentDirectory
-from dray.training.units import Batch, TrainUnit
 from dray.worker.lease import SharedSettings
 from dray.worker.spec import ExperimentSpec
 
@@ -87,7 +86,7 @@ def prepare_workers(
     )
     run = f"{directory.path.name}-{secrets.token_hex(4)}"
     needs = None if cluster.local else check_nodes(directory, run, gpu=slots.gpu)
-    settings = trial_settings(config, rungs, device(gpu=slots.gpu))
+    settings = SharedSettings.of(config, rungs, device(gpu=slots.gpu))
     most = None if resources.max_slots is None else resources.max_slots * slots.unit
     return Workers(
         experiment=ExperimentSpec(
@@ -104,45 +103,6 @@ def prepare_workers(
         max_slots=resources.max_slots,
         share={"priority": resources.priority, "weight": resources.weight, "max_slots": most},
     )
-
-
-def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Device) -> SharedSettings:
-    """The same for all trials of an experiment.
-
-    Args:
-        rungs: absolute lengths at which the search decides, as its method counts them.
-        device: what trials train on.
-    """
-    searcher = config.searcher
-    length = _unit(searcher.counted_length)
-    unit = type(length) if length is not None else Batch
-    by_time = searcher.counted_by is not None
-    return SharedSettings(
-        config=config.for_code(),
-        data=config.data,
-        environment=config.environment.variables(device),
-        secrets=config.secrets,
-        metric=searcher.first_metric,
-        smaller_is_better=searcher.sign == 1,
-        objectives=searcher.objectives,
-        max_length=length,
-        rungs=() if by_time else tuple(unit(int(rung)) for rung in rungs),
-        source_checkpoint=searcher.source_checkpoint_uuid,
-        time_metric=searcher.counted_by,
-        time_rungs=rungs if by_time else (),
-        validation_period=_unit(config.min_validation_period),
-        checkpoint_period=_unit(config.min_checkpoint_period),
-        is_single=searcher.name == "single",
-        stops_on_nan=config.stop_on_nan,
-        deterministic=config.reproducibility.deterministic,
-        hang_timeout_s=config.hang_timeout_s or None,
-        collective_timeout_s=config.collective_timeout_s,
-        reuse_workers=config.resources.reuse_workers,
-    )
-
-
-def _unit(length: Any) -> TrainUnit | None:
-    return None if length is None else length.to_unit()
 
 
 def check_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs:

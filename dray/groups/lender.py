@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,7 +103,7 @@ class _Pool:
     """The groups of one kind, and how many there should be."""
 
     owner: str
-    kind: GroupKind
+    shape: str
     groups: Groups
     wanted: int = 0
 
@@ -161,7 +160,7 @@ class Lender:
         """
         slots = kind.slots
         size, unit = slots.taken * slots.unit, slots.unit
-        if kind.shape not in self._pools:
+        if (shape := kind.shape) not in self._pools:
             owner = f"groups-{next(self._owner_numbers)}"
             self.desk.add(owner, is_owner=True)
             groups = Groups(
@@ -174,9 +173,9 @@ class Lender:
                 names=self._names,
                 starts=self._starts,
             )
-            self._pools[kind.shape] = self._owners[owner] = _Pool(owner, kind, groups)
+            self._pools[shape] = self._owners[owner] = _Pool(owner, shape, groups)
             self._emit(PoolOpened(owner, kind))
-        self.desk.add(client, endpoint=endpoint, shape=kind.shape, kind=slots.kind, size=size, unit=unit, **share)
+        self.desk.add(client, endpoint=endpoint, shape=shape, kind=slots.kind, size=size, unit=unit, **share)
 
     # ------------------------------------------------------------------ groups
     @property
@@ -220,8 +219,7 @@ class Lender:
         self._divide()
         for pool in list(self._owners.values()):
             pool.groups.reconcile(pool.wanted, self.now)
-            shape = pool.kind.shape
-            if not pool.groups.count and all(client.shape != shape for client in self.desk.clients.values()):
+            if not pool.groups.count and all(client.shape != pool.shape for client in self.desk.clients.values()):
                 self._close(pool)
 
     def end(self) -> None:
@@ -230,7 +228,7 @@ class Lender:
             self._close(pool)
 
     def _close(self, pool: _Pool, error: str = "") -> None:
-        del self._owners[pool.owner], self._pools[pool.kind.shape]
+        del self._owners[pool.owner], self._pools[pool.shape]
         pool.groups.close()
         self.desk.close(pool.owner)
         self._emit(PoolClosed(pool.owner, error))
@@ -239,7 +237,7 @@ class Lender:
         """Groups of this kind can't run trials: the experiments that need them get the error, and end."""
         if pool.owner in self._owners:
             self._close(pool, why.message or str(why.faults[0]))
-            self.desk.unfit(pool.kind.shape, why)
+            self.desk.unfit(pool.shape, why)
 
     def _from_desk(self, effect: desk_effects.Effect) -> None:
         self._emit(effect)
@@ -263,22 +261,26 @@ class Lender:
             self._emit(LookAtCluster(waiting=False))
         demands = self.desk.demands({name: had for shares in self._shares.values() for name, had in shares.had.items()})
         self.demands = {demand.claim.name: demand for demand in demands}
+        given = {name: demand.claim.most for name, demand in self.demands.items()}
         passed, self._divided_at = self.now - self._divided_at, self.now
+        for kind in KINDS if self._shares_cluster else ():
+            given |= self._shared(kind, passed)
         wanted = dict.fromkeys(self._pools, 0)
-        for kind in KINDS:
-            asking = [demand for demand in demands if demand.kind == kind and demand.claim.groups]
-            weights = {demand.claim.name: demand.claim.weight for demand in asking}
-            held = {name: slots for name, slots in self._held[kind].items() if name in weights}
-            self._shares[kind].passed(passed, held, weights)
-            slots = self._slots[kind] if self._shares_cluster else math.inf
-            given = self._shares[kind].divide([demand.claim for demand in asking], slots)
-            self._held[kind] = {demand.claim.name: demand.has * demand.claim.size for demand in asking}
-            for demand in asking:
-                if demand.shape in wanted:
-                    wanted[demand.shape] += given[demand.claim.name]
+        for demand in demands:
+            if demand.shape in wanted:
+                wanted[demand.shape] += given[demand.claim.name]
         for shape, pool in self._pools.items():
             pool.wanted = wanted[shape]
         self._make_room(demands)
+
+    def _shared(self, kind: str, passed: float) -> dict[str, int]:
+        """How many groups each experiment gets of the cluster's slots of this kind, after so many seconds."""
+        shares = self._shares[kind]
+        asking = [demand for demand in self.demands.values() if demand.kind == kind and demand.claim.groups]
+        weights = {demand.claim.name: demand.claim.weight for demand in asking}
+        shares.passed(passed, {name: slots for name, slots in self._held[kind].items() if name in weights}, weights)
+        self._held[kind] = {demand.claim.name: demand.has * demand.claim.size for demand in asking}
+        return shares.divide([demand.claim for demand in asking], self._slots[kind])
 
     def _make_room(self, demands: Iterable[Demand]) -> None:
         """Have groups of a kind end for those of another that wait for their slots: at ends of trials; at once for a

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, rungs_of
+from dray.config.searcher import SamplerChoice
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.records.outcomes import ranked, sound, varying_hparams

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-import dray
+from dray._version import __version__
 from dray.errors import ExperimentError
 from dray.records.hparams import flatten
 from dray.records.listing import open_experiment
@@ -298,7 +298,7 @@ reached: how much worse a random forest predicts a trial's rank when one hyperpa
     def _config(self) -> str:
         return f"""<section><h2>Config</h2><details><summary>experiment.yaml, with all defaults</summary>
 <pre>{escape(self.report.directory.config_file.read_text())}</pre></details>
-<p class="quiet">Written by dray {dray.__version__}.</p></section>"""
+<p class="quiet">Written by dray {__version__}.</p></section>"""
 
     # ------------------------------------------------------------------ pieces
     def _place(self, name: str, figure: Figure, *, tall: bool = False, height: int | None = None) -> str:

@@ -14,7 +14,7 @@ from aiohttp import BodyPartReader, web
 
 from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
 from dray.code.ignore import leads_to_code
-from dray.config.limits import MAX_BYTES
+from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
 from dray.serve import events, fork, patch
 from dray.serve.answers import BadInput, answer

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-import dray
+from dray._version import __version__
 from dray.serve.control import NotSubmitted, Share, Status, Submitted, WrongState
 
 
@@ -45,7 +45,7 @@ class Browsing:
 
     def status(self) -> Status:
         return Status(
-            version=dray.__version__,
+            version=__version__,
             cluster="no server is up",
             results=str(self._results),
             since=self._since,

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import ray
 
-import dray
 from dray import private
+from dray._version import __version__
 from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
@@ -294,7 +294,7 @@ class Manager:
 
     def _status(self) -> Status:
         return Status(
-            version=dray.__version__,
+            version=__version__,
             cluster=self._cluster.description,
             results=str(self._results),
             since=self._since,

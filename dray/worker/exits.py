@@ -42,8 +42,6 @@ class ProgramExits:
 
     Args:
         store: what all ranks share besides collectives; see `DistributedContext.side_store`. None: this rank is alone.
-        lease: its number.
-        rank, size: of this process within its group.
         count: `collectives_begun`, or a substitute.
     """
 

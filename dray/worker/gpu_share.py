@@ -19,9 +19,6 @@ def wait_for_gpu_memory(device: torch.device, trials: int) -> None:
     """Wait until a process's share of a GPU is free, but no longer than `WAIT_S`: others may use it for good.
 
     Ray gives a GPU to the next process as soon as one has died, whose memory may take seconds to be freed.
-
-    Args:
-        trials: how many share the device.
     """
     deadline = time.monotonic() + WAIT_S
     while _free_part(device) < FREE / trials and time.monotonic() < deadline:
@@ -44,9 +41,6 @@ def limit_gpu_memory(trials: int) -> None:
     A tensor beyond it raises ``torch.OutOfMemoryError`` here, and the other trials keep their shares. The limit is that
     of torch's allocator: memory that others allocate, such as NCCL, is not limited. A trial may change the limit, so it
     is set again before each.
-
-    Args:
-        trials: how many share the device.
     """
     device = torch.cuda.current_device()
     total = torch.cuda.get_device_properties(device).total_memory

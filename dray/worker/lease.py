@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dray.storage import CheckpointStore
-from dray.training.units import TrainUnit
+from dray.training.units import Batch, TrainUnit
 
 if TYPE_CHECKING:
+    from dray.config.schema import ExperimentConfig
+    from dray.environment import Device
     from searchers.objectives import Measured, Objectives
 
 SEND_EVERY_S = 0.25
@@ -66,6 +68,44 @@ class SharedSettings:
     data: Mapping[str, Any] = field(default_factory=dict, repr=False)
     environment: Mapping[str, str | None] = field(default_factory=dict, repr=False)
     secrets: Sequence[str] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, config: ExperimentConfig, rungs: Sequence[float], device: Device) -> SharedSettings:
+        """Those of an experiment.
+
+        Args:
+            rungs: absolute lengths at which the search decides, as its method counts them.
+            device: what trials train on.
+        """
+        searcher = config.searcher
+        length, validation, saving = (
+            None if each is None else each.to_unit()
+            for each in (searcher.counted_length, config.min_validation_period, config.min_checkpoint_period)
+        )
+        unit = Batch if length is None else type(length)
+        by_time = searcher.counted_by is not None
+        return cls(
+            config=config.for_code(),
+            data=config.data,
+            environment=config.environment.variables(device),
+            secrets=config.secrets,
+            metric=searcher.first_metric,
+            smaller_is_better=searcher.sign == 1,
+            objectives=searcher.objectives,
+            max_length=length,
+            rungs=() if by_time else tuple(unit(int(rung)) for rung in rungs),
+            source_checkpoint=searcher.source_checkpoint_uuid,
+            time_metric=searcher.counted_by,
+            time_rungs=rungs if by_time else (),
+            validation_period=validation,
+            checkpoint_period=saving,
+            is_single=searcher.name == "single",
+            stops_on_nan=config.stop_on_nan,
+            deterministic=config.reproducibility.deterministic,
+            hang_timeout_s=config.hang_timeout_s or None,
+            collective_timeout_s=config.collective_timeout_s,
+            reuse_workers=config.resources.reuse_workers,
+        )
 
     def config_for_code(self) -> dict[str, Any]:
         """The config for a trial's code: a copy, because the next trial in this process gets it too."""

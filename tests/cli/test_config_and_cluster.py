@@ -77,16 +77,11 @@ def test_an_experiment_is_named_before_its_model_is_imported(home: Path, dray: D
     assert said.err.splitlines()[:2] == ["digits-asha: importing slow_def:Trial ...", "imported"]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_experiments_and_trials(
-    shell: str, home: Path, dray: Dray, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shell_completes_experiments_and_trials(home: Path, dray: Dray, monkeypatch: pytest.MonkeyPatch) -> None:
     def completed(line: str) -> list[str]:
-        monkeypatch.setenv("_DRAY_COMPLETE", f"complete_{shell}")
+        monkeypatch.setenv("_DRAY_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
-        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
-        monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
         return dray().out.replace('"', " ").split()
 
     assert "digits-1" in completed("dray experiment describe d")

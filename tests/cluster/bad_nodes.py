@@ -79,16 +79,7 @@ def with_version(directory: Path, package: str, version: str) -> str:
         case "dray":
             for name in ("dray", "searchers"):
                 shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-            init = place / "dray" / "__init__.py"
-            init.write_text(init.read_text().replace(dray.__version__, version))
-        case "ray":
-            # Ray does not let a node of another version join; its workers may still import another one.
-            place.mkdir(parents=True)
-            (place / "sitecustomize.py").write_text(
-                "import sys\n"
-                "if any(name.endswith('default_worker.py') for name in sys.orig_argv):\n"
-                f"    import ray; ray.__version__ = {version!r}\n"
-            )
+            (place / "dray" / "_version.py").write_text(f"__version__ = {version!r}\n")
     return str(place)
 
 
@@ -141,16 +132,6 @@ class Told:
             )
             self.run("not_shared")
 
-    def shared(self) -> None:
-        """All nodes see it, also one that mounts it by itself."""
-        place = self.directory / "shared"
-        place.mkdir()
-        with (
-            node(self.head, "127.0.0.5"),
-            node(self.head, "127.0.0.6", prepare=f"mount --bind {place} {place}"),
-        ):
-            self.run("shared", resources={"slots_per_trial": 2, "slot": "cpu"})
-
     def later(self) -> None:
         """A node comes while trials train; it does not see the experiment."""
         place = self.directory / "later"
@@ -178,18 +159,8 @@ class Told:
         with node(self.head, "127.0.0.9", prepare=mount, TMPDIR=str(place)):
             self.run("full")
 
-    def full_ray(self) -> None:
-        """The disk that Ray itself writes to has little room when the node is there."""
-        with node(self.head, "127.0.0.14", prepare="mount -t tmpfs -o size=96m none /tmp/ray") as process:
-            enter = ["nsenter", f"--target={process.pid}", "--mount"]
-            subprocess.run([*enter, "fallocate", "--length", "64M", "/tmp/ray/ballast"], check=True)
-            self.run("full_ray")
-
     def torch(self) -> None:
         self._other("torch", "1.13.1", "127.0.0.10")
-
-    def ray(self) -> None:
-        self._other("ray", "2.9.0", "127.0.0.11")
 
     def dray(self) -> None:
         self._other("dray", "0.0.1", "127.0.0.12")

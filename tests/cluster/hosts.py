@@ -136,8 +136,3 @@ class Host:
         """From one moment to the next."""
         self.process.kill()
         self.process.wait()
-
-
-def shell(command: str) -> list[str]:
-    """A command line for `Host.run`."""
-    return ["bash", "-c", command]

@@ -35,14 +35,6 @@ else:
 print("states:", *experiment.run().trials["state"])
 """
 
-FAILS = """
-from recorded import Recorded
-
-class Fails(Recorded):
-    def train_batch(self, batch, epoch_idx, batch_idx):
-        raise ArithmeticError("at once")
-"""
-
 
 class Cases:
     """Args:
@@ -54,12 +46,9 @@ class Cases:
         self.seen: dict[str, Any] = {}
         shutil.copytree(ROOT / "tests" / "ray" / "trials", self.code, ignore=shutil.ignore_patterns("__pycache__"))
         (self.code / "driver.py").write_text(DRIVER)
-        (self.code / "fails.py").write_text(FAILS)
         (directory / "nobody").mkdir()
         self.config("short", trials=1, batches=20)
         self.config("long", trials=1, batches=BATCHES, pause_s=0.1, min_validation_period=None)
-        self.config("fails", trials=1, batches=20, entrypoint="fails:Fails", max_restarts=0)
-        self.config("wrong", trials=1, batches=20, resources={"slot": "cpu", "slots_per_trial": 8})
 
     def config(self, name: str, **fields: Any) -> None:
         config = recorded(self.directory / f"record-{name}", **fields)
@@ -101,14 +90,6 @@ class Cases:
             self.run(f"command, {name}", "dray", "cluster", "status", RAY_ADDRESS=GCS, **environment)
         self.submit("job, right", "python", "driver.py", "short", self.directory / "right")
         self.run("jobs", "ray", "job", "list", "--address", DASHBOARD)
-
-    def failing(self) -> None:
-        """A driver's error and its exit code come back to who has submitted it."""
-        self.submit("fails", "python", "driver.py", "fails", self.directory / "fails")
-        job = self.submit(
-            "wrong", "dray", "experiment", "create", "wrong.yaml", ".", "--path", self.directory / "wrong"
-        )
-        self.run("status", "ray", "job", "status", "--address", DASHBOARD, job)
 
     def stopped(self) -> None:
         """`ray job stop`: the trial saves; another job goes on."""

@@ -128,28 +128,6 @@ def _all_groups_at_once(directory: Path, wanted: int, *, at_once: int, slots_per
     return {"trials": states, "timeline": timeline.changes, "left": left}
 
 
-def idle(directory: Path, most: int) -> dict[str, Any]:
-    """As many trials as nodes, one of which goes on for long after the others."""
-    timeline = Timeline()
-
-    def look() -> None:
-        wait_for(lambda: groups("CREATED") == most, "a group on each node", 120)
-        (directory / "until").touch()
-        try:
-            wait_for(lambda: groups() == 1 and nodes("GPU") == 1, "what has no trial to be given back", 120)
-        finally:
-            (directory / "longer").touch()
-
-    with Meanwhile(lambda: timeline.watch(nodes=lambda: nodes("GPU"), groups=groups)):
-        try:
-            made = config(directory, trials=most, at_once=most, slots_per_trial=1)
-            with Meanwhile(look):
-                result = dray.Experiment(made, model_dir=TRIALS, path=directory / "experiment").run()
-        finally:
-            timeline.close()
-    return {"trials": result.trials[["state", "restarts"]].values.tolist(), "timeline": timeline.changes}
-
-
 def killed(directory: Path, most: int) -> dict[str, Any]:
     """A driver whose groups wait for nodes is killed."""
     file = write_config(directory, config(directory, trials=3, at_once=3, slots_per_trial=1))

@@ -1,5 +1,4 @@
-"""Trains the trial of spread.py on two workers, each of which needs a machine:
-`spread_driver.py <name> <pause_s> [<server>]`.
+"""Trains the trial of spread.py on two workers, each of which needs a machine: `spread_driver.py <name> <pause_s>`.
 
 `ray submit` brings this file alone.
 """
@@ -8,14 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from spread import Spread
 
 import dray
 
 
-def main(name: str, pause_s: str, server: str = "") -> None:
+def main(name: str, pause_s: str) -> None:
     config = {
         "name": name,
         "hyperparameters": {"global_batch_size": 64, "lr": 0.01, "hidden": 32, "pause_s": float(pause_s)},
@@ -26,11 +24,7 @@ def main(name: str, pause_s: str, server: str = "") -> None:
         "min_checkpoint_period": {"batches": 5},
         "reproducibility": {"experiment_seed": 7},
     }
-    if server:  # it has the trial's class from the code
-        code = Path.home() / "code"
-        dray.Experiment({**config, "entrypoint": "spread:Spread"}, model_dir=code, server=server).run()
-    else:
-        dray.Experiment(config, trial=Spread).run()
+    dray.Experiment(config, trial=Spread).run()
 
 
 if __name__ == "__main__":

@@ -74,12 +74,6 @@ def test_the_file_is_that_of_this_clusters_process(monitor: Any, tmp_path: Path)
     assert autoscaler.read_config_file(port) == FILE
 
 
-def test_a_process_without_a_file_starts_nothing(monitor: Any) -> None:
-    port = f"{os.getpid() + 200_000}"
-    monitor(f"--gcs-address=[::1]:{port}")
-    assert autoscaler.read_config_file(port) == autoscaler.NO_FILE
-
-
 @pytest.mark.parametrize(
     ("file", "states", "expected"),
     [

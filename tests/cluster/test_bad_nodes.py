@@ -44,7 +44,7 @@ def test_a_directory_that_not_all_nodes_have_is_refused_before_anything_trains(t
 @pytest.fixture(scope="module")
 def by_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Each told by the worker that came up there, for no node is left out before."""
-    return seen(tmp_path_factory.mktemp("workers"), "shared", "full", "full_ray", "torch", "ray", "no_access", "dray")
+    return seen(tmp_path_factory.mktemp("workers"), "full", "torch", "no_access", "dray")
 
 
 @pytest.mark.long
@@ -52,9 +52,7 @@ def by_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("case", "kind", "node", "told"),
     [
         ("torch", "ExperimentError", "127.0.0.10", "has torch 1.13.1, but the driver has torch "),
-        ("ray", "ExperimentError", "127.0.0.11", "has ray 2.9.0, but the driver has ray "),
         ("full", "ExperimentError", "127.0.0.9", "has a full disk: "),
-        ("full_ray", "ExperimentError", "127.0.0.14", "has a full disk: "),
         ("no_access", "ConfigError", "127.0.0.13", "can't use the experiment's storage: "),
     ],
 )
@@ -69,10 +67,9 @@ def test_a_node_where_no_trial_can_run_is_named(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", ["shared", "dray"])
-def test_nodes_that_mount_it_by_themselves_or_have_another_dray_train(case: str, by_workers: dict[str, Any]) -> None:
-    assert (by_workers[case]["kind"], by_workers[case]["error"]) == ("none", "")
-    assert by_workers[case]["trained"] >= 20
+def test_nodes_that_have_another_dray_train(by_workers: dict[str, Any]) -> None:
+    assert (by_workers["dray"]["kind"], by_workers["dray"]["error"]) == ("none", "")
+    assert by_workers["dray"]["trained"] >= 20
 
 
 @pytest.mark.long

@@ -40,13 +40,6 @@ def check(directory: Path, driver: dict[str, Any], *, trials: int = 1) -> None:
         assert found["edition"] == "first"
 
 
-def test_a_scripts_own_directory_and_dray_reach_a_node_that_has_nothing(tmp_path: Path) -> None:
-    driver = seen(tmp_path, "script")["script"]
-    check(tmp_path, driver)
-    [found] = driver["found"]
-    assert found["cwd"] == str(Path(found["files"]["beside"]).parent), "where the script's own data lie"
-
-
 def test_a_server_on_the_head_lends_a_node_with_nothing_to_one_experiment_after_another(tmp_path: Path) -> None:
     driver = seen(tmp_path, "served")["served"]
     first, second = driver["found"]

@@ -54,18 +54,6 @@ def test_a_job_needs_the_clusters_token_and_so_does_a_driver_which_says_so_in_a_
 
 
 @pytest.mark.long
-def test_a_drivers_error_and_its_exit_code_come_back(tmp_path: Path) -> None:
-    found = seen(tmp_path, "failing")
-    assert found["fails"]["rc"] == 1
-    assert "ExperimentError: every trial failed" in found["fails"]["said"]
-    assert "ArithmeticError: at once" in found["fails"]["said"]
-    assert found["wrong"]["rc"] == 1
-    assert "resources.slots_per_trial: 8 slots requested" in found["wrong"]["said"]
-    assert "Traceback" not in found["wrong"]["said"]
-    assert "failed with exit code 2" in found["status"]["said"]
-
-
-@pytest.mark.long
 def test_a_job_that_is_stopped_has_saved_and_another_goes_on(tmp_path: Path) -> None:
     found = seen(tmp_path, "stopped")
     assert "was stopped" in found["stopped"]["said"]

@@ -208,7 +208,7 @@ USES = [
         {"ray.train.v2._internal.execution.storage:StorageContext.local_working_directory": None},
     ),
     Use(
-        "dray/cluster/auth.py",
+        "dray/cluster/token.py",
         "tell within milliseconds that a cluster refuses this process's token",
         {
             "ray._private.authentication.authentication_utils:is_token_auth_enabled": set(),

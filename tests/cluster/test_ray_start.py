@@ -43,13 +43,6 @@ def test_ray_that_does_not_start_is_one_error_with_what_to_do(starts: list[BaseE
     assert starts == [None]
 
 
-def test_ctrl_c_is_not_tried_again(starts: list[BaseException | None]) -> None:
-    starts += [KeyboardInterrupt(), None]
-    with pytest.raises(KeyboardInterrupt):
-        connect(None)
-    assert starts == [None]
-
-
 @pytest.fixture
 def clusters(starts: list[BaseException | None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of each cluster that was started, 0 once it has been shut down."""
@@ -76,16 +69,6 @@ def test_the_next_run_of_a_process_has_the_same_cluster(clusters: list[int]) -> 
             assert (cluster.own, cluster.local) == (True, True)
             assert cluster.description == f"{description}, 2 CPUs"
     assert clusters == [1]
-
-
-def test_a_cluster_that_the_user_started_meanwhile_is_not_taken_for_ours(clusters: list[int]) -> None:
-    with connect(None):
-        pass
-    ray.shutdown()
-    ray.init()
-    with connect(None) as cluster:
-        assert (cluster.own, cluster.description) == (False, "the Ray cluster at 127.0.0.1:2 (already connected)")
-    assert clusters == [0, 2]
 
 
 def test_a_cluster_that_a_run_failed_on_is_not_kept(clusters: list[int]) -> None:

@@ -35,10 +35,9 @@ def values(found: dict[str, Any], name: str) -> list[int]:
     return [value for _, each, value in found["timeline"] if each == name]
 
 
-@pytest.mark.parametrize("nodes", [3, 4])
-def test_a_sweep_has_all_nodes_that_are_of_use_and_leaves_none(tmp_path: Path, nodes: int) -> None:
-    found = seen("sweep", tmp_path, nodes=nodes)
-    used = 2 * (nodes // 2)  # by trials of two slots: with one node alone none can do anything
+def test_a_sweep_has_all_nodes_that_are_of_use_and_leaves_none(tmp_path: Path) -> None:
+    found = seen("sweep", tmp_path, nodes=3)
+    used = 2  # by trials of two slots: with one node alone none can do anything
     assert found["trials"] == [["COMPLETED", 0]] * 6
     assert max(values(found, "nodes")) == used
     assert max(values(found, "groups")) == used // 2
@@ -53,14 +52,6 @@ def test_no_node_comes_for_a_trial_that_has_room_on_anothers_gpu(tmp_path: Path)
     assert max(values(found, "nodes")) == 3, "each has room for two trials"
     assert values(found, "nodes")[0] == values(found, "nodes")[-1] == 0
     assert found["left"] == 0
-
-
-def test_what_has_no_trial_is_given_back_while_the_search_goes_on(tmp_path: Path) -> None:
-    found = seen("idle", tmp_path, nodes=3)
-    assert found["trials"] == [["COMPLETED", 0]] * 3
-    assert max(values(found, "nodes")) == 3
-    last_of_both = [[each for each in values(found, name) if each][-1] for name in ("nodes", "groups")]
-    assert last_of_both == [1, 1], "one was kept for the trial that went on"
 
 
 def test_a_killed_driver_wants_no_nodes(tmp_path: Path) -> None:

@@ -62,21 +62,6 @@ def test_a_search_and_a_trial_across_machines_between_ray_up_and_ray_down(tmp_pa
 
 
 @pytest.mark.long
-def test_drivers_that_are_submitted_to_the_head_share_the_workers_of_the_server_there(tmp_path: Path) -> None:
-    seen = play("served", tmp_path)
-    print(", ".join(f"{command} {seconds:.0f} s" for command, seconds in seen["took"].items()))
-    processes = []
-    for name in ("first", "second"):
-        path = experiment(tmp_path, name)
-        assert dray.Result(path).trials[["state", "restarts"]].values.tolist() == [["COMPLETED", 0]]
-        ranks = [printed(path, 0, rank) for rank in (0, 1)]
-        assert {machine for lines in ranks for machine in said(lines, "machine")} == {"one", "two"}
-        assert [said(lines, "data") for lines in ranks] == [["brought"]] * 2
-        processes.append([said(lines, "process") for lines in ranks])
-    assert processes[0] == processes[1]
-
-
-@pytest.mark.long
 def test_other_machines_go_on_when_the_head_is_lost(tmp_path: Path) -> None:
     play("head_lost", tmp_path)
     lost = experiment(tmp_path, "lost")

@@ -129,9 +129,6 @@ class Drivers:
         yield
         beside.write_text(before)
 
-    def script(self) -> None:
-        self.run("script", sys.executable, self.project / "driver.py", *self._config("script"))
-
     def notebook(self) -> None:
         """No file has the class; the process runs where the notebook lies."""
         script = self.project / "driver.py"

@@ -109,25 +109,6 @@ def sweep(directory: Path) -> dict[str, Any]:
     return {"took": person.took, "printed": printed, "before": before, "after": after}
 
 
-def served(directory: Path) -> dict[str, Any]:
-    """A server on the head, and two drivers, one after the other, that submit to it."""
-    (results := directory / "results").mkdir()
-    with Machines("one", "two", directory=directory / "machines", mounts={RESULTS: results}) as (one, two):
-        person = Person(directory)
-        person.up(one, two)
-        server, log = person.start("exec", "dray serve")
-
-        def answers() -> bool:
-            assert server.poll() is None, f"the server has ended:\n{log.read_text()}"
-            return one.run("bash -lc '. ~/.dray-env; dray serve --status'", check=False).returncode == 0
-
-        wait_for(answers, "the server")
-        printed = [person.ray("submit", DRIVER, "--", name, "0", "auto") for name in ("first", "second")]
-        server.terminate()
-        server.wait()
-    return {"took": person.took, "printed": printed}
-
-
 def head_lost(directory: Path) -> dict[str, Any]:
     """The head goes down with the driver; other machines go on, from the directory that all have mounted."""
     (results := directory / "results").mkdir()

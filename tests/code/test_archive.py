@@ -6,7 +6,6 @@ import gzip
 import io
 import multiprocessing
 import os
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dray.code.archive import MAX_DEPTH, MAX_HEADERS, MAX_NAME, Archived, BadArchive, _Archive, copy, pack, unpack
+from dray.code.archive import Archived, BadArchive, copy, pack, unpack
 from dray.code.ignore import code_of
 from dray.errors import ConfigError
 
@@ -91,7 +90,7 @@ def test_what_the_ignore_files_choose_arrives_and_nothing_else(tmp_path: Path, t
         (lambda: archive(member("hard", tarfile.LNKTYPE, "/etc/passwd")), "no file, directory or link"),
         (lambda: archive(member("pipe", tarfile.FIFOTYPE)), "no file, directory or link"),
         (lambda: archive(member("device", tarfile.CHRTYPE)), "no file, directory or link"),
-        (lambda: archive(member("big", size=97 << 20)), "more than 96 MiB"),
+        (lambda: archive(member("a/" * 32_000 + "b")), "can't be unpacked"),
         (lambda: io.BytesIO(b"nothing"), r"must be a .tar.gz"),
         (lambda: io.BytesIO(b""), r"must be a .tar.gz"),
         (lambda: io.BytesIO(gzip.compress(b"x" * 5000)), r"must be a .tar.gz"),
@@ -121,88 +120,15 @@ def test_an_absolute_name_stays_within(to: Path) -> None:
 
 
 def test_little_does_not_unpack_to_very_much(to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dray.code.archive._MAX_READ", 1 << 20)
     with pytest.raises(BadArchive, match="more than 96 MiB"):
-        unpack(archive(member("zeros", size=2 << 20)), to)
+        unpack(archive(*(member(name, size=33 << 20) for name in "abc")), to)
     monkeypatch.setattr("dray.code.archive.MAX_FILES", 10)
     with pytest.raises(BadArchive, match="or 10 files"):
         unpack(archive(*(member(f"f{number}") for number in range(11))), to)
-    with pytest.raises(BadArchive, match="or 10 files"):
-        unpack(archive(member("/".join("abcdefghijk"))), to)
     for number in range(10):
         (to / f"f{number}").touch()
     with pytest.raises(ConfigError, match=r"or 10 files; exclude .* in .*\.drayignore"):
         pack(to)
-
-
-def with_headers(**headers: str) -> tarfile.TarInfo:
-    made = member("file")
-    made.pax_headers = headers
-    return made
-
-
-@pytest.mark.parametrize(
-    "large",
-    [
-        with_headers(comment="x" * (1 << 17)),
-        with_headers(path="x" * (1 << 17)),
-        member("name", tarfile.GNUTYPE_LONGNAME, size=1 << 17),
-        member("link", tarfile.GNUTYPE_LONGLINK, size=1 << 17),
-        member("global", tarfile.XGLTYPE, size=1 << 17),
-        member("sparse", tarfile.GNUTYPE_SPARSE, size=1 << 17),
-        with_headers(**{"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "file"}),
-        with_headers(**{"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,0"}),
-        with_headers(**{"GNU.sparse.size": "1"}),
-        member("old sparse", tarfile.GNUTYPE_SPARSE),
-    ],
-    ids=lambda info: info.name,
-)
-def test_what_tarfile_would_read_into_memory_at_once_is_refused(large: tarfile.TarInfo, to: Path) -> None:
-    with pytest.raises(BadArchive, match=r"a member of type|a sparse file"):
-        unpack(archive(large, member("next")), to)
-
-
-@pytest.mark.parametrize("size", [-1, -(1 << 50), 1 << 50])
-def test_a_size_in_a_header_does_not_undo_the_limit(size: int, to: Path) -> None:
-    with pytest.raises(BadArchive, match="more than 96 MiB"):
-        unpack(archive(with_headers(size=str(size)), member("next")), to)
-
-
-def test_headers_in_a_long_chain_are_refused(to: Path) -> None:
-    for count in (MAX_HEADERS, 2000):
-        with pytest.raises(BadArchive, match="headers before one file"):
-            unpack(archive(*(member("global", tarfile.XGLTYPE) for _ in range(count)), member("file")), to)
-
-
-def test_headers_for_all_files_are_not_kept(to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file would copy those of all before it."""
-    most = 0
-
-    def forget(self: _Archive) -> None:
-        nonlocal most
-        most = max(most, len(self.pax_headers))
-        original(self)
-
-    original = _Archive.forget
-    monkeypatch.setattr(_Archive, "forget", forget)
-    packed = io.BytesIO()
-    with gzip.open(packed, "w") as made:
-        for number in range(50):
-            made.write(tarfile.TarInfo.create_pax_global_header({f"key{number}": "x"}))
-            made.write(member("file").tobuf())
-    packed.seek(0)
-    unpack(packed, to)
-    assert most == 1
-
-
-@pytest.mark.parametrize("name", ["a/" * 32_000, "a/" * (MAX_DEPTH + 1), "a" * (MAX_NAME + 1)])
-@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE])
-def test_a_name_that_is_too_deep_is_refused(name: str, kind: bytes, to: Path) -> None:
-    """Its parents' names together take gigabytes, and what is so deep can't be removed either."""
-    with pytest.raises(BadArchive, match="nested too deeply") as error:
-        unpack(archive(member(name.rstrip("/"), kind, "target")), to)
-    assert len(str(error.value)) < 300
-    assert list(to.iterdir()) == []
 
 
 def test_too_much_code_is_refused_before_it_is_sent(tmp_path: Path) -> None:
@@ -245,34 +171,6 @@ def test_a_node_keeps_the_code_that_its_processes_use(tmp_path: Path, monkeypatc
         assert kept() == {"x = 1\n", "x = 3\n", "x = 4\n"}, "the last but one was in use as the last was placed"
     archived(5).place()
     assert kept() == {"x = 4\n", "x = 5\n"}, "the other process has ended"
-
-
-def test_code_that_was_being_removed_when_the_process_was_killed_is_unpacked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code = tmp_path / "code"
-    code.mkdir()
-
-    def archived(number: int) -> Archived:
-        (code / "model_def.py").write_text(f"x = {number}\n")
-        (code / "other.py").write_text("y = 1\n")
-        return Archived.of(code)
-
-    class Killed(BaseException):
-        """The process has ended here."""
-
-    def remove_one_file(directory: Path, **_: object) -> None:
-        (directory / "other.py").unlink()
-        raise Killed
-
-    first, *others = (archived(number) for number in range(3))
-    first.place()
-    others[0].place()  # from now on nobody uses the first
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(shutil, "rmtree", remove_one_file)
-        others[1].place()
-    assert (first.place() / "other.py").read_text() == "y = 1\n"
 
 
 def _placed(archived: Archived, temporary: Path) -> Path:

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from dray import pytorch
-from dray.code.factory import ByValue, FromDirectory, Sent, home_of, place_of
+from dray.code.factory import FromDirectory, Sent, home_of, place_of
 from dray.code.packages import Package
 from dray.config.entrypoint import ClassName, parse_entrypoint
 from dray.errors import EntrypointError
@@ -79,12 +79,6 @@ def test_class_is_found_where_ray_has_unpacked_the_code(directory: Path, unpacke
     assert Path(sys.modules[module].__file__ or "").is_relative_to(load.place())
 
 
-@pytest.mark.parametrize("program", ["my_model.py", "my_package/deep/model.py", "-m my_package.deep.model"])
-def test_program_is_found_where_ray_has_unpacked_the_code(unpacked: Package, program: str) -> None:
-    load = FromDirectory(entrypoint=parse_entrypoint(f"python3 {program}"), directory=unpacked)
-    assert load() == parse_entrypoint(f"python3 {program}")
-
-
 def test_links_are_made_on_the_worker_once(unpacked: Package) -> None:
     for _ in range(2):
         place = unpacked.place()
@@ -129,13 +123,6 @@ def test_modules_that_a_scripts_class_needs_and_no_worker_has_are_reported(direc
         EntrypointError, match=r"trial: Scripts can't be loaded on a worker: .*No module named 'my_model'"
     ):
         load()
-
-
-def test_class_by_value_needs_no_code() -> None:
-    class Local(pytorch.PyTorchTrial): ...  # type: ignore[misc]
-
-    load = ByValue(trial=Local)
-    assert (load(), load.place()) == (Local, None)
 
 
 @pytest.mark.parametrize("module", ["my_model", "my_package.deep", "my_package.deep.model"])

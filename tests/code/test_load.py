@@ -59,11 +59,6 @@ def test_class_is_loaded_from_the_model_directory(tmp_path: Path) -> None:
     assert found.__name__ == "MyTrial"
 
 
-def test_class_in_a_package_is_loaded(tmp_path: Path) -> None:
-    write(tmp_path / "my_models", "digits", TRIAL.format(name="MyTrial", here=1))
-    assert load_trial_class(ClassName("my_models.digits", "MyTrial"), tmp_path).__module__ == "my_models.digits"
-
-
 def test_two_directories_with_a_module_of_one_name_both_work(tmp_path: Path) -> None:
     found = [
         load_trial_class(
@@ -78,10 +73,6 @@ def test_two_directories_with_a_module_of_one_name_both_work(tmp_path: Path) -> 
 def test_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EntrypointError, match="model_dir: no such directory"):
         load_trial_class(MY_TRIAL, tmp_path / "none")
-
-
-def test_missing_entrypoint_is_an_error(tmp_path: Path) -> None:
-    assert "missing required field" in fault(None, tmp_path)
 
 
 def test_missing_module_is_reported_with_the_nearest(tmp_path: Path) -> None:
@@ -105,12 +96,6 @@ def test_module_that_raises_is_reported_with_its_own_traceback(tmp_path: Path, t
     what = fault("my_model:MyTrial", write(tmp_path, "my_model", text))
     assert what.splitlines()[-1].endswith(error)
     assert "importlib" not in what
-
-
-def test_syntax_error_is_reported_with_its_line(tmp_path: Path) -> None:
-    what = fault("my_model:MyTrial", write(tmp_path, "my_model", "x = 1\nclass MyTrial(\n"))
-    assert "SyntaxError" in what
-    assert "line 2" in what
 
 
 @pytest.mark.parametrize(
@@ -195,18 +180,6 @@ def test_missing_program_is_reported_with_the_nearest(tmp_path: Path) -> None:
     assert fault("python3 zzz", tmp_path).endswith("its scripts are my_other.py, scripts/my_program.py")
     assert fault("python3 -m my_othre", tmp_path).endswith("did you mean my_other?")
     assert fault("python3 scripts", tmp_path).endswith("is a directory; for a package: python3 -m package")
-
-
-def test_syntax_error_of_a_program_is_reported_with_its_line(tmp_path: Path) -> None:
-    what = fault("python3 my_program.py", write(tmp_path, "my_program", "x = 1\nif x\n"))
-    assert what.startswith(f"reading my_program.py from {tmp_path} raised SyntaxError; fix it there:")
-    assert "line 2" in what
-
-
-def test_where_there_is_no_module_at_all_that_is_said(tmp_path: Path) -> None:
-    assert fault("my_model:MyTrial", tmp_path).endswith(f"no module my_model in {tmp_path}, which has no modules")
-    write(tmp_path, "other", "")
-    assert fault("my_model:MyTrial", tmp_path).endswith(f"no module my_model in {tmp_path}; its modules are other")
 
 
 def test_model_that_needs_its_startup_hook_is_left_to_the_workers(tmp_path: Path) -> None:

@@ -13,15 +13,14 @@ import pytest
 
 import dray
 from dray import compat
-from dray.compat import alias as alias_module
 
 
 @pytest.fixture
 def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process that has seen nothing of `determined`; afterwards it has forgotten it again."""
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(alias_module.PATH)])
-    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if each is not alias_module.finder])
-    monkeypatch.setattr(alias_module.finder, "whole", False)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(compat.PATH)])
+    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if each is not compat.finder])
+    monkeypatch.setattr(compat.finder, "whole", False)
     _forget()
     yield
     _forget()

@@ -176,8 +176,6 @@ def test_options_survive_the_experiments_file(tmp_path: Path, code: Path) -> Non
             "searcher.options",
             "must be numbers, strings, lists and mapp",
         ),
-        ({**HALVES, "sampler": "my_search:Samplr"}, "searcher.sampler.name", "did you mean Sampler?"),
-        ({**HALVES, "sampler": "my_search:Silent"}, "searcher.sampler.options", "Silent() takes no arguments"),
         (
             {**HALVES, "sampler": {"name": "my_search:Sampler", "options": {"scal": 1}}},
             "searcher.sampler.options",
@@ -299,17 +297,3 @@ def test_preview_refuses_a_method_that_breaks_the_rules(code: Path) -> None:
         show_preview(
             load_config(config({"name": "my_search:Idle"})), model_dir=code, console=Console(file=io.StringIO())
         )
-
-
-def test_the_examples_search_cut_at_any_record_continues_unchanged() -> None:
-    loaded, custom = load_config(EXAMPLES / "own_method" / "digits.yaml"), Custom(directory=EXAMPLES)
-    whole: list[dict[str, Any]] = []
-    search = build_search(loaded, whole.append, custom=custom)
-    search.start()
-    drive(search)
-    assert len(search.trials) == 24
-    for cut in range(1, len(whole), 7):
-        again = list(whole[:cut])
-        search = build_search(loaded, again.append, records=list(whole[:cut]), custom=custom)
-        drive(search)
-        assert again == whole, f"cut at {cut}"

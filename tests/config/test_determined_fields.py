@@ -11,12 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
+from dray.config.faults import SECTIONS
 from dray.config.load import load_config, parse_config
 from dray.config.schema import ExperimentConfig
-from dray.config.sections import SECTIONS
 from dray.errors import ConfigError
 from dray.masking import MASK
 from dray.script import Script
@@ -278,80 +277,11 @@ def test_checkpoint_path_has_no_effect_beside_storage_path() -> None:
     assert str(load_config(with_field("checkpoint_storage", storage)).checkpoint_storage.location) == "/a/b"
 
 
-def test_an_empty_path_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"host_path: must not be empty; for example host_path: /mnt/results"):
-        load_config(with_field("checkpoint_storage", {"type": "shared_fs", "host_path": ""}))
-
-
 @pytest.mark.parametrize("path", [path for path in REMOVED_FIELDS if path != "checkpoint_storage.user"])
 def test_a_removed_field_is_refused_with_the_cure(path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(with_field(path, "x"))
     assert (path, REMOVED_FIELDS[path]) in caught.value.faults
-
-
-def test_a_whole_file_of_determined_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "adaptive.yaml"
-    file.write_text(
-        """
-name: mnist_adaptive
-workspace: vision
-project: digits
-labels: [mnist]
-data: {url: https://example.com/mnist.tar.gz}
-hyperparameters:
-  global_batch_size: {type: const, val: 64}
-  learning_rate: {type: log, base: 10.0, minval: -4.0, maxval: -1.0, count: 3}
-  net:
-    dropout: {type: double, minval: 0.2, maxval: 0.8}
-    act: {type: categorical, vals: [relu, gelu]}
-searcher:
-  name: adaptive_asha
-  metric: validation_loss
-  smaller_is_better: true
-  max_trials: 16
-  max_length: {batches: 937}
-  mode: aggressive
-  stop_once: true
-records_per_epoch: 60000
-scheduling_unit: 50
-min_validation_period: {batches: 100}
-min_checkpoint_period: {batches: 200}
-perform_initial_validation: true
-environment:
-  image: {cpu: determinedai/environments:py-3.9, cuda: determinedai/environments:cuda-11.3}
-  environment_variables: [NCCL_DEBUG=INFO, "GREETING=a=b c"]
-resources: {slots_per_trial: 2, max_slots: 8, shm_size: 4G, resource_pool: compute, is_single_node: true}
-optimizations: {aggregation_frequency: 2, mixed_precision: O1, average_training_metrics: true}
-log_policies:
-  - {name: ECC, pattern: ".*uncorrectable ECC error.*", action: exclude_node}
-  - {pattern: ".*CUDA out of memory.*", action: {type: cancel_retries}}
-profiling: {enabled: true, begin_on_batch: 0, end_after_batch: 50}
-checkpoint_storage: {type: shared_fs, host_path: /mnt/nfs, storage_path: determined, save_trial_latest: 2}
-entrypoint: python3 -m determined.launch.torch_distributed --trial model_def:MNistTrial
-max_restarts: 2
-reproducibility: {experiment_seed: 999}
-"""
-    )
-    config = load_config(file)
-    assert str(config.min_checkpoint_period) == "200 batches"
-    assert config.resources.placement_strategy == "STRICT_PACK"
-    assert (config.resources.slots_per_trial, config.resources.max_slots) == (2, 8)
-    assert config.environment.variables("cpu") == {"NCCL_DEBUG": "INFO", "GREETING": "a=b c"}
-    assert [policy.pattern for policy in config.log_policies] == [".*CUDA out of memory.*"]
-    profiling = config.profiling
-    assert (profiling.enabled, profiling.begin_on_batch, profiling.end_after_batch) == (True, 0, 50)
-    [warning] = caplog.messages
-    assert warning.startswith(f"{file} has fields of Determined that are ignored here:\n  environment.image: ")
-    assert [line.partition(":")[0].strip() for line in warning.splitlines()[1:]] == [
-        "environment.image",
-        "log_policies.exclude_node",
-        "project",
-        "resources.resource_pool",
-        "resources.shm_size",
-        "workspace",
-    ]
-    assert load_config(yaml.safe_load(yaml.safe_dump(config.to_dict()))).searcher == config.searcher
 
 
 # -------------------------------------------------------------------------------------------------------------- used
@@ -474,10 +404,6 @@ def test_a_length_has_any_unit(path: str, written: Any, meant: str) -> None:
     assert str(read(load_config(with_field(path, written)), path)) == meant
 
 
-def test_a_number_alone_counts_batches_as_max_length() -> None:
-    assert str(load_config(with_field("searcher.max_length", 100)).searcher.max_length) == "100 batches"
-
-
 # ----------------------------------------------------------------------------------------------- the ways to say some
 
 
@@ -508,12 +434,9 @@ def test_environment_variables(written: Any, on_cpu: Any, on_cuda: Any, on_rocm:
     [
         [""],
         ["A c4n4ry"],
-        ["A: c4n4ry"],
         ["=c4n4ry"],
-        [["A", "c4n4ry"]],
         "A=c4n4ry",
         {"A": ["c4n4ry"]},
-        {"A": True},
         {"A=c4n4ry": 1},
         {1: "c4n4ry"},
     ],
@@ -532,13 +455,11 @@ def test_invalid_variables_are_refused_without_their_values(written: Any) -> Non
     [
         ({"pattern": "a", "action": "cancel_retries"}, ["cancel_retries"]),
         ({"pattern": "a", "action": {"type": "cancel_retries"}}, ["cancel_retries"]),
-        ({"pattern": "a", "action": {"signal": "bad"}}, ["signal"]),
         (
             {"pattern": "a", "actions": ["exclude_node", {"signal": "bad"}, "cancel_retries"]},
             ["exclude_node", "signal", "cancel_retries"],
         ),
         ({"pattern": "a", "policy": {"type": "on_failure_dont_retry"}}, ["cancel_retries"]),
-        ({"pattern": "a", "policy": {"type": "send_webhook", "webhook_name": "w"}}, ["send_webhook"]),
         ({"pattern": "a", "signal": "bad"}, ["signal"]),
         ({"name": "OOM", "pattern": "a", "action": None}, ["signal"]),
         ({"name": "OOM", "pattern": None}, []),

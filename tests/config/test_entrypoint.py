@@ -44,7 +44,6 @@ def test_program_is_a_file_or_a_module_with_arguments(
     [
         "determined.launch.torch_distributed",
         "dray.launch.torch_distributed",
-        "determined.launch.horovod",
         "determined.launch.deepspeed",
     ],
 )
@@ -72,7 +71,6 @@ def test_launcher_may_name_a_class_or_a_file() -> None:
         "python3 -m determined.exec.harness model_def:MyTrial",
         "python3 -m determined.launch.horovod --autohorovod --trial model_def:MyTrial",
         ["python3", "-m", "determined.launch.autohorovod", "model_def:MyTrial"],
-        "python3 -m determined.launch.auto_horovod model_def:MyTrial",
         "python3 -m determined.launch.autodeepspeed model_def:MyTrial",
     ],
 )
@@ -99,15 +97,12 @@ def test_command_is_kept_as_it_was_written() -> None:
     ("entrypoint", "what"),
     [
         ("", "must not be empty; for example model_def:DigitsTrial or python3 train.py"),
-        ([], "must not be empty"),
         (3, "must be a string or a list of strings, got 3"),
         (["python3", "train.py", 1], "must be a list of strings, got 1 as word 3; quote it: '1'"),
         ("python3 'train.py", "can't be split into words"),
         ("model_def", "must be module:Class, or a Python program, got 'model_def'"),
-        ("model_def:", "must be module:Class, or a Python program"),
         ("perl train.pl", "so it can't be another program"),
         ("bash train.sh", "put what comes before it into startup-hook.sh"),
-        ("/bin/sh -c 'python3 train.py'", "can't be a shell script"),
         ("A=1 python3 train.py x", "write environment: {environment_variables: [A=1]}, and here only python3 tr"),
         ("python3 train.py --name ''; python3 test.py", "can't use ;, got"),
         ("python3 train.py 2>&1 | tee log", "can't use >&, got"),
@@ -120,21 +115,16 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3", "must have a script after python"),
         ("python3 -c pass", "can't give Python the option -c"),
         ("python3 -m", "must have a module after -m"),
-        ("python3 -m package/train.py", "must have a module after -m"),
-        ("python3 prepare.py && python3 train.py", "can't use &&, got"),
         ("torchrun --nproc-per-node 2 train.py", "can't start torchrun"),
-        ("python3 -m torch.distributed.run train.py", "can't start torch.distributed.run"),
         ("python3 -m determined.launch.torch_distributed", "must have a command for the launcher to run"),
         ("python3 -m determined.launch.torch_distributed --nnodes 2 python3 a.py", "needs -- between the launcher's"),
         ("python3 -m determined.launch.torch_distributed --trial", "must have module:Class after --trial"),
         ("python3 -m determined.launch.torch_distributed --trial a:B c", "must have module:Class after --trial, and n"),
-        ("python3 -m determined.launch.torch_distributed bash a.sh", "can't be a shell script"),
         ("python3 -m determined.exec.harness train.py", "must have module:Class after determined.exec.harness"),
         (
             "python3 -m determined.launch.tensorflow -- python3 train.py",
             "dray has no counterpart to this part of Determined",
         ),
-        ("python3 -m determined.exec.launch", "dray has no counterpart to this part of Determined"),
     ],
 )
 def test_any_other_entrypoint_is_refused_with_the_cure(entrypoint: Any, what: str) -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from dray.config.limits import MAX_DEPTH
+from dray.config.faults import SECTIONS
 from dray.config.load import load_config
 from dray.config.schema import MAX_NAME
-from dray.config.sections import SECTIONS
+from dray.config.yaml_file import MAX_DEPTH
 from dray.errors import ConfigError
-from dray.migrate import check
 from dray.records.directory import ExperimentDirectory, new_path
-from searchers import MethodError, RandomSearch, slots
+from searchers import MethodError, RandomSearch
 
 BASE = "entrypoint: m:T\nsearcher: {name: single, metric: loss, max_length: {epochs: 1}}\n"
 RANDOM = BASE.replace("single", "random")
@@ -42,17 +41,10 @@ HOSTILE = {
         laughs("{x: 1}", "{<<: [%s]}"),
         "line 10, column 7: not valid YAML: has more than 100,000 values",
     ),
-    "anchors in anchors": (
-        BASE + "data:\n  a0: &a0 [1]\n" + "".join(f"  a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 5000)),
-        "nested more than 100 levels deep, or contains itself",
-    ),
     "anchor in itself": (BASE + "data: &d {x: *d}\n", "data: is nested more than 100 levels deep, or contains itself"),
-    "root in itself": ("&r\n" + BASE + "data: *r\n", "data: is nested more than 100 levels deep, or contains itself"),
     "deep lists": (BASE + "data: " + "[" * 5000 + "]" * 5000, "config: is nested more than 100 levels"),
     "deep mappings": (BASE + "data: " + "{a: " * 5000 + "1" + "}" * 5000, "is nested more than 100 levels deep"),
     "long name": (f"{BASE}name: {'n' * 100_000}\n", "name: must have at most 200 characters, got 100000"),
-    "long key": (f"{BASE}? {'k' * 100_000}\n: 1\n", "kkk: unknown field; known fields are"),
-    "long value": (f"{BASE}checkpoint_policy: {'k' * 99_999}\n", "must be one of best, all, none, got 'kkk"),
     "longer value": (
         f"{BASE}description: {'k' * 100_001}\n",
         "must be text of at most 100,000 characters, got 100,001",
@@ -63,29 +55,8 @@ HOSTILE = {
         f"{BASE}hyperparameters: {{x: {{type: int, {many(500)[1:]}}}\n",
         "has 502 errors:\n  hyperparameters.x.key_0: is not a field of type int\n",
     ),
-    "unknown keys of a point": (
-        RANDOM.replace("}}", f"}}, max_trials: 4, points: [{many(500)}]}}") + "hyperparameters: {lr: 1}\n",
-        "... and 480 more",
-    ),
-    "trials": (RANDOM.replace("}}", "}, max_trials: 1%s}" % ("0" * 30)), "searcher.max_trials: must be an integer of"),
     "long number": (f"{BASE}max_restarts: 1{'0' * 10_000}\n", "000 is not a valid int"),
-    "hexadecimal": (f"{BASE}max_restarts: 0x1{'0' * 100_000}\n", "must be an integer of at most 64 bits, got one of"),
     "hours": (f"{BASE}max_restarts: 1{':00' * 20_000}\n", "must be an integer of at most 64 bits, got one of 118138"),
-    "rungs": (
-        BASE.replace("single", "asha").replace("}}", "}, max_trials: 4, num_rungs: 999999999999}"),
-        "searcher.num_rungs: must be <= 1000, got 999999999999",
-    ),
-    "slots": (
-        f"{BASE}resources: {{slots_per_trial: {{min: 1, max: 999999999999}}}}\n"
-        "hyperparameters: {global_batch_size: 999999999999}\n",
-        "resources.slots_per_trial.max: must be <= 1000000, got 999999999999",
-    ),
-    "grid by count": (GRID % "count: 999999999", "hyperparameters.x: must have at most 1000000 points on a grid, got"),
-    "grid by step": (
-        GRID % "step: 2",
-        "hyperparameters.x: must have at most 1000000 points on a grid, got 500000000000",
-    ),
-    "no date": (f"{BASE}data: {{x: !!timestamp 2020-99-99}}\n", "'2020-99-99' is not a valid timestamp"),
     "no bool": (f"{BASE}data: {{x: !!bool 5}}\n", "not valid YAML: '5' is not a valid bool"),
     "half a character": (
         f'{BASE}name: "a\\ud800b"\n',
@@ -93,9 +64,7 @@ HOSTILE = {
     ),
     "NUL": (f'{BASE}checkpoint_storage: "a\\0b"\n', r"must be text without the character NUL, got 'a\x00b'"),
     "two lines": (f'{BASE}name: "a\\nb"\n', r"name: must be one line of printable characters, got 'a\nb'"),
-    "two lines in a key": (f'{BASE}"a\\nb\\e[31m": 1\n', r"  a\nb\x1b[31m: unknown field"),
     "a key twice": (f"{BASE}name: a\nname: b\n", "line 4, column 1: not valid YAML: the field 'name' is given twice"),
-    "seconds": (f"{BASE}hang_timeout_s: 1.0e+300\n", "hang_timeout_s: must be <= 1000000000, got 1e+300"),
 }
 
 LOADED = """
@@ -222,13 +191,6 @@ def test_every_field_refuses_what_is_too_large_in_a_short_error(value: object) -
             assert len(str(error.value)) < 3000, (place, field)
 
 
-def test_concurrent_trials_are_limited_without_a_limit_in_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was all trials at once, each of which takes memory."""
-    assert slots.MAX_CONCURRENT == 1_000_000
-    monkeypatch.setattr(slots, "MAX_CONCURRENT", 10)
-    assert len(RandomSearch(max_trials=100_000_000, max_concurrent_trials=0).start()) == 10
-
-
 def test_an_extension_can_be_too_large_too() -> None:
     method = RandomSearch(max_trials=4, max_length=8)
     with pytest.raises(MethodError, match=r"searcher.max_trials: must be at most 100000000, got a larger integer"):
@@ -247,21 +209,4 @@ def test_the_longest_name_makes_a_directory(tmp_path: Path, monkeypatch: pytest.
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_directory_that_can_not_be_made_is_one_error(tmp_path: Path) -> None:
-    config_ = load_config(config())
-    (tmp_path / "file").touch()
-    for place, why in ((tmp_path / ("p" * 300) / "x", "name too long"), (tmp_path / "file" / "x", "Not a directory")):
-        with pytest.raises(ConfigError, match=rf"(?i)can't create the experiment's directory: .*{why}"):
-            ExperimentDirectory.create(place, config_, None)
-
-
 # ------------------------------------------------------------------------------------------------ dray migrate
-
-
-@pytest.mark.parametrize("name", ["billion laughs", "anchor in itself", "deep lists", "unknown keys inside"])
-def test_dray_migrate_is_as_short(name: str, tmp_path: Path) -> None:
-    (tmp_path / "const.yaml").write_text(HOSTILE[name][0])
-    (tmp_path / "m.py").write_text("class T:\n    pass\n")
-    findings = check(tmp_path).findings
-    assert any(HOSTILE[name][1].partition(": ")[2] in finding.what for finding in findings)
-    assert len(findings) <= 22

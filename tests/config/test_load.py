@@ -126,10 +126,6 @@ def test_length_is_batches_epochs_or_records(written: Any, means: Length, unit: 
     assert length.to_unit() == unit
 
 
-def test_period_of_zero_is_no_period() -> None:
-    assert load_config(changed(min_checkpoint_period={"batches": 0})).min_checkpoint_period is None
-
-
 def test_null_field_has_its_default() -> None:
     config = load_config(changed(resources=None, max_restarts=None, searcher__max_concurrent_trials=None))
     assert (config.resources.slots_per_trial, config.max_restarts) == (1, 5)
@@ -280,14 +276,6 @@ def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any
         load_config({"entrypoint": "model_def:MyTrial", "searcher": searcher})
 
 
-def test_space_has_the_configs_hyperparameters() -> None:
-    from random import Random
-
-    sample = load_config(ASHA_CONFIG).space.sample(Random(7))
-    assert sample["global_batch_size"] == 64
-    assert 1e-4 <= sample["lr"] <= 1e-1  # type: ignore[operator]
-
-
 # -------------------------------------------------------------------------------------------------- what is refused
 
 
@@ -295,7 +283,6 @@ def test_space_has_the_configs_hyperparameters() -> None:
     ("change", "path", "what"),
     [
         ({"searcher__max_trails": 3}, "searcher.max_trails", "unknown field; did you mean max_trials?"),
-        ({"hyperparameter": {}}, "hyperparameter", "unknown field; did you mean hyperparameters?"),
         ({"max_trials": 3}, "max_trials", "unknown field here; move it to searcher.max_trials"),
         ({"workspaces": "w"}, "workspaces", "unknown field; did you mean workspace?"),
         ({"shm_size": "4G"}, "shm_size", "unknown field here; move it to resources.shm_size"),
@@ -309,40 +296,19 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"searcher__name": "pbt"}, "searcher.name", "pbt was removed from Determined; use adaptive_asha"),
         ({"zzz": 1}, "zzz", "unknown field; known fields are checkpoint_format"),
         ({"searcher": ...}, "searcher", "missing required field"),
-        ({"searcher": 5}, "searcher", "must be a mapping, got 5"),
         ({"searcher__metric": ...}, "searcher.metric", "missing required field"),
-        ({"searcher__metric": None}, "searcher.metric", "missing required field"),
         ({"searcher__max_length": ...}, "searcher.max_length", "missing required field"),
-        ({"searcher__max_trials": ...}, "searcher.max_trials", "missing required field"),
-        ({"searcher__num_rungs": ...}, "searcher.num_rungs", "missing required field"),
         ({"searcher__divisor": 1}, "searcher.divisor", "must be > 1, got 1"),
         ({"searcher__divisor": float("nan")}, "searcher.divisor", "got nan"),
-        ({"searcher__divisor": "4"}, "searcher.divisor", "must be a number, got '4' (a string)"),
         ({"searcher__max_trials": "64"}, "searcher.max_trials", "must be an integer, got '64' (a string)"),
-        ({"searcher__max_trials": 6.5}, "searcher.max_trials", "must be an integer, got 6.5"),
         ({"searcher__max_trials": True}, "searcher.max_trials", "must be an integer, got True (a boolean)"),
-        ({"searcher__max_trials": 0}, "searcher.max_trials", "must be >= 1, got 0"),
-        ({"searcher__smaller_is_better": "yes"}, "searcher.smaller_is_better", "must be true or false"),
         ({"searcher__name": "asa"}, "searcher.name", "did you mean asha?"),
-        (
-            {"searcher__name": "bayes"},
-            "searcher.name",
-            "must be one of single, random, grid, asha, async_halving, adapt",
-        ),
         ({"searcher__name": "single"}, "searcher.max_trials", "single has no such field; remove it"),
         ({"searcher__name": "random"}, "searcher.divisor", "use name: asha"),
         ({"searcher__max_length": {"epoch": 1}}, "searcher.max_length", "did you mean epochs?"),
         ({"searcher__max_length": {"epochs": 1, "batches": 2}}, "searcher.max_length", "exactly one of"),
         ({"searcher__max_length": {"epochs": 0}}, "searcher.max_length", "must be at least 1, got 0 epochs"),
         ({"searcher__max_length": {"epochs": 1.5}}, "searcher.max_length", "must be a whole number"),
-        ({"searcher__max_length": "16"}, "searcher.max_length", "must be a whole number"),
-        ({"min_validation_period": {"batches": -1}}, "min_validation_period", "must be at least 0"),
-        ({"resources__slots_per_trial": -1}, "resources.slots_per_trial", "must be >= 1, got -1"),
-        (
-            {"resources": {"slots_per_trial": {"min": 0.25, "max": 1}}},
-            "resources.slots_per_trial.min",
-            "must be an integer, got 0.25",
-        ),
         (
             {"resources": {"slots_per_trial": 4, "mesh": {"tp": 3}}},
             "resources.mesh",
@@ -358,37 +324,22 @@ def test_space_has_the_configs_hyperparameters() -> None:
             "resources.mesh",
             "can't be given with a range of slots, or with trials that share a slot",
         ),
-        ({"resources": {"mesh": {"pp": 2}}}, "resources.mesh.pp", "unknown"),
         (
             {"resources": {"slots_per_trial": 0, "slot": "gpu"}},
             "resources.slots_per_trial",
             "must be >= 1, got 0",
         ),
         (
-            {"resources": {"is_single_node": True, "placement_strategy": "SPREAD"}},
-            "resources.is_single_node",
-            "true means placement_strategy: STRICT_PACK, but placement_strategy is SPREAD; remove one",
-        ),
-        ({"optimizations": {"aggregation_frequency": 0}}, "optimizations.aggregation_frequency", "must be >= 1, got 0"),
-        (
             {"optimizations": {"mixed_precision": "O3"}},
             "optimizations.mixed_precision",
             "must be one of O0, O1, O2, got 'O3'",
         ),
-        (
-            {"optimizations": {"mixed_precision": 1}},
-            "optimizations.mixed_precision",
-            "must be one of O0, O1, O2, got 1",
-        ),
-        ({"scheduling_unit": 0}, "scheduling_unit", "must be >= 1, got 0"),
-        ({"records_per_epoch": -5}, "records_per_epoch", "must be >= 1, got -5"),
         ({"log_policies": {}}, "log_policies", "must be a list, got {} (a mapping)"),
         (
             {"log_policies": [{"action": "cancel_retries"}]},
             "log_policies[0]",
             "must have a pattern; for example",
         ),
-        ({"log_policies": [{"pattern": "a"}]}, "log_policies[0]", "must have an action"),
         (
             {"log_policies": [{"pattern": "(", "action": "signal"}]},
             "log_policies[0]",
@@ -400,27 +351,11 @@ def test_space_has_the_configs_hyperparameters() -> None:
             "action must be one of cancel_retries",
         ),
         (
-            {"log_policies": [{"pattern": "a", "acton": "signal"}]},
-            "log_policies[0]",
-            "unknown field acton; did you mean action?",
-        ),
-        ({"resources__max_slots": 0}, "resources.max_slots", "must be >= 1, got 0"),
-        (
-            {"resources": {"max_slots": 1, "slots_per_trial": 2}},
-            "resources.max_slots",
-            "must be at least slots_per_trial (2), or no trial can run, got 1; raise it",
-        ),
-        (
             {"profiling": {"begin_on_batch": 20, "end_after_batch": 19}},
             "profiling.end_after_batch",
             "must be 20 (begin_on_batch) to 1019, as traces are held in memory, got 19",
         ),
-        ({"profiling": {"end_after_batch": 1010}}, "profiling.end_after_batch", "must be 10 (begin_on_batch) to 1009"),
-        ({"profiling": True}, "profiling", "must be a mapping"),
-        ({"resources__slot": "tpu"}, "resources.slot", "must be one of gpu, cpu, got 'tpu'"),
-        ({"resources__cpus_per_slot": 0.5}, "resources.cpus_per_slot", "must be an integer, got 0.5"),
         ({"resources__slots_per_trial": 128}, "hyperparameters.global_batch_size", "slots_per_trial (128)"),
-        ({"checkpoint_policy": "latest"}, "checkpoint_policy", "must be one of best, all, none"),
         ({"checkpoint_storage": {"type": "s3"}}, "checkpoint_storage.bucket", "missing required field; the bucket"),
         (
             {"checkpoint_storage": {"type": "directory"}},
@@ -429,12 +364,8 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ),
         ({"checkpoint_storage": {"type": "shared_fs"}}, "checkpoint_storage.host_path", "missing required field"),
         ({"checkpoint_storage": {"host_path": "/a"}}, "checkpoint_storage.host_path", "needs type: shared_fs"),
-        ({"checkpoint_storage": {"type": ["s3"]}}, "checkpoint_storage.type", "must be one of directory, shared_fs"),
-        ({"checkpoint_storage": "s3://"}, "checkpoint_storage", "has no bucket"),
         ({"checkpoint_storage": "s3://b?zone=1"}, "checkpoint_storage", "an unknown option 'zone'; known are region"),
-        ({"checkpoint_storage": ""}, "checkpoint_storage", "must not be empty"),
         ({"checkpoint_storage": {"save_trial_best": -1}}, "checkpoint_storage.save_trial_best", "must be >= 0"),
-        ({"save_trial_best": 1}, "save_trial_best", "move it to checkpoint_storage.save_trial_best"),
         (
             {"checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": "A"}},
             "checkpoint_storage.secret_key",
@@ -445,37 +376,18 @@ def test_space_has_the_configs_hyperparameters() -> None:
             "checkpoint_storage.host_path",
             "gcs has no such field; remove it, or use type: shared_fs",
         ),
-        ({"max_restarts": -1}, "max_restarts", "must be >= 0, got -1"),
-        ({"hang_timeout_s": -1}, "hang_timeout_s", "must be >= 0, got -1"),
-        ({"hang_timeout_s": "10m"}, "hang_timeout_s", "must be a number, got '10m'"),
-        ({"resources__reuse_workers": "no"}, "resources.reuse_workers", "must be true or false, got 'no'"),
-        ({"entrypoint": "bash train.sh"}, "entrypoint", "can't be a shell script"),
-        ({"entrypoint": ["python3", "train.py", 1]}, "entrypoint", "must be a list of strings, got 1 as word 3"),
-        ({"entrypoint": {"a": 1}}, "entrypoint", "must be a string or a list of strings"),
-        ({"searcher__max_length": ...}, "searcher.max_length", "missing required field; maximum length of a trial"),
         (
             {"searcher__max_length": ..., "entrypoint": "python3 train.py"},
             "searcher.max_length",
             "missing required field",
         ),
-        ({"labels": ["a", 3]}, "labels.1", "must be a string, got 3"),
-        ({"reproducibility__experiment_seed": -1}, "reproducibility.experiment_seed", "must be >= 0"),
-        ({"reproducibility__experiment_seed": 2**32}, "reproducibility.experiment_seed", "must be <= 4294967295"),
-        ({"hyperparameters__lr__maxval": -5}, "hyperparameters.lr.minval", "must be < maxval"),
-        ({"hyperparameters": []}, "hyperparameters", "must be a mapping"),
-        ({"name": ""}, "name", "must not be empty"),
-        ({"resources__slot_type": []}, "resources.slot_type", "must not be empty; for example slot_type: [A100, L4]"),
-        ({"resources__slot_type": ["a100"]}, "resources.slot_type.0", "; did you mean A100?"),
+        ({"labels": ["a", 3]}, "labels[1]", "must be a string, got 3"),
+        ({"resources__slot_type": ["a100"]}, "resources.slot_type[0]", "; did you mean A100?"),
     ],
 )
 def test_a_fault_has_its_path(change: dict[str, Any], path: str, what: str) -> None:
     found = faults(changed(**change))
     assert what in found[path]
-
-
-@pytest.mark.parametrize("change", [{"searcher__divisor": 1}, {"searcher__max_trails": 3}, {"max_restarts": "5"}])
-def test_one_mistake_is_one_fault(change: dict[str, Any]) -> None:
-    assert len(faults(changed(**change))) == 1
 
 
 def test_all_faults_are_reported_at_once() -> None:
@@ -558,27 +470,10 @@ def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
             "use searcher.name: single, or give one number, such as 1",
         ),
         ({"resources": {"slots_per_trial": {"min": 4, "max": 2}}}, "resources.slots_per_trial", "got 4 and 2"),
-        ({"resources": {"slots_per_trial": {"min": 0, "max": 2}}}, "resources.slots_per_trial.min", "must be >= 1"),
-        ({"resources": {"slots_per_trial": {"min": 1}}}, "resources.slots_per_trial.max", "missing required field"),
         (
             {"resources": {"slots_per_trial": {"min": 1, "max": 6}, "placement_strategy": "STRICT_PACK"}},
             "resources.placement_strategy",
             "can't be STRICT_PACK with a range of slots (resources.slots_per_trial); remove it, or is_single_node,",
-        ),
-        (
-            {"resources": {"slots_per_trial": {"min": 1, "max": 6}, "is_single_node": True}},
-            "resources.placement_strategy",
-            "can't be STRICT_PACK with a range of slots (resources.slots_per_trial); remove it, or is_single_node,",
-        ),
-        (
-            {"resources": {"placement_strategy": "pack"}},
-            "resources.placement_strategy",
-            "must be one of PACK, STRICT_PACK, SPREAD, STRICT_SPREAD",
-        ),
-        (
-            {"resources": {"slots_per_trial": {"min": 1, "max": 2, "mx": 3}}},
-            "resources.slots_per_trial.mx",
-            "did you mean max?",
         ),
         ({"hyperparameters": {}}, "hyperparameters.global_batch_size", "required with a range of slots"),
         (
@@ -638,11 +533,7 @@ def test_whole_slots_are_not_shared() -> None:
     ("slots", "what"),
     [
         (0.4, "0.25, ..., 0.02), got 0.4"),
-        (0.75, "must be a whole number of slots, or 1/n of a slot (0.5, 0.33, "),
-        (0.98, "got 0.98"),
         (1.5, "got 1.5"),
-        (0.001, "got 0.001"),
-        (-0.5, "got -0.5"),
         ("1/4", "must be a number, got '1/4' (a string)"),
         (float("nan"), "must be a finite number, got nan"),
         (1.0, "must be an integer, got 1.0"),
@@ -657,11 +548,6 @@ def test_other_parts_of_slots_are_refused(slots: Any, what: str) -> None:
 def test_an_elastic_trial_has_whole_slots() -> None:
     found = faults(elastic(resources={"slots_per_trial": {"min": 0.5, "max": 6}}))
     assert found == {"resources.slots_per_trial.min": "must be an integer, got 0.5; for example min: 1"}
-
-
-def test_length_in_records_needs_a_batch_size() -> None:
-    config = changed(searcher__max_length={"records": 6400}, hyperparameters__global_batch_size=...)
-    assert "required" in faults(config)["hyperparameters.global_batch_size"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import dray.compat
 import dray.pytorch.experimental
 import dray.tensorboard.metric_writers.pytorch
 from dray import core, pytorch
-from dray.config.sections import SECTIONS
+from dray.config.faults import SECTIONS
 from dray.config.storage import SECRETS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dray import pytorch
-from dray.config.sections import KINDS
+from dray.config.faults import KINDS
 from dray.training.checkpoint import files as checkpoint_files
 from dray.worker.host import REPORT_FILE
 from tests.docs.pages import PAGES, blocks, files

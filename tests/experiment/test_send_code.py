@@ -78,7 +78,7 @@ def test_the_experiments_copy_of_the_model_directory_is_sent(sender: Sender, tmp
     assert load == FromDirectory(entrypoint=parse_entrypoint("model_def:X"), directory=expected)
     assert runtime_env == {"py_modules": ["dray", "gcs://_ray_pkg_1.zip"]}
     assert sender.packages == [["model_def.py"]]
-    assert sender.said == [f"sending {directory.code} (1 file, 6 bytes) and dray itself to the workers"]
+    assert sender.said == [f"sending {directory.code} (1 file, 6 B) and dray itself to the workers"]
 
 
 def test_models_directory_may_be_empty(sender: Sender, tmp_path: Path) -> None:

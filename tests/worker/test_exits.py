@@ -64,13 +64,6 @@ def test_a_rank_may_train_on_alone_if_it_is_not_blocked() -> None:
         assert chief.wait() == ended.result(30) == ""
 
 
-def test_a_single_rank_waits_for_nobody() -> None:
-    alone = ProgramExits(None, 1, 0, 1)
-    with alone.watch(None):
-        assert not [thread for thread in threading.enumerate() if thread.name == "dray-exits"]
-    assert alone.wait() == ""
-
-
 def test_the_death_of_the_stores_rank_is_left_to_the_programs_next_collective(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

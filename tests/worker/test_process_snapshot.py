@@ -62,20 +62,6 @@ def test_a_setting_is_restored_after_the_trial(what: str, tmp_path: Path) -> Non
     assert look(what) == before
 
 
-def test_all_settings_changed_at_once_are_restored_after_each_trial(tmp_path: Path) -> None:
-    before = {what: look(what) for what in CHANGES}
-
-    def trial() -> None:
-        for _, change in CHANGES.values():
-            change(tmp_path)
-
-    snapshot = ProcessSnapshot()
-    assert snapshot.run(trial) == (None, [])
-    assert {what: look(what) for what in CHANGES} == before
-    assert snapshot.run(trial) == (None, []), "and once more"
-    assert {what: look(what) for what in CHANGES} == before
-
-
 @pytest.mark.parametrize("newer", ["generic", "conv"])
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="this torch has the older settings only")
 def test_float32_precision_is_restored_after_a_change_by_torchs_newer_api(newer: str) -> None:
@@ -134,25 +120,6 @@ def test_a_trials_error_is_raised_after_the_process_is_restored() -> None:
     with pytest.raises(SystemExit):
         ProcessSnapshot().run(trial)
     assert "LEFT" not in os.environ
-
-
-@pytest.mark.slow
-def test_more_shapes_than_torch_keeps_are_all_compiled() -> None:
-    calls = 0
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        nonlocal calls
-        calls += 1
-        return graph.forward
-
-    def square(x: torch.Tensor, name: str) -> torch.Tensor:
-        return x * len(name)
-
-    snapshot = ProcessSnapshot()
-    # More than torch keeps of one function (8): without a reset the last ones would not reach the backend.
-    for number in range(12):
-        snapshot.run(lambda number=number: torch.compile(square, backend=backend)(torch.ones(2), "x" * number))  # type: ignore[misc]
-    assert calls == 12
 
 
 # ------------------------------------------------------------------------------------------------------- what runs on
@@ -258,9 +225,9 @@ def test_memory_kept_since_the_first_trial_is_a_leak(monkeypatch: pytest.MonkeyP
     snapshot = ProcessSnapshot()
     assert [bool(snapshot.run(keep)[1]) for _ in range(3)] == [False, False, True]
     _, [reason] = snapshot.run(keep)
-    grown = re.match(r"its memory has grown by (\d+) MiB since its first trial", reason)
+    grown = re.match(r"its memory has grown by ([\d.]+) MiB since its first trial", reason)
     assert grown is not None
-    assert int(grown[1]) == pytest.approx(3 * 64, abs=25)
+    assert float(grown[1]) == pytest.approx(3 * 64, abs=25)
     kept.clear()
     assert snapshot.run(lambda: None) == (None, [])
 
@@ -295,25 +262,6 @@ def test_a_lost_gpu_is_a_reason_for_a_new_process_and_the_trials_result_is_retur
     monkeypatch.setattr(memory, "gpu_in_use", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lost)
     assert snapshot.run(lambda: "done") == ("done", ["the GPU fails: CUDA error: device lost"])
-
-
-def test_pinned_memory_cached_by_torch_is_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch keeps the pinned memory that a trial has freed (a loader's, a checkpoint's) for the next one."""
-    used, kept = 1, 0
-
-    def empty_cache() -> None:
-        nonlocal kept
-        kept = 0
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(leaks, "bytes_without_kept", lambda: (used + kept, 0))
-    monkeypatch.setattr(torch._C, "_host_emptyCache", empty_cache, raising=False)
-    clean_up = Leaks(owns_gpu=False).clean_up
-    assert clean_up() == []
-    kept = leaks.MACHINE_MEMORY
-    assert clean_up() == []
-    used = leaks.MACHINE_MEMORY
-    assert len(clean_up()) == 1
 
 
 @pytest.mark.gpu
@@ -384,7 +332,7 @@ def test_gpu_memory_outside_torchs_allocator_counts_unless_other_trials_may_use_
     free, reserved = 50, 25
     assert clean_up() == [], "torch's allocator has it"
     free = 45  # as after a trial's NCCL communicators
-    grown = "5120 MiB more of its GPU's memory is in use than after its first trial"
+    grown = "5.0 GiB more of its GPU's memory is in use than after its first trial"
     assert clean_up() == ([grown] if owns_gpu else [])
 
 
@@ -407,7 +355,7 @@ def test_gpu_memory_is_freed_and_a_leak_of_it_is_a_reason(monkeypatch: pytest.Mo
     assert snapshot.run(cycle) == (None, [])
     assert torch.cuda.memory_reserved() == before
     told = [snapshot.run(lambda: kept.append(torch.ones(64 << 18, device="cuda")))[1] for _ in range(2)]
-    assert told == [[], ["128 MiB more of its GPU's memory is in use than after its first trial"]]
+    assert told == [[], ["128.0 MiB more of its GPU's memory is in use than after its first trial"]]
 
 
 # ---------------------------------------------------------------------------------------------------------- handlers

@@ -16,7 +16,7 @@ from dray.core import DistributedContext
 from dray.desk.messages import Departure
 from dray.training.parallel import ddp
 from dray.worker import serve
-from dray.worker.isolation.groups import group_names
+from dray.worker.isolation.leaks import group_names
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from tests.core.test_distributed import nodes
 from tests.worker.test_gpu_share import Desk

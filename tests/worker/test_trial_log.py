@@ -167,18 +167,6 @@ def test_each_line_has_the_time_when_it_was_printed(tmp_path: Path) -> None:
     assert all(before - 0.001 <= stamp <= after for stamp, (before, after) in zip(stamps, within, strict=True))
 
 
-def test_later_output_of_a_trials_daemon_is_in_its_log(tmp_path: Path) -> None:
-    go, log = tmp_path / "go", tmp_path / "log"
-    daemon = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nprint('from a daemon')"
-    with redirect_output(log):
-        process = subprocess.Popen([sys.executable, "-c", daemon, go])
-        print("from the trial")
-    with redirect_output(tmp_path / "other"):
-        go.touch()
-        process.wait()
-    assert (printed(log), (tmp_path / "other").read_text()) == (["from the trial", "from a daemon"], "")
-
-
 def test_the_writer_is_not_a_child_process(tmp_path: Path) -> None:
     with redirect_output(tmp_path / "log"):
         assert children() == {}

@@ -13,12 +13,12 @@ import platform
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from dray.cluster.checks.findings import ClusterCheck, Node
-from dray.cluster.checks.inspector import ANSWER_S, SIGN, Inspector, Rank
+from dray.cluster.checks.inspector import ANSWER_S, SIGN, AllReduceRank, Inspector
 from dray.cluster.checks.node import REMEDIES, STORE_S, Trouble, versions, write_sign
 from dray.storage import Location, RemoteDirectory, StorageError
 from dray.text import one_line
@@ -61,11 +61,9 @@ def _this_machine(place: Location) -> ClusterCheck:
     inspector = Inspector()
     facts = inspector.facts()
     checked.take_facts(checked.nodes[0], {**facts, "host": "", "has_token": None}, versions())
-    with _SharedDirectory(place, checked) as shared:
-        if shared.place is not None:
-            trouble = inspector.storage(shared.place, shared.sign, "this")
-            if trouble is not None:
-                checked.add_error("", f"this machine {trouble.what}")
+    with _shared_directory(place, checked) as shared:
+        if shared is not None and (trouble := inspector.storage(*shared, "this")) is not None:
+            checked.add_error("", f"this machine {trouble.what}")
     return checked
 
 
@@ -144,19 +142,19 @@ class _Check:
             self.checked.take_clock(node, ahead)
 
     def _try_storage(self) -> None:
-        with _SharedDirectory(self._place, self.checked) as shared:
-            if shared.place is None:
+        with _shared_directory(self._place, self.checked) as shared:
+            if shared is None:
                 return
+            place, sign = shared
             asked = {
-                number: each.storage.remote(shared.place, shared.sign, f"node-{number}")
-                for number, each in self._inspectors.items()
+                number: each.storage.remote(place, sign, f"node-{number}") for number, each in self._inspectors.items()
             }
             for number, trouble in self._answers(asked).items():
-                if trouble is None and not shared.has(f"node-{number}"):
+                if trouble is None and not _has(place, f"node-{number}"):
                     trouble = Trouble("unseen", f"writes to {self._place}, but the driver does not see what it wrote")
                 if trouble is not None:
                     # Name the user's place: the check's own directory in it is deleted afterwards.
-                    what = trouble.what.replace(str(shared.place), str(self._place))
+                    what = trouble.what.replace(str(place), str(self._place))
                     self._report_storage(self.checked.nodes[number].name, Trouble(trouble.kind, what))
 
     def _report_storage(self, node: str, trouble: Trouble) -> None:
@@ -210,7 +208,7 @@ def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Liter
     from dray.code.packages import runtime_env
 
     options = {"runtime_env": runtime_env(), "num_gpus": 1 if backend == "nccl" else 0}
-    ranks = [on_node(Rank, node, **options).remote() for node in nodes]
+    ranks = [on_node(AllReduceRank, node, **options).remote() for node in nodes]
     try:
         try:
             ray.get([rank.__ray_ready__.remote() for rank in ranks], timeout=FREE_GPUS_S)
@@ -241,51 +239,43 @@ def ahead_s(ask: Callable[[], float], now: Callable[[], float] = time.time) -> f
     return there - (before + after) / 2
 
 
-class _SharedDirectory:
-    """A directory in the storage for the time of a check, with the driver's sign in it.
+@contextlib.contextmanager
+def _shared_directory(storage: Location, checked: ClusterCheck) -> Iterator[tuple[Location, str] | None]:
+    """A directory in the storage for the time of a check, with the driver's sign, which is returned, too.
 
-    Attributes:
-        place: None if the driver can't use it, which is noted.
+    None if the driver can't use it, which is noted.
     """
-
-    def __init__(self, storage: Location, checked: ClusterCheck) -> None:
-        self.sign = secrets.token_hex(16)
-        self.place: Location | None = storage.child(f".dray-check-{secrets.token_hex(8)}")
-        self._checked = checked
-        self._made: list[Path] = []
-
-    def __enter__(self) -> _SharedDirectory:
-        assert self.place is not None
-        try:
-            if self.place.is_local:
-                path = self.place.path
-                self._made = [each for each in (path, *path.parents) if not each.exists()]
-                write_sign(path, self.sign)
-            else:
-                RemoteDirectory(self.place, patience_s=STORE_S).write(SIGN, self.sign.encode())
-        except OSError as error:  # also a StorageError
-            self._checked.add_error("", f"the driver can't write to {self._checked.storage}: {error}")
-            self.place = None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.place is None:
-            return
-        if self.place.is_local:
-            shutil.rmtree(self.place.path, ignore_errors=True)
-            for path in self._made[1:]:
+    place, sign = storage.child(f".dray-check-{secrets.token_hex(8)}"), secrets.token_hex(16)
+    store = None if place.is_local else RemoteDirectory(place, patience_s=STORE_S)
+    made: list[Path] = []
+    try:
+        if store is None:
+            made = [each for each in (place.path, *place.path.parents) if not each.exists()]
+            write_sign(place.path, sign)
+        else:
+            store.write(SIGN, sign.encode())
+    except OSError as error:  # also a StorageError
+        checked.add_error("", f"the driver can't write to {checked.storage}: {error}")
+        yield None
+        return
+    try:
+        yield place, sign
+    finally:
+        if store is not None:
+            with contextlib.suppress(StorageError):
+                store.delete()
+        else:
+            shutil.rmtree(place.path, ignore_errors=True)
+            for path in made[1:]:
                 with contextlib.suppress(OSError):  # somebody else may use it by now
                     path.rmdir()
-        else:
-            with contextlib.suppress(StorageError):
-                RemoteDirectory(self.place, patience_s=STORE_S).delete()
 
-    def has(self, name: str) -> bool:
-        """Whether the driver sees a node's file."""
-        assert self.place is not None
-        try:
-            if self.place.is_local:
-                return (self.place.path / name).read_text() == name
-            return RemoteDirectory(self.place, patience_s=STORE_S).read(name).decode() == name
-        except OSError:
-            return False
+
+def _has(place: Location, name: str) -> bool:
+    """Whether the driver sees a node's file."""
+    try:
+        if place.is_local:
+            return (place.path / name).read_text() == name
+        return RemoteDirectory(place, patience_s=STORE_S).read(name).decode() == name
+    except OSError:
+        return False

@@ -147,21 +147,9 @@ class ClusterCheck:
             where = ", ".join(f"{node.nccl} on {node.name}" for node in self.nodes if node.gpus)
             what = f"nodes have different versions of NCCL: {where}; install the same build of torch on all"
             self.add_error("", what)
-        self._compare_networks([node for node in self.nodes if node.gpus])
         if any(node.has_token is False for node in self.nodes):
             self.add_error(
                 "",
                 "Ray requires no token: whoever reaches its ports can run code there; before Ray starts, run `ray "
                 "get-auth-token --generate`, copy its file to all nodes, and set RAY_AUTH_MODE=token",
             )
-
-    def _compare_networks(self, nodes: list[Node]) -> None:
-        """Note where nodes with GPUs differ in how NCCL connects them."""
-        if len({node.efa_devices for node in nodes}) > 1:
-            where = ", ".join(f"{node.efa_devices} on {node.name}" for node in nodes)
-            self.add_note("", f"nodes have different numbers of EFA devices: {where}")
-        for name in sorted({name for node in nodes for name in node.nccl_environment}):
-            values = {node.name: node.nccl_environment.get(name, "nothing") for node in nodes}
-            if len(set(values.values())) > 1:
-                where = ", ".join(f"{value} on {node}" for node, value in values.items())
-                self.add_note("", f"{name} differs: {where}; set it in the environment in which Ray starts")

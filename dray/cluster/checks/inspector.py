@@ -159,7 +159,7 @@ def _torch_facts() -> dict[str, Any]:
     return {"cuda": "", "nccl": "", "nccl_plugin": False, "gpus": [], "error": error}
 
 
-class Rank:
+class AllReduceRank:
     """One rank of an all-reduce; with NCCL it has a GPU."""
 
     def open(self) -> tuple[str, int]:

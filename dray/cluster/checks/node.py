@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -23,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dray._version import __version__
 
 if TYPE_CHECKING:
     from dray.storage import Location
@@ -83,7 +84,6 @@ class Needs:
         versions: the driver's, as from `versions`.
         directory: the experiment's. On nodes where it is not shared, checkpoints for an object store are staged there.
         sign: what `write_sign` wrote there if it holds the checkpoints; None if they are in an object store.
-        store: that object store.
     """
 
     versions: Mapping[str, str]
@@ -95,9 +95,6 @@ class Needs:
         """Check the node that this process is on.
 
         It takes a few milliseconds. The first process of a run on a node also tries the object store.
-
-        Args:
-            run: a name of this run of the experiment.
 
         Raises:
             UnfitNode: no trial can run here.
@@ -129,12 +126,9 @@ def versions() -> dict[str, str]:
     """Of this process: ``python``, ``ray``, ``torch`` (which is not imported for it), ``dray``; "" is none."""
     import ray
 
-    found = {"python": platform.python_version(), "ray": ray.__version__, "torch": "", "dray": ""}
+    found = {"python": platform.python_version(), "ray": ray.__version__, "torch": "", "dray": __version__}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["torch"] = importlib.metadata.version("torch")
-    with contextlib.suppress(ImportError):
-        # By name: this layer must not import those above it, as the package's own module does.
-        found["dray"] = importlib.import_module("dray").__version__
     return found
 
 

@@ -12,8 +12,8 @@ import contextlib
 import contextvars
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType, ModuleType
+from collections.abc import Iterator, Sequence
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -24,7 +24,7 @@ from dray.worker.isolation.settings import Setting
 MAX_COMPILATIONS = 64
 """Compilations of one function after which everything is dropped: each is a guard to check, and memory."""
 
-State: TypeAlias = tuple[dict[tuple[str, str], Any], list[Any]]
+CompilerState: TypeAlias = tuple[dict[tuple[str, str], Any], list[Any]]
 
 
 class Compiled:
@@ -36,21 +36,13 @@ class Compiled:
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self._settings = settings
-        self._state: State | None = None  # of what is compiled; None if nothing is
+        self._state: CompilerState | None = None  # of what is compiled; None if nothing is
         self._classes: dict[type, dict[str, Any]] = {}
         self._limit: int | None = None  # the trial's recompile limit; None until it trains compiled code
 
-    def for_a_trial(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """The block that a trial runs in, to be entered in its own thread. Call this in the thread that starts it."""
-        inherited = _settings_of_this_thread()
-        return lambda: self._for_a_trial(inherited)
-
     @contextlib.contextmanager
-    def _for_a_trial(self, inherited: Mapping[contextvars.ContextVar[Any], Any]) -> Iterator[None]:
-        # The settings of torch's compiler are those of a thread (with torch 2.13): what a module of the trial's code
-        # has set when it was imported must hold here too.
-        for variable, value in inherited.items():
-            variable.set(copy.deepcopy(value))
+    def for_a_trial(self) -> Iterator[None]:
+        """The block that a trial runs in, in its own thread."""
         self._limit = None
         warm.before_training.append(self._begin)
         try:
@@ -85,7 +77,7 @@ class Compiled:
             and not (trees and getattr(trees.local, "tree_manager_containers", None))
         )
 
-    def _state_now(self) -> State:
+    def _state_now(self) -> CompilerState:
         return _changed_settings(), [setting.get() for setting in self._settings]
 
     def _forget(self) -> None:
@@ -118,30 +110,16 @@ def _methods(kind: type) -> dict[str, Any]:
     return {name: value for name, value in methods.items() if name not in ("__init__", "__setstate__")}
 
 
-def _entries() -> Iterator[tuple[str, str, Any]]:
-    """All settings of torch's compiler, as (module, name, entry)."""
-    for name in ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config"):
-        module: ModuleType | None = sys.modules.get(name)
-        yield from ((name, key, entry) for key, entry in getattr(module, "_config", {}).items())
-
-
-def _overrides() -> Iterator[tuple[str, str, Any, Any]]:
-    """The settings that were changed in this thread, as (module, name, variable, value)."""
-    known = contextvars.copy_context()
-    for module, key, entry in _entries():
-        variable = getattr(entry, "user_override", None)
-        # Reading a setting that is a list or a dict sets it to a copy of its default.
-        if isinstance(variable, contextvars.ContextVar) and known.get(variable, entry.default) != entry.default:
-            yield module, key, variable, known[variable]
-
-
-def _settings_of_this_thread() -> dict[contextvars.ContextVar[Any], Any]:
-    return {variable: value for *_, variable, value in _overrides()}
-
-
 def _changed_settings() -> dict[tuple[str, str], Any]:
-    return {
-        (module, key): copy.deepcopy(value)
-        for module, key, _, value in _overrides()
-        if key not in ("recompile_limit", "cache_size_limit")
-    }
+    """The compiler's settings that were changed in this thread."""
+    known = contextvars.copy_context()
+    changed = {}
+    for module in ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config"):
+        for name, entry in getattr(sys.modules.get(module), "_config", {}).items():
+            variable = getattr(entry, "user_override", None)
+            if not isinstance(variable, contextvars.ContextVar) or name in ("recompile_limit", "cache_size_limit"):
+                continue
+            # Reading a setting that is a list or a dict sets it to a copy of its default.
+            if (value := known.get(variable, entry.default)) != entry.default:
+                changed[module, name] = copy.deepcopy(value)
+    return changed

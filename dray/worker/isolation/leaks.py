@@ -5,13 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Set
 from types import FrameType
+from typing import Any
 
 import torch
+import torch.distributed.distributed_c10d as c10d
 
 from dray.desk.failure import is_users_file
 from dray.memory import MACHINE_MEMORY, give_back, gpu_in_use
 from dray.pytorch.cached import bytes_without_kept, drop_all
+from dray.text import counted, size
+from dray.training.parallel import ddp
 from dray.worker.children import END_S, children, end_children
 
 MAX_GROWTH = 1 / 20
@@ -87,11 +93,11 @@ class Leaks:
             grown = bytes_without_kept()[0] - self._memory[0]
         if grown > limit:
             why = "something keeps trials' objects alive"
-            reasons.append(f"its memory has grown by {_mib(grown)} since its first trial: {why}")
+            reasons.append(f"its memory has grown by {size(grown)} since its first trial: {why}")
         if gpu_memory:
             gpu_grown = gpu_memory - self._memory[1]
             if gpu_grown > MAX_GROWTH * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory:
-                reasons.append(f"{_mib(gpu_grown)} more of its GPU's memory is in use than after its first trial")
+                reasons.append(f"{size(gpu_grown)} more of its GPU's memory is in use than after its first trial")
         return reasons
 
 
@@ -104,5 +110,35 @@ def _users_line(frame: FrameType | None) -> str:
     return ""
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.0f} MiB"
+# ------------------------------------------------------------------------------------------------------ process groups
+# A trial makes them by `new_group` or `init_device_mesh`: each has threads and connections, and a communicator in the
+# GPU's memory.
+def group_names() -> set[str]:
+    """The names of all process groups of this process."""
+    return {group.group_name for group in c10d._world.pg_map}
+
+
+def groups_of_trial(before: Set[str]) -> list[Any]:
+    """The process groups that a trial has made and not destroyed, in the order in which all ranks made them.
+
+    Args:
+        before: `group_names` when it began.
+    """
+    return [group for group in c10d._world.pg_map if group.group_name not in before and not ddp.is_kept(group)]
+
+
+def end_groups(groups: list[Any]) -> list[str]:
+    """End process groups, on all ranks together, and empty the list.
+
+    Returns:
+        The reasons to run no other trial in this process: something still holds such a group (a global variable, a
+        library's cache, compiled code), which the next trial might use.
+    """
+    device = torch.device("cuda" if gpu_in_use() else "cpu")
+    if gpu_in_use():
+        torch.cuda.synchronize()  # another rank may still need this one's queued collectives, which ending would abort
+    made = [weakref.ref(group) for group in groups]
+    while groups:  # none may stay in a variable: its threads end with the last reference
+        ddp.end_group(device, groups.pop())
+    held = sum(group() is not None for group in made)
+    return [f"{counted(held, 'process group')} that its trial made can't be freed"] if held else []

@@ -11,6 +11,7 @@ settings that trials rarely change. ``resources.reuse_workers: false`` gives eac
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import logging
 import sys
@@ -29,8 +30,7 @@ from dray.text import counted
 from dray.training.parallel.device import on_this_gpu
 from dray.training.parallel.mesh import forget_operations
 from dray.worker.isolation.compiled import Compiled
-from dray.worker.isolation.groups import end_groups, group_names, groups_of_trial
-from dray.worker.isolation.leaks import Leaks
+from dray.worker.isolation.leaks import Leaks, end_groups, group_names, groups_of_trial
 from dray.worker.isolation.settings import PYTHON, TORCH
 
 T = TypeVar("T")
@@ -61,7 +61,6 @@ class ProcessSnapshot:
         """Run a trial in a new thread, then restore this process.
 
         Args:
-            trial: what it does.
             has_failed: whether its result is a failure. Then its process groups are not ended: a rank that failed alone
                 would wait for collectives that others have not begun.
 
@@ -73,17 +72,18 @@ class ProcessSnapshot:
         """
         result: Future[T] = Future()
         groups = group_names()
-        compiled = self._compiled.for_a_trial()
+        # The settings of torch's compiler are those of a context, and the model's code may have set some at its import.
+        context = contextvars.copy_context()
 
         def run() -> None:
             try:
-                with compiled():
+                with self._compiled.for_a_trial():
                     result.set_result(trial())
             except BaseException as error:
                 result.set_exception(error)
 
         with warnings.catch_warnings():
-            thread = threading.Thread(target=on_this_gpu(run), name="trial", daemon=True)
+            thread = threading.Thread(target=context.run, args=(on_this_gpu(run),), name="trial", daemon=True)
             thread.start()
             thread.join()
             logging.captureWarnings(False)

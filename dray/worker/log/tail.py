@@ -27,16 +27,11 @@ def log_tail(log: Path, start: int = 0) -> str:
         log: need not exist.
         start: the number of bytes at the file's beginning to leave out.
     """
-    lines = _last_lines(log, start)
-    return "\n".join(f"    | {line}" for line in lines[_crash(lines) :][:_LINES]) or "    | (nothing)"
+    return _shown(_read(log, start)[0])
 
 
 def with_log_tail(error: str, log: Path) -> str:
     """The error of a process that died, with the last lines of its log.
-
-    Args:
-        error: says that it died.
-        log: of its trial and rank.
 
     Returns:
         How it ended comes first, unless the error says why it died; after a crash, the kind of crash and the innermost
@@ -48,8 +43,13 @@ def with_log_tail(error: str, log: Path) -> str:
             the last lines of its log (...
     """
     _await_writer(log)
-    how = "\n".join(_described_crash(log)) or ("" if ": " in error else _ending(log))
-    return f"{error}{how and ': '}{how}\n\n{LOG_TAIL} ({log}):\n{log_tail(log)}"
+    lines, ending = _read(log)
+    how = "\n".join(_described_crash(lines)) or ("" if ": " in error else ending)
+    return f"{error}{how and ': '}{how}\n\n{LOG_TAIL} ({log}):\n{_shown(lines)}"
+
+
+def _shown(lines: Sequence[str]) -> str:
+    return "\n".join(f"    | {line}" for line in lines[_crash(lines) :][:_LINES]) or "    | (nothing)"
 
 
 def _await_writer(log: Path) -> None:
@@ -67,8 +67,7 @@ def _await_writer(log: Path) -> None:
                 return
 
 
-def _described_crash(log: Path) -> list[str]:
-    lines = _last_lines(log)
+def _described_crash(lines: Sequence[str]) -> list[str]:
     crash = lines[_crash(lines) :]
     if not crash or (kind := _CRASH.match(crash[0])) is None:
         return []
@@ -80,32 +79,23 @@ def _described_crash(log: Path) -> list[str]:
     return [kind[1], *(f"  {Path(frame[1]).name}:{frame[2]}, in {frame[3]}" for frame in frames[:1])]
 
 
-def _ending(log: Path) -> str:
-    """How the process ended, as `dray.worker.log.writer` has found out; "" if it has not."""
-    last = _read_last_lines(log)[-1:]
-    return last[0].removeprefix(writer.ENDING) if last and last[0].startswith(writer.ENDING) else ""
-
-
 def _is_ours(file: Path) -> bool:
     """Whether this is a file of dray, which may be in another place on the node that it ran on."""
     _, dray, inner = "/".join(file.parts).rpartition("/dray/")
     return bool(dray) and (Path(__file__).parents[2] / inner).exists()
 
 
-def _last_lines(log: Path, start: int = 0) -> list[str]:
-    """What the processes of the trial printed last."""
-    lines = _read_last_lines(log, start)
-    return lines[:-1] if lines and lines[-1].startswith(writer.ENDING) else lines
-
-
-def _read_last_lines(log: Path, start: int = 0) -> list[str]:
+def _read(log: Path, start: int = 0) -> tuple[list[str], str]:
+    """What the processes of the trial printed last, and how the last one ended, if `dray.worker.log.writer` knows."""
     if not log.exists():
-        return []
+        return [], ""
     size = log.stat().st_size
     with log.open("rb") as file:
         file.seek(max(start, size - _BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    return [line[writer.STAMP_LENGTH :] for line in lines]
+        lines = [line[writer.STAMP_LENGTH :] for line in file.read().decode(errors="replace").splitlines()]
+    if lines and lines[-1].startswith(writer.ENDING):
+        return lines[:-1], lines[-1].removeprefix(writer.ENDING)
+    return lines, ""
 
 
 def _crash(lines: Sequence[str]) -> int:

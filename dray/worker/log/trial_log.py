@@ -103,7 +103,6 @@ def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLo
     All of it is in the file when the block ends, or soon after the process is killed in it.
 
     Args:
-        path: of the file; its directory is created.
         secrets: each byte of a secret in the output is replaced by an x.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -106,10 +106,6 @@ def ending(process: int, pid: int) -> str:
 
     Only its parent, Ray, may wait for it. Others can ask Linux 6.15; an older one can be asked only until Ray has
     waited for it, often for less than a millisecond.
-
-    Args:
-        process: a file descriptor of the process.
-        pid: its number.
     """
     until = time.monotonic() + _ENDS_WITHIN_S
     status, is_there = None, True
@@ -142,7 +138,6 @@ def serve(control: socket.socket, process: int | None, pid: int) -> None:
 
     Args:
         process: a file descriptor of the worker's process; None if this system has no such thing.
-        pid: its number.
     """
     unfinished: list[_Pipe] = []
     with selectors.DefaultSelector() as ready:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import dray
-from dray.compat import alias
+from dray import compat
+from dray._version import __version__ as dray_version
 from dray.compat.names import VERSION
 
-__version__ = f"{VERSION}+dray{dray.__version__}"
+__version__ = f"{VERSION}+dray{dray_version}"
 
 # `import *` gives only names that do not import torch.
 __all__ = ["LOG_FORMAT", "__version__", "get_cluster_info", "import_from_path"]
 
-alias.install_if_absent()
+compat.install_if_absent()
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module 'determined' has no attribute {name!r}")
-    value = alias.find(f"{__name__}.{name}")
+    value = compat.find(f"{__name__}.{name}")
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *alias.names_in(__name__)})
+    return sorted({*globals(), *compat.names_in(__name__)})

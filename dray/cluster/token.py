@@ -1,4 +1,7 @@
-"""The file with Ray's token, ``~/.ray/auth_token``: whoever reads it can run code as this user."""
+"""Ray's token: keeping its file secret, and whether a cluster accepts it.
+
+Whoever reads ``~/.ray/auth_token`` can run code as this user.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ import stat
 from pathlib import Path
 
 log = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0
+_CURE = "export RAY_AUTH_MODE=token, and write the cluster's token to ~/.ray/auth_token, or export it as RAY_AUTH_TOKEN"
+_NO_TOKEN = f"it requires a token, and this process has none; {_CURE}"
 
 
 def secure() -> None:
@@ -57,3 +64,37 @@ def _close(path: Path, found: os.stat_result, kind: str, others: int) -> bool:
     if had := bool(found.st_mode & others):
         path.chmod(stat.S_IMODE(found.st_mode) & ~others)
     return had
+
+
+def auth_error(address: str) -> str:
+    """Why the cluster whose head is at ``host:port`` refuses this process; "" if it does not, or does not answer.
+
+    It takes milliseconds. Ray itself retries for twenty seconds, prints a warning every second, and then reports that
+    it can't connect.
+    """
+    # Imported here: a cluster that dray starts does not need it.
+    import grpc
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+    from ray.exceptions import AuthenticationError
+
+    enabled = is_token_auth_enabled()
+    try:
+        with init_grpc_channel(address) as channel:
+            NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=TIMEOUT_S)
+    except AuthenticationError:
+        return _NO_TOKEN
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            return f"it rejects this process's token; {_CURE}" if enabled else _NO_TOKEN
+    return ""
+
+
+def local_auth_error() -> str:
+    """The same for the cluster on this machine, as ``RAY_ADDRESS=auto`` finds it."""
+    from ray._private.utils import read_ray_address
+
+    address = read_ray_address()
+    return auth_error(address) if address else ""

@@ -1,0 +1,3 @@
+"""dray's version."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,134 @@
+"""What happens in one simulation, drawn from its seed: the cluster, the experiments, and the faults."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from tests.simulation.experiment import Setup, TrialError
+
+KINDS = ("cut", "rank", "group", "node", "drain", "driver", "torn", "handle", "full", "away", "stop")
+"""What may go wrong: see `tests.simulation.faults`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong.
+
+    Attributes:
+        step: before which step of the simulation.
+        kind: one of `KINDS`.
+        which: from 0 to 1: which of those that it may happen to, or for how long.
+    """
+
+    step: int
+    kind: str
+    which: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A simulation.
+
+    Attributes:
+        nodes: slots of each node.
+        own_cluster: the cluster is the experiment's own.
+        slow_s: how long the slowest messages take.
+        wire: messages are encoded.
+    """
+
+    seed: int
+    nodes: tuple[int, ...]
+    own_cluster: bool
+    setups: tuple[Setup, ...]
+    faults: tuple[Fault, ...]
+    slow_s: float
+    wire: bool
+
+    def lines(self) -> list[str]:
+        """It in words."""
+        text = [f"seed {self.seed}: nodes {self.nodes}, own_cluster {self.own_cluster}, slow_s {self.slow_s}"]
+        text += [f"  experiment {number}: {setup}" for number, setup in enumerate(self.setups)]
+        return [*text, *(f"  {fault}" for fault in self.faults)]
+
+
+def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
+    """The schedule of a seed."""
+    random = Random(f"schedule:{seed}")
+    nodes = random.choice(((1,), (2,), (4,), (2, 2), (1, 1, 1), (4, 4), (3, 2)))
+    setup = _setup(random, max_ranks=min(2, sum(nodes)), faults=faults)
+    trials = dict(setup.searcher).get("max_trials", 6)
+    count = min(8, int(random.expovariate(0.6))) if faults else 0
+    steps = 35 * trials + 50
+    drawn = sorted(
+        (Fault(random.randrange(steps), random.choice(KINDS), random.random()) for _ in range(count)),
+        key=lambda fault: fault.step,
+    )
+    return Schedule(
+        seed=seed,
+        nodes=nodes,
+        own_cluster=random.random() < 0.4,
+        setups=(setup,),
+        faults=tuple(drawn),
+        slow_s=random.choice((0.01, 0.3, 3.0)),
+        wire=random.random() < 0.05,
+    )
+
+
+def _setup(random: Random, *, max_ranks: int, faults: bool) -> Setup:
+    trials = random.choice((5, 5, 5, 6, 6, 7, 8, 9, 10, 12, 16, 50))
+    concurrent = random.choice((1, 2, 4, 8))
+    length = random.choice((4, 8, 9))
+    searcher: dict[str, Any] = {"name": random.choice(METHODS), "max_length": length}
+    if searcher["name"] != "single":
+        searcher["max_concurrent_trials"] = concurrent
+    if searcher["name"] not in ("single", "grid"):
+        searcher["max_trials"] = trials
+    if searcher["name"] in ("asha", "adaptive_asha"):
+        searcher["divisor"] = random.choice((2, 3, 4))
+        searcher["variant"] = random.choice(("stopping", "promotion"))
+    if searcher["name"] == "asha":
+        most = 1 + int(math.log(length, searcher["divisor"]) + 1e-9)
+        searcher["num_rungs"] = min(most, random.choice((2, 3)))
+    if searcher["name"] == "adaptive_asha":
+        searcher["mode"] = random.choice(("aggressive", "standard", "conservative"))
+    errors = []
+    if faults and random.random() < 0.4:
+        for _ in range(random.randrange(1, 4)):
+            errors.append(
+                TrialError(
+                    trial=random.randrange(trials),
+                    batch=random.randrange(1, length + 1),
+                    rank=random.randrange(2),
+                    kind=random.choice(("error", "oom", "device", "hung")),
+                    times=random.choice((1, 1, 2, 5)),
+                )
+            )
+    extensions = []
+    if random.random() < 0.2 and searcher["name"] in ("asha", "random"):
+        extensions.append((("max_trials", trials + random.randrange(1, 5)),))
+    if random.random() < 0.15 and searcher["name"] in ("asha", "random"):
+        extensions.append((("max_length", length * 2),))
+    return Setup(
+        searcher=tuple(searcher.items()),
+        points=trials if searcher["name"] == "grid" else 0,
+        ranks=random.randrange(1, max_ranks + 1),
+        policy=random.choice(("best", "all", "none")),
+        report=random.choice((None, None, 3)),
+        validate=random.choice((None, None, 3, 5)),
+        checkpoint=random.choice((None, None, 3)),
+        keeps=random.choice(((0, 1, 1), (0, 0, 1), (0, 0, 0), (1, 0, 1), (2, 1, 2))),
+        invalid=random.choice((0.0, 0.0, 0.1)),
+        diverging=random.choice((0.0, 0.0, 0.2)),
+        stops_on_nan=random.random() < 0.5,
+        max_restarts=random.choice((0, 2, 5)),
+        reuse_workers=random.random() < 0.8,
+        errors=tuple(errors),
+        extensions=tuple(extensions),
+        batch_s=random.choice((0.05, 0.3, 2.0)),
+    )
+
+
+METHODS = ("random", "grid", "asha", "asha", "adaptive_asha", "single")

@@ -1,0 +1,86 @@
+"""Runs a schedule, and checks what must hold at the end."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.simulation import faults
+from tests.simulation.cluster import Cluster
+from tests.simulation.driver import DriverProcess
+from tests.simulation.experiment import Experiment
+from tests.simulation.schedule import Schedule
+from tests.simulation.world import Failed, World
+
+
+class Simulation:
+    """A world in which a schedule happens.
+
+    Args:
+        lines: gets a line for each step.
+    """
+
+    def __init__(self, schedule: Schedule, lines: list[str] | None = None) -> None:
+        self.schedule = schedule
+        self.world = World(schedule.seed, lines, wire=schedule.wire, slow_s=schedule.slow_s)
+        self.cluster = Cluster(self.world, schedule.nodes)
+        self.experiments = [
+            Experiment(self.world, f"experiment-{number}", setup) for number, setup in enumerate(schedule.setups)
+        ]
+        self.finished: set[str] = set()
+        self.drivers: list[DriverProcess] = []
+        self.world.faults = [
+            (fault.step, partial(faults.happen, self, fault))
+            for fault in sorted(schedule.faults, key=lambda each: -each.step)
+        ]
+
+    def run(self) -> None:
+        """Let everything happen.
+
+        Raises:
+            Failed: an invariant does not hold.
+        """
+        for experiment in self.experiments:
+            self.start(experiment)
+        self.world.run(lambda: len(self.finished) == len(self.experiments), self._waits)
+        self.world.drain()
+        for experiment in self.experiments:
+            self._check(experiment)
+        for node in self.cluster.nodes:
+            if node.free != node.slots:
+                raise Failed(f"{node.name} has {node.slots - node.free} slots that nobody has freed")
+
+    def start(self, experiment: Experiment) -> None:
+        """The user runs an experiment, or resumes it."""
+        process = DriverProcess(self.world, experiment, self.cluster, self._ended)
+        process.own_cluster = self.schedule.own_cluster
+        self.drivers = [each for each in self.drivers if each.alive]
+        self.drivers.append(process)
+        process.start()
+
+    def _ended(self, process: DriverProcess, how: str) -> None:
+        experiment = process.experiment
+        if self.world.lines is not None:
+            self.world.note(f"{process.name} has ended: {how}")
+        if how.startswith("failed"):
+            raise Failed(f"{process.name} {how}")
+        if how == "done":
+            if not experiment.extensions:
+                self.finished.add(experiment.name)
+                return
+            experiment.extension.update(experiment.extensions.pop(0))
+        self.world.at(self.world.random.uniform(0.0, 20.0), self.start, experiment)
+
+    def _waits(self) -> str:
+        return "; ".join(
+            f"{each.name}: {dict(each.driver.search.states) if each.driver else 'not open'}" for each in self.drivers
+        )
+
+    def _check(self, experiment: Experiment) -> None:
+        facts = experiment.facts
+        if left := facts.created - facts.ended.keys():
+            raise Failed(f"{experiment.name}: trials {sorted(left)} have never ended")
+
+
+def run(schedule: Schedule, lines: list[str] | None = None) -> None:
+    """Run a schedule; see `Simulation.run`."""
+    Simulation(schedule, lines).run()
