@@ -49,9 +49,7 @@ class World:
         wire: encode messages as on a real connection.
     """
 
-    def __init__(
-        self, seed: object, lines: list[str] | None = None, *, wire: bool = False, slow_s: float = 0.3
-    ) -> None:
+    def __init__(self, seed: object, lines: list[str] | None = None, *, wire: bool = False, slow_s: float = 0.3) -> None:
         self.random = Random(f"world:{seed}")
         self.now = 0.0
         self.steps = 0
