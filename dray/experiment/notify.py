@@ -8,10 +8,8 @@ import logging
 import os
 import signal
 import subprocess
-import threading
 import urllib.error
 import urllib.request
-from concurrent.futures import Future
 
 from dray.config.sections import Notify, Outcome
 from dray.records.directory import ExperimentDirectory
@@ -78,16 +76,5 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _post(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    done: Future[None] = Future()
-
-    def send() -> None:
-        try:
-            # What it answers is not read: it may be endless.
-            urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S).close()
-            done.set_result(None)
-        except Exception as error:
-            done.set_exception(error)
-
-    # urllib's own limit is one for each piece that comes.
-    threading.Thread(target=send, name="dray-notify", daemon=True).start()
-    done.result(TIMEOUT_S)
+    # What it answers is not read: it may be endless.
+    urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S).close()
