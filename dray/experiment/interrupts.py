@@ -113,15 +113,8 @@ class NotRunning(NoExperiment):
 
 
 def stop(found: StoredExperiment, say: Callable[[str], None]) -> None:
-    """Interrupt the experiment's driver, and wait until it has ended.
-
-    Args:
-        found: the experiment.
-        say: prints a line for the user.
-
-    Raises:
-        NotRunning: it is not running, or not as this user on this machine.
-    """
+    """Interrupt the experiment's driver, and wait until it has ended. Raises `NotRunning` if it is not running, or
+    not as this user on this machine."""
     if found.is_copy:
         raise NotRunning(f"{found.where} is in an object store; if it is running, stop it on the machine of its driver")
     journal = found.directory.journal

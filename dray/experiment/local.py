@@ -44,9 +44,6 @@ class OneTrialHost(LocalHost):
     """A local host that knows the search's length, rungs and metric, so that the trial trains as in the search.
 
     Args:
-        settings: of the experiment.
-        trial_seed, batch_size: of the trial.
-        code_dir: the model's code, which is copied into each checkpoint.
         directory: for metrics and checkpoints. If it has a run already, that is resumed.
         command: the command that runs this again, without its directory.
     """
@@ -145,19 +142,17 @@ def run_local(
     """Train trial 0 of an experiment, with the hyperparameters and the seed that the search would give it.
 
     Args:
-        config: Any experiment; of ``resources`` only ``slot: cpu`` matters: there is one process.
-        model_dir: The directory of the model's code; its ``startup-hook.sh`` runs first.
-        path: Where metrics and checkpoints go; by default a new directory below ``~/dray_results/local``. If it has
+        config: any experiment; of ``resources`` only ``slot: cpu`` matters: there is one process.
+        model_dir: the directory of the model's code; its ``startup-hook.sh`` runs first.
+        path: where metrics and checkpoints go; by default a new directory below ``~/dray_results/local``. If it has
             checkpoints, training resumes from the latest.
-        command: How the user started this; shown with the directory, to resume it.
+        command: how the user started this; shown with the directory, to resume it.
 
     Returns:
         The directory with metrics and checkpoints.
 
     Raises:
-        ConfigError: a secret is masked, or the source checkpoint is not there.
-        EntrypointError: the class cannot be loaded, or there is no such program.
-        StartupHookFailed: ``startup-hook.sh`` ended with an error.
+        ConfigError: a secret is masked, or the source checkpoint or the entrypoint is not there.
         ScriptFailed: the program exited with a code other than 0, or never trained; or the class called sys.exit().
             Errors of the trial itself are not caught, so that a debugger sees them.
     """

@@ -46,7 +46,6 @@ def open_search(
 
     Args:
         config: as the experiment was created with.
-        custom: what the user gave from Python.
         extension: ``max_trials`` and ``max_length`` in all, if they are to change.
         records: of the journal so far.
 

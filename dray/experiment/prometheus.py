@@ -28,12 +28,7 @@ CHECKPOINT_S = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric, as Prometheus knows it.
-
-    Attributes:
-        kind: how its values are combined.
-        labels: beside ``experiment``, the name of the experiment's directory.
-    """
+    """A metric, as Prometheus knows it. `labels`: beside ``experiment``, the name of the experiment's directory."""
 
     kind: Literal["gauge", "counter", "histogram"]
     description: str

@@ -27,12 +27,8 @@ def current_peers() -> DistributedContext | None:
 
 @contextlib.contextmanager
 def use_host(host: Host, peers: DistributedContext | None = None) -> Iterator[Host]:
-    """Make `host` the one that `pytorch.init()` uses, in this thread, until the block ends.
-
-    Args:
-        host: where the run happens.
-        peers: the processes that `pytorch.init()` trains with by default. They are not closed.
-    """
+    """Make `host` the one that `pytorch.init()` uses, in this thread, until the block ends, and `peers` the
+    processes that it trains with by default. They are not closed."""
     token = _current.set((host, peers))
     try:
         yield host

@@ -84,12 +84,7 @@ class ProcessEnd:
 
 @dataclass(slots=True)
 class _Process:
-    """An experiment's process that is up.
-
-    Attributes:
-        had_slots: it has trained.
-        met_full_disk: the disk was full while it ran.
-    """
+    """An experiment's process that is up; whether it has trained, and whether the disk was full while it ran."""
 
     had_slots: bool = False
     met_full_disk: bool = False

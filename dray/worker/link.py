@@ -19,14 +19,10 @@ MAX_IN_FLIGHT = 16
 
 
 class TrialLink:
-    """Sends reports, in order, and collects the answers.
+    """Sends reports to the trial's driver, in order, and collects the answers; asks the desk, which may be in the same
+    process, whether to stop.
 
     `confirm_commit`, `saved` and `damaged` may be called in another thread.
-
-    Args:
-        driver: the connection to the trial's driver.
-        desk: the connection to the desk, which lends the worker group; it may be the same.
-        lease: the lease that all messages belong to.
     """
 
     def __init__(self, driver: Connection, desk: Connection, lease: TrialLease) -> None:
