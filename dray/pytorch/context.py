@@ -56,7 +56,7 @@ class PyTorchTrialContext:
     """
 
     def __init__(self, run: TrialRun) -> None:
-        self._run = run
+        self._run, self._optimisation = run, run.optimisation
         self.distributed = run.peers
         self.device = run.device
         self.models = run.optimisation.models
@@ -519,7 +519,7 @@ class PyTorchTrialContext:
             self._checks_tf32 = False
             warn_if_left_off(loss, self.device)
         keep = retain_graph or None  # torch's default is create_graph's value
-        amp = self._run.optimisation.amp
+        amp = self._optimisation.amp
         if amp is None:
             loss.backward(gradient, keep, create_graph)  # type: ignore[no-untyped-call]
         else:
@@ -544,7 +544,7 @@ class PyTorchTrialContext:
         Raises:
             ValueError: auto_zero_grads=False with aggregation_frequency > 1.
         """
-        self._run.optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
+        self._optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def wrap_scaler(self, scaler: Any) -> Any:
         """Save a `torch.amp.GradScaler` in checkpoints, and return it. Your code still scales, unscales and updates.

@@ -16,7 +16,10 @@ class TorchLoader(torch.utils.data.DataLoader[Any]):
         batches = super()._get_iterator()
         # A private attribute of torch's, only of iterators without worker processes.
         fetcher = getattr(batches, "_dataset_fetcher", None)
-        if fetcher is not None and self.batch_sampler is not None and self.collate_fn is default_collate:
+        whole = self.dataset
+        while type(whole) is Subset:
+            whole = whole.dataset
+        if fetcher is not None and type(whole) is TensorDataset and self.collate_fn is default_collate:
             fetch = fetcher.fetch
             fetcher.fetch = lambda records: rows(self.dataset, records) or fetch(records)
         return batches

@@ -53,42 +53,53 @@ class BatchLoop:
         Raises:
             DataExhausted: the data ended before.
         """
-        rank, position, optimisation = self.rank, self.rank.position, self.rank.optimisation
-        to_device, add, profiler = rank.to_device, self.metrics.add, self.profiler
+        rank, position, optimisation, agreement = self.rank, self.rank.position, self.rank.optimisation, self.agreement
         get_batch_length, get_batch_tokens = rank.trial.get_batch_length, rank.trial.get_batch_tokens
-        epoch_length, aggregates = position.epoch_length, optimisation.aggregation_frequency > 1
-        amp, schedulers = optimisation.amp, optimisation.lr_schedulers
-        agreement, usage, clock = self.agreement, self.usage, time.perf_counter
+        to_device, profiler, add, clock = rank.to_device, self.profiler, self.metrics.add, time.perf_counter
+        aggregates, amp, schedulers = (
+            optimisation.aggregation_frequency > 1,
+            optimisation.amp,
+            optimisation.lr_schedulers,
+        )
+        epoch_length = position.epoch_length or 0
+        epoch_idx, batch_in_epoch = divmod(position.trained, epoch_length) if epoch_length else (0, position.trained)
+        waited_s, records, tokens = 0.0, 0, 0
         if position.trained >= agreement.stop_at and agreement.must_stop(position.trained):
             return
-        # The range first in zip(), so that no batch is drawn that is not trained on.
-        since = clock()
-        for batch_idx, batch in zip(range(position.trained, until), self.data, strict=False):
-            usage.data_s += clock() - since
-            usage.records += get_batch_length(batch)  # raises for an empty batch, or one of an unknown type
-            usage.tokens += get_batch_tokens(batch)
-            if to_device is not None:
-                batch = to_device(batch)
-            position.batch_idx = batch_idx
-            epoch_idx, batch_in_epoch = divmod(batch_idx, epoch_length) if epoch_length else (0, batch_idx)
-            if batch_in_epoch == 0:
-                for epoch_start in self._epoch_starts:
-                    epoch_start(epoch_idx)
-            if aggregates:
-                optimisation.before_batch()
-            add(self._train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
-            if schedulers or amp is not None:
-                optimisation.after_batch(batch_idx)
-            if profiler is not None:
-                profiler.step()
-            position.trained = batch_idx + 1
-            if batch_in_epoch + 1 == epoch_length:
-                for callback in rank.callbacks.values():
-                    callback.on_training_epoch_end(epoch_idx)
-            # Before another batch is drawn: that may draw random numbers, which the resumed run must draw itself.
-            if batch_idx + 1 >= agreement.stop_at and agreement.must_stop(batch_idx + 1):
-                return
+        try:
+            # The range first in zip(), so that no batch is drawn that is not trained on.
             since = clock()
+            for batch_idx, batch in zip(range(position.trained, until), self.data, strict=False):
+                waited_s += clock() - since
+                records += get_batch_length(batch)  # raises for an empty batch, or one of an unknown type
+                if (count := get_batch_tokens(batch)) is None:
+                    raise TypeError("get_batch_tokens() must return a number, the tokens in the batch; got None")
+                tokens += count
+                if to_device is not None:
+                    batch = to_device(batch)
+                position.batch_idx = batch_idx
+                if batch_in_epoch == 0:
+                    for epoch_start in self._epoch_starts:
+                        epoch_start(epoch_idx)
+                if aggregates:
+                    optimisation.before_batch()
+                add(self._train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
+                if schedulers or amp is not None:
+                    optimisation.after_batch(batch_idx)
+                if profiler is not None:
+                    profiler.step()
+                position.trained = batch_idx + 1
+                batch_in_epoch += 1
+                if batch_in_epoch == epoch_length:
+                    for callback in rank.callbacks.values():
+                        callback.on_training_epoch_end(epoch_idx)
+                    epoch_idx, batch_in_epoch = epoch_idx + 1, 0
+                # Before another batch is drawn: that may draw random numbers, which the resumed run must draw itself.
+                if batch_idx + 1 >= agreement.stop_at and agreement.must_stop(batch_idx + 1):
+                    return
+                since = clock()
+        finally:
+            self.usage.trained(records, tokens, waited_s)
         if position.trained < until:
             raise DataExhausted(
                 f"the training data ended after {position.trained} batches, but training continues to {until} or more; "

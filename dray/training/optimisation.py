@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -169,47 +169,61 @@ class Optimisation:
         scaler: Any = None,
     ) -> None:
         """Average, clip, step, zero; does nothing in a batch before the last of its aggregation."""
-        frequency = self.aggregation_frequency
-        if frequency > 1:
-            if not auto_zero_grads:
-                raise ValueError(
-                    f"step_optimizer(auto_zero_grads=False) can't be combined with "
-                    f"aggregation_frequency={frequency}, where gradients must be zeroed after each optimizer step; "
-                    "leave auto_zero_grads at True"
-                )
-            if not self.steps_now:
-                return
-            if self.average_aggregated_gradients:
-                _divide([parameter.grad for parameter in _parameters(optimizer)], frequency)
-        amp = self.amp
+        if self.aggregation_frequency > 1 and not self._ends_aggregation(optimizer, auto_zero_grads):
+            return
         self.steps += 1
         if not self.has_trained:
             self.has_trained = self._has_gradient(optimizer)
         if self.gradient_check is not None:
             self.gradient_check.before_step(optimizer, self.position.batch_idx)
-        clip = None
-        if clip_grads is not None:
-            clip = partial(self._clip, clip_grads, _parameters(optimizer))
-        with (
-            contextlib.nullcontext() if amp is None else amp.updating(),
-            placement.groups_placed_alike(optimizer) if self.has_sharded else contextlib.nullcontext(),
-        ):
-            if amp is not None and scaler is None:
-                amp.step(optimizer, clip)
+        if self.amp is not None or self.has_sharded:
+            self._step(optimizer, clip_grads, scaler)
+        else:
+            if clip_grads is not None:
+                clip_grads(_parameters(optimizer))
+            if scaler is None:
+                optimizer.step()
             else:
-                if clip is not None:
-                    clip()
-                if scaler is not None:
-                    scaler.step(optimizer)
-                else:
-                    optimizer.step()
+                scaler.step(optimizer)
         if auto_zero_grads:
             optimizer.zero_grad()
-        self.reshard()
+        if self._fsdp_modules:
+            self.reshard()
 
-    def _clip(self, clip_grads: Callable[[Any], Any], parameters: list[torch.Tensor]) -> None:
-        with placement.gradients_on_one_mesh(parameters) if self.has_sharded else contextlib.nullcontext():
-            clip_grads(parameters)
+    def _ends_aggregation(self, optimizer: torch.optim.Optimizer, auto_zero_grads: bool) -> bool:
+        """Whether the optimizer steps in this batch; then its gradients are averaged."""
+        frequency = self.aggregation_frequency
+        if not auto_zero_grads:
+            raise ValueError(
+                f"step_optimizer(auto_zero_grads=False) can't be combined with aggregation_frequency={frequency}, "
+                "where gradients must be zeroed after each optimizer step; leave auto_zero_grads at True"
+            )
+        if self.steps_now and self.average_aggregated_gradients:
+            _divide([parameter.grad for parameter in _parameters(optimizer)], frequency)
+        return self.steps_now
+
+    def _step(self, optimizer: torch.optim.Optimizer, clip_grads: Callable[[Any], Any] | None, scaler: Any) -> None:
+        """A step in mixed precision, or of a sharded model."""
+        amp, plain = self.amp, contextlib.nullcontext()
+
+        def clip() -> None:
+            if clip_grads is not None:
+                parameters = _parameters(optimizer)
+                with placement.gradients_on_one_mesh(parameters) if self.has_sharded else plain:
+                    clip_grads(parameters)
+
+        with (
+            plain if amp is None else amp.updating(),
+            placement.groups_placed_alike(optimizer) if self.has_sharded else plain,
+        ):
+            if amp is not None and scaler is None:
+                amp.step(optimizer, None if clip_grads is None else clip)
+            else:
+                clip()
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
 
     def warn_if_in_eval(self) -> None:
         """Warn once if batches were trained in eval mode; not before them, as train_batch() may set the mode itself."""

@@ -75,15 +75,11 @@ class Usage:
         device: the device that it trains on.
         flops_per_record: for forward and backward, of all ranks that share a record.
 
-    Attributes:
-        data_s: seconds spent waiting for data so far, a part of the training time in `record`.
-        records, tokens: trained by this rank since `take_work`.
     """
 
     def __init__(self, device: torch.device, flops_per_record: Flops = None) -> None:
-        self.data_s = 0.0
         self.flops_per_record = flops_per_record
-        self.records = self.tokens = 0.0
+        self._data_s = self._records = self._tokens = 0.0
         self._work = 0.0, 0.0
         self._spent = dict.fromkeys(("training", "validating", "checkpointing", "waiting"), 0.0)
         self._saved = 0.0
@@ -96,6 +92,14 @@ class Usage:
         self._machine: MachineUsage | None = None
         self._ranks: Sequence[MachineUsage] = ()
         self._slots = 1
+
+    def trained(self, records: float, tokens: float, data_s: float) -> None:
+        """Add what this rank has trained, and how long it waited for data, a part of the training time in `record`."""
+        self._records, self._tokens, self._data_s = (
+            self._records + records,
+            self._tokens + tokens,
+            self._data_s + data_s,
+        )
 
     def record(self, phase: str, seconds: float, batches: int = 0) -> None:
         """Add time of a phase: training, validating, or waiting (for the search or the other ranks)."""
@@ -156,8 +160,8 @@ class Usage:
 
     def take_work(self) -> tuple[float, float]:
         """This rank's records and tokens since the last call."""
-        work = float(self.records), float(self.tokens)
-        self.records = self.tokens = 0.0
+        work = float(self._records), float(self._tokens)
+        self._records = self._tokens = 0.0
         return work
 
     def add_work(self, ranks: Sequence[tuple[float, float]]) -> None:
@@ -177,8 +181,8 @@ class Usage:
             return None
         training = self._spent["training"]
         seconds = {
-            "training_s": max(training - self.data_s, 0.0),
-            "data_s": self.data_s,
+            "training_s": max(training - self._data_s, 0.0),
+            "data_s": self._data_s,
             "validating_s": self._spent["validating"],
             "checkpointing_s": self._spent["checkpointing"],
             "waiting_s": self._spent["waiting"],
@@ -191,7 +195,7 @@ class Usage:
             values = [getattr(machine, name) for machine in self._ranks]
             if known := [value for value in values if value is not None]:
                 found[name] = reduce(known)
-        self.data_s = 0.0
+        self._data_s = 0.0
         self._spent = dict.fromkeys(self._spent, 0.0)
         self._flushed_at, self._batches, self._work = now, 0, (0.0, 0.0)
         return found or None

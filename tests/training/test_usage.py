@@ -45,7 +45,7 @@ CPU = torch.device("cpu")
 
 def test_time_is_reported_by_phase_and_batches_per_second(clock: Clock) -> None:
     measured = Usage(CPU)
-    measured.data_s = 1.0
+    measured.trained(0, 0, data_s=1.0)
     measured.record("training", 4.0, batches=20)
     measured.record("validating", 2.0)
     measured.record("waiting", 0.25)
@@ -116,7 +116,7 @@ def test_ranks_are_added_up(clock: Clock) -> None:
 def test_work_of_all_ranks_makes_throughput_and_mfu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     measured = Usage(torch.device("cuda:0"), flops_per_record=39e12)
-    measured.records, measured.tokens = 6, torch.tensor(3000)
+    measured.trained(6, torch.tensor(3000), data_s=0.0)
     mine = measured.take_work()
     assert measured.take_work() == (0, 0)
     measured.add_work([mine, (2.0, 1000.0)])

@@ -106,26 +106,19 @@ class TrainingMetrics:
             TypeError: neither a dict nor a tensor.
             ValueError: the names differ from those of the batches before.
         """
-        if isinstance(metrics, dict):  # first, since the check for a tensor takes longer
-            pass
-        elif isinstance(metrics, torch.Tensor):
-            metrics = {"loss": metrics}
-        else:
-            raise TypeError(
-                "train_batch() must return a dict of metrics or one tensor (the loss), "
-                f"got {metrics!r} of type {type(metrics).__name__}"
-            )
+        if type(metrics) is not dict:
+            metrics = _as_dict(metrics)
         columns = self._columns
-        if not columns:
-            columns.update((name, Column()) for name in metrics)
         if metrics.keys() != columns.keys():
-            raise ValueError(
-                f"train_batch() must return the same metrics for every batch: {sorted(columns)} before, "
-                f"{sorted(metrics)} now"
-            )
+            if columns:
+                raise ValueError(
+                    f"train_batch() must return the same metrics for every batch: {sorted(columns)} before, "
+                    f"{sorted(metrics)} now"
+                )
+            columns.update((name, Column()) for name in metrics)
         for name, value in metrics.items():
             column = columns[name]
-            if isinstance(value, torch.Tensor) and value.is_cpu and value.dim() == 0 and value.is_floating_point():
+            if type(value) is torch.Tensor and value.is_cpu and value.dim() == 0 and value.is_floating_point():
                 # Fast path for most metrics: there is no device to wait for, and a number needs no copy and no detach.
                 value = value.item()
                 if not column.on_device:
@@ -146,6 +139,17 @@ class TrainingMetrics:
     def take_batches(self) -> list[dict[str, Any]]:
         """Every batch's metrics, with tensors as NumPy arrays."""
         return [{name: to_numpy(value) for name, value in metrics.items()} for metrics in self._kept]
+
+
+def _as_dict(metrics: Any) -> Mapping[str, Any]:
+    if isinstance(metrics, dict):
+        return metrics
+    if isinstance(metrics, torch.Tensor):
+        return {"loss": metrics}
+    raise TypeError(
+        "train_batch() must return a dict of metrics or one tensor (the loss), "
+        f"got {metrics!r} of type {type(metrics).__name__}"
+    )
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
