@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.core import shards
-from dray.core.reporter import Reporter
+from dray.core.train import Reporter
 from dray.storage import CheckpointError, Location, writing
 from dray.storage.manifest import MANIFEST, Listed
 from dray.training.checkpoint.opening import open_together

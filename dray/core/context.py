@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from dray.core.checkpoint import CheckpointContext
 from dray.core.preempt import PreemptContext, PreemptMode
-from dray.core.reporter import Reporter
 from dray.core.searcher import SearcherContext
-from dray.core.train import TensorboardMode, TrainContext
+from dray.core.train import Reporter, TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.storage import Location, store_at

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dray.core.reporter import Reporter
+from dray.core.train import Reporter
 from dray.training.errors import SearcherMetricError
 from dray.training.host import ProgramHost, Report
 from dray.training.metrics.values import as_number, to_numpy

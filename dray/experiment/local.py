@@ -24,14 +24,13 @@ from dray.experiment.debugger import users_frames_in_debugger
 from dray.experiment.warm_start import read_sources
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
-from dray.pytorch.class_entrypoint import train
+from dray.pytorch.trainer import train_class
 from dray.records.secrets import check_secrets
 from dray.script import Script, ScriptFailed
 from dray.training.cluster_info import use_cluster_info
-from dray.training.determinism import deterministic
 from dray.training.host import Reached, Report
-from dray.training.metrics.checks import MetricChecks
-from dray.training.metrics.time_metric import crossed, time_of
+from dray.training.metrics.checks import MetricChecks, crossed, time_of
+from dray.training.rng import deterministic
 from dray.training.units import ENDLESS, in_batches
 from searchers.search import Search
 
@@ -230,7 +229,7 @@ def _launched_alone() -> dict[str, str]:
 def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig, latest_checkpoint: str | None) -> None:
     max_length = None if config.searcher.counted_length is not None else ENDLESS
     try:
-        train(trial, config.to_dict(), max_length=max_length, latest_checkpoint=latest_checkpoint)
+        train_class(trial, config.to_dict(), max_length=max_length, latest_checkpoint=latest_checkpoint)
     except SystemExit as end:  # would end the whole process without a message
         what = (
             f"{trial.__name__} called sys.exit({end.code!r}) during training; to end training early, call "

@@ -26,12 +26,11 @@ from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
 from dray.training.parallel.device import backend_for
 from dray.training.parallel.fully_shard import FullyShard, check_arguments, fully_sharded, whole
 from dray.training.parallel.mesh import device_mesh
-from dray.training.parallel.placement import unscaling_by_placement
-from dray.training.parallel.sharding import connect, is_sharded
+from dray.training.parallel.sharding import connect, is_sharded, unscaling_by_placement
 from dray.training.plan import batches_of
-from dray.training.position import Stop
+from dray.training.precision import warn_if_left_off
 from dray.training.pretrained import share_on_machine, unshare
-from dray.training.tf32 import warn_if_left_off
+from dray.training.progress import Stop
 from dray.training.units import ENDLESS, Epoch
 
 if TYPE_CHECKING:

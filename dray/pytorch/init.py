@@ -19,11 +19,11 @@ from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
 from dray.training.checkpoint import files
-from dray.training.determinism import deterministic
 from dray.training.parallel.device import check_gpus, own_device
 from dray.training.parallel.distributed import check_peers
 from dray.training.parallel.launcher import process_group
 from dray.training.plan import check_length
+from dray.training.rng import deterministic
 from dray.training.units import TrainUnit, is_int
 
 log = logging.getLogger(__name__)

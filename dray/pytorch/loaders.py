@@ -13,7 +13,7 @@ from dray.pytorch.data import DataLoader
 from dray.pytorch.samplers import samplers_in
 from dray.pytorch.trial_run import TrialRun
 from dray.training.checkpoint import determined, files
-from dray.training.parallel.division import Division
+from dray.training.parallel.mesh import Division
 from dray.training.units import is_int
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,10 @@ from dray.pytorch.callback import PyTorchCallback, checked_callbacks, hooks_of
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
 from dray.pytorch.fit_arguments import DEFAULT_POLICY, FitArguments, length_of, policy_of
+from dray.pytorch.init import init
 from dray.pytorch.restore import last_checkpoint, load_state, open_checkpoint, resume, start_at
 from dray.pytorch.trial import PyTorchTrial
-from dray.training import pretrained, warm
+from dray.training import pretrained
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
@@ -26,7 +27,7 @@ from dray.training.parallel.exchange import all_or_none
 from dray.training.parallel.fully_shard import is_replaced
 from dray.training.profiling import Window
 from dray.training.progress import Progress
-from dray.training.rank import Rank
+from dray.training.rank import Rank, before_training
 from dray.training.trial import Hooks
 from dray.training.units import Batch, TrainUnit
 
@@ -153,7 +154,7 @@ class Trainer:
                         resume(run, resumed, callbacks)
                     elif source is not None:
                         load_state(run, source, callbacks)
-                    for prepare in warm.before_training:
+                    for prepare in before_training:
                         prepare(run.optimisation.models)
                     rank = Rank(
                         trial=trial,
@@ -247,4 +248,39 @@ class Trainer:
         return epoch_length, Hooks(
             batch_metrics=any(hooks.batch_metrics for _, hooks, _ in ranks),
             checkpoints=any(hooks.checkpoints for _, hooks, _ in ranks),
+        )
+
+
+def train_class(
+    trial_class: type[PyTorchTrial],
+    config: Mapping[str, Any],
+    *,
+    max_length: TrainUnit | None = None,
+    latest_checkpoint: str | None = None,
+) -> None:
+    """Train a trial, in a worker of an experiment.
+
+    Args:
+        trial_class: the trial's class.
+        config: the experiment's config, with all defaults.
+        max_length: the length, if the search sets none.
+        latest_checkpoint: the checkpoint to resume from.
+    """
+    optimizations = config["optimizations"]
+    with init(aggregation_frequency=optimizations["aggregation_frequency"]) as context:
+        trial = trial_class(context)
+        if optimizations["mixed_precision"] != "O0":
+            if context._run.uses_amp or context._run.optimisation.scaler is not None:
+                log.info(
+                    "optimizations.mixed_precision has no effect: %s sets up mixed precision itself",
+                    trial_class.__name__,
+                )
+            else:
+                context.experimental.use_amp()
+        Trainer(trial, context).fit(
+            max_length=max_length,
+            reporting_period=Batch(config["scheduling_unit"]),
+            checkpoint_policy=config["checkpoint_policy"],
+            latest_checkpoint=latest_checkpoint,
+            step_zero_validation=config["perform_initial_validation"],
         )

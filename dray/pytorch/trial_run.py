@@ -10,19 +10,16 @@ from typing import Any
 import torch
 
 from dray.core import DistributedContext
-from dray.pytorch.batch_functions import ToDevice
-from dray.pytorch.side_stream import SideStream
-from dray.training.flops import Flops
+from dray.pytorch.batch_functions import SideStream, ToDevice
 from dray.training.host import Host
-from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.metrics.reducers import ReducerRegistry, TorchMetricReducer, is_torchmetric
 from dray.training.metrics.tensorboard import TensorBoard
-from dray.training.metrics.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.optimisation import Optimisation
-from dray.training.parallel.division import global_batch_size
-from dray.training.parallel.mesh import mesh_shape
+from dray.training.parallel.mesh import global_batch_size, mesh_shape
 from dray.training.plan import batches_of
-from dray.training.position import Position
+from dray.training.progress import Position
 from dray.training.units import ENDLESS, TrainUnit
+from dray.training.usage import Flops
 
 
 @dataclass(kw_only=True, eq=False)

@@ -10,12 +10,11 @@ from functools import partial
 from typing import Any
 
 from dray.training.errors import DataExhausted
-from dray.training.flops import counted
 from dray.training.metrics.training import TrainingMetrics
 from dray.training.parallel.agreement import Agreement
 from dray.training.rank import Rank
 from dray.training.trial import by_name, epoch_start_of
-from dray.training.usage import Usage
+from dray.training.usage import Usage, counted
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,10 @@ from dray.training.batch_loop import BatchLoop
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
-from dray.training.flops import Flops
 from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Outcome, Publish, Train, Validate, drive
+from dray.training.metrics.checks import check_metrics
 from dray.training.metrics.reducers import check_names
-from dray.training.metrics.searcher_metric import check_metrics
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.training import (
     Sums,
@@ -43,11 +42,10 @@ from dray.training.parallel.exchange import Leave, Reason, on_chief
 from dray.training.parallel.gradient_check import GradientCheck, Norms
 from dray.training.parallel.sharding import is_sharded, sync_buffers
 from dray.training.plan import Plan
-from dray.training.position import Stop
-from dray.training.progress import Progress
+from dray.training.progress import Progress, Stop
 from dray.training.rank import Rank
 from dray.training.trial import Hooks
-from dray.training.usage import MachineUsage, Usage
+from dray.training.usage import Flops, MachineUsage, Usage
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import torch
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
-from dray.training.amp import MixedPrecision
-from dray.training.parallel import ddp, placement, sharding
+from dray.training.parallel import ddp, sharding
 from dray.training.parallel.gradient_check import GradientCheck
-from dray.training.position import Position
+from dray.training.precision import MixedPrecision
 from dray.training.pretrained import with_shared, without_shared
+from dray.training.progress import Position
 from dray.training.trial import Scheduler
 from dray.training.units import is_int
 
@@ -209,12 +209,12 @@ class Optimisation:
         def clip() -> None:
             if clip_grads is not None:
                 parameters = _parameters(optimizer)
-                with placement.gradients_on_one_mesh(parameters) if self.has_sharded else plain:
+                with sharding.gradients_on_one_mesh(parameters) if self.has_sharded else plain:
                     clip_grads(parameters)
 
         with (
             plain if amp is None else amp.updating(),
-            placement.groups_placed_alike(optimizer) if self.has_sharded else plain,
+            sharding.groups_placed_alike(optimizer) if self.has_sharded else plain,
         ):
             if amp is not None and scaler is None:
                 amp.step(optimizer, None if clip_grads is None else clip)

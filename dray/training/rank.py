@@ -11,7 +11,7 @@ import torch
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.optimisation import Optimisation
 from dray.training.parallel.distributed import DistributedContext
-from dray.training.position import Position
+from dray.training.progress import Position
 from dray.training.trial import Callback, Trial
 
 T = TypeVar("T")
@@ -51,3 +51,7 @@ class Rank:
     @property
     def position(self) -> Position:
         return self.optimisation.position
+
+
+#: Called with the trial's models, in its thread.
+before_training: list[Callable[[Sequence[torch.nn.Module]], None]] = []

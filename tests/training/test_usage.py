@@ -15,8 +15,7 @@ import torch
 from dray import pytorch
 from dray.hosts import use_host
 from dray.training import usage
-from dray.training.flops import counted, peak_flops
-from dray.training.usage import MachineUsage, Usage
+from dray.training.usage import MachineUsage, Usage, counted, peak_flops
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
 
