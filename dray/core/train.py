@@ -19,6 +19,8 @@ from dray.training.metrics.values import jsonable
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.usage import Usage
 
+log = logging.getLogger(__name__)
+
 
 class Reporter:
     """Passes a program's reports on to its host.
@@ -50,8 +52,6 @@ class Reporter:
         """Note progress, for `hang_timeout_s`."""
         self._calls += 1
 
-
-log = logging.getLogger(__name__)
 
 RUN_METADATA = "run_metadata.json"
 MAX_STEPS = 2**63 - 1

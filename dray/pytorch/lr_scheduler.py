@@ -14,6 +14,8 @@ from torch.optim import lr_scheduler
 
 from dray.training.units import is_int
 
+log = logging.getLogger(__name__)
+
 
 class LRScheduler:
     """A PyTorch LR scheduler, and when to step it.
@@ -118,8 +120,6 @@ class LRScheduler:
                 return after // frequency - before // frequency
         return 0
 
-
-log = logging.getLogger(__name__)
 
 _ENDLESS = (
     lr_scheduler.StepLR,

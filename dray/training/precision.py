@@ -11,6 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.amp.grad_scaler import OptState
 
+log = logging.getLogger(__name__)
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -74,8 +77,6 @@ class MixedPrecision:
             self._stepped = False
             self.scaler.update()
 
-
-log = logging.getLogger(__name__)
 
 _PRODUCTS = {f"{name}Backward0" for name in ("Addmm", "Mm", "Bmm", "Baddbmm", "Linear")}
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dray.training.errors import SearcherMetricError
 from dray.training.host import Reached, Report
 
+log = logging.getLogger(__name__)
+
+
 BY_TRIAL = "validation returned", "return it from evaluate_batch() or evaluate_full_dataset()"
 BY_PROGRAM = "the program reported", "report it with core_context.train.report_validation_metrics()"
 
@@ -116,9 +119,6 @@ def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached
     if now >= rungs[-1]:
         return "end"
     return "rung" if any((before is None or before < rung) and rung <= now for rung in rungs) else "nothing"
-
-
-log = logging.getLogger(__name__)
 
 
 class MetricChecks:
