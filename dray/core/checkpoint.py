@@ -265,7 +265,7 @@ class CheckpointContext:
         self._host.delete_checkpoint(storage_id)
 
     # -------------------------------------------------------------------------------------------------------- ranks
-    def _in_lockstep(self, mode: DownloadMode) -> contextlib.AbstractContextManager[None]:
+    def _in_lockstep(self, mode: DownloadMode) -> contextlib.AbstractContextManager[Any]:
         if DownloadMode(mode) is DownloadMode.NoSharedDownload:
             return contextlib.nullcontext()
         return all_or_none(self._peers, "reading a checkpoint")

@@ -22,10 +22,6 @@ class ToDevice:
     """Moves batches to a device: tensors, arrays, objects with a method `to`; and dicts, lists and tuples of them.
 
     Text, numbers and None stay as they are. So does what else can't be moved, with one warning per type.
-
-    Args:
-        device: where to move batches.
-        warned_types: types without a warning; each type that gets one is added.
     """
 
     def __init__(self, device: torch.device, warned_types: set[type] | None = None) -> None:
@@ -91,7 +87,6 @@ def to_device(data: Any, device: torch.device, warned_types: set[type] | None = 
 
     Args:
         data: tensors, arrays, objects with a method `to`; and dicts, lists and tuples of them. Anything else stays.
-        device: the device to move it to.
         warned_types: types that were warned about before; others are warned about once, and added.
 
     >>> to_device({"x": [torch.zeros(2)]}, torch.device("cpu"))
@@ -154,10 +149,6 @@ class SideStream:
 
     Batches are not taken from the loader earlier than without a side stream: order, values and random numbers are the
     same, and a slow loader delays no batch that is ready.
-
-    Args:
-        to_device: moves a batch on the current stream, without waiting if it is in pinned memory.
-        device: a CUDA device.
     """
 
     #: A smaller batch is copied faster than the streams are synchronised.

@@ -198,13 +198,8 @@ class DataLoader:
     def _resharded(
         self, division: Division, *, skip: int, num_replicas: int, rank: int
     ) -> torch.utils.data.DataLoader[Any]:
-        """As `get_data_loader(repeat=True, ...)`, but with the global batches of another division of the data.
-
-        For a run that is resumed with another number of processes.
-
-        Args:
-            division: how the trial divided its data when it began.
-        """
+        """As `get_data_loader(repeat=True, ...)`, but with the global batches of another division of the data: that of
+        a run that is resumed with another number of processes."""
         seed, replicas = self._shuffle_seed(), division.replicas
         whole = self._batches(Shard(repeat=True, skip=skip * replicas), seed, division.batch_size)
         batches = ReshardedBatches(whole, replicas=replicas, num_replicas=num_replicas, rank=rank)
@@ -247,12 +242,7 @@ class DataLoader:
         )
 
     def _batches(self, shard: Shard, seed: int = 0, batch_size: int | None = None) -> Any:
-        """The batches of a shard, as lists of records.
-
-        Args:
-            seed: of the order; 0 if only their number is asked for.
-            batch_size: in place of the loader's own.
-        """
+        """The batches of a shard, as lists of records; with `batch_size` in place of the loader's own."""
         batch_size = batch_size or self.batch_size
         records = _indexable(self.dataset, self.sampler) if self.batch_sampler is None else None
         if records is not None:

@@ -27,9 +27,6 @@ class TrialRun:
     """One rank's run of a trial.
 
     Args:
-        host: stores checkpoints and receives reports.
-        peers: the ranks of the trial.
-        device: the device of models and batches.
         hparams, config: the hyperparameters and the experiment's config; None for none.
         aggregation_frequency, max_length, enable_tensorboard_logging: the arguments of `pytorch.init()`.
         mesh: its argument; by default the config's.
@@ -37,20 +34,16 @@ class TrialRun:
 
     Attributes:
         seed: the trial's; of a resumed run, that in the checkpoint.
-        mesh_shape: how the ranks are laid out.
         replicas, replica: among how many the data are divided, and which share is this rank's.
         length: how long the trial trains, as far as known.
         optimisation: what the trial has wrapped, and the position in training.
         global_batch_size: records per batch over all slots, None if no hyperparameter sets it.
         asked_length: the trial has asked how many batches it trains in total.
-        flops_per_record: as set by `context.set_flops_per_record`.
         uses_amp: `use_amp()` was called; a CPU may train as usual nevertheless.
-        moves_batches: the trainer moves batches to the device.
         checks_loaders: only a `pytorch.DataLoader` is allowed.
 
     Raises:
-        ValueError: the hyperparameter global_batch_size is not an int, or below the number of slots;
-            aggregation_frequency is below 1; the mesh does not divide the ranks.
+        ValueError: as `pytorch.init`.
     """
 
     host: Host
@@ -87,7 +80,6 @@ class TrialRun:
 
     @property
     def position(self) -> Position:
-        """The position in training."""
         return self.optimisation.position
 
     @property

@@ -21,16 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class BatchLoop:
-    """Trains on batches, and advances the position.
-
-    Args:
-        rank: the user's code on this rank, and what it trains.
-        data: an endless iterator, already at the right position.
-        agreement: knows at which batch all ranks stop.
-        metrics: collects what `train_batch` returns.
-        usage: records the time spent waiting for data, and what was trained.
-        profiler: a `torch.profiler.profile`, stepped after each batch.
-    """
+    """Trains on batches, and advances the position. For the fields see `Executor`."""
 
     rank: Rank
     data: Iterator[Any]

@@ -26,12 +26,6 @@ class ValidationMetrics:
         self._columns: dict[str, tuple[list[Any], list[torch.dtype | None]]] = {}
 
     def add(self, metrics: Any) -> None:
-        """Add one batch.
-
-        Raises:
-            TypeError: not a dict.
-            ValueError: the names differ from those of the batches before.
-        """
         if not isinstance(metrics, dict):
             raise TypeError(
                 f"evaluate_batch() must return a dict of metrics, got {metrics!r} of type {type(metrics).__name__}"
@@ -85,12 +79,7 @@ def _fetch(values: list[Any], dtypes: list[torch.dtype | None]) -> Sequence[Any]
 
 
 def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:
-    """The reducer for each metric, from what `evaluation_reducer()` returned.
-
-    Raises:
-        TypeError: it is neither a Reducer nor a dict of them.
-        ValueError: the dict's keys are not exactly the metrics' names.
-    """
+    """The reducer for each metric, from what `evaluation_reducer()` returned."""
     if isinstance(choice, Reducer):
         return dict.fromkeys(names, choice)
     if not isinstance(choice, dict) or not all(isinstance(reducer, Reducer) for reducer in choice.values()):
@@ -106,11 +95,7 @@ def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:
 
 
 def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Reducer]) -> dict[str, float]:
-    """One rank's share of the validation metrics.
-
-    Raises:
-        TypeError: a metric is not a number.
-    """
+    """One rank's share of the validation metrics."""
     reduced = {}
     for name, reducer in reducers.items():
         values = [row[name] for row in rows]
@@ -140,17 +125,10 @@ def combine_ranks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One rank's share of a validation.
+    """One rank's share of a validation."""
 
-    Args:
-        metrics: over its own batches.
-        reduced: its values for the reducers that the trial has wrapped.
-        reducers: how each metric is reduced over ranks.
-        batches: the number of its batches.
-    """
-
-    metrics: Mapping[str, Any]
-    reduced: list[Any]
+    metrics: Mapping[str, Any]  # over its own batches
+    reduced: list[Any]  # for the reducers that the trial has wrapped
     reducers: Mapping[str, Reducer] = field(default_factory=dict)
     batches: int = 0
 
@@ -160,7 +138,6 @@ class Evaluation:
     """Evaluates a trial's models on one rank.
 
     Args:
-        rank: the user's code on this rank, and what it validates.
         data: None on the ranks that don't evaluate.
         full_dataset: evaluate by `evaluate_full_dataset`, on the chief; with a sharded model on all ranks, as each has
             a part of the weights, and the chief's metrics count.

@@ -26,9 +26,7 @@ class Report:
         batches: batches trained in total, per slot.
         epochs: the same in epochs; None if the data has no length.
         training: metrics averaged over the batches since the last report and over ranks; None if nothing was trained.
-        validation: metrics of a validation at `batches`; None if there was none.
         decides: the loop waits here for the search's decision (at a rung, or the end).
-        final: this is the last report.
         interrupted: the run was asked to stop, and ends here to be resumed later.
         checkpoint: the id that `Host.commit` returned; None if nothing was saved, or it is not committed yet.
         system: time and machine usage of `dray.training.usage`; only in some reports.
@@ -98,26 +96,17 @@ class Host(Protocol):
         ...
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
-        """What this validation has reached, if the search measures length by a metric. Called at every validation.
-
-        Raises:
-            SearcherMetricError: the metric is missing, or its value is not a length.
-        """
+        """What this validation has reached, if the search measures length by a metric. Called at every validation; a
+        SearcherMetricError if the metric is missing, or its value is not a length."""
         ...
 
     def training(self, plan: Plan, begin: int, peers: DistributedContext) -> AbstractContextManager[None]:
-        """The block in which a plan is performed, from batch `begin` on. Entered and left together by every rank.
-
-        Raises:
-            KeyboardInterrupt: at its end, on every rank, if the user has interrupted the training of any.
-        """
+        """The block in which a plan is performed, from batch `begin` on. Entered and left together by every rank; ends
+        with a KeyboardInterrupt on every rank if the user has interrupted the training of any."""
         ...
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        """Poll this function, in any thread, on every rank.
-
-        It returns the rank's (batches trained, batches of the latest validation).
-        """
+        """Poll this function, in any thread, on every rank, for its (batches trained, batches validated)."""
         ...
 
     def new_checkpoint(self, batches: int) -> Path:
@@ -140,11 +129,8 @@ class Host(Protocol):
         ...
 
     def open_checkpoint(self, checkpoint: str) -> Path:
-        """The directory of a checkpoint, verified. Called on the first rank of each machine, or on every rank.
-
-        Raises:
-            FileNotFoundError, CheckpointError: there is no such checkpoint, or it is damaged.
-        """
+        """The directory of a checkpoint, verified. Called on the first rank of each machine, or on every rank; a
+        FileNotFoundError or CheckpointError if there is none, or it is damaged."""
         ...
 
     def last_checkpoint(self) -> str | None:
@@ -205,11 +191,7 @@ class ProgramHost(Host, Protocol):
         ...
 
     def delete_checkpoint(self, checkpoint: str) -> None:
-        """Delete a checkpoint of this trial.
-
-        Raises:
-            ValueError: it is another trial's.
-        """
+        """Delete a checkpoint of this trial; a ValueError if it is another trial's."""
         ...
 
     def best_validation(self) -> float | None:

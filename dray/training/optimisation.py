@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
 from dray.training.parallel import ddp, sharding
@@ -23,8 +21,6 @@ from dray.training.units import is_int
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
-
-log = logging.getLogger(__name__)
 
 
 class Optimisation:
@@ -61,7 +57,6 @@ class Optimisation:
         #: Each module's mode before a validation; empty in training.
         self._modes: list[tuple[torch.nn.Module, bool]] = []
         self._synchronising = True
-        self._warns_of_eval = True
 
     @cached_property
     def has_sharded(self) -> bool:
@@ -101,18 +96,6 @@ class Optimisation:
         for module in in_eval:
             if module.training:
                 module.eval()
-
-    def _trains_in_eval(self) -> bool:
-        """Whether a model that is trained, or a part of it with dropout, is in eval mode. A frozen part may be."""
-        trained = {id(each) for optimizer in self.optimizers for each in _parameters(optimizer) if each.requires_grad}
-        models = [bare(model) for model in self.models]
-        return any(
-            any(id(parameter) in trained for parameter in part.parameters())
-            and (part in models or any(isinstance(each, _DropoutNd) for each in part.modules()))
-            for model in models
-            for part in model.modules()
-            if not part.training
-        )
 
     def training_mode(self) -> None:
         """Set each module's mode to what it was before the validations since the last batch."""
@@ -180,7 +163,7 @@ class Optimisation:
             self._step(optimizer, clip_grads, scaler)
         else:
             if clip_grads is not None:
-                clip_grads(_parameters(optimizer))
+                clip_grads(parameters_of(optimizer))
             if scaler is None:
                 optimizer.step()
             else:
@@ -199,7 +182,7 @@ class Optimisation:
                 "where gradients must be zeroed after each optimizer step; leave auto_zero_grads at True"
             )
         if self.steps_now and self.average_aggregated_gradients:
-            _divide([parameter.grad for parameter in _parameters(optimizer)], frequency)
+            _divide([parameter.grad for parameter in parameters_of(optimizer)], frequency)
         return self.steps_now
 
     def _step(self, optimizer: torch.optim.Optimizer, clip_grads: Callable[[Any], Any] | None, scaler: Any) -> None:
@@ -208,7 +191,7 @@ class Optimisation:
 
         def clip() -> None:
             if clip_grads is not None:
-                parameters = _parameters(optimizer)
+                parameters = parameters_of(optimizer)
                 with sharding.gradients_on_one_mesh(parameters) if self.has_sharded else plain:
                     clip_grads(parameters)
 
@@ -225,36 +208,9 @@ class Optimisation:
                 else:
                     scaler.step(optimizer)
 
-    def warn_if_in_eval(self) -> None:
-        """Warn once if batches were trained in eval mode; not before them, as train_batch() may set the mode itself."""
-        if self._warns_of_eval and self._trains_in_eval():
-            log.warning(
-                "a model that an optimizer trains is in eval mode, or a part of it with dropout is: it trains without "
-                "dropout. If that is not meant, call model.train() in the trial's constructor; from_pretrained() of "
-                "transformers returns models in eval mode"
-            )
-        self._warns_of_eval = False
-
-    def warn_if_untrained(self) -> None:
-        """Warn once if batches have trained no wrapped model."""
-        batches = self.position.trained - self.position.initial_batch
-        if self.has_trained or batches < 4 * self.aggregation_frequency:
-            return
-        self.has_trained = True
-        log.warning(
-            "the first %d batches have trained no wrapped model: %s",
-            batches,
-            "no context.step_optimizer(optimizer) was called after context.backward(loss) in train_batch(). "
-            "Calling optimizer.step() yourself ignores the configured clipping, aggregation and loss scaling"
-            if self.steps == 0
-            else "the optimizers' parameters are in no wrapped model, or had no gradients. Call "
-            "context.backward(loss), and use the model that context.wrap_model() returned, in train_batch() and for "
-            "the optimizer: only that one is saved in checkpoints",
-        )
-
     def _has_gradient(self, optimizer: torch.optim.Optimizer) -> bool:
         wrapped = {id(parameter) for model in self.models for parameter in model.parameters()}
-        return any(each.grad is not None and id(each) in wrapped for each in _parameters(optimizer))
+        return any(each.grad is not None and id(each) in wrapped for each in parameters_of(optimizer))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of models, optimizers, LR schedulers and the scaler, if any, for a checkpoint."""
@@ -368,7 +324,7 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -388,31 +344,3 @@ def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:
             alike[type(part), part.device, part.dtype, part.layout].append(part)
     for found in alike.values():
         torch._foreach_div_(found, divisor)
-
-
-class Unwrapped:
-    """The models among a trial's attributes that are in no wrapped model, so that checkpoints do not hold them."""
-
-    def __init__(self, trial: object, models: list[torch.nn.Module]) -> None:
-        saved = {id(each) for model in models for each in model.parameters()}
-        attributes = getattr(trial, "__dict__", {}).items()
-        modules = {name: value for name, value in attributes if isinstance(value, torch.nn.Module)}
-        self._parameters = {
-            name: [each for each in module.parameters() if id(each) not in saved and not each.is_inference()]
-            for name, module in modules.items()
-        }
-        self._versions = {name: self._version(name) for name in self._parameters}
-
-    def warn_if_changed(self) -> None:
-        """Warn once of each that training changes, such as an average of the weights."""
-        for name in [name for name, version in self._versions.items() if self._version(name) != version]:
-            del self._versions[name]
-            log.warning(
-                "training changes self.%s, which is not wrapped: checkpoints do not hold it, so a trial that resumes "
-                "has it as its constructor makes it. Let it pass through context.wrap_model(), or save it in a "
-                "callback's state_dict()",
-                name,
-            )
-
-    def _version(self, name: str) -> int:
-        return sum(each._version for each in self._parameters[name])

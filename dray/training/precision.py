@@ -19,13 +19,7 @@ T = TypeVar("T")
 
 
 class MixedPrecision:
-    """torch's autocast and gradient scaler.
-
-    Args:
-        device: the device of the models.
-        dtype: the dtype that autocast computes in.
-        scaler: a `torch.amp.GradScaler`; None for a dtype with the exponents of float32, which needs none.
-    """
+    """torch's autocast and gradient scaler; a dtype with the exponents of float32 needs no scaler."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, scaler: Any = None) -> None:
         self.device = device

@@ -23,13 +23,9 @@ class Window(profile):
 
     Args:
         first: the number of the run's first batch.
-        rank: for the names of the files.
-        directory: where they are written.
+        rank, directory: for the names of the files.
         device: the memory of a GPU is recorded too.
         begin_on_batch, end_after_batch: the first and the last batch, from 0.
-
-    Raises:
-        ValueError: they are no such numbers; a program's config is not checked before.
     """
 
     def __init__(

@@ -22,10 +22,6 @@ class Rank:
     """The user's code on one rank, what it trains, and the other ranks.
 
     Args:
-        trial, callbacks: the user's.
-        optimisation: the models, optimizers and LR schedulers.
-        reducers: the user's metric reducers.
-        device: the device of the batches.
         to_device: moves a batch to the device; None leaves batches where they are.
         peers: the ranks of the trial.
         sharing: how many neighbouring ranks get the same data, by tensor parallelism.

@@ -69,15 +69,10 @@ class Callback(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Whether callbacks of any rank have hooks that cost something on all ranks.
+    """Whether callbacks of any rank have hooks that cost something on all ranks."""
 
-    Args:
-        batch_metrics: `on_training_workload_end`, which gets the metrics of each batch.
-        checkpoints: a hook for written checkpoints: training waits for the write.
-    """
-
-    batch_metrics: bool
-    checkpoints: bool
+    batch_metrics: bool  # on_training_workload_end, which gets the metrics of each batch
+    checkpoints: bool  # a hook for written checkpoints: training waits for the write
 
 
 class Scheduler(Protocol):

@@ -110,14 +110,17 @@ OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
 """How a value is reduced over ranks."""
 
 
+@dataclass(frozen=True, slots=True)
+class UsageShare:
+    """One rank's part of a report."""
+
+    machine: MachineUsage | None
+    records: float
+    tokens: float
+
+
 class Usage:
-    """Measures one rank's usage.
-
-    Args:
-        device: the device that it trains on.
-        flops_per_record: for forward and backward, of all ranks that share a record.
-
-    """
+    """Measures one rank's usage. `flops_per_record` is for forward and backward, of all ranks that share a record."""
 
     def __init__(self, device: torch.device, flops_per_record: Flops = None) -> None:
         self.flops_per_record = flops_per_record
@@ -155,8 +158,7 @@ class Usage:
         self._spent["checkpointing"] += seconds
         self._saved += seconds
 
-    def machine(self) -> MachineUsage | None:
-        """This rank's machine usage, at most a second old."""
+    def _measure(self) -> MachineUsage | None:
         now = time.monotonic()
         elapsed = now - self._measured_at
         if elapsed >= MEASURE_EVERY_S or (self._machine is None and elapsed > 0.05):
@@ -195,21 +197,22 @@ class Usage:
         before, self._cpu_s = self._cpu_s, _cpu_s_of(processes)
         return sum(seconds - before.get(process, 0.0) for process, seconds in self._cpu_s.items())
 
-    def set_ranks(self, ranks: Sequence[MachineUsage | None]) -> None:
-        """Take the machine usage of all ranks."""
-        self._slots = len(ranks)
-        self._ranks = [machine for machine in ranks if machine is not None]
-
-    def take_work(self) -> tuple[float, float]:
-        """This rank's records and tokens since the last call."""
-        work = float(self._records), float(self._tokens)
+    def share(self) -> UsageShare:
+        """This rank's machine usage, at most a second old, and what it has trained since the last call."""
+        share = UsageShare(self._measure(), float(self._records), float(self._tokens))
         self._records = self._tokens = 0.0
-        return work
+        return share
 
-    def add_work(self, ranks: Sequence[tuple[float, float]]) -> None:
-        """Add the work of the ranks that have trained on different data."""
+    def add_ranks(self, ranks: Sequence[UsageShare], distinct: Sequence[UsageShare]) -> None:
+        """Add the shares of all ranks.
+
+        Args:
+            distinct: those of ranks that have trained on different data.
+        """
+        self._slots = len(ranks)
+        self._ranks = [share.machine for share in ranks if share.machine is not None]
         records, tokens = self._work
-        self._work = records + sum(each[0] for each in ranks), tokens + sum(each[1] for each in ranks)
+        self._work = records + sum(each.records for each in distinct), tokens + sum(each.tokens for each in distinct)
 
     def flush(self, *, at_once: bool) -> dict[str, float] | None:
         """The usage since the last call, if it is time for a report or `at_once`; phases without any time left out.

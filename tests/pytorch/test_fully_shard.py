@@ -29,14 +29,14 @@ def context(tmp_path: Path) -> Iterator[pytorch.PyTorchTrialContext]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"units": [3]}, r"FullyShard\(units=\.\.\.\) takes classes of modules, .* got \[3\]"),
-        ({"units": int}, "takes classes of modules"),
+        ({"units": [3]}, r"FullyShard\(units=\.\.\.\) must be classes of modules, .* got \[3\]"),
+        ({"units": int}, "must be classes of modules"),
         ({"mp_policy": "bfloat16"}, "must be a torch.distributed.fsdp.MixedPrecisionPolicy or a dict of param_dtype"),
         ({"mp_policy": {"params": "bfloat16"}}, "or a dict of param_dtype, reduce_dtype"),
         ({"mp_policy": {"param_dtype": "bf16"}}, r"param_dtype must be a dtype or its name \(bfloat16\), got 'bf16'"),
         ({"compile": 1}, r"FullyShard\(compile=\.\.\.\) must be a bool, got 1"),
         ({"activation_checkpointing": "some"}, "must be a bool or 'selective', got 'some'"),
-        ({"reshard_after_forward": "no"}, "must be True, False, a number of ranks or None, got 'no'"),
+        ({"reshard_after_forward": "no"}, "must be a bool, a number of ranks or None, got 'no'"),
         ({"init": 3}, "must be a function of a module, got 3"),
     ],
 )

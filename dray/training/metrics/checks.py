@@ -125,12 +125,9 @@ class MetricChecks:
     """Checks the reports of one trial.
 
     Args:
-        metrics: the config's `searcher.metric`, or all of its `searcher.metrics`, the first objective first.
+        metrics: the searcher's, the first objective first.
         is_alone: the trial is the only one, of `searcher: {name: single}`, which compares nothing.
         stops_on_nan: the config's `stop_on_nan`.
-
-    Attributes:
-        compared: the metrics that the search compares; none if it compares nothing.
     """
 
     def __init__(self, metrics: Sequence[str], *, is_alone: bool, stops_on_nan: bool) -> None:
@@ -139,14 +136,7 @@ class MetricChecks:
         self.compared = () if is_alone else tuple(metrics)
 
     def check_program(self, report: Report | None, *, known: bool) -> None:
-        """Check a report of a program with its own loop; None once it has ended.
-
-        Args:
-            known: the search has received the metric from this trial before.
-
-        Raises:
-            SearcherMetricError: the search compares a metric that is missing or not a number.
-        """
+        """Check a report of a program with its own loop; None once it has ended. See `check_metrics`."""
         validation = {} if report is None else report.validation
         if validation is not None and (report is None or report.compared):
             check_metrics(self.compared, validation, BY_PROGRAM, known=known)

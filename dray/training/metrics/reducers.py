@@ -39,16 +39,9 @@ def reduce_values(reducer: Reducer, values: Sequence[Any], counts: Sequence[int]
     array = np.asarray(values)
     if array.dtype.kind == "f":
         array = array.astype(np.float64)
-    match reducer:
-        case Reducer.AVG:
-            weights = None if counts is None else np.asarray(counts, dtype=float)
-            return float(np.average(array, axis=None if weights is None else 0, weights=weights))
-        case Reducer.SUM:
-            return array.sum().item()  # type: ignore[no-any-return]
-        case Reducer.MAX:
-            return array.max().item()  # type: ignore[no-any-return]
-        case Reducer.MIN:
-            return array.min().item()  # type: ignore[no-any-return]
+    if reducer is Reducer.AVG:
+        return float(np.average(array, axis=None if counts is None else 0, weights=counts))
+    return getattr(array, reducer.name.lower())().item()  # type: ignore[no-any-return]
 
 
 class MetricReducer(abc.ABC):
@@ -134,19 +127,7 @@ class ReducerRegistry:
         for_training: bool = True,
         for_validation: bool = True,
     ) -> Any:
-        """Add a metric that is reduced properly over batches and ranks.
-
-        Args:
-            reducer: a function of a flat list of values, or a `MetricReducer`.
-            name: name of the metric; None if the reducer returns a dict of several.
-            for_training, for_validation: in which workloads it is reset and reduced.
-
-        Returns:
-            The object whose `update` you call: the reducer itself, or one that collects values for the function.
-
-        Raises:
-            AssertionError: it is wrapped already, or neither a function nor a MetricReducer.
-        """
+        """See `PyTorchTrialContext.wrap_reducer`."""
         if isinstance(reducer, MetricReducer):
             wrapped = reducer
         else:
@@ -207,11 +188,7 @@ def _describe(reducer: MetricReducer) -> str:
 
 
 def check_names(reduced: Mapping[str, Any], others: Mapping[str, Any], source: str) -> None:
-    """Check that no reducer's metric has the name of another metric.
-
-    Raises:
-        ValueError: one does.
-    """
+    """Raise a ValueError if a reducer's metric has the name of another metric."""
     if both := sorted(reduced.keys() & others.keys()):
         raise ValueError(
             f"a reducer and {source} both give the metric {', '.join(map(repr, both))}; give one of them another name: "
@@ -245,10 +222,10 @@ def is_torchmetric(candidate: Any) -> bool:
 
 
 class TorchMetricReducer(MetricReducer):
-    """A metric of torchmetrics, or a collection of them.
+    """A metric of torchmetrics, or a collection of them, which the trial updates.
 
-    Args:
-        metric: the metric that the trial updates.
+    torchmetrics itself would gather states in a separate collective whenever `compute()` is called. Here they are
+    exchanged with the trainer's other data, so that no rank waits for one that failed.
     """
 
     def __init__(self, metric: Any) -> None:
@@ -258,7 +235,7 @@ class TorchMetricReducer(MetricReducer):
         self._whole = copy.deepcopy(metric).cpu()
         for _, part in _parts(self._whole):
             # Its state is already that of all ranks.
-            part.distributed_available_fn = _alone
+            part.distributed_available_fn = bool  # False
 
     def reset(self) -> None:
         self.metric.reset()
@@ -306,7 +283,3 @@ def _to_cpu(state: Any) -> Any:
     if isinstance(state, (list, tuple)):
         return [_to_cpu(item) for item in state]
     return copy.deepcopy(state)
-
-
-def _alone() -> bool:
-    return False

@@ -100,12 +100,7 @@ class TrainingMetrics:
         self.times: list[float] = []
 
     def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
-        """Add what `train_batch` returned.
-
-        Raises:
-            TypeError: neither a dict nor a tensor.
-            ValueError: the names differ from those of the batches before.
-        """
+        """Add what `train_batch` returned: a dict or a tensor, with the same names in each batch."""
         if type(metrics) is not dict:
             metrics = _as_dict(metrics)
         columns = self._columns

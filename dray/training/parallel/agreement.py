@@ -87,15 +87,13 @@ class Agreement:
 
     Keeps the error that the run ends with until what was trained is saved.
 
+    Args:
+        stop_requested: whether this rank has been asked to stop; called in a thread.
+        trained: returns the number of batches that this rank has trained; called in a thread.
+
     Attributes:
         stop_at: once this many batches are trained, ask `must_stop`.
         board: what the ranks have posted.
-
-    Args:
-        peers: the ranks.
-        stop_requested: whether this rank has been asked to stop; called in a thread.
-        trained: returns the number of batches that this rank has trained; called in a thread.
-        device: the device of the training.
     """
 
     def __init__(
@@ -220,14 +218,10 @@ class Agreement:
 
     # ---------------------------------------------------------------------------------------------- in the training
     def section(self, work: Callable[[], T], *, training: bool = False) -> tuple[T | None, Leave | None]:
-        """Do this rank's part between two exchanges.
+        """Do this rank's part between two exchanges: what it returned, or why this rank leaves.
 
         Args:
-            work: calls the user's code.
             training: ranks wait for one another's gradients in it, or for the weights of a sharded model.
-
-        Returns:
-            What `work` returned, or why this rank leaves: for the exchange, and then for `agree`.
         """
         self._section += 1
         self._inside = True
@@ -260,11 +254,7 @@ class Agreement:
         return Leave(reason=Reason.DISCONNECTED, message="its collectives were aborted")
 
     def exchange(self, mine: T, leave: Leave | None) -> list[T]:
-        """An allgather. A rank that has failed does not wait long for the others.
-
-        Raises:
-            Exception: this rank's error, if it has failed, and the others do not come.
-        """
+        """An allgather. A rank that has failed raises its error if the others do not come soon."""
         return exchange(self._peers, mine, leave, self._error)
 
     def agree(self, leaves: Sequence[Leave | None], *, training: bool = False) -> Leave | None:
@@ -293,11 +283,7 @@ class Agreement:
         return replace(leave, save=leave.save and not aborted, aborted=aborted)
 
     def on_all(self, work: Callable[[], T], *, training: bool = False) -> tuple[list[T], Leave | None]:
-        """Call the user's code on all ranks: what it returned on each, or why all leave.
-
-        Args:
-            work, training: as in `section`.
-        """
+        """Call the user's code on all ranks: what it returned on each, or why all leave."""
         value, leave = self.section(work, training=training)
         ranks = self.exchange((value, leave), leave)
         return [row[0] for row in ranks], self.agree([row[1] for row in ranks], training=training)  # type: ignore[misc]

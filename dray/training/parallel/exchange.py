@@ -38,19 +38,12 @@ class Reason(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """What the other ranks get of the exception that a rank leaves with, which may not be picklable.
-
-    Args:
-        reason: why it leaves.
-        save: whether to save what was trained.
-        message: what happened.
-        aborted: whether its process groups were aborted: then its tensors may hold garbage.
-    """
+    """What the other ranks get of the exception that a rank leaves with, which may not be picklable."""
 
     reason: Reason
-    save: bool = True
+    save: bool = True  # what was trained
     message: str = ""
-    aborted: bool = False
+    aborted: bool = False  # its process groups: then its tensors may hold garbage
 
     @classmethod
     def because_of(cls, error: BaseException) -> Leave:

@@ -112,13 +112,8 @@ def forget_operations() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How the data were divided when the trial started; saved in every checkpoint, so that a resumed run has the same
-    global batches.
-
-    Args:
-        replicas: number of processes.
-        batch_size: records per batch of each; None with the user's batch sampler.
-    """
+    """How the data were divided among processes when the trial started, each with `batch_size` records per batch, None
+    with the user's batch sampler; saved in every checkpoint, so that a resumed run has the same global batches."""
 
     replicas: int
     batch_size: int | None

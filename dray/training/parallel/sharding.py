@@ -105,11 +105,7 @@ UNSYNCED = "_dray_unsynced"
 
 
 def set_gradient_sync(module: FSDPModule, steps: bool) -> None:
-    """Have the next backward passes of an aggregation sum a module's gradients over the ranks, as far as they do.
-
-    Args:
-        steps: they are those of the batch that steps.
-    """
+    """Have a module's next backward passes sum its gradients over the ranks as in a batch that `steps`, or does not."""
     if hasattr(module, UNSYNCED):
         module.set_requires_gradient_sync(steps, recurse=False)
     elif any(getattr(group.mesh_info, "replicate_process_group", None) for group in _param_groups(module)):

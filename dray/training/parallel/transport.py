@@ -33,11 +33,6 @@ def serve_store(host: str, timeout: timedelta, port: int = 0) -> Any:
     """A ``torch.distributed.TCPStore`` that this process serves, at a loopback host to this machine alone.
 
     What is in it is unpickled, and torch's own server listens at all addresses of the machine.
-
-    Args:
-        host: its address for the other ranks.
-        timeout: of its operations.
-        port: 0: the system chooses one.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
