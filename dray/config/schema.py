@@ -36,12 +36,11 @@ from dray.config.section import Notes, Section, int_if_whole
 from dray.config.storage import CheckpointStorage, Storage
 from dray.masking import masked, texts
 from dray.script import Script
+from dray.training.plan import FIRST_TRACED
 from searchers.space import Space, parse, spaces_in_lists
 
 MAX_SEED = 2**32 - 1
 MAX_NAME = 200
-FIRST_TRACED = 10
-MAX_TRACED = 1000
 _IN_LIST = (
     "a list is a constant, with any spaces in it, as in Determined; give the space a name of its own to search it"
 )

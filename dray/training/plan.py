@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Literal
 
 from dray.training.progress import Progress
-from dray.training.units import Batch, Epoch, Records, TrainUnit
+from dray.training.units import Batch, Epoch, Records, TrainUnit, is_int
 
 Policy = Literal["best", "all", "none"]
 POLICIES: tuple[Policy, ...] = ("best", "all", "none")
@@ -92,6 +92,17 @@ class Plan:
     def saves_validation(self, is_best: bool) -> bool:
         """Whether to save after a validation."""
         return self.policy == "all" or (self.policy == "best" and is_best)
+
+
+FIRST_TRACED = 10
+MAX_TRACED = 1000
+
+
+def window_fault(begin: int, end: object) -> str:
+    """What is wrong with `end_after_batch` as the last batch that torch's profiler traces; "" if nothing."""
+    if is_int(end) and begin <= end < begin + MAX_TRACED:
+        return ""
+    return f"must be {begin} (begin_on_batch) to {begin + MAX_TRACED - 1}, as traces are held in memory, got {end!r}"
 
 
 def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global_batch_size: int | None = None) -> int:
