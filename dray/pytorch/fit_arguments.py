@@ -25,9 +25,6 @@ class FitArguments:
     """What a run is to do, in the user's units: see `Trainer.fit`.
 
     `plan` converts it to batches, once the training data exist: they determine the length of an epoch.
-
-    Raises:
-        TypeError: a period is neither Batch nor Epoch.
     """
 
     length: TrainUnit
@@ -44,11 +41,7 @@ class FitArguments:
             check_unit(getattr(self, name), name)
 
     def plan(self, at: Progress, run: TrialRun) -> Plan:
-        """The plan of a run that begins at `at`.
-
-        Raises:
-            ValueError: the length is below 1; or it or a period is in epochs, and the data have no length.
-        """
+        """The plan of a run that begins at `at`."""
         epoch_length = run.position.epoch_length
 
         def batches(unit: TrainUnit, name: str) -> int:
@@ -72,12 +65,7 @@ class FitArguments:
 
 
 def length_of(max_length: TrainUnit | None, run: TrialRun) -> TrainUnit:
-    """The length to train to: the searcher's, else that of `pytorch.init()`, else that of `fit()`.
-
-    Raises:
-        TypeError: max_length is neither Batch nor Epoch.
-        ValueError: there is none, or `init()` and `fit()` were given different ones.
-    """
+    """The length to train to: the searcher's, else that of `pytorch.init()`, else that of `fit()`."""
     check_length(max_length, "max_length")
     known, wanted = run.max_length, run.host.max_length
     if wanted is not None:
@@ -97,11 +85,7 @@ def length_of(max_length: TrainUnit | None, run: TrialRun) -> TrainUnit:
 
 
 def policy_of(policy: str, checkpoint_period: TrainUnit | None, run: TrialRun) -> Policy:
-    """The policy to save by: "best" only where the experiment's best validation is known.
-
-    Raises:
-        ValueError: there is no such policy.
-    """
+    """The policy to save by: "best" only where the experiment's best validation is known."""
     if policy not in POLICIES:
         raise ValueError(f"checkpoint_policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
     if policy != "best" or run.host.best_supported:

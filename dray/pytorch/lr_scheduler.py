@@ -18,16 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class LRScheduler:
-    """A PyTorch LR scheduler, and when to step it.
+    """A scheduler of `torch.optim.lr_scheduler`, and when the trainer steps it.
 
     Args:
-        scheduler: a scheduler of `torch.optim.lr_scheduler`.
-        step_mode: when the trainer calls `scheduler.step()`.
         frequency: batches, epochs or optimizer steps (by step_mode) between its steps.
-
-    Raises:
-        TypeError: scheduler is None, or step_mode is not a StepMode.
-        ValueError: frequency is below 1.
 
     `context.wrap_lr_scheduler` makes it. Made by hand, for a scheduler that the trial steps itself:
 

@@ -35,15 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains a trial.
-
-    Args:
-        trial: an instance of your `PyTorchTrial`.
-        context: the context that it was made with.
-
-    Raises:
-        TypeError: trial is not a PyTorchTrial.
-    """
+    """Trains a trial, an instance of your `PyTorchTrial`, with the context that it was made with."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         if not isinstance(trial, PyTorchTrial):
@@ -258,14 +250,8 @@ def train_class(
     max_length: TrainUnit | None = None,
     latest_checkpoint: str | None = None,
 ) -> None:
-    """Train a trial, in a worker of an experiment.
-
-    Args:
-        trial_class: the trial's class.
-        config: the experiment's config, with all defaults.
-        max_length: the length, if the search sets none.
-        latest_checkpoint: the checkpoint to resume from.
-    """
+    """Train a trial of an experiment whose entrypoint is a class: the config, with all defaults, has what a program
+    would pass to `fit()`; `max_length` is used if the search sets none."""
     optimizations = config["optimizations"]
     with init(aggregation_frequency=optimizations["aggregation_frequency"]) as context:
         trial = trial_class(context)

@@ -93,25 +93,20 @@ class Host(Protocol):
     def is_best(self, validation: Mapping[str, object]) -> bool:
         """Whether this validation is the best of the experiment. Called with `checkpoint_policy="best"`, unless a
         checkpoint is saved in any case, because the report decides."""
-        ...
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         """What this validation has reached, if the search measures length by a metric. Called at every validation; a
         SearcherMetricError if the metric is missing, or its value is not a length."""
-        ...
 
     def training(self, plan: Plan, begin: int, peers: DistributedContext) -> AbstractContextManager[None]:
         """The block in which a plan is performed, from batch `begin` on. Entered and left together by every rank; ends
         with a KeyboardInterrupt on every rank if the user has interrupted the training of any."""
-        ...
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
         """Poll this function, in any thread, on every rank, for its (batches trained, batches validated)."""
-        ...
 
     def new_checkpoint(self, batches: int) -> Path:
         """An empty directory to write a checkpoint into, at this many batches."""
-        ...
 
     def commit(
         self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
@@ -121,32 +116,26 @@ class Host(Protocol):
         `digests` are the SHA-256 of files by name, as far as known. `others` is what `add_to_checkpoint` returned on
         other machines.
         """
-        ...
 
     def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
         """Upload a part of a checkpoint that the chief on another machine commits, to a remote store; returns its
         files, for `commit`."""
-        ...
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         """The directory of a checkpoint, verified. Called on the first rank of each machine, or on every rank; a
         FileNotFoundError or CheckpointError if there is none, or it is damaged."""
-        ...
 
     def last_checkpoint(self) -> str | None:
         """The id that `fit(latest_checkpoint="last")` stands for; None: there is none, training begins at batch 0."""
-        ...
 
     def stop_requested(self) -> bool:
         """Whether training is to stop soon, to be resumed later: at a batch that all ranks agree on, with a checkpoint.
 
         Called repeatedly on every rank, not in the training's thread. One rank's request stops all.
         """
-        ...
 
     def publish(self, report: Report) -> bool:
         """Pass on a report; returns whether training should stop here."""
-        ...
 
 
 @runtime_checkable
@@ -164,11 +153,9 @@ class ProgramHost(Host, Protocol):
 
     def open_checkpoint(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
         """As `Host.open_checkpoint`; with `only`, just these files are verified, in any rank and at any time."""
-        ...
 
     def opened(self) -> None:
         """The program has called `core.init()`. On every rank."""
-        ...
 
     def report(self, report: Report) -> bool:
         """Pass on a report; returns whether the program should save what it needs and return.
@@ -180,20 +167,15 @@ class ProgramHost(Host, Protocol):
                 does not have the trial's length in the search's unit.
             TrialEnded: the program was asked to stop before, and kept reporting.
         """
-        ...
 
     def interrupted(self) -> None:
         """The program knows that it is asked to stop, and ends soon, to be resumed later."""
-        ...
 
     def checkpoint_id(self, batches: int) -> str:
         """The id of the checkpoint that `commit` makes at this many batches."""
-        ...
 
     def delete_checkpoint(self, checkpoint: str) -> None:
         """Delete a checkpoint of this trial; a ValueError if it is another trial's."""
-        ...
 
     def best_validation(self) -> float | None:
         """The best value of the search's metric reported by any trial; None if there is none, or no search."""
-        ...

@@ -106,12 +106,7 @@ def window_fault(begin: int, end: object) -> str:
 
 
 def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global_batch_size: int | None = None) -> int:
-    """A length in batches.
-
-    Raises:
-        ValueError: it is not an int, below 1, in epochs without a sized training loader, or in records without a global
-            batch size.
-    """
+    """A length in batches; a ValueError if it has none."""
     if not isinstance(length.value, int):
         raise ValueError(f"{name}={length!r} is a schedule; a length needs an int, such as {type(length).__name__}(10)")
     if length.value < 1:
@@ -141,12 +136,7 @@ def check_unit(unit: TrainUnit | None, name: str) -> None:
 
 
 def schedule_of(unit: TrainUnit | None, *, name: str, epoch_length: int | None) -> Schedule | None:
-    """A period or a schedule, in batches. An int of zero or less means every batch (or epoch).
-
-    Raises:
-        TypeError: it is neither a Batch nor an Epoch.
-        ValueError: it is in epochs, without a sized training loader.
-    """
+    """A period or a schedule, in batches. An int of zero or less means every batch (or epoch)."""
     check_unit(unit, name)
     if unit is None:
         return None

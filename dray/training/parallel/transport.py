@@ -23,9 +23,7 @@ class Transport(Protocol):
     """Passes picklable objects between ranks."""
 
     def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]: ...
-
     def gather(self, stuff: Any) -> list[Any] | None: ...
-
     def close(self) -> None: ...
 
 
