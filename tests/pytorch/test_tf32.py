@@ -20,10 +20,10 @@ GPU = torch.device("cuda:0")
 @pytest.fixture(autouse=True)
 def ampere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    [precision] = [each for each in settings.TORCH if each.name == "the precision of float32"]
-    before = precision.get()
+    [setting] = [each for each in settings.TORCH if each.name == "the precision of float32"]
+    before = setting.get()
     yield
-    precision.put(before)
+    setting.put(before)
 
 
 def loss(dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -46,9 +46,9 @@ def test_there_is_none_with_autocast(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-@pytest.mark.parametrize("precision", ["high", "highest"])
-def test_there_is_none_if_the_precision_was_chosen(precision: str, caplog: pytest.LogCaptureFixture) -> None:
-    torch.set_float32_matmul_precision(precision)
+@pytest.mark.parametrize("chosen", ["high", "highest"])
+def test_there_is_none_if_the_precision_was_chosen(chosen: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.set_float32_matmul_precision(chosen)
     precision.warn_if_left_off(loss(), GPU)
     assert not caplog.records
 
