@@ -22,8 +22,7 @@ class ValidationMetrics:
 
     def __init__(self) -> None:
         self._batches = 0
-        #: By name: a value per batch; and, for each value that was taken out of a tensor, the tensor's dtype.
-        self._columns: dict[str, tuple[list[Any], list[torch.dtype | None]]] = {}
+        self._columns: dict[str, list[Any]] = {}
 
     def add(self, metrics: Any) -> None:
         if not isinstance(metrics, dict):
@@ -32,7 +31,7 @@ class ValidationMetrics:
             )
         columns = self._columns
         if self._batches == 0:
-            columns.update((name, ([], [])) for name in metrics)
+            columns.update((name, []) for name in metrics)
         if metrics.keys() != columns.keys():
             raise ValueError(
                 "evaluate_batch() must return the same metrics for every batch: "
@@ -40,18 +39,15 @@ class ValidationMetrics:
             )
         self._batches += 1
         for name, value in metrics.items():
-            values, dtypes = columns[name]
             if type(value) is torch.Tensor and value.is_cpu and value.dim() == 0 and value.dtype in _NUMPY:
                 # Fast path for most metrics: there is no device to wait for, and a number needs no copy.
-                values.append(value.item())
-                dtypes.append(value.dtype)
+                columns[name].append(np.array(value.item(), _NUMPY[value.dtype]))
             else:
-                values.append(detached(value))
-                dtypes.append(None)
+                columns[name].append(detached(value))
 
     def take(self) -> list[dict[str, Any]]:
         """Every batch's metrics, with tensors as NumPy arrays, all fetched from the device together."""
-        columns = {name: _fetch(values, dtypes) for name, (values, dtypes) in self._columns.items()}
+        columns = {name: _fetch(values) for name, values in self._columns.items()}
         return [{name: column[i] for name, column in columns.items()} for i in range(self._batches)]
 
 
@@ -67,15 +63,12 @@ _NUMPY = {
 }
 
 
-def _fetch(values: list[Any], dtypes: list[torch.dtype | None]) -> Sequence[Any]:
+def _fetch(values: list[Any]) -> Sequence[Any]:
     # Tensors of the same dtype, as they mostly are, are fetched together. Stacking several dtypes would change them.
     if {type(value) for value in values} == {torch.Tensor} and len({value.dtype for value in values}) == 1:
         with contextlib.suppress(RuntimeError):  # different shapes or devices
             return [np.asarray(row) for row in to_numpy(torch.stack(values))]
-    return [
-        to_numpy(value) if dtype is None else np.array(value, _NUMPY[dtype])
-        for value, dtype in zip(values, dtypes, strict=True)
-    ]
+    return [to_numpy(value) for value in values]
 
 
 def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:

@@ -24,16 +24,8 @@ if TYPE_CHECKING:
 
 
 class Optimisation:
-    """The models, optimizers and LR schedulers of a trial.
-
-    Args:
-        position: has the current batch.
-        aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
-        average_aggregated_gradients: divide the sum by that number.
-
-    Raises:
-        ValueError: aggregation_frequency is below 1.
-    """
+    """The models, optimizers and LR schedulers of a trial. Gradients are summed over `aggregation_frequency` batches
+    before an optimizer steps, and with `average_aggregated_gradients` divided by that number."""
 
     def __init__(
         self, position: Position, aggregation_frequency: int = 1, average_aggregated_gradients: bool = True
@@ -227,11 +219,7 @@ class Optimisation:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: the numbers of models, optimizers or schedulers, or names or shapes of parameters, differ.
-        """
+        """Restore what `state_dict` returned; a ValueError if numbers, names or shapes differ."""
         self.load_models(state)
         for index, (optimizer, saved) in enumerate(
             zip(self.optimizers, state.get("optimizers_state_dict", ()), strict=False)
@@ -251,11 +239,8 @@ class Optimisation:
     def load_models(self, state: dict[str, Any]) -> None:
         """Restore the models only. Raises as `load_state_dict`."""
         left_out = state.get("pretrained_sha256") or [{}] * len(self.models)
-
-        def load(index: int, model: torch.nn.Module, saved: dict[str, Any]) -> None:
-            model.load_state_dict(with_shared(model, saved, left_out[index]))
-
-        _load_all([bare(model) for model in self.models], state, "models_state_dict", "model", load)
+        models = [bare(model) for model in self.models]
+        _load_all(models, state, "models_state_dict", "model", lambda n, own: with_shared(models[n], own, left_out[n]))
 
     @property
     def has_lost_gradients(self) -> bool:
@@ -286,16 +271,12 @@ class Optimisation:
                 parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
 
 
-def _load_state_dict(_: int, target: Any, saved: Any) -> None:
-    target.load_state_dict(saved)
-
-
 def _load_all(
     targets: Sequence[Any],
     state: dict[str, Any],
     key: str,
     kind: str,
-    load: Callable[[int, Any, Any], None] = _load_state_dict,
+    completed: Callable[[int, Any], Any] = lambda _, saved: saved,
 ) -> None:
     saved = state.get(key)
     if saved is None or len(saved) != len(targets):
@@ -305,7 +286,7 @@ def _load_all(
         )
     for index, (target, part) in enumerate(zip(targets, saved, strict=True)):
         try:
-            load(index, target, part)
+            target.load_state_dict(completed(index, part))
         except (RuntimeError, ValueError, KeyError) as error:
             raise ValueError(
                 f"{kind} {index} of the checkpoint does not fit the trial's: {error}; load it into the trial class "

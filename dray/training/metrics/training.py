@@ -77,15 +77,8 @@ class Column:
 
 
 class TrainingMetrics:
-    """The metrics of one training workload.
-
-    Args:
-        keep_batches: also keep every batch's metrics as they are, for callbacks.
-
-    Attributes:
-        keep_times: keep the time of each batch, for TensorBoard.
-        times: of each batch, in seconds since the epoch.
-    """
+    """The metrics of one training workload; with `keep_batches` also each batch's as they are, for callbacks, and with
+    `keep_times` the `times` of the batches in seconds since the epoch, for TensorBoard."""
 
     __slots__ = ("_columns", "_kept", "keep_batches", "keep_times", "times")
 
