@@ -14,10 +14,10 @@ from dray.pytorch import loaders
 from dray.pytorch.callback import PyTorchCallback, checked_callbacks, hooks_of
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
-from dray.pytorch.fit_arguments import DEFAULT_POLICY, FitArguments, length_of, policy_of
 from dray.pytorch.init import init
 from dray.pytorch.restore import last_checkpoint, load_state, open_checkpoint, resume, start_at
 from dray.pytorch.trial import PyTorchTrial
+from dray.pytorch.trial_run import DEFAULT_POLICY, FitArguments, length_of, policy_of
 from dray.training import pretrained
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
@@ -27,8 +27,7 @@ from dray.training.parallel.exchange import all_or_none
 from dray.training.parallel.fully_shard import is_replaced
 from dray.training.profiling import Window
 from dray.training.progress import Progress
-from dray.training.rank import Rank, before_training
-from dray.training.trial import Hooks
+from dray.training.trial import Hooks, Rank, before_training
 from dray.training.units import Batch, TrainUnit
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from typing import Any
 from dray.training.errors import DataExhausted
 from dray.training.metrics.training import TrainingMetrics
 from dray.training.parallel.agreement import Agreement
-from dray.training.rank import Rank
-from dray.training.trial import by_name, epoch_start_of
+from dray.training.trial import Rank, by_name, epoch_start_of
 from dray.training.usage import Usage, counted
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ import torch
 
 from dray.training.metrics.reducers import Reducer, check_names, reduce_values
 from dray.training.metrics.values import detached, jsonable, to_numpy
-from dray.training.rank import Rank
-from dray.training.trial import by_name
+from dray.training.trial import Rank, by_name
 
 
 class ValidationMetrics:

@@ -43,8 +43,7 @@ from dray.training.parallel.gradient_check import GradientCheck, Norms
 from dray.training.parallel.sharding import is_sharded, sync_buffers
 from dray.training.plan import Plan
 from dray.training.progress import Progress, Stop
-from dray.training.rank import Rank
-from dray.training.trial import Hooks
+from dray.training.trial import Hooks, Rank
 from dray.training.usage import Flops, Usage, UsageShare
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules.dropout import _DropoutNd
 
 from dray.training.optimisation import bare, parameters_of
-from dray.training.rank import Rank
+from dray.training.trial import Rank
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -16,11 +16,18 @@ from dray.training.parallel.gradient_check import GradientCheck
 from dray.training.precision import MixedPrecision
 from dray.training.pretrained import with_shared, without_shared
 from dray.training.progress import Position
-from dray.training.trial import Scheduler
 from dray.training.units import is_int
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
+
+
+class Scheduler(Protocol):
+    """See `dray.pytorch.LRScheduler`."""
+
+    def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class Optimisation:

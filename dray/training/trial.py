@@ -1,16 +1,23 @@
-"""Protocols of what the executor calls. `dray.pytorch` has the classes that users extend."""
+"""One rank's part of a trial, and protocols of what is called there. `dray.pytorch` has the classes that users extend."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.optimisation import Optimisation
+from dray.training.parallel.distributed import DistributedContext
+from dray.training.progress import Position
+
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Trial(Protocol):
@@ -52,14 +59,6 @@ class Hooks:
 
     batch_metrics: bool  # on_training_workload_end, which gets the metrics of each batch
     checkpoints: bool  # a hook for written checkpoints: training waits for the write
-
-
-class Scheduler(Protocol):
-    """See `dray.pytorch.LRScheduler`."""
-
-    def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 def by_name(method: Callable[..., Any], *names: str, required: int | None = None) -> Callable[..., Any]:
@@ -114,3 +113,39 @@ def epoch_start_of(callback: Callback) -> Callable[[int], None]:
         "%s.on_training_epoch_start() without epoch_idx is deprecated; add the parameter", type(callback).__name__
     )
     return lambda epoch_idx: hook()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rank:
+    """The user's code on one rank, what it trains, and the other ranks.
+
+    Args:
+        to_device: moves a batch to the device; None leaves batches where they are.
+        peers: the ranks of the trial.
+        sharing: how many neighbouring ranks get the same data, by tensor parallelism.
+    """
+
+    trial: Trial
+    callbacks: Mapping[str, Callback]
+    optimisation: Optimisation
+    reducers: ReducerRegistry
+    device: torch.device
+    to_device: Callable[[Any], Any] | None
+    peers: DistributedContext
+    sharing: int = 1
+
+    def distinct(self, ranks: Sequence[T]) -> Sequence[T]:
+        """What all ranks have, without that of ranks that had the same data as another."""
+        return ranks[:: self.sharing]
+
+    @property
+    def is_chief(self) -> bool:
+        return self.peers.rank == 0
+
+    @property
+    def position(self) -> Position:
+        return self.optimisation.position
+
+
+#: Called with the trial's models, in its thread.
+before_training: list[Callable[[Sequence[torch.nn.Module]], None]] = []

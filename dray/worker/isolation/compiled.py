@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dray.training import rank
+from dray.training.trial import before_training
 from dray.worker.isolation.settings import Setting
 
 MAX_COMPILATIONS = 64
@@ -52,11 +52,11 @@ class Compiled:
         for variable, value in inherited.items():
             variable.set(copy.deepcopy(value))
         self._limit = None
-        rank.before_training.append(self._begin)
+        before_training.append(self._begin)
         try:
             yield
         finally:
-            rank.before_training.remove(self._begin)
+            before_training.remove(self._begin)
             if _backends() and not self._may_stay():
                 self._forget()
 
