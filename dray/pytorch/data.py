@@ -153,23 +153,13 @@ class DataLoader:
             raise ValueError("batch_size=None needs a batch_sampler, because training counts batches")
         elif not is_int(batch_size) or batch_size < 1:
             raise ValueError(f"batch_size must be an int >= 1, got {batch_size!r}")
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.sampler = sampler
-        self.num_workers = num_workers
-        self.collate_fn = collate_fn
-        self.pin_memory = pin_memory
-        self.timeout = timeout
-        self.worker_init_fn = worker_init_fn
-        self.multiprocessing_context = multiprocessing_context
-        self.generator = generator
-        self.prefetch_factor = prefetch_factor
-        self.persistent_workers = persistent_workers
+        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        self.shuffle, self.sampler, self.batch_sampler, self.generator = shuffle, sampler, batch_sampler, generator
+        self.num_workers, self.worker_init_fn, self.timeout = num_workers, worker_init_fn, timeout
+        self.multiprocessing_context, self.persistent_workers = multiprocessing_context, persistent_workers
+        self.collate_fn, self.pin_memory, self.prefetch_factor = collate_fn, pin_memory, prefetch_factor
         #: The trial's seed, set by the trainer; None outside training.
         self.seed: int | None = None
-        self.batch_sampler = batch_sampler
 
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0

@@ -36,20 +36,23 @@ class BatchLoop:
             self._train_batch = partial(self._count_flops, self._train_batch)
         self._epoch_starts = [epoch_start_of(callback) for callback in self.rank.callbacks.values()]
 
-    def train(self, until: int) -> None:
+    def train(self, until: int) -> list[Any]:
         """Train until `until` batches have been trained in total, or to where the ranks agree to stop.
 
-        Raises:
-            DataExhausted: the data ended before.
+        Returns what this rank contributes to the reducers.
         """
+        optimisation = self.rank.optimisation
+        optimisation.training_mode()
+        self._train(until)
+        optimisation.reshard()
+        return self.rank.reducers.per_slot(training=True)
+
+    def _train(self, until: int) -> None:
         rank, position, optimisation, agreement = self.rank, self.rank.position, self.rank.optimisation, self.agreement
         get_batch_length, get_batch_tokens = rank.trial.get_batch_length, rank.trial.get_batch_tokens
         to_device, profiler, add, clock = rank.to_device, self.profiler, self.metrics.add, time.perf_counter
-        aggregates, amp, schedulers = (
-            optimisation.aggregation_frequency > 1,
-            optimisation.amp,
-            optimisation.lr_schedulers,
-        )
+        aggregates = optimisation.aggregation_frequency > 1
+        amp, schedulers = optimisation.amp, optimisation.lr_schedulers
         epoch_length = position.epoch_length or 0
         epoch_idx, batch_in_epoch = divmod(position.trained, epoch_length) if epoch_length else (0, position.trained)
         waited_s, records, tokens = 0.0, 0, 0

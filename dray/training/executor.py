@@ -180,7 +180,7 @@ class Executor:
         first = position.trained
         if check is not None:
             check.begin(command.until)
-        reduced, leave = agreement.section(lambda: self._train_batches(command.until), training=True)
+        reduced, leave = agreement.section(lambda: self._batches.train(command.until), training=True)
         taken, late = agreement.catch(lambda: (metrics.take_values(), [] if check is None else check.norms()))
         leave = leave or late
         # After an abort the metrics are garbage, or can't be read at all.
@@ -250,12 +250,6 @@ class Executor:
                 "a batch" if torn else "an aggregation of gradients",
             )
         return not lost
-
-    def _train_batches(self, until: int) -> list[Any]:
-        self.rank.optimisation.training_mode()
-        self._batches.train(until)
-        self.rank.optimisation.reshard()
-        return self.rank.reducers.per_slot(training=True)
 
     def _workload_end(self, averages: dict[str, Any]) -> None:
         batches = average_batches(self.rank.distinct(self.rank.peers.allgather(self._metrics.take_batches())))

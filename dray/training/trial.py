@@ -1,4 +1,4 @@
-"""One rank's part of a trial, and protocols of what is called there. `dray.pytorch` has the classes that users extend."""
+"""One rank's part of a trial, and protocols of what is called; `dray.pytorch` has the classes that users extend."""
 
 from __future__ import annotations
 
