@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dray.pytorch import loaders
+from dray.pytorch.batch_functions import data_length
 from dray.pytorch.callback import PyTorchCallback, checked_callbacks, hooks_of
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
@@ -155,6 +156,9 @@ class Trainer:
                         device=run.device,
                         to_device=run.batch_mover(),
                         peers=run.peers,
+                        # Without a frame of the trial's class where it overrides nothing: called for each batch.
+                        batch_length=trial.get_batch_length if self._has_own("get_batch_length") else data_length,
+                        batch_tokens=trial.get_batch_tokens if self._has_own("get_batch_tokens") else None,
                         sharing=run.mesh_shape.tp,
                     )
                     evaluation = Evaluation(rank=rank, data=validation_data, full_dataset=full_dataset, spare=spare)
@@ -197,17 +201,17 @@ class Trainer:
                     f"optimizer {number} has parameters that wrap_model(parallel=FullyShard(...)) has replaced by "
                     "shards, and would train nothing; create it from the parameters of the wrapped model"
                 )
-        overridden = [
-            name
-            for name in ("evaluate_batch", "evaluate_full_dataset")
-            if getattr(type(self._trial), name) is not getattr(PyTorchTrial, name) or name in vars(self._trial)
-        ]
+        overridden = [name for name in ("evaluate_batch", "evaluate_full_dataset") if self._has_own(name)]
         if len(overridden) != 1:
             raise ValueError(
                 f"{type(self._trial).__name__} must override exactly one of evaluate_batch() and "
                 f"evaluate_full_dataset(); it overrides {'both' if overridden else 'neither'}"
             )
         return overridden == ["evaluate_full_dataset"]
+
+    def _has_own(self, name: str) -> bool:
+        """Whether the trial overrides a method."""
+        return getattr(type(self._trial), name) is not getattr(PyTorchTrial, name) or name in vars(self._trial)
 
     def _profiler(self, first: int) -> torch.profiler.profile | None:
         """The trial's own profiler, or that of the config, for a run that begins at this batch."""

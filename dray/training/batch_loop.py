@@ -49,7 +49,7 @@ class BatchLoop:
 
     def _train(self, until: int) -> None:
         rank, position, optimisation, agreement = self.rank, self.rank.position, self.rank.optimisation, self.agreement
-        get_batch_length, get_batch_tokens = rank.trial.get_batch_length, rank.trial.get_batch_tokens
+        batch_length, batch_tokens = rank.batch_length, rank.batch_tokens
         to_device, profiler, add, clock = rank.to_device, self.profiler, self.metrics.add, time.perf_counter
         aggregates = optimisation.aggregation_frequency > 1
         amp, schedulers = optimisation.amp, optimisation.lr_schedulers
@@ -63,10 +63,11 @@ class BatchLoop:
             since = clock()
             for batch_idx, batch in zip(range(position.trained, until), self.data, strict=False):
                 waited_s += clock() - since
-                records += get_batch_length(batch)  # raises for an empty batch, or one of an unknown type
-                if (count := get_batch_tokens(batch)) is None:
-                    raise TypeError("get_batch_tokens() must return a number, the tokens in the batch; got None")
-                tokens += count
+                records += batch_length(batch)  # raises for an empty batch, or one of an unknown type
+                if batch_tokens is not None:
+                    if (count := batch_tokens(batch)) is None:
+                        raise TypeError("get_batch_tokens() must return a number, the tokens in the batch; got None")
+                    tokens += count
                 if to_device is not None:
                     batch = to_device(batch)
                 position.batch_idx = batch_idx
@@ -101,7 +102,7 @@ class BatchLoop:
     def _count_flops(self, train_batch: Callable[..., Any], *, batch: Any, **at: int) -> Any:
         """Train on the first batch, and count its FLOPs."""
         self._train_batch = train_batch
-        records = self.rank.trial.get_batch_length(batch)
+        records = self.rank.batch_length(batch)
         metrics, flops = counted(partial(train_batch, batch=batch, **at))
         self.usage.flops_per_record = flops / records
         log.info("training takes %.4g FLOPs a record, forward and backward", flops / records)

@@ -184,9 +184,9 @@ class Evaluation:
 
     def _of_batches(self, test_mode: bool) -> list[dict[str, Any]]:
         metrics = ValidationMetrics()
-        evaluate_batch, get_batch_length = self._evaluate_batch, self.rank.trial.get_batch_length
+        evaluate_batch, batch_length = self._evaluate_batch, self.rank.batch_length
         for batch_idx, batch in enumerate(self.data):
-            get_batch_length(batch)
+            batch_length(batch)
             metrics.add(evaluate_batch(batch=self._on_device(batch), batch_idx=batch_idx))
             self.batches = batch_idx + 1
             if test_mode:

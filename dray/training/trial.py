@@ -27,8 +27,6 @@ class Trial(Protocol):
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]: ...
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]: ...
     def evaluation_reducer(self) -> Any: ...
-    def get_batch_length(self, batch: Any) -> int: ...
-    def get_batch_tokens(self, batch: Any) -> int: ...
 
 
 class Callback(Protocol):
@@ -122,6 +120,7 @@ class Rank:
     Args:
         to_device: moves a batch to the device; None leaves batches where they are.
         peers: the ranks of the trial.
+        batch_length, batch_tokens: the trial's `get_batch_length`, and its `get_batch_tokens` if it has one.
         sharing: how many neighbouring ranks get the same data, by tensor parallelism.
     """
 
@@ -132,6 +131,8 @@ class Rank:
     device: torch.device
     to_device: Callable[[Any], Any] | None
     peers: DistributedContext
+    batch_length: Callable[[Any], int]
+    batch_tokens: Callable[[Any], int] | None = None
     sharing: int = 1
 
     def distinct(self, ranks: Sequence[T]) -> Sequence[T]:
