@@ -135,16 +135,13 @@ class Evaluation:
             a part of the weights, and the chief's metrics count.
         spare: one batch for the ranks that have one less than others, who wait for them: a forward pass of a sharded
             model takes all. What comes of it does not count.
-
-    Attributes:
-        batches: how many batches of the latest validation are done.
     """
 
     rank: Rank
     data: Any
     full_dataset: bool
     spare: Any = None
-    batches: int = field(default=0, init=False)
+    batches: int = field(default=0, init=False)  # of the latest validation that are done
 
     def __post_init__(self) -> None:
         trial = self.rank.trial

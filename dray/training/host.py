@@ -20,33 +20,20 @@ Reached = Literal["nothing", "rung", "end"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was measured since the last report, and the checkpoint that was made with it.
+    """What was measured since the last report, and the checkpoint that was made with it."""
 
-    Args:
-        batches: batches trained in total, per slot.
-        epochs: the same in epochs; None if the data has no length.
-        training: metrics averaged over the batches since the last report and over ranks; None if nothing was trained.
-        decides: the loop waits here for the search's decision (at a rung, or the end).
-        interrupted: the run was asked to stop, and ends here to be resumed later.
-        checkpoint: the id that `Host.commit` returned; None if nothing was saved, or it is not committed yet.
-        system: time and machine usage of `dray.training.usage`; only in some reports.
-        groups: further metrics of a program with its own loop, by the name of their group.
-        length: the trial's length in the search's unit, if a program states it; None: derived from the others.
-        compared: whether a search may compare this validation.
-    """
-
-    batches: int
-    epochs: float | None = None
-    training: Mapping[str, object] | None = None
+    batches: int  # trained in total, per slot
+    epochs: float | None = None  # the same in epochs; None if the data has no length
+    training: Mapping[str, object] | None = None  # averaged over the batches since the last report and over ranks
     validation: Mapping[str, object] | None = None
-    decides: bool = False
+    decides: bool = False  # the loop waits here for the search's decision (at a rung, or the end)
     final: bool = False
-    interrupted: bool = False
-    checkpoint: str | None = None
-    system: Mapping[str, float] | None = None
-    groups: Mapping[str, Mapping[str, object]] | None = None
-    length: float | None = None
-    compared: bool = True
+    interrupted: bool = False  # the run was asked to stop, and ends here to be resumed later
+    checkpoint: str | None = None  # what `Host.commit` returned; None if nothing was saved, or it is not committed yet
+    system: Mapping[str, float] | None = None  # figures of `dray.training.usage`; only in some reports
+    groups: Mapping[str, Mapping[str, object]] | None = None  # further metrics of a program with its own loop
+    length: float | None = None  # in the search's unit, if a program states it; None: derived from the others
+    compared: bool = True  # whether a search may compare this validation
 
 
 class Host(Protocol):

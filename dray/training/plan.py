@@ -41,27 +41,18 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training run to perform.
+    """A training run to perform."""
 
-    Args:
-        length: total batches, counted from the trial's first one, also when resuming.
-        epoch_length: batches per epoch, None if the data has no length (one endless epoch).
-        report, validate, checkpoint: when to publish training metrics, validate and save; None: only at the end.
-        rungs: batches at which the search decides: there the trial validates, saves and publishes in any case.
-        policy: save after a validation that is the experiment's best ("best"), after any ("all"), or after none.
-        step_zero_validation: validate before the first batch of a fresh run.
-        test_mode: validate on one batch. (`length` is such that only one is trained.)
-    """
-
-    length: int
-    epoch_length: int | None = None
+    length: int  # total batches, counted from the trial's first one, also when resuming
+    epoch_length: int | None = None  # batches per epoch, None if the data has no length (one endless epoch)
+    # When to publish training metrics, validate and save; None: only at the end.
     report: Schedule | None = None
     validate: Schedule | None = None
     checkpoint: Schedule | None = None
-    rungs: tuple[int, ...] = ()
-    policy: Policy = "all"
-    step_zero_validation: bool = False
-    test_mode: bool = False
+    rungs: tuple[int, ...] = ()  # batches at which the search decides: there the trial validates, saves and publishes
+    policy: Policy = "all"  # save after a validation that is the experiment's best ("best"), after any, or after none
+    step_zero_validation: bool = False  # validate before the first batch of a fresh run
+    test_mode: bool = False  # validate on one batch; `length` is such that only one is trained
 
     def next_due(self, batches: int) -> int:
         """The total batches at which something is due next, more than `batches`."""

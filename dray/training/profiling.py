@@ -20,14 +20,8 @@ MAX_EVENTS = 100_000
 
 
 class Window(profile):
-    """Traces some batches. A run that ends in the window, also by an error, writes what it has.
-
-    Args:
-        first: the number of the run's first batch.
-        rank, directory: for the names of the files.
-        device: the memory of a GPU is recorded too.
-        begin_on_batch, end_after_batch: the first and the last batch, from 0.
-    """
+    """Traces the batches from `begin_on_batch` to `end_after_batch` of a run whose first batch has the number `first`.
+    A run that ends in the window, also by an error, writes what it has."""
 
     def __init__(
         self,

@@ -53,27 +53,19 @@ class Stop(enum.Enum):
 
 
 class Position:
-    """The position in a training run. `Progress` is made of it, once per command of the loop.
-
-    Attributes:
-        batch_idx: the batch being trained, from 0, None before training.
-        trained: batches trained in total. One that is interrupted does not count.
-        epoch_length: batches per epoch, None for one endless epoch.
-        initial_batch: the batch that this run starts at, 0 for a fresh trial.
-        stop: whether the trial has asked to stop at the next boundary.
-    """
+    """The position in a training run. `Progress` is made of it, once per command of the loop."""
 
     __slots__ = ("batch_idx", "epoch_length", "initial_batch", "stop", "trained")
 
     def __init__(self) -> None:
-        self.epoch_length: int | None = None
-        self.stop = Stop.NO
+        self.epoch_length: int | None = None  # batches per epoch, None for one endless epoch
+        self.stop = Stop.NO  # whether the trial has asked to stop at the next boundary
         self.start(0)
 
     def start(self, batches: int) -> None:
         """Set the batch that a run starts at."""
-        self.batch_idx: int | None = None
-        self.initial_batch = self.trained = batches
+        self.batch_idx: int | None = None  # the batch being trained, from 0, None before training
+        self.initial_batch = self.trained = batches  # in total; one that is interrupted does not count
         if self.stop is Stop.OBEYED:
             self.stop = Stop.NO
 

@@ -77,25 +77,15 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class MachineUsage:
-    """The machine usage of one rank and its DataLoader workers; None is what could not be measured.
+    """The machine usage of one rank and its DataLoader workers; None is what could not be measured."""
 
-    Attributes:
-        cpu_cores: seconds of CPU time per second.
-        memory_gb: resident memory in GB; what processes share is counted in each.
-        gpu_memory_gb: GPU memory reserved by torch, in GB.
-        gpu_peak_memory_gb: the most that tensors have held of it since the trial began, in GB.
-        gpu_alloc_retries: how often torch found too little free memory, and gave back all that it could to have more.
-        gpu_ooms: how often it was out of memory nevertheless.
-        gpu_percent: percentage of time in which something ran on the GPU; needs ``pynvml``.
-    """
-
-    cpu_cores: float | None = None
-    memory_gb: float | None = None
-    gpu_memory_gb: float | None = None
-    gpu_peak_memory_gb: float | None = None
-    gpu_alloc_retries: float | None = None
-    gpu_ooms: float | None = None
-    gpu_percent: float | None = None
+    cpu_cores: float | None = None  # seconds of CPU time per second
+    memory_gb: float | None = None  # resident; what processes share is counted in each
+    gpu_memory_gb: float | None = None  # reserved by torch
+    gpu_peak_memory_gb: float | None = None  # the most that tensors have held of it since the trial began
+    gpu_alloc_retries: float | None = None  # torch found too little free memory, and gave back all that it could
+    gpu_ooms: float | None = None  # it was out of memory nevertheless
+    gpu_percent: float | None = None  # of the time in which something ran on the GPU; needs pynvml
 
 
 OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {

@@ -23,8 +23,7 @@ def check_metrics(
 
     Args:
         metrics: the searcher's; none if it compares nothing.
-        validation: metrics by name, as plain values.
-        by: what provided them, and how it would provide the metric.
+        by: what provided the validation, and how it would provide the metric.
         known: the search has received the metrics from this trial before: then they may be missing.
 
     Raises:
@@ -73,10 +72,6 @@ def is_loss(kind: str, name: str, metric: str) -> bool:
 
 def diverged(metric: str, reported: Mapping[str, Mapping[str, object] | None]) -> str:
     """The first loss that is not finite, for a message; "" if all are.
-
-    Args:
-        metric: the searcher's.
-        reported: the metrics of each kind.
 
     >>> diverged("error", {"training": {"loss": 0.5}, "validation": {"error": float("nan")}})
     'the validation metric error is nan'

@@ -27,12 +27,8 @@ class TensorBoard:
     """The event files of one process of a trial, made when there is something to write.
 
     The trainer's scalars go to a separate file until the trial asks for a `SummaryWriter`, then to its file, since
-    TensorBoard follows only one file of a directory at a time.
-
-    Args:
-        directory: the directory of the files; need not exist.
-        enabled: whether the trainer writes its metrics, and the hyperparameters before them.
-        hparams: the trial's hyperparameters.
+    TensorBoard follows only one file of a directory at a time. With `enabled` the trainer writes its metrics, and the
+    hyperparameters before them.
     """
 
     def __init__(self, directory: Path, enabled: bool = True, hparams: Mapping[str, Any] | None = None) -> None:
