@@ -267,37 +267,6 @@ def test_an_incomplete_dray_checkpoint_is_not_mistaken_for_a_determined_one(
         pytorch.load_trial_from_checkpoint_path(rest, trial_class=Trial)
 
 
-class Malice:
-    """Leaves a file behind when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return exec, (f"open({str(self.path)!r}, 'w').close()",)
-
-
-def test_nothing_in_a_checkpoint_is_run(whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path) -> None:
-    mark = tmp_path / "it has run"
-    pickle.loads(pickle.dumps(Malice(mark)))
-    assert mark.exists(), "it would run"
-    mark.unlink()
-    old = write_old(tmp_path / "old", "0.38", whole[Trial][1])
-    good = (old / "trial_state.pkl").read_bytes()
-    (old / "trial_state.pkl").write_bytes(pickle.dumps({"batches_trained": 5, "last_val": Malice(mark)}))
-    with pytest.raises(ValueError, match=r"trial_state\.pkl can't be read as plain data: it names builtins\.exec"):
-        train(Trial, tmp_path / "new", LENGTH, latest_checkpoint=str(old))
-    (old / "trial_state.pkl").write_bytes(good)
-    torch.save({**old_state(whole[Trial][1]), "callbacks": {"watch": Malice(mark)}}, old / "state_dict.pth")
-    with pytest.raises(
-        ValueError, match=r"state_dict\.pth can't be loaded as data: it names exec; nothing in it was run"
-    ):
-        train(Trial, tmp_path / "new", LENGTH, latest_checkpoint=str(old))
-    with pytest.raises(ValueError, match=r"state_dict\.pth can't be loaded as data"):
-        pytorch.load_trial_from_checkpoint_path(old, trial_class=Trial)
-    assert not mark.exists()
-
-
 class Best:
     """What a callback of old kept as its state."""
 
