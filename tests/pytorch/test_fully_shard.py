@@ -53,6 +53,16 @@ def test_float8_is_refused_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch)
         FullyShard(float8=True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "warnings"), [(16, 0), (12, 1)])
+def test_float8_that_fits_no_layer_is_warned_of(
+    host: FakeHost, caplog: pytest.LogCaptureFixture, width: int, warnings: int
+) -> None:
+    with use_host(host), pytorch.init() as context:
+        context.wrap_model(nn.Sequential(nn.Linear(width, 16)), parallel=FullyShard(float8=True))
+    assert caplog.text.count("FullyShard(float8=True) has no effect: no linear layer") == warnings
+
+
 class NoReset(nn.Module):
     def __init__(self) -> None:
         super().__init__()
