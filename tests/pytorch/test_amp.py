@@ -12,8 +12,8 @@ import torch
 from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
-from dray.training.amp import MixedPrecision
 from dray.training.optimisation import Optimisation
+from dray.training.precision import MixedPrecision
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 

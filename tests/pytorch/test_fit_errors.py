@@ -82,6 +82,11 @@ class StrangeBatch(OneWeight):
         return pytorch.DataLoader(torch.ones(4, 1), batch_size=2, collate_fn=lambda rows: object())
 
 
+class NoTokens(OneWeight):
+    def get_batch_tokens(self, batch: Any) -> Any:
+        batch.numel()
+
+
 class OtherOrder(OneWeight):
     def train_batch(self, batch: Any, batch_idx: int, epoch: int) -> Any:  # type: ignore[override]
         return {}
@@ -136,6 +141,7 @@ class BadCallbacks(OneWeight):
         (NotJson, TypeError, "'model' of type Linear, which is not JSON-serialisable"),
         (NotADict, TypeError, "must return a dict of metrics, got 3.0"),
         (StrangeBatch, TypeError, r"override PyTorchTrial\.get_batch_length"),
+        (NoTokens, TypeError, r"get_batch_tokens\(\) must return a number, .* got None"),
         (OtherOrder, TypeError, r"must take the arguments \(batch, epoch_idx, batch_idx\), in this order"),
         (reduces("validation_loss", for_training=False), ValueError, "a reducer and evaluate_batch.* both give"),
         (reduces("loss", for_validation=False), ValueError, "a reducer and train_batch.* both give .*'loss'"),
