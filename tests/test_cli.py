@@ -213,23 +213,11 @@ def test_a_bad_change_is_one_message() -> None:
     assert FakeExperiment.made == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["preview", "bad.yaml"], "searcher.metrik: unknown field; did you mean metric?"),
-        (["e", "create", "bad.yaml"], "searcher.metrik: unknown field; did you mean metric?"),
-        (["e", "create", "none.yaml"], "config: no such file: none.yaml"),
-        (["preview", "bad.yaml", "--trials-per-hour", "0"], "--trials-per-hour must be a number > 0, got 0"),
-    ],
-)
-def test_bad_input_is_one_message_and_exit_code_2(
-    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("bad.yaml").write_text(CONFIG.replace("metric: loss", "metrik: loss"))
-    result = run(*arguments)
+def test_bad_config_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(CONFIG.replace("metric: loss", "metrik: loss"))
+    result = run("e", "create", tmp_path / "bad.yaml")
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert "searcher.metrik: unknown field; did you mean metric?" in result.stderr
     assert "Traceback" not in result.output
     assert FakeExperiment.made == []
 
@@ -252,11 +240,6 @@ def test_exit_code_says_how_the_search_ended(
         assert result.exit_code == code
         assert says in result.stderr
         assert "Traceback" not in result.output
-
-
-def test_a_bug_of_ours_keeps_its_traceback(config: Path, experiment: type[FakeExperiment]) -> None:
-    experiment.outcome = ZeroDivisionError()
-    assert isinstance(run("e", "create", config).exception, ZeroDivisionError)
 
 
 def test_version_is_printed() -> None:

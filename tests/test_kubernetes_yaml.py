@@ -20,6 +20,8 @@ from tests.kubernetes.schema import faults
 
 ROOT = Path(__file__).parents[1]
 FILES = ["clusters/kuberay.yaml", "clusters/kuberay-cluster.yaml"]
+FREE = {"labels", "annotations", "rayStartParams", "nodeSelector", "requests", "limits"}
+"""Mappings whose names are the user's, Kubernetes' resources', or Ray's."""
 
 
 @cache
@@ -43,10 +45,90 @@ def pods(file: str) -> dict[str, dict[str, Any]]:
     return {name: group["template"]["spec"] for name, group in groups.items()}
 
 
+def changed(value: Any, change: Callable[[Any, str], Any], path: str = "") -> Any:
+    """A copy in which each value that is in the schema is changed, the inner ones first."""
+    match value:
+        case dict():
+            inner = {
+                name: each if name in FREE else changed(each, change, f"{path}.{name}".lstrip("."))
+                for name, each in value.items()
+                if not (path == "" and name == "kind")
+            }
+            return change({**inner, **({"kind": value["kind"]} if path == "" else {})}, path)
+        case list():
+            return [changed(each, change, f"{path}.{number}") for number, each in enumerate(value)]
+        case _:
+            return change(value, path)
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for part in path:
+        value = value[part]
+    return value
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_the_files_have_no_fault(file: str) -> None:
     for kind, manifest in objects(file).items():
         assert faults(manifest) == [], kind
+
+
+@pytest.mark.parametrize(("file", "kind"), [(FILES[0], "RayJob"), (FILES[1], "PersistentVolumeClaim")])
+def test_a_field_that_does_not_exist_is_a_fault_wherever_it_is(file: str, kind: str) -> None:
+    paths = []
+
+    def with_unknown(value: Any, path: str) -> Any:
+        if not isinstance(value, dict):
+            return value
+        paths.append(path)
+        return {**value, "misspelt": "x"}
+
+    found = faults(changed(objects(file)[kind], with_unknown))
+    assert len(paths) > {"RayJob": 60, "PersistentVolumeClaim": 2}[kind]
+    for path in paths:
+        assert any(fault.startswith(f"{path}: ") and "'misspelt' was unexpected" in fault for fault in found), path
+
+
+def test_a_value_of_another_type_is_a_fault_wherever_it_is() -> None:
+    paths = []
+
+    def wrong(value: Any, path: str) -> Any:
+        if isinstance(value, dict):
+            return value
+        paths.append(path)
+        return str(value) if isinstance(value, bool | int) else {"value": value}
+
+    found = faults(changed(objects(FILES[0])["RayJob"], wrong))
+    assert len(paths) > 80
+    for path in paths:
+        assert any(fault.startswith(f"{path}: ") for fault in found), path
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        (("spec", "submissionMode"), "HttpMode", "'HttpMode' is not one of"),
+        (("spec", "rayClusterSpec", "autoscalerOptions", "version"), "v3", "'v3' is not one of"),
+        (("spec", "rayClusterSpec", "authOptions", "mode"), "Token", "'Token' is not one of"),
+        (("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams", "num-cpus"), 0, "0 is not of type 'string'"),
+        (("apiVersion",), "ray.io/v1alpha1", "'ray.io/v1' was expected"),
+    ],
+)
+def test_each_value_that_kuberay_does_not_know_is_a_fault(path: tuple[str, ...], value: object, fault: str) -> None:
+    wrong = copy.deepcopy(objects(FILES[0])["RayJob"])
+    at(wrong, path[:-1])[path[-1]] = value
+    [found] = faults(wrong)
+    assert fault in found
+
+
+def test_a_missing_field_is_a_fault() -> None:
+    wrong = copy.deepcopy(objects(FILES[0])["RayJob"])
+    del wrong["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["groupName"]
+    del wrong["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["name"]
+    assert sorted(fault.partition(": ")[2] for fault in faults(wrong)) == [
+        "'groupName' is a required property",
+        "'name' is a required property",
+    ]
 
 
 @pytest.mark.parametrize("file", FILES)
