@@ -258,7 +258,7 @@ def test_a_directory_that_can_not_be_made_is_one_error(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ dray migrate
 
 
-@pytest.mark.parametrize("name", ["billion laughs", "anchor in itself", "deep lists", "unknown keys inside"])
+@pytest.mark.parametrize("name", ["anchor in itself", "unknown keys inside"])
 def test_dray_migrate_is_as_short(name: str, tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text(HOSTILE[name][0])
     (tmp_path / "m.py").write_text("class T:\n    pass\n")

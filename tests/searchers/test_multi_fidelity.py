@@ -173,8 +173,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert max(sizes[1:]) < 1.6 * sizes[0], "between one and two times as many as are kept are held at a time"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_replayed_search_gets_the_same_proposals(seed: int) -> None:
+def test_a_replayed_search_gets_the_same_proposals() -> None:
     """Cut anywhere, with failures, values that are not finite, late reports and extensions."""
 
     def search(log: list[Record]) -> Search:
@@ -185,11 +184,9 @@ def test_a_replayed_search_gets_the_same_proposals(seed: int) -> None:
         return ASHA(max_trials=24, max_length=16, num_rungs=3, max_concurrent_trials=4)
 
     log: list[Record] = []
-    play(
-        search(log), seed, length=16, normalised=False, extensions=[Extension(max_trials=30), Extension(max_length=64)]
-    )
+    play(search(log), 0, length=16, normalised=False, extensions=[Extension(max_trials=30), Extension(max_length=64)])
     records: list[Record] = json.loads(json.dumps(log))
-    cut, rest = Random(seed).randrange(len(records)), []
+    cut, rest = Random(0).randrange(len(records)), []
     again = Search.replay(
         records[:cut],
         method(),

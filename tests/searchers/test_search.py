@@ -663,7 +663,7 @@ def test_a_repeatedly_killed_driver_runs_the_same_search(tmp_path: Path) -> None
 
     assert run(tmp_path / "whole", -1) == 0
     kills = 0
-    while run(tmp_path / "killed", 40) == -9:
+    while run(tmp_path / "killed", 80) == -9:
         kills += 1
-    assert kills > 3
+    assert kills > 1
     assert Journal.read(tmp_path / "killed") == Journal.read(tmp_path / "whole")
