@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import re
 import signal
@@ -29,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+NUMBERS = itertools.count()
 SLOW_TEST_LIMIT_S = 600.0  # two processes that train, or starting Ray, take minutes on a loaded two-core machine
 
 
@@ -76,6 +78,14 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty directory. pytest's own is named after its test, and reads the names of all others each time."""
+    path = tmp_path_factory.getbasetemp() / str(next(NUMBERS))
+    path.mkdir()
+    return path
 
 
 @pytest.fixture(scope="session")
