@@ -158,14 +158,14 @@ def variant(base: type[Trial], **attributes: Any) -> type[Trial]:
 
 # ------------------------------------------------------------------------------------------------------------ scenarios
 
-LONG: dict[str, Any] = {"max_length": Batch(200), "validation_period": Batch(50)}
+LONG: dict[str, Any] = {"max_length": Batch(60), "validation_period": Batch(15)}
 
 
 SHORT: dict[str, Any] = {"max_length": Batch(40), "validation_period": Batch(20)}
 
 
 CLIPPED: dict[str, Any] = {"clip": 0.1, "dtype": torch.float64}
-"""In float64: float32's rounding errors of the norm grow to whole numbers over 200 batches."""
+"""In float64: float32's rounding errors of the norm grow to whole numbers over hundreds of batches."""
 
 
 def losses_of_four(directory: Path) -> dict[str, Any]:
