@@ -227,26 +227,6 @@ def test_the_order_of_shuffled_data_is_no_matter_of_other_random_numbers(fit: Fi
     assert one[:3] != one[3:], "each epoch has an order of its own"
 
 
-@pytest.mark.api("9.7")
-def test_resuming_from_another_trials_checkpoint_is_an_error(fit: Fit, host: FakeHost) -> None:
-    class Wider(Everything):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.extra = context.wrap_model(nn.Linear(1, 1))
-
-    class Deeper(Everything):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            context.models[1] = nn.Linear(9, 1)
-
-    fit(Everything, max_length=Batch(1))
-    (checkpoint,) = host.checkpoints()
-    with pytest.raises(ValueError, match="has 2 model state"):
-        fit(Wider, max_length=Batch(2), latest_checkpoint=checkpoint)
-    with pytest.raises(ValueError, match=r"(?s)model 1 of the checkpoint does not fit.*size mismatch"):
-        fit(Deeper, max_length=Batch(2), latest_checkpoint=checkpoint)
-
-
 class Tuned(OneWeight):
     """Its optimizer and its schedule follow hyperparameters."""
 
