@@ -11,7 +11,6 @@ import yaml
 
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError
-from tests.docs.pages import tree
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,7 +59,7 @@ ALLOWED = {
 
 def uses(path: Path) -> Iterator[str]:
     """What a file names that could run code."""
-    for node in ast.walk(tree(path)):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and node.attr in READ:
             owner = ast.unparse(node.value)
             if owner.rpartition(".")[2] in MODULES:

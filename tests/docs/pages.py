@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import dray
@@ -45,9 +43,3 @@ def files(page: str) -> dict[str, str]:
     """The blocks of a page that are files: their first line is a comment with the name."""
     named = ((re.match(r"# ([\w-]+\.\w+)\n", block.text), block.text) for block in blocks(page=page))
     return {name[1]: text for name, text in named if name is not None}
-
-
-@cache
-def tree(path: Path) -> ast.Module:
-    """A file of ours, parsed."""
-    return ast.parse(path.read_text())

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, tree
+from tests.docs.pages import PAGES, ROOT
 
 MESSAGES = re.findall(r"^### `(.+)`$", PAGES["troubleshooting.md"], flags=re.MULTILINE)
 
@@ -19,7 +19,7 @@ def literals() -> str:
     texts = []
     for package in ("dray", "searchers"):
         for file in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(tree(file)):
+            for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     texts.append(node.value)
     return "\n".join(texts)
