@@ -189,7 +189,8 @@ def aggregated(directory: Path) -> dict[str, Any]:
     found = {}
     for averages in (True, False):
         optimizations = {"aggregation_frequency": 4, "average_aggregated_gradients": averages}
-        fit = {**SHORT, "init": {"exp_conf": {"optimizations": optimizations}}, "validation_period": Batch(6)}
+        init = {"exp_conf": {"optimizations": optimizations}}
+        fit: dict[str, Any] = {"max_length": Batch(16), "validation_period": Batch(6), "init": init}
         for name, kind in kinds.items():
             found[name, averages] = ranks(kind, directory / f"{name} {averages}", **fit)
     return found
