@@ -269,12 +269,6 @@ def test_there_is_one_way_to_mixed_precision_at_a_time(host: FakeHost) -> None:
             context.experimental.use_amp()
 
 
-@pytest.mark.api("2.25")
-def test_another_type_is_refused(host: FakeHost) -> None:
-    with use_host(host), pytorch.init() as context, pytest.raises(ValueError, match=r"bfloat16, got torch\.float64"):
-        context.experimental.use_amp(torch.float64)
-
-
 @pytest.mark.api("2.26")
 def test_apex_switched_off_returns_what_it_was_given(host: FakeHost) -> None:
     given: tuple[list[Any], Any] = ([object(), object()], object())
