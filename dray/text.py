@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 def one_line(text: object) -> str:
     r"""A text, or an error's message, on one line.
@@ -36,3 +38,16 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def shown(value: object) -> str:
+    """A value for people: floats with five digits, "-" for None and NaN.
+
+    >>> shown(0.1234567), shown(None), shown({"lr": 0.1, "name": "sgd"})
+    ('0.12346', '-', 'lr=0.1 name=sgd')
+    """
+    if value is None or value != value:
+        return "-"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={shown(item)}" for name, item in value.items())
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dray.cli import show
 from dray.cli.reader import last_values
-from dray.text import duration
+from dray.text import duration, shown
 
 if TYPE_CHECKING:
     from dray.records.local_runs import LocalRun
@@ -27,7 +27,7 @@ def describe(run: LocalRun, overview: Overview) -> None:
     found = details(run)
     resumable = found["checkpoints"] and overview.state in ("STOPPED", "UNKNOWN")
     resume = f'fit(..., latest_checkpoint="{found["checkpoints"][0]["path"]}")' if resumable else ""
-    best = "" if run.best is None else f"{overview.metric} {show.shown(run.best[0])} after {run.best[1]} batches"
+    best = "" if run.best is None else f"{overview.metric} {shown(run.best[0])} after {run.best[1]} batches"
     show.fields(
         [
             ("local run", f"{overview.name}  {overview.state}"),
@@ -35,7 +35,7 @@ def describe(run: LocalRun, overview: Overview) -> None:
             ("started", f"{show.clock(overview.began, exact=True)}, ran for {duration(overview.ran_s)}"),
             ("trained for", f"{found['batches']} batches"),
             ("best", best),
-            ("last metrics", "\n".join(f"{name} = {show.shown(value)}" for name, value in found["metrics"].items())),
+            ("last metrics", "\n".join(f"{name} = {shown(value)}" for name, value in found["metrics"].items())),
             ("checkpoints", "\n".join(each["path"] for each in found["checkpoints"])),
             ("resume with", resume),
         ]

@@ -323,7 +323,7 @@ class Experiment:
                     raise
             observers.close(done=True)
         result = Result(directory.path, trial=self._trial)
-        display.result(result)
+        display.result(result.reader)
         _raise_failure(opened.search.done.reason, directory)
         if mirror.missing is not None:
             raise ExperimentError(f"the search has completed, but {mirror.missing}")

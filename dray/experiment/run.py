@@ -42,7 +42,6 @@ from dray.groups.pool import IN_TURN_S, Groups
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from dray.records.driver_lock import DriverLock
-from dray.records.improvements import Improvements
 from dray.records.metrics import MetricsLog
 from dray.records.timeline import Timeline
 from dray.worker.lease import SEND_EVERY_S
@@ -138,7 +137,6 @@ class Run:
         # may start; further groups wait until the first one trains.
         self._tune_may_start = not cluster.own
         self._timeline = Timeline(directory.metrics)
-        self._journal, self._improvements = journal, Improvements(config.searcher)
         self._restarts = Restarts(
             opened.records,
             config=config,
@@ -357,8 +355,6 @@ class Run:
             self.display.say(f"warning: trial {trial}: {received.warning}")
         self._metrics.append(trial, rows)
         self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1))
-        for record in self._improvements.among(trial, rows):
-            self._journal.append(record, wait=False)
         self._observers.rows(trial, rows)
         self.display.rows(trial, rows)
         self._recorded[received.lease] += 1

@@ -60,10 +60,10 @@ class GrowingMetrics:
     def _from_the_start(self) -> tuple[pa.Table, list[dict[str, Any]]]:
         # The tail first: rows that move to a part meanwhile are then read twice rather than never.
         self.close()
-        self._began = True
         self._open()
-        tail = self._read()
-        return read_parts(self._directory), tail
+        tail, parts = self._read(), read_parts(self._directory)
+        self._began = True
+        return parts, tail
 
     def _open(self) -> None:
         if self._file is not None:

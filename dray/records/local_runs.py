@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError, NoExperiment
-from dray.records.overview import first_metric
+from dray.records.overview import compared_by
 from dray.storage import CheckpointStore
 from dray.storage.manifest import MANIFEST
 
@@ -93,7 +93,8 @@ class LocalRun:
         """The best value of the searcher's metric, and after how many batches; None if none is known."""
         if not self.searcher:
             return None
-        name, sign = first_metric(self.searcher)
+        first = compared_by(self.searcher).first
+        name, sign = first.name, 1 if first.smaller_is_better else -1
         values = [
             (row["validation"][name], row["batches"])
             for row in self.rows

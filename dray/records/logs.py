@@ -13,6 +13,7 @@ from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL
 from dray.records.hparams import flatten
 from dray.storage.logs import NAME
+from dray.text import shown
 from dray.training.units import amount
 from searchers.domains import searched
 from searchers.errors import JournalError
@@ -128,9 +129,18 @@ def short_error(error: object) -> list[str]:
     return [lines[-1].strip() if lines else "no reason given"]
 
 
-def failure_records(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The journal's records of failures, after each of which the trial was restarted or given up."""
-    return [record for record in records if record.get("event") in ("restarted", "gave_up")]
+def failure_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A failure's record as the commands and the API give it; its time is in Unix time, in s."""
+    return {
+        "trial": record["trial"],
+        "again": record["event"] == "restarted",
+        "why": record.get("why"),
+        "kept": record.get("kept"),
+        "where": record.get("where") or None,
+        "batches": record.get("batches"),
+        "error": record.get("error"),
+        "time": record.get("time"),
+    }
 
 
 def grouped_failures(records: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -154,10 +164,10 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"driver started, dray {record.get('version')}"
         case "started":
             drawn = flatten(dict(searched(space.root, record.get("hparams") or {})))
-            return f"{trial} started: {' '.join(f'{name}={_short(value)}' for name, value in drawn.items())}"
+            return f"{trial} started: {' '.join(f'{name}={shown(value)}' for name, value in drawn.items())}"
         case "reported":
-            at = amount(_short(record["step"]), unit)
-            return f"{trial} at {at}: {metric} {_short(record['value'])}{_decided(record)}"
+            at = amount(shown(record["step"]), unit)
+            return f"{trial} at {at}: {metric} {shown(record['value'])}{_decided(record)}"
         case "exited":
             return f"{trial} {_ENDED.get(record['reason'], record['reason'])}{_decided(record)}"
         case "restarted":
@@ -198,7 +208,3 @@ def _decided(record: Mapping[str, Any]) -> str:
             whose = "" if action["trial"] == record.get("trial") else f" trial {action['trial']}"
             words.append(f"{action['action']}{whose}")
     return f" -> {', '.join(words)}" if words else ""
-
-
-def _short(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)

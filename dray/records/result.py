@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,20 +13,16 @@ import pandas as pd
 
 from dray.code.factory import FromDirectory
 from dray.config.schema import ExperimentConfig
-from dray.config.search import recorded_search
 from dray.errors import ExperimentError
-from dray.records.fronts import Standing, order_of, standings
-from dray.records.hparams import flatten, in_order
 from dray.records.listing import open_experiment
 from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
-from dray.records.outcomes import nan_since, no_best_reason, ranked, sound
 from dray.records.overview import Overview
+from dray.records.reader import ExperimentReader
 from dray.records.timeline import gpu_types, read_timeline
+from dray.records.trial_record import TrialRecord
 from dray.script import Script
 from dray.storage import CheckpointStore
-from searchers.journal import Journal
-from searchers.search import Search
 
 if TYPE_CHECKING:
     from ray.train import Checkpoint
@@ -139,50 +133,7 @@ class Result:
         of them; 0 if none is) and ``front`` (int: 1 is the Pareto front; missing if a limit is exceeded or the trial
         failed).
         """
-        started, ended, restarts = self._times("started"), self._times("exited"), Counter(self._trials_of("restarted"))
-        views = self.search.trials.values()
-        hparams = [flatten(view.hparams or {}) for view in views]
-        table = pd.DataFrame({"trial_id": [view.id for view in views], "state": [view.state for view in views]})
-        names = dict.fromkeys(name for drawn in hparams for name in drawn)
-        for name in in_order(names, self.config.hyperparameters):
-            table[f"hparams.{name}"] = pd.Series([drawn.get(name) for drawn in hparams])
-        ids = table["trial_id"]
-        table["batches"] = ids.map(self.metrics.groupby("trial_id")["batches"].max()).fillna(0).astype("int64")
-        # Not groupby().last(), which passes over NaN.
-        last = self._validations.drop_duplicates("trial_id", keep="last").set_index("trial_id")
-        table["metric"] = ids.map(last["value"]).astype("float64")
-        table["best_metric"] = ids.map(self._best_rows.set_index("trial_id")["value"]).astype("float64")
-        if (objectives := self.config.searcher.objectives) is not None:
-            there, states = self._standings, dict(zip(ids, table["state"], strict=True))
-            for name in dict.fromkeys(objectives.names):
-                table[f"metrics.{name}"] = ids.map({t: each.metrics[name] for t, each in there.items()}).astype(
-                    "float64"
-                )
-            order = order_of(there, states)
-            table["violation"] = ids.map({t: each.losses.violation for t, each in there.items()}).astype("float64")
-            table["front"] = ids.map({t: order.front_of(t) for t in order}).astype("Int64")
-        table["nan_since"] = ids.map(nan_since(self.metrics, self.config.searcher.first_metric)).astype("Int64")
-        table["restarts"] = [restarts[view.id] for view in views]
-        if types := gpu_types(self._directory.metrics):
-            table["gpu_type"] = ids.map(types).fillna("")
-        for name, times in (("started", started), ("ended", ended)):
-            table[name] = pd.to_datetime([times.get(view.id, math.nan) for view in views], unit="s")
-        return table
-
-    def _trials_of(self, event: str) -> list[int]:
-        """The trials of this event's records."""
-        found = (record.get("trial") for record in self._records if record.get("event") == event)
-        return [trial for trial in found if isinstance(trial, int)]
-
-    def _times(self, event: str) -> dict[int, float]:
-        """When it first happened to each trial: Unix, s."""
-        times: dict[int, float] = {}
-        for record in self._records:
-            if record.get("event") == event:
-                trial, time = record.get("trial"), record.get("time")
-                if isinstance(trial, int) and isinstance(time, int | float):
-                    times.setdefault(trial, float(time))
-        return times
+        return table_of(self.reader, gpu_types(self._directory.metrics))
 
     @cached_property
     def best_trial(self) -> BestTrial:
@@ -193,7 +144,7 @@ class Result:
             ExperimentError: no trial has validated, or all that have failed, or exceed a limit; or the best has no
                 checkpoint.
         """
-        return self._best(self._ranked.iloc[0])
+        return self._best(self.reader.best())
 
     @cached_property
     def best_trials(self) -> list[BestTrial]:
@@ -203,38 +154,29 @@ class Result:
         Raises:
             ExperimentError: as ``best_trial``.
         """
-        there = self._ranked
-        front = there[there["front"] == 1] if "front" in there else there.head(1)
-        return [self._best(row) for _, row in front.iterrows()]
+        front = self.reader.front()
+        return [self._best(self.reader.trials[trial]) for trial in front] if front else [self.best_trial]
 
-    @property
-    def _ranked(self) -> pd.DataFrame:
-        """The trials that can be the best, the best first; at least one."""
-        there = ranked(self.trials, self.config.searcher.sign)
-        if there.empty:
-            raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
-        if why := no_best_reason(there, self.config.searcher.first_metric):
-            raise ExperimentError(f"{self.path}: {why}")
-        return sound(there)
-
-    def _best(self, row: pd.Series[Any]) -> BestTrial:
-        trial_id = int(row["trial_id"])
-        batches = int(self.best_batches()[trial_id])
-        store = self._directory.store(trial_id)
-        checkpoint = store.find(batches) or store.latest()
+    def _best(self, trial: TrialRecord | None) -> BestTrial:
+        if trial is None:
+            why = self.reader.no_best_reason()
+            none = f"no trial of {self.path} has validated yet, so there is no best trial"
+            raise ExperimentError(f"{self.path}: {why}" if why else none)
+        assert trial.best_batches is not None
+        assert trial.best_metric is not None
+        store = self._directory.store(trial.id)
+        checkpoint = store.find(trial.best_batches) or store.latest()
         if checkpoint is None:
             raise ExperimentError(
-                f"trial {trial_id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy sets which "
+                f"trial {trial.id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy sets which "
                 "are saved, and checkpoint_storage.save_trial_best how many are kept"
             )
         return BestTrial(
-            trial_id=trial_id,
-            hparams=dict(self.search.trials[trial_id].hparams or {}),
-            metric=float(row["best_metric"]),
-            metrics=self._standings[trial_id].metrics
-            if self.config.searcher.objectives is not None
-            else {self.config.searcher.first_metric: float(row["best_metric"])},
-            batches=batches,
+            trial_id=trial.id,
+            hparams=dict(trial.drawn or {}),
+            metric=trial.best_metric,
+            metrics=trial.best_metrics,
+            batches=trial.best_batches,
             checkpoint=_as_ray_checkpoint(store, checkpoint),
         )
 
@@ -256,43 +198,52 @@ class Result:
         with self.best_trial.checkpoint.as_directory() as checkpoint:
             return load_trial_from_checkpoint_path(checkpoint, trial_class=trial, trial_kwargs=dict(trial_kwargs or {}))
 
-    def best_batches(self) -> pd.Series[int]:
-        """Batches trained at each trial's best validation, by trial_id."""
-        return self._best_rows.set_index("trial_id")["batches"]
-
     @cached_property
     def config(self) -> ExperimentConfig:
         """The config that it was created with."""
         return self._directory.config()
 
     @cached_property
-    def _records(self) -> list[dict[str, object]]:
-        return Journal.read(self._directory.journal)
+    def reader(self) -> ExperimentReader:
+        """What it was read by.
 
-    @cached_property
-    def search(self) -> Search:
-        """The search as the journal has it, with a view of each trial in ``search.trials``; to look at, not to run."""
-        return recorded_search(self.config, self._records)
+        Raises:
+            JournalError: its journal is damaged.
+        """
+        return self._found.read()
 
-    @cached_property
-    def _validations(self) -> pd.DataFrame:
-        rows, metric = self.metrics, self.config.searcher.first_metric
-        return rows[(rows["kind"] == "validation") & (rows["name"] == metric)]
 
-    @cached_property
-    def _standings(self) -> dict[int, Standing]:
-        objectives = self.config.searcher.objectives
-        return {} if objectives is None else standings(self.metrics, objectives)
+def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = None) -> pd.DataFrame:
+    """`Result.trials`.
 
-    @cached_property
-    def _best_rows(self) -> pd.DataFrame:
-        """The earliest best validation of each trial."""
-        if self.config.searcher.objectives is not None:
-            at = [(trial, each.batches) for trial, each in self._standings.items()]
-            return self._validations.set_index(["trial_id", "batches"], drop=False).loc[at].reset_index(drop=True)
-        finite = self._validations[self._validations["value"].abs() < float("inf")]
-        ranked = finite.assign(score=self.config.searcher.sign * finite["value"])
-        return ranked.sort_values(["score", "batches"], kind="stable").drop_duplicates("trial_id")
+    Args:
+        reader: of the experiment.
+        gpu_types: of the GPUs that each trial ran on, if any are known.
+    """
+    trials = list(reader.trials.values())
+    table = pd.DataFrame({"trial_id": [each.id for each in trials], "state": [each.state for each in trials]})
+    for name in reader.hparam_names:
+        table[f"hparams.{name}"] = pd.Series([each.hparams.get(name) for each in trials])
+
+    def numbers(values: Iterable[float | None], kind: Any = "float64") -> pd.Series[Any]:
+        return pd.Series(list(values), dtype="object").astype(kind)
+
+    table["batches"] = numbers((each.batches for each in trials), "int64")
+    table["metric"] = numbers(each.metric for each in trials)
+    table["best_metric"] = numbers(each.best_metric for each in trials)
+    if reader.is_pareto:
+        fronts = reader.fronts()
+        for name in dict.fromkeys(reader.objectives.names):
+            table[f"metrics.{name}"] = numbers(each.best_metrics.get(name) for each in trials)
+        table["violation"] = numbers(each.losses and each.losses.violation for each in trials)
+        table["front"] = numbers((fronts.get(each.id) for each in trials), "Int64")
+    table["nan_since"] = numbers((each.nan_since for each in trials), "Int64")
+    table["restarts"] = numbers((each.restarts for each in trials), "int64")
+    if gpu_types:
+        table["gpu_type"] = [gpu_types.get(each.id, "") for each in trials]
+    table["started"] = pd.to_datetime(numbers(each.started for each in trials), unit="s")
+    table["ended"] = pd.to_datetime(numbers(each.ended for each in trials), unit="s")
+    return table
 
 
 def _as_ray_checkpoint(store: CheckpointStore, checkpoint: str) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""``dray ui``: serves TensorBoard and optuna-dashboard for one experiment, to browsers on this machine."""
+"""Serves TensorBoard and optuna-dashboard for experiments, to browsers on this machine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from dray.storage.scratch import scratch_until_exit
 from searchers.journal import Journal
 
 HOST = "localhost"
+PORT = 6006
+"""Of TensorBoard; optuna-dashboard gets the next one."""
 PORTS = 100
 """How many ports are tried to find a free one."""
 POLL_S = 1.0
@@ -146,3 +148,25 @@ def serve_study(study: Path, port: int) -> None:
     app = optuna_dashboard.wsgi(f"sqlite:///{study}")
     server = make_server(HOST, port, app, threaded=True, request_handler=Quiet)
     threading.Thread(target=server.serve_forever, name="dray-dashboard", daemon=True).start()
+
+
+class Boards:
+    """Each is started once, and runs until the server ends; only browsers on its machine reach them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[Path, dict[str, str | None]] = {}
+
+    def start(self, directory: ExperimentDirectory) -> dict[str, str | None]:
+        """The addresses of both; None for one that is not installed, or that has nothing to show yet.
+
+        Raises:
+            ExperimentError: no port is free.
+        """
+        with self._lock:
+            found = self._found.setdefault(directory.path, {"tensorboard": None, "optuna_dashboard": None})
+            if found["tensorboard"] is None:
+                found["tensorboard"] = start_tensorboard(directory.path, free_port(PORT))
+            if found["optuna_dashboard"] is None and importlib.util.find_spec("optuna_dashboard") is not None:
+                found["optuna_dashboard"] = start_dashboard(directory, free_port(PORT + 1))
+            return dict(found)

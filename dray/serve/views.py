@@ -15,16 +15,16 @@ from aiohttp import web
 
 from dray.errors import NoExperiment
 from dray.records.checkpoints import list_checkpoints
-from dray.records.metrics import read_trial
-from dray.serve import curves, live_report, log_pieces, table
-from dray.serve.answers import BadInput
-from dray.serve.boards import Boards
-from dray.serve.control import Control, NotSubmitted
+from dray.records.logs import failure_fields
+from dray.records.metrics import read_trials
+from dray.records.overview import Overview
+from dray.records.reader import ExperimentReader
+from dray.report.ui import Boards
+from dray.serve import figures, logs, trials
+from dray.serve.answers import BadInput, plain
+from dray.serve.control import Control, NotSubmitted, Submitted
 from dray.serve.experiments import Experiments
-from dray.serve.fields import about_fields, failure_fields, overview_fields
-from dray.serve.live import Live
 from dray.serve.messages import API, to_json
-from dray.serve.trial import plain
 from dray.storage import StorageError
 
 T = TypeVar("T")
@@ -63,8 +63,8 @@ class Views:
         self._control, self._all = control, Experiments(results)
         self._threads = ThreadPoolExecutor(THREADS, "dray-views")
         # Threads of their own, one for each kind: a forest takes seconds.
-        self._figures = {kind: ThreadPoolExecutor(1, f"dray-{kind}") for kind in live_report.KINDS}
-        self._fetched, self._boards = log_pieces.Fetched(), Boards()
+        self._figures = {kind: ThreadPoolExecutor(1, f"dray-{kind}") for kind in figures.KINDS}
+        self._fetched, self._boards = logs.FetchedLogs(), Boards()
 
     async def experiments(self, request: web.Request) -> web.StreamResponse:
         """``experiments``: see `overview_fields`; ``status``: the server's; ``unread``: how many are missing yet."""
@@ -94,10 +94,12 @@ class Views:
                 if submitted is None:
                     raise
                 return _encoded(overview_fields(name, None, submitted))
-            live, row = self._all.open(name), overview_fields(name, overview, submitted)
-            with live.lock:
+            reader, row = self._all.open(name), overview_fields(name, overview, submitted)
+            with reader.lock:
                 pace = max(PACE_S, PACE_EACH_S * self._all.looked_at())
-                return _encoded({**row, **about_fields(live), "pace": pace, "status": to_json(self._control.status())})
+                return _encoded(
+                    {**row, **about_fields(reader), "pace": pace, "status": to_json(self._control.status())}
+                )
 
         return await self._answer(request, read)
 
@@ -105,28 +107,28 @@ class Views:
         """The text of its experiment.yaml: ``config``."""
 
         def read() -> bytes:
-            live = self._all.open(request.match_info["name"])
-            return _encoded({"config": live.directory.config_file.read_text()})
+            reader = self._all.open(request.match_info["name"])
+            return _encoded({"config": reader.directory.config_file.read_text()})
 
         return await self._answer(request, read)
 
     async def trials(self, request: web.Request) -> web.StreamResponse:
-        """``trials``: the rows that were asked for, see `table.Query`; ``found``: how many there are; ``of``: without
+        """``trials``: the rows that were asked for, see `trials.Query`; ``found``: how many there are; ``of``: without
         a search."""
-        asked = table.Query(
+        wanted = trials.Query(
             sort=request.query.get("sort", "trial"),
             descending=request.query.get("descending") == "1",
             search=request.query.get("search", "")[:500],
             offset=_number(request, "offset", 0, 10**9),
-            limit=_number(request, "limit", 50, table.MAX_ROWS),
+            limit=_number(request, "limit", 50, trials.MAX_ROWS),
         )
 
         def read() -> bytes:
-            live = self._all.open(request.match_info["name"])
-            with live.lock:
-                found = table.find(list(live.trials.values()), asked)
-                rows = [it.row() for it in found[asked.offset : asked.offset + asked.limit]]
-                head = f'{{"found":{len(found)},"of":{len(live.trials)},"offset":{asked.offset},"trials":['
+            reader = self._all.open(request.match_info["name"])
+            with reader.lock:
+                found = trials.find(list(reader.trials.values()), wanted)
+                rows = [trials.row(trial) for trial in found[wanted.offset : wanted.offset + wanted.limit]]
+                head = f'{{"found":{len(found)},"of":{len(reader.trials)},"offset":{wanted.offset},"trials":['
                 return head.encode() + b",".join(rows) + b"]}"
 
         return await self._answer(request, read)
@@ -135,16 +137,15 @@ class Views:
         """A row of ``trials``, with ``rank``, nested ``drawn`` hyperparameters, ``checkpoints`` and ``failures``."""
 
         def read() -> bytes:
-            live, trial = self._trial(request)
-            with live.lock:
-                it = live.trials[trial]
-                failures = [failure_fields(each) for each in live.failures if each.get("trial") == trial]
+            reader, number = self._trial(request)
+            with reader.lock:
+                trial, ranked = reader.trials[number], reader.ranked()
                 found = {
-                    **it.fields(),
-                    "rank": live.rank_of(trial),
-                    "of": len(live.ranked()),
-                    "drawn": plain(it.view.hparams),
-                    "failures": failures,
+                    **plain(trial.to_json()),
+                    "rank": ranked.index(trial) + 1 if trial in ranked else None,
+                    "of": len(ranked),
+                    "drawn": plain(trial.drawn),
+                    "failures": [failure_fields(each) for each in reader.failures if each["trial"] == number],
                 }
             try:
                 found["checkpoints"] = [
@@ -154,7 +155,7 @@ class Views:
                         "complete": each.is_complete,
                         "path": each.location.uri,
                     }
-                    for each in list_checkpoints(live.directory, trial)
+                    for each in list_checkpoints(reader.directory, number)
                 ]
             except (StorageError, OSError) as error:
                 found |= {"checkpoints": [], "checkpoints_error": str(error)}
@@ -166,8 +167,8 @@ class Views:
         """``series``: each metric with ``kind``, ``name``, ``batches``, ``epochs``, ``values`` and ``times``."""
 
         def read() -> bytes:
-            live, trial = self._trial(request)
-            rows = read_trial(live.directory.metrics, trial)
+            reader, trial = self._trial(request)
+            rows = read_trials(reader.directory.metrics, [trial])
             series = [
                 {
                     "kind": kind,
@@ -179,18 +180,18 @@ class Views:
                 }
                 for (kind, name), mine in rows.groupby(["kind", "name"], sort=True)
             ]
-            return _encoded({"trial": trial, "metric": live.metric, "series": series})
+            return _encoded({"trial": trial, "metric": reader.metric, "series": series})
 
         return await self._answer(request, read)
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """A piece of a trial's output after ``after``, see `log_pieces.piece`; with ``whole=1`` all of it as a file."""
+        """A piece of a trial's output after ``after``, see `logs.piece`; with ``whole=1`` all of it as a file."""
         after, whole = request.query.get("after", ""), request.query.get("whole") == "1"
 
         def read() -> dict[str, Any]:
-            live, trial = self._trial(request)
-            running = live.trials[trial].view.state == "RUNNING"
-            found = log_pieces.piece(self._fetched.places(live.directory, trial), after, whole=whole)
+            reader, trial = self._trial(request)
+            running = reader.trials[trial].state == "RUNNING"
+            found = logs.piece(self._fetched.places(reader.directory, trial), after, whole=whole)
             return {**found, "running": running}
 
         found = await self._in_thread(read)
@@ -202,33 +203,31 @@ class Views:
         return web.Response(text="\n".join([*found["lines"], ""]), headers=headers)
 
     async def curves(self, request: web.Request) -> web.StreamResponse:
-        """Learning curves, see `curves.encode`; of another metric with ``metric=KIND NAME``."""
+        """Learning curves, see `trials.curves`; of another metric with ``metric=KIND NAME``."""
         name, wanted = request.match_info["name"], request.query.get("metric", "")
 
         def read() -> bytes:
-            live = self._all.open(name)
-            with live.lock:
-                return curves.curves(live)
+            reader = self._all.open(name)
+            with reader.lock:
+                return trials.curves(reader)
 
         def read_other() -> tuple[bytes, float]:
             kind, _, metric = wanted.partition(" ")
             if (kind, metric) not in self._all.open(name).metrics:
                 raise BadInput(f"metric={wanted[:80]}: no trial has reported it")
-            made, wait_s = self._all.curves(name, (kind, metric))
-            return made.body, wait_s
+            return self._all.curves(name, (kind, metric))
 
         return await (self._paced(request, read_other) if wanted else self._answer(request, read))
 
     async def figures(self, request: web.Request) -> web.StreamResponse:
-        """Figures of the report: see `live_report.Made`; made anew with ``now=1``."""
+        """Figures of the report: see `figures.CachedFigures`; made anew with ``now=1``."""
         name, kind = request.match_info["name"], request.match_info["kind"]
-        if kind not in live_report.KINDS:
-            raise BadInput(f"{kind[:40]}: there are no such figures; there are {', '.join(live_report.KINDS)}")
+        if kind not in figures.KINDS:
+            raise BadInput(f"{kind[:40]}: there are no such figures; there are {', '.join(figures.KINDS)}")
         now = request.query.get("now") == "1"
 
         def read() -> tuple[bytes, float]:
-            made, wait_s = self._all.figures(name, kind, now=now)
-            return made.body, wait_s
+            return self._all.figures(name, kind, now=now)
 
         return await self._paced(request, read, self._figures[kind])
 
@@ -253,11 +252,13 @@ class Views:
         answered.headers["Retry-After"] = str(math.ceil(waits[0]))
         return answered
 
-    def _trial(self, request: web.Request) -> tuple[Live, int]:
-        live, trial = self._all.open(request.match_info["name"]), int(request.match_info["trial"])
-        if trial not in live.trials:
-            raise NoExperiment(f"{live.path.name} has no trial {trial}; it has {len(live.trials)}, numbered from 0")
-        return live, trial
+    def _trial(self, request: web.Request) -> tuple[ExperimentReader, int]:
+        reader, trial = self._all.open(request.match_info["name"]), int(request.match_info["trial"])
+        if trial not in reader.trials:
+            raise NoExperiment(
+                f"{reader.directory.path.name} has no trial {trial}; it has {len(reader.trials)}, numbered from 0"
+            )
+        return reader, trial
 
     async def _in_thread(self, read: Callable[[], T], pool: ThreadPoolExecutor | None = None) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool or self._threads, read)
@@ -282,3 +283,35 @@ def _number(request: web.Request, name: str, default: int, most: int) -> int:
 
 def _encoded(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def overview_fields(name: str, overview: Overview | None, submitted: Submitted | None) -> dict[str, Any]:
+    """An experiment as the list shows it.
+
+    ``state`` is as in `Overview.on_server` if it was submitted, else as in `Overview`; ``submitted`` is null if it was
+    not.
+    """
+    seen = Overview(name=name, path="", state="STOPPED") if overview is None else overview
+    if submitted is not None:
+        seen = seen.on_server(submitted.state, submitted.error)
+    return {**seen.to_json(), "submitted": None if submitted is None else to_json(submitted)}
+
+
+def about_fields(reader: ExperimentReader) -> dict[str, Any]:
+    """What the page of an experiment shows beside `overview_fields`."""
+    best, config, searcher = reader.best(), reader.config, reader.config.searcher
+    return {
+        "version": reader.version,
+        "smaller_is_better": reader.sign == 1,
+        "objectives": [] if searcher.objectives is None else [each.name for each in searcher.objectives.objectives],
+        "front": reader.front(),
+        "searcher": searcher.name,
+        "max_length": searcher.length,
+        "unit": searcher.unit,
+        "description": config.description,
+        "labels": list(config.labels),
+        "states": reader.states,
+        "best_hparams": None if best is None else plain(best.hparams),
+        "varying": reader.varying,
+        "failures": len(reader.failures),
+    }

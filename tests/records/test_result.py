@@ -161,8 +161,7 @@ def test_largest_is_the_best_if_the_search_maximises(tmp_path: Path) -> None:
 def test_earlier_of_two_equal_validations_is_the_best(story: Story) -> None:
     story.validate(3, 5, 0.25)
     story.validate(3, 15, 0.25)
-    best = story.result
-    assert best.best_batches()[3] == 5
+    assert story.result.reader.trials[3].best_batches == 5
 
 
 def test_nan_is_never_the_best_validation(tmp_path: Path) -> None:
@@ -228,9 +227,9 @@ def test_a_result_shows_its_name_state_trials_and_best(
     assert repr(result) == f"<dray.Result {shown}>"
     html = result._repr_html_()
     assert f"<b>{shown}</b>" in html
-    assert re.findall("<th>(.*)</th>", html) == ["trial", "state", "batches", "best error", "lr"]
-    cells = re.findall("<td>(.*)</td>", html)
-    assert (cells[:4], cells[5:9]) == (["0", "COMPLETED", "20", "0.25"], ["3", "RUNNING", "10", "0.375"])
+    assert re.findall("<th>(.*?)</th>", html) == ["trial", "state", "batches", "best error", "lr", "net.depth"]
+    cells = re.findall("<td>(.*?)</td>", html)
+    assert (cells[:4], cells[6:10]) == (["0", "COMPLETED", "20", "0.25"], ["3", "RUNNING", "10", "0.375"])
 
 
 def test_a_result_shows_its_path_if_its_files_are_gone(story: Story) -> None:
