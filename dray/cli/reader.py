@@ -94,8 +94,8 @@ def opened(stored: StoredExperiment) -> Opened:
         return Opened(stored, stored.read())
     except JournalError:
         raise
-    except (ValueError, OSError) as error:
-        raise BadUse(f"{stored.directory.path} can't be read: {one_line(error)}") from None
+    except ValueError as error:
+        raise BadUse(one_line(error)) from None
 
 
 def last_values(metrics: pd.DataFrame) -> dict[str, float]:

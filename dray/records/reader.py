@@ -120,20 +120,16 @@ class ExperimentReader:
 
         Raises:
             JournalError: its journal is damaged.
-            ValueError, OSError: its metrics are.
+            ValueError: its metrics are.
         """
         with self.lock:
             if time.monotonic() - self._read_at < max_age_s:
                 return
             try:
                 self._refresh()
-            except (KeyError, TypeError, AttributeError, JournalError):
+            except JournalError:
                 self._begin()  # perhaps it is another experiment
-                try:
-                    self._refresh()
-                except (KeyError, TypeError, AttributeError) as error:
-                    self._begin()
-                    raise JournalError(f"{self.directory.journal} can't be read: {error!r}") from None
+                self._refresh()
             self._read_at = time.monotonic()
 
     def close(self) -> None:
@@ -145,8 +141,15 @@ class ExperimentReader:
         self.is_running = self._has_driver()  # first: if a driver ends in between, its last record is read too
         records = self._new_records()
         for record in records:
-            self._happened(record)
-        parts, rows = self._metrics.new_rows()
+            try:
+                self._happened(record)
+            except (KeyError, TypeError, AttributeError):
+                self._begin()
+                raise JournalError(f"not a record of an experiment's journal: {record}") from None
+        try:
+            parts, rows = self._metrics.new_rows()
+        except (ValueError, OSError) as error:
+            raise ValueError(f"the metrics in {self.directory.metrics} can't be read: {one_line(error)}") from error
         if parts is not None:
             self._load(parts)
         for row in rows:

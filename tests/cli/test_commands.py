@@ -19,7 +19,6 @@ import typer
 import yaml
 
 from dray.cli import app, main
-from dray.cli.trial import _differing
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import TAIL
 from dray.records.numbering import take_number
@@ -588,9 +587,3 @@ def test_checkpoints_that_are_being_written_are_not_damaged(
     assert dray("c", "verify", "digits").code == 0
     held.close()
     assert dray("c", "verify", "digits").code == 1
-
-
-def test_a_hyperparameter_that_only_some_trials_have_is_listed() -> None:
-    trials = [{"opt": {"name": "adam"}}, {"opt": {"name": "sgd", "momentum": 0.5}}, {"opt": {"name": "adam"}}]
-    space = {"opt": {"type": "categorical", "vals": []}}
-    assert _differing(trials, space) == {"opt.name", "opt.momentum"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dray.errors import ExperimentError
+from dray.records.listing import StoredExperiment
 from dray.records.result import Result
 from dray.report.data import ReportData
 from searchers.events import Exited, Started
@@ -44,7 +45,7 @@ def test_a_failed_trial_is_the_best_nowhere(story: Story, dray: Dray) -> None:
     assert dray("t", "describe", "bad-luck", "best", "--json").value["trial"] == 1
     assert dray("c", "export", "bad-luck", "-o", "best").code == 0
     assert "trial_1/" in Path("best/checkpoint.json").read_text()
-    seen = ReportData(story.directory.path)
+    seen = ReportData(StoredExperiment.here(story.directory).read())
     assert (seen.best, seen.ranked["trial_id"].tolist()) == (1, [1, 0, 2])
     ranked = dray("t", "list", "bad-luck", "--best", "--json").value
     assert [each["trial"] for each in ranked] == [1, 0, 2], "those that failed are listed last"

@@ -19,6 +19,7 @@ from dray.records.result import Result
 from dray.records.trial_record import TrialRecord
 from searchers import Metric, Objectives
 from searchers.errors import JournalError
+from searchers.journal import Journal
 from tests.records.story import happened
 from tests.report.simulated import simulated
 
@@ -96,6 +97,17 @@ def test_validation_that_represents_a_trial(
         trial.validated("size", at, None, size, 0.0)
     assert trial.best_batches == batches
     assert (trial.losses and trial.losses.violation) == violation
+
+
+def test_hyperparameters_that_only_some_trials_have_vary(tmp_path: Path) -> None:
+    directory = happened(tmp_path / "one")
+    directory.journal.unlink()
+    opts = [{"name": "adam"}, {"name": "sgd", "momentum": 0.5}, {"name": "adam"}]
+    with Journal(directory.journal) as journal:
+        journal.append({"event": "start", "actions": [{"action": "create", "trial": trial} for trial in range(3)]})
+        for trial, opt in enumerate(opts):
+            journal.append({"event": "started", "trial": trial, "hparams": {"opt": opt, "lr": 0.1}, "actions": []})
+    assert StoredExperiment.here(directory).read().varying == ["opt.momentum", "opt.name"]
 
 
 @pytest.fixture(scope="module")
