@@ -8,8 +8,8 @@ from typing import Any, Literal, cast
 
 from searchers.objectives import Metric, Objectives, of_names
 
-State = Literal["RUNNING", "COMPLETED", "PARTLY_FAILED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
-COMPLETED: tuple[State, ...] = ("COMPLETED", "PARTLY_FAILED")
+ExperimentState = Literal["RUNNING", "COMPLETED", "PARTLY_FAILED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
+COMPLETED: tuple[ExperimentState, ...] = ("COMPLETED", "PARTLY_FAILED")
 """States in which the search has completed."""
 
 
@@ -43,7 +43,7 @@ class Overview:
     path: str
     number: int | None = None
     title: str = ""
-    state: State = "DAMAGED"
+    state: ExperimentState = "DAMAGED"
     trials: int = 0
     ended: int = 0
     failed: int = 0
@@ -66,7 +66,7 @@ class Overview:
         """
         if state == "COMPLETED" and self.state in (*COMPLETED, "DAMAGED"):
             return self
-        return replace(self, state=cast("State", state), why=self.why or error)
+        return replace(self, state=cast("ExperimentState", state), why=self.why or error)
 
     @property
     def label(self) -> str:

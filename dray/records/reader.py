@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dray.records.growing_metrics import GrowingMetrics
 from dray.records.hparams import in_order
 from dray.records.metrics import SYSTEM
-from dray.records.overview import Overview, State, compared_by
+from dray.records.overview import ExperimentState, Overview, compared_by
 from dray.records.trial_record import FAILED, TrialRecord
 from dray.storage import Location
 from dray.text import counted, one_line
@@ -300,7 +300,7 @@ class ExperimentReader:
         """Its overview."""
         best, states = self.best(), self.states
         done = self._done or self._why
-        state: State = "UNKNOWN" if self.is_running is None else "STOPPED"
+        state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
         if self.is_running:
             state = "RUNNING"
         elif done:

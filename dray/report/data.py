@@ -31,7 +31,7 @@ COMPARABLE = 2 / 3
 """Trials are compared at a length that this share of them has reached."""
 
 
-class Metric(NamedTuple):
+class ReportedMetric(NamedTuple):
     """A metric that trials have reported.
 
     Attributes:
@@ -149,13 +149,13 @@ class ReportData:
         return amount(f"{length:g}", unit or self.unit)
 
     # ------------------------------------------------------------------ metrics
-    def rows_of(self, metric: Metric) -> pd.DataFrame:
+    def rows_of(self, metric: ReportedMetric) -> pd.DataFrame:
         """A metric, of all trials."""
         rows = self.metrics
         return rows[(rows["kind"] == metric.kind) & (rows["name"] == metric.name)]
 
     @cached_property
-    def other_metrics(self) -> list[Metric]:
+    def other_metrics(self) -> list[ReportedMetric]:
         """The metrics of which there are curves beside the searcher's, those of validation first."""
         rows = self.metrics
         found, points = [], 0
@@ -168,7 +168,7 @@ class ReportData:
                     continue
                 points += int(size)
                 if points <= MAX_OTHER_POINTS:
-                    found.append(Metric(kind, str(name)))
+                    found.append(ReportedMetric(kind, str(name)))
         return found
 
     # ------------------------------------------------------------------ hyperparameters

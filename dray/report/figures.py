@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dray.report.data import Metric, ReportData, thinned
+from dray.report.data import ReportData, ReportedMetric, thinned
 from dray.report.scale import logarithms, scaled, ticks_of
 
 Figure = dict[str, Any]
@@ -23,7 +23,7 @@ LEAST_EXPLAINED = 0.1
 """The R² below which a forest's importances mean nothing."""
 
 
-def curves(report: ReportData, metric: Metric | None = None) -> Figure:
+def curves(report: ReportData, metric: ReportedMetric | None = None) -> Figure:
     """A metric, by default the searcher's, over each trial's training: a trace per rung, gaps between trials; the best
     trial on top."""
     x = report.along
