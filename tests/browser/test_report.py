@@ -28,14 +28,6 @@ return traces.map(trace => [...trace.querySelectorAll(".points path")].map(point
 """
 """The points of a plot, trace by trace: from where they are on the screen, by the scale of the axes."""
 
-LINES = """
-const plot = document.getElementById(arguments[0]), { xaxis, yaxis } = plot._fullLayout;
-return [...plot.querySelectorAll(".scatterlayer .trace")].map(trace =>
-  [...trace.querySelectorAll(".lines path")].map(line => {
-    const ends = [0, line.getTotalLength()].map(at => line.getPointAtLength(at));
-    return ends.map(({ x, y }) => [xaxis.p2d(x), yaxis.p2d(y)]);
-  }));
-"""
 """Where each line of a plot begins and ends."""
 
 
@@ -75,23 +67,6 @@ def validations(result: dray.Result) -> pd.DataFrame:
 
 def test_points_of_the_curves_are_the_validations(page: Any, result: dray.Result) -> None:
     same(points(page, "curves"), validations(result)[["epochs", "value"]])
-
-
-def test_lines_of_the_curves_are_those_of_the_trials(page: Any, result: dray.Result) -> None:
-    by_trial = validations(result).groupby("trial_id")
-    ends = by_trial[["epochs", "value"]].agg(["first", "last"])
-    lines = [line for trace in page.execute_script(LINES, "curves") for line in trace]
-    for end in (0, 1):
-        column = ("first", "last")[end]
-        same([tuple(line[end]) for line in lines], ends.xs(column, axis=1, level=1))
-
-
-def test_points_of_the_slices_are_the_trials(page: Any, result: dray.Result) -> None:
-    names = [column for column in result.trials if result.trials[column].map(str).nunique() > 1]
-    hparams = [name for name in names if name.startswith("hparams.")]
-    assert len(hparams) >= 2
-    for i, name in enumerate(hparams):
-        same(points(page, f"slice-{i}"), result.trials[[name, "best_metric"]])
 
 
 def test_nothing_went_wrong_and_webgl_drew_the_parallel_coordinates(page: Any) -> None:

@@ -26,6 +26,7 @@ from dray.records.result import Result
 from searchers.journal import Journal
 from tests.cli.conftest import TRIALS, WEIGHT, checkpoint
 from tests.cli.said import Said
+from tests.records.story import happened
 
 Dray = Callable[..., Said]
 
@@ -337,20 +338,15 @@ def test_describe_shows_a_shared_slot(digits: ExperimentDirectory, dray: Dray) -
     assert re.search("each trial on +1/4 slot\n", dray("e", "describe", "digits").out)
 
 
-def test_trials_are_listed_as_in_the_result(digits: ExperimentDirectory, dray: Dray) -> None:
-    expected = Result(digits.path).trials.set_index("trial_id")
-    found = dray("t", "list", "digits", "--json").value
-    assert [each["trial"] for each in found] == list(expected.index)
-    assert [each["best_metric"] for each in found] == pytest.approx(list(expected["best_metric"]))
-    assert [each["state"] for each in found] == list(expected["state"])
-    ranked = dray("t", "list", "digits", "--best", "--json").value
-    assert [each["best_metric"] for each in ranked] == sorted(expected["best_metric"])
-    stopped = dray("t", "list", "digits", "--state", "pruned", "--json").value
-    assert {each["state"] for each in stopped} == {"PRUNED"}
-    _, *rows = dray("t", "list", "digits").out.splitlines()
-    assert len(rows) == TRIALS
-    assert "global_batch_size" not in rows[0], "the same in all trials"
-    assert "lr=" in rows[0]
+def test_where_every_trial_failed_only_a_number_names_one(home: Path, dray: Dray) -> None:
+    story = happened(home / "story")
+    with Journal(story.journal) as journal:
+        for trial in range(9):
+            journal.append({"event": "exited", "trial": trial, "reason": "errored", "actions": []})
+    why = "no best trial, because every trial that validated failed; the best of these is trial 1"
+    assert why in dray("c", "export", "story").is_one_line()
+    assert why in dray("e", "describe", "story").out
+    assert dray("t", "describe", "story", 1, "--json").value["best_metric"] == 0.01
 
 
 def test_the_only_trial_needs_no_name(digits: ExperimentDirectory, dray: Dray) -> None:
@@ -361,18 +357,6 @@ def test_the_only_trial_needs_no_name(digits: ExperimentDirectory, dray: Dray) -
     start["actions"] = start["actions"][:1]
     digits.journal.write_text(json.dumps(start) + "\n")
     assert dray("t", "describe", "digits", "--json").value["trial"] == 0
-
-
-def test_metrics_are_those_of_the_result(digits: ExperimentDirectory, dray: Dray) -> None:
-    rows = Result(digits.path).metrics
-    rows = rows[(rows["trial_id"] == 3) & (rows["name"] == "validation_loss")]
-    found = dray("t", "metrics", "digits", "3", "--name", "validation_loss", "--json").value
-    assert [(each["batches"], each["value"]) for each in found] == list(
-        zip(rows["batches"], rows["value"], strict=True)
-    )
-    heading, *lines = dray("t", "metrics", "digits", "3", "--name", "validation_loss").out.splitlines()
-    assert heading.split() == ["batches", "epochs", "validation_loss"]
-    assert [int(line.split()[0]) for line in lines] == list(rows["batches"])
 
 
 def test_logs_tell_what_the_search_decided(digits: ExperimentDirectory, dray: Dray) -> None:

@@ -205,11 +205,6 @@ def test_line_shows_diverged_trials_until_they_recover(monkeypatch: pytest.Monke
     assert " · 2 running · 1 diverged (NaN) · " in shown.text.splitlines()[-1]
 
 
-def test_failed_trial_is_not_the_best() -> None:
-    failed: list[Event] = [Started(trial=1), Reported(trial=1, step=1, value=0.0), Exited(trial=1, reason="errored")]
-    assert "best error 0.5 (trial 0)" in line(search(*ended(0, 0.5), *failed))
-
-
 def test_invalid_trial_is_not_the_best() -> None:
     invalid: list[Event] = [
         Started(trial=1),
@@ -454,19 +449,6 @@ def test_a_failure_outside_user_code_shows_its_last_line_and_only_so_many_are_sh
     assert "dray experiment describe" in told[-1]
 
 
-def test_a_failure_with_a_cause_shows_its_own_last_line() -> None:
-    screen = Screen()
-    between = "The above exception was the direct cause of the following exception:"
-    screen.display.failure(0, f"{TRACEBACK}\n{between}\n\n{TRACEBACK.replace('lr', 'momentum')}")
-    assert screen.text == "trial 0 failed: KeyError: 'momentum'\n"
-
-
-def test_an_error_without_a_message_is_shown_too() -> None:
-    screen = Screen()
-    screen.display.failure(0, " \n")
-    assert screen.text == "trial 0 failed: no reason given\n"
-
-
 def ending(directory: ExperimentDirectory, **screen: Any) -> list[str]:
     """The lines at the end of a run."""
     shown = Screen(**screen)
@@ -493,10 +475,6 @@ def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: 
         f"inspect with: dray report {LONG_PATH}",
         f"              dray trial list {LONG_PATH} --best",
     ]
-
-
-def test_failures_are_red_on_a_terminal(tmp_path: Path) -> None:
-    assert ending(happened(tmp_path / "story"), terminal=True)[0] == "\x1b[1;31m1 of 9 trials failed\x1b[0m"
 
 
 def test_table_of_the_best_fits(tmp_path: Path) -> None:

@@ -99,6 +99,21 @@ def test_validation_that_represents_a_trial(
     assert (trial.losses and trial.losses.violation) == violation
 
 
+@pytest.mark.parametrize(
+    ("losses", "since"),
+    [
+        ([(5, 0.3), (10, math.inf), (12, 0.2)], None),  # it recovered
+        ([(5, 0.3), (10, math.inf), (12, 0.2), (15, math.nan), (20, math.nan)], 15),
+        ([(15, math.nan), (10, math.nan), (20, 0.2), (15, 0.1)], None),  # restarted from a checkpoint
+    ],
+)
+def test_a_trial_has_diverged_while_a_loss_is_not_finite(losses: list[tuple[int, float]], since: int | None) -> None:
+    trial = TrialRecord(0, OBJECTIVES)
+    for batches, value in losses:
+        trial.loss(("training", "loss"), batches, value)
+    assert trial.nan_since == since
+
+
 def test_hyperparameters_that_only_some_trials_have_vary(tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")
     directory.journal.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -158,21 +157,6 @@ def test_largest_is_the_best_if_the_search_maximises(tmp_path: Path) -> None:
     assert (best.trial_id, best.metric, best.batches) == (0, 0.5, 20)
 
 
-def test_earlier_of_two_equal_validations_is_the_best(story: Story) -> None:
-    story.validate(3, 5, 0.25)
-    story.validate(3, 15, 0.25)
-    assert story.result.reader.trials[3].best_batches == 5
-
-
-def test_nan_is_never_the_best_validation(tmp_path: Path) -> None:
-    story = Story(tmp_path / "e", config(smaller_is_better=False))
-    story.happen(Started(trial=0), Started(trial=1))
-    for batches, error in enumerate((math.inf, math.nan, -math.inf), start=1):
-        story.validate(0, batches, error)
-    story.validate(1, 4, -7.0)
-    assert story.result.best_trial.trial_id == 1
-
-
 def test_latest_checkpoint_replaces_a_best_one_that_was_not_kept(story: Story) -> None:
     story.validate(3, 15, 0.125, save=False)
     best = story.result.best_trial
@@ -187,12 +171,6 @@ def test_no_best_trial_is_an_error_that_says_why(tmp_path: Path) -> None:
     story.validate(0, 10, 0.5, save=False)
     with pytest.raises(ExperimentError, match=r"trial 0 of .* is the best, but it has no checkpoint"):
         _ = story.result.best_trial
-
-
-def test_table_of_trials_that_have_not_started(tmp_path: Path) -> None:
-    trials = Story(tmp_path / "e", config()).result.trials
-    assert trials["state"].tolist() == ["PENDING"] * 4
-    assert trials["best_metric"].isna().all()
 
 
 def test_metrics_are_all_rows_of_all_trials(story: Story) -> None:

@@ -208,14 +208,6 @@ def test_scale_of_a_metrics_axis(values: list[float], sign: int | None, expected
     assert (LOG in figure["scales"]) == (len(finite) > 1 and min(finite) > 0)
 
 
-def test_most_values_are_on_a_linear_scale_whatever_they_are() -> None:
-    # A third of the trials fail: they are as many as an axis may not leave out.
-    values = [0.1] * 5 + [0.9 + number / 100 for number in range(10)]
-    low, high = scaled({"layout": {}}, "f1", values, -1)["layout"]["yaxis"].get("range", (0, 1))
-    assert low <= 0.1
-    assert high >= 0.99
-
-
 def test_a_logarithmic_scale_shows_all_but_what_diverged() -> None:
     def high(values: list[float]) -> float:
         return float(10 ** scaled({"layout": {}}, "loss", values, 1)["scales"][LOG]["range"][1])
@@ -277,12 +269,6 @@ def test_categories_booleans_and_missing_values_can_be_important() -> None:
     found = importance(table, scores)
     assert found is not None
     assert list(found.shares) == ["net", "skip", "noise"]
-
-
-def test_few_trials_have_no_importances() -> None:
-    table = pd.DataFrame({"lr": np.arange(9.0)})
-    assert importance(table, table["lr"]) is None
-    assert importance(pd.DataFrame(index=range(20)), pd.Series(np.arange(20.0))) is None
 
 
 # ------------------------------------------------------------------ the file
@@ -366,17 +352,6 @@ def test_report_counts_failures_and_nan_first_and_failed_trials_are_never_the_be
     assert figures.history(data_of(story.directory.path))["data"][1]["y"][-1] == 0.25
 
 
-@pytest.mark.slow
-def test_report_has_no_best_trial_if_every_trial_failed(tmp_path: Path) -> None:
-    story = Story(tmp_path / "e", config())
-    story.happen(Started(trial=0))
-    story.validate(0, 10, 0.5)
-    story.happen(Exited(trial=0, reason="errored"))
-    html = write_report(story.directory.path).read_text()
-    assert "<b>none</b><span>best error</span>" in html
-    assert "no best trial, because every trial that validated failed; the best of these is trial 0" in html
-
-
 def test_one_trial_alone_is_in_no_table_of_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
     simulated(tmp_path / "one", 1)
@@ -438,9 +413,3 @@ def test_a_missing_experiment_or_package_is_an_error(
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ExperimentError, match=r"needs sklearn: pip install 'dray\[report\]'"):
         write_report(path)
-
-
-def test_report_does_not_lock_an_experiment_of_another_process(path: Path) -> None:
-    data_of(path)
-    with Journal(path / "journal.jsonl"):
-        assert data_of(path).overview.state == "RUNNING"

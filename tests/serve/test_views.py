@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dray.records.listing import StoredExperiment
 from dray.records.result import Result
 from dray.serve import logs
-from dray.serve.trials import Query, find
 from tests.records.test_result import config, told
 from tests.report.simulated import simulated
 from tests.serve.conftest import Served
@@ -151,19 +148,3 @@ def test_a_damaged_journal_is_an_answer(served: Served, digits: Path) -> None:
     assert served.api("GET", "/experiments/digits-1").status == 409
     [row] = served.api("GET", "/experiments").json["experiments"]
     assert row["state"] == "DAMAGED"
-
-
-@pytest.mark.slow
-def test_a_table_of_10_000_trials_answers_within_100_ms(tmp_path: Path) -> None:
-    reader = StoredExperiment.here(simulated(tmp_path / "many", 10_000, workers=32)).read()
-    trials = list(reader.trials.values())
-    find(trials, Query(search="warm"))
-    for query in (
-        Query(sort="best_metric"),
-        Query(sort="hparams.lr", descending=True),
-        Query(search="adam lr<0.01 hidden>=100", sort="best_metric"),
-        Query(search="0.00"),
-    ):
-        began = time.thread_time()
-        find(trials, query)
-        assert time.thread_time() - began < 0.1, query
