@@ -389,15 +389,16 @@ def _ask(question: str) -> None:
 
 def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
     """Print a journal's new records, after the first ``known``."""
-    from dray.records.logs import GrowingFile, event_lines, followed
+    from dray.records.growing import GrowingJournal
+    from dray.records.logs import event_lines, followed
     from searchers.journal import Journal
 
-    lines = GrowingFile(path)
+    journal = GrowingJournal(path)
 
-    def new(_: bool) -> list[str]:
+    def new(final: bool) -> list[str]:
         nonlocal known
-        texts = lines.new_lines()
-        fresh, known = texts[known:], max(0, known - len(texts))
-        return list(event_lines(config, Journal.parse("\n".join([*fresh, ""]).encode(), where=str(path))))
+        records, _ = journal.new_records()
+        fresh, known = records[known:], max(0, known - len(records))
+        return list(event_lines(config, fresh))
 
     show.lines(followed(new, lambda: Journal.writer(path) is not None))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -156,10 +155,9 @@ def logs(
     dray t logs digits best -n 20
     """
     with read_experiment(experiment) as read, contextlib.ExitStack() as stack:
-        from dray.records.logs import GrowingFile, followed, trial_lines
+        from dray.records.logs import followed, trial_lines
         from dray.storage.logs import fetch_logs
         from dray.storage.scratch import scratch
-        from searchers.journal import Journal
 
         check_follow(follow, json)
         number = read.trial(trial)
@@ -174,13 +172,10 @@ def logs(
             return
         show.lines(show.last(lines, tail))
         if follow:
-            journal, ended = GrowingFile(directory.journal), False
 
             def is_running() -> bool:
-                nonlocal ended
-                for event in _starts_and_ends(number, journal.new_lines()):
-                    ended = event == "exited"  # it starts again if the search is extended
-                return not ended and Journal.writer(directory.journal) is not None
+                read.reader.refresh()  # the trial starts again if the search is extended
+                return bool(read.reader.is_running) and not read.reader.trials[number].has_ended
 
             show.lines(followed(new, is_running))
         elif not lines:
@@ -259,12 +254,3 @@ def _json(trial: TrialRecord, gpus: Mapping[int, str]) -> dict[str, Any]:
 
 def _reported(value: float | None) -> str:
     return "NaN" if value is not None and math.isnan(value) else shown(value)
-
-
-def _starts_and_ends(number: int, lines: list[str]) -> Iterator[str]:
-    """A trial's "started" and "exited" events, from lines of the journal."""
-    for line in lines:
-        if '"started"' in line or '"exited"' in line:  # parsing only these lines is faster
-            record = json_.loads(line)
-            if record.get("trial") == number and record.get("event") in ("started", "exited"):
-                yield record["event"]

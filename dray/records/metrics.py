@@ -43,7 +43,7 @@ TAIL = "_tail.jsonl"
 """Tools that read the directory as one table skip names with this prefix. It sorts before the parts, so that
 `dray.records.mirror` copies a row that moves meanwhile twice rather than never."""
 PACKED = ".packed.jsonl"
-"""The tail whose rows were moved to a part last, for readers that have not read its end, see `growing_metrics`."""
+"""The tail whose rows were moved to a part last, for readers that have not read its end, see `growing`."""
 NEXT = ".next.jsonl"
 """The next tail, while it is made."""
 ROWS_PER_PART = 50_000

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dray.records.growing_metrics import GrowingMetrics
+from dray.records.growing import GrowingJournal, GrowingMetrics
 from dray.records.hparams import in_order
 from dray.records.metrics import SYSTEM
 from dray.records.overview import ExperimentState, Overview, compared_by
@@ -93,13 +93,13 @@ class ExperimentReader:
         self._read_at = -math.inf
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, journal: GrowingJournal | None = None) -> None:
+        self._journal = journal or GrowingJournal(self.directory.journal)
         self.trials: dict[int, TrialRecord] = {}
         self.failures: list[Mapping[str, Any]] = []
         self.metrics: set[tuple[str, str]] = set()
         self.has_epochs = True
         self._measured: dict[int, TrialRecord] = {}  # also trials that the journal does not have yet
-        self._end = 0  # of what was read of the journal, in bytes
         self._extended: list[Mapping[str, Any]] = []
         self._config: ExperimentConfig | None = None
         self._rungs: tuple[float, ...] | None = None
@@ -139,7 +139,9 @@ class ExperimentReader:
 
     def _refresh(self) -> None:
         self.is_running = self._has_driver()  # first: if a driver ends in between, its last record is read too
-        records = self._new_records()
+        records, is_another = self._journal.new_records()
+        if is_another:
+            self._begin(self._journal)
         for record in records:
             try:
                 self._happened(record)
@@ -158,22 +160,6 @@ class ExperimentReader:
         self.version += bool(records or rows or parts is not None)
 
     # ------------------------------------------------------------------ the journal
-    def _new_records(self) -> list[dict[str, Any]]:
-        try:
-            with self.directory.journal.open("rb") as file:
-                if file.seek(0, 2) < self._end:
-                    self._begin()
-                file.seek(self._end)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        data = data[: data.rfind(b"\n") + 1]
-        records = Journal.parse(data, where=str(self.directory.journal))
-        if len(records) < data.count(b"\n"):  # a line did not reach the disk whole: resuming removes it
-            data = b"".join(data.splitlines(keepends=True)[: len(records)])
-        self._end += len(data)
-        return records
-
     def _happened(self, record: Mapping[str, Any]) -> None:
         event, at = record.get("event"), record.get("time")
         if at is not None:

@@ -14,7 +14,7 @@ from dray.config.load import stored_config
 from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
-from dray.records.logs import STAMP, event_lines
+from dray.records.logs import event_lines, read_output
 from dray.serve.answers import BadInput
 from dray.serve.control import ACTIVE, Control, NotSubmitted
 from dray.storage.logs import EVERY_S, NAME, fetch_logs
@@ -114,39 +114,19 @@ def piece(places: list[Path], after: str, *, whole: bool = False) -> dict[str, A
     Returns:
         ``lines``; ``next``; and ``skipped``, how many bytes before the first line are left out.
     """
-    starts = _parsed(after)
-    files = {
-        path.name: path for place in places for path in sorted(place.glob("rank_*.log")) if NAME.fullmatch(path.name)
-    }
-    many = len({_rank(name) for name in files}) > 1
-    lines: list[tuple[str, str]] = []
-    skipped, ends = 0, {}
-    for name, path in sorted(files.items()):
+    starts, skipped = _parsed(after), 0
+    for path in (path for place in places for path in place.glob("rank_*.log") if NAME.fullmatch(path.name)):
         size = path.stat().st_size
-        start = starts.get(name, 0 if whole or after else max(0, size - TAIL_BYTES))
-        start = start if start <= size else 0  # it was begun anew
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read(size if whole else MOST_BYTES)
-        if not whole and data.count(b"\n") == 0 and len(data) == MOST_BYTES:
-            data += b"\n"  # an endless line
-            end = start + len(data) - 1
-        else:
-            end = start + data.rfind(b"\n") + 1 if not whole else size
-        if start > 0 and name not in starts:  # not from the middle of a line
-            cut = data.find(b"\n") + 1
-            data, skipped = data[cut:], skipped + start + cut
-        at = ""
-        for line in data[: data.rfind(b"\n") + 1 if not whole else len(data)].split(b"\n"):
-            text = line.decode(errors="replace")
-            stamp = STAMP.match(text)
-            at = stamp.group() if stamp else at
-            lines.append((at, f"rank {_rank(name)} | {text}" if many and text else text))
-        if lines and lines[-1][1] == "":
-            lines.pop()
-        ends[name] = end
-    lines.sort(key=lambda each: each[0])
-    return {"lines": [line for _, line in lines], "next": _encoded(ends), "skipped": skipped}
+        if starts.get(path.name, 0) > size:  # it was begun anew
+            starts[path.name] = 0
+        elif not after and not whole and size > TAIL_BYTES:
+            with path.open("rb") as file:  # not from the middle of a line
+                file.seek(size - TAIL_BYTES)
+                file.readline()
+                starts[path.name] = file.tell()
+            skipped += starts[path.name]
+    lines, ends = read_output(places, starts, most=-1 if whole else MOST_BYTES, final=whole)
+    return {"lines": lines, "next": _encoded(ends), "skipped": skipped}
 
 
 class FetchedLogs:
@@ -173,12 +153,6 @@ class FetchedLogs:
                 fetch_logs(directory.storage.child(f"trial_{trial}"), here, copy)
                 self._at[directory.path, trial] = time.monotonic()
         return [copy, here]
-
-
-def _rank(name: str) -> int:
-    match = NAME.fullmatch(name)
-    assert match is not None
-    return int(match.group(1))
 
 
 def _encoded(ends: Mapping[str, int]) -> str:
