@@ -1,7 +1,7 @@
 """Follows an experiment's journal and metrics while they are written: after the first call, only what is new is read.
 
-The writer of metrics moves rows from its tail to Parquet every few seconds and begins a new tail. The old one stays for a
-while under another name, and its reader has it open, so that it can read its end first.
+The writer of metrics moves rows from its tail to Parquet every few seconds and begins a new tail. The old one stays for
+a while under another name, and its reader has it open, so that it can read its end first.
 """
 
 from __future__ import annotations

@@ -141,6 +141,7 @@ def local_overview(run: LocalRun) -> Overview:
         began=min(times, default=None),
         last=max(times, default=None),
         ran_s=max(times, default=0.0) - min(times, default=0.0),
+        is_local=True,
     )
 
 

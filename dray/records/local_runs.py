@@ -42,7 +42,7 @@ def reject_local_run(path: Path) -> None:
     if is_local_run(path):
         raise NoExperiment(
             f"{path.name} is a local run, not an experiment: look at it with dray experiment describe, dray trial "
-            f"metrics, or tensorboard --logdir {path}; give one of its checkpoints by its path, "
+            f"metrics, or dray ui; give one of its checkpoints by its path, "
             f"{path}/checkpoint_N; or give an experiment's number or name, see dray experiment list"
         )
 

@@ -37,6 +37,7 @@ class Overview:
         front: with several metrics, the trials of the Pareto front.
         began, last: times of its creation and of its last event; Unix time in s. None before it began.
         ran_s: for how many seconds drivers have run it.
+        is_local: it is a local run: one trial, without a search.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Overview:
     began: float | None = None
     last: float | None = None
     ran_s: float = 0.0
+    is_local: bool = False
     why: str = ""
 
     def on_server(self, state: str, error: str) -> Overview:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
+from dray.records.local_runs import is_local_run
 from dray.storage.scratch import scratch_until_exit
 from searchers.journal import Journal
 
@@ -32,7 +33,7 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
     Only browsers on this machine reach them; from another: ``ssh -L 6006:localhost:6006 -L 6007:localhost:6007``.
 
     Args:
-        path: the experiment's directory.
+        path: the directory of an experiment, or of a local run, which has no study.
         port: of TensorBoard; optuna-dashboard gets the next one. Ports in use are skipped.
         say: prints the addresses.
 
@@ -40,14 +41,14 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
         NoExperiment: there is none.
         ExperimentError: no port is free.
     """
-    directory = ExperimentDirectory.open(path)
     with contextlib.suppress(KeyboardInterrupt):
         tensorboard = free_port(port)
-        say(f"TensorBoard       {start_tensorboard(directory.path, tensorboard)}")
-        if importlib.util.find_spec("optuna_dashboard") is None:
-            say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
-        else:
-            _dashboard(directory, free_port(tensorboard + 1), say)
+        say(f"TensorBoard       {start_tensorboard(path, tensorboard)}")
+        if not is_local_run(path):
+            if importlib.util.find_spec("optuna_dashboard") is None:
+                say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
+            else:
+                _dashboard(ExperimentDirectory.open(path), free_port(tensorboard + 1), say)
         say("press Ctrl-C to stop them")
         threading.Event().wait()
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.directory import ExperimentDirectory
+from dray.records.listing import local_overview
+from dray.records.local_runs import METRICS, LocalRun, local_runs
 from dray.records.numbering import numbers_by_path
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
@@ -39,12 +41,13 @@ PATIENCE_S = 1.0
 
 @dataclass(slots=True)
 class _Entry:
-    """An experiment.
+    """An experiment, or a local run.
 
     Attributes:
         reader: while it runs, or is looked at.
         overview: as it was last read; None: never.
-        size: of its journal then, in bytes.
+        is_local: it is a local run.
+        size: of its journal then, or its metrics, in bytes.
         read_at: when it was last checked for changes.
         viewed_at: when somebody last looked at it alone.
     """
@@ -52,6 +55,7 @@ class _Entry:
     path: Path
     reader: ExperimentReader | None = None
     overview: Overview | None = None
+    is_local: bool = False
     size: int = -1
     read_at: float = 0.0
     viewed_at: float = -math.inf
@@ -77,6 +81,7 @@ class Experiments:
     def __init__(self, results: Path) -> None:
         self.results = results
         self._entries: dict[str, _Entry] = {}
+        self._local: list[_Entry] = []
         self._numbers: dict[Path, int] = {}
         self._scanned = 0.0
         self._list_lock = threading.Lock()
@@ -100,13 +105,13 @@ class Experiments:
             for name in also:
                 with suppress(NoExperiment):
                     self._entry(name)
-            for entry in list(self._entries.values()):
+            for entry in (every := [*self._entries.values(), *self._local]):
                 if entry.is_stale:
                     if time.monotonic() - now > PATIENCE_S:
                         break
                     self._look(entry)
-            found = {name: entry.overview for name, entry in self._entries.items() if entry.overview is not None}
-            left = len(self._entries) - len(found)
+            found = {entry.path.name: entry.overview for entry in every if entry.overview is not None}
+            left = len(every) - len(found)
         return dict(sorted(found.items(), key=lambda item: (item[1].began or 0, item[0]))), left
 
     def _scan(self) -> None:
@@ -115,6 +120,8 @@ class Experiments:
             with suppress(NoExperiment):
                 self._entry(name)
         self._numbers = numbers_by_path()
+        known = {entry.path: entry for entry in self._local}
+        self._local = [known.get(path) or _Entry(path, is_local=True) for path in local_runs(self.results)]
 
     def _entry(self, name: str) -> _Entry:
         """An experiment's entry, perhaps a new one.
@@ -134,14 +141,17 @@ class Experiments:
     def _look(self, entry: _Entry) -> None:
         entry.read_at = time.monotonic()
         try:
-            size = (entry.path / "journal.jsonl").stat().st_size
+            size = (entry.path / (METRICS if entry.is_local else "journal.jsonl")).stat().st_size
         except OSError:
             size = 0
         if entry.overview is not None and not entry.is_running and size == entry.size:
             return
         entry.size = size
         try:
-            seen = self._refreshed(entry, max_age_s=VIEW_S).overview()
+            if entry.is_local:
+                seen = local_overview(LocalRun(entry.path))
+            else:
+                seen = self._refreshed(entry, max_age_s=VIEW_S).overview()
         except (OSError, ValueError) as error:
             seen = Overview(name=entry.path.name, path=str(entry.path), why=one_line(error))
         entry.overview = replace(seen, number=self._numbers.get(entry.path))

@@ -41,6 +41,15 @@ def test_experiments_are_listed_whether_or_not_they_were_submitted(served: Serve
     assert (two["trials"], two["ended"], two["best_metric"]) == (overview.trials, overview.ended, overview.best)
 
 
+def test_local_runs_are_in_the_list(served: Served) -> None:
+    run = served.results / "local" / "mine"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"batches": 5, "time": 7.0, "final": true, "decides": true}\n')
+    [row] = served.api("GET", "/experiments").json["experiments"]
+    assert (row["name"], row["state"], row["is_local"], row["last"]) == ("mine", "COMPLETED", True, 7.0)
+    assert served.api("GET", "/experiments/mine").status == 404
+
+
 def test_nothing_outside_of_the_results_directory_is_read(served: Served, digits: Path, tmp_path: Path) -> None:
     shutil.copytree(digits, tmp_path / "secret")
     (served.results / "link").symlink_to(tmp_path / "secret")
