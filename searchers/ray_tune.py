@@ -27,7 +27,7 @@ import ray
 from ray import cloudpickle, tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from searchers.answers import Answer, Result, decide
+from searchers.answers import Answer, TrialResult, decide
 from searchers.search import Search
 
 HEAD_NODE = {"node:__internal_head__": 0.0001}
@@ -51,8 +51,8 @@ ENVIRONMENT = {
 class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
     """The Tune trial: fetches results from the source in its configuration.
 
-    That is a pickled function. What it returns is called with this process's id, waits, and returns each `Result` of
-    the search that this process has not got yet; None when the search is over, or the source gone. This class is
+    That is a pickled function. What it returns is called with this process's id, waits, and returns each `TrialResult`
+    of the search that this process has not got yet; None when the search is over, or the source gone. This class is
     pickled by value; its configuration says where to import other modules from.
     """
 
@@ -81,7 +81,7 @@ class _Scheduler(_NotStored, FIFOScheduler):  # type: ignore[misc]
     if they are installed, which takes a second of CPU before the first batch.
     """
 
-    def __init__(self, take: Callable[[Sequence[Result]], bool], died: Callable[[str], None]) -> None:
+    def __init__(self, take: Callable[[Sequence[TrialResult]], bool], died: Callable[[str], None]) -> None:
         super().__init__()
         self._take, self._died = take, died
 
@@ -126,7 +126,7 @@ class TuneDriver:
     def __init__(
         self,
         *,
-        source: Callable[[], Callable[[int], Sequence[Result] | None]],
+        source: Callable[[], Callable[[int], Sequence[TrialResult] | None]],
         directory: Path,
         path: Callable[[], str] | None = None,
     ) -> None:
@@ -209,7 +209,7 @@ class TuneDriver:
             self.error = RuntimeError(f"its Tune handle died {self._deaths} times in a row without a result: {why[0]}")
             self._stopping = True
 
-    def take(self, results: Sequence[Result]) -> bool:
+    def take(self, results: Sequence[TrialResult]) -> bool:
         """Feed the results to the search and carry out its decisions. False if the run is to end."""
         self._deaths = 0
         try:
@@ -221,11 +221,11 @@ class TuneDriver:
             self.error, self._stopping = self.error or e, True
         return not self._stopping
 
-    def _is_new(self, result: Result) -> bool:
+    def _is_new(self, result: TrialResult) -> bool:
         """Whether the result was not answered before, through an earlier process of the handle."""
         return self._answered.get(result.trial, -1) < result.number
 
-    def _decide(self, result: Result) -> Answer:
+    def _decide(self, result: TrialResult) -> Answer:
         answer = decide(self._search, result)
         self._answered[result.trial] = result.number
         for trial in (result.trial, *answer.stops):

@@ -45,7 +45,6 @@ def as_json(read: Opened) -> dict[str, Any]:
         "restarts": sum(failure["again"] for failure in failures),
         "failures": failures,
         "rungs": [asdict(each) for each in rung_estimates(reader.config, records)],
-        "warm_start": _warm_start(read, records),
         "config": read.stored.directory.config().to_dict(),
     }
 
@@ -81,7 +80,6 @@ def describe(read: Opened) -> None:
             ("stored in", seen.path),
             ("checkpoints in", "" if storage.is_local else str(storage)),
             ("search", f"{searcher.name} on {'; '.join(compared)}"),
-            ("warm start", ", ".join(f"{each['name']} {each['weight']:.2f}" for each in _warm_start(read, records))),
             ("rungs", "\n".join(each.sentence(searcher.unit) for each in rung_estimates(config, records))),
             ("each trial on", config.resources.share),
             ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
@@ -96,16 +94,6 @@ def describe(read: Opened) -> None:
     if reader.ranked():
         typer.echo()
         show.lines(best_trials(reader, width=show.console().width))
-
-
-def _warm_start(read: Opened, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each experiment of ``searcher.warm_start`` weighs."""
-    config = read.stored.directory.config()
-    if not getattr(config.searcher, "warm_start", ()):
-        return []
-    from dray.experiment.warm_start import weights
-
-    return [{"name": name, "weight": weight} for name, weight in weights(config, records)]
 
 
 def _best(read: Opened) -> dict[str, Any] | None:

@@ -14,9 +14,8 @@ from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
 from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, SingleSearcher
 from searchers.adaptive_asha import AdaptiveASHA
-from searchers.domains import Categorical, Nested
+from searchers.domains import Categorical, Nested, ranges
 from searchers.numeric import Log
-from searchers.ranges import ranges
 
 _LISTS = ("values", "vals", "choices")
 """Names of other tools for the values of a categorical."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """A report for the search to decide on, or the end of a trial, or both: a `searchers.answers.Result`."""
+    """A report for the search to decide on, or the end of a trial, or both: a `searchers.answers.TrialResult`."""
 
     number: int
     trial: int

@@ -25,6 +25,7 @@ from dray.script import Script
 from dray.storage import CheckpointStore
 
 if TYPE_CHECKING:
+    import optuna
     from ray.train import Checkpoint
 
     from dray.pytorch import PyTorchTrial
@@ -197,6 +198,16 @@ class Result:
             trial = None if isinstance(found, Script) else found
         with self.best_trial.checkpoint.as_directory() as checkpoint:
             return load_trial_from_checkpoint_path(checkpoint, trial_class=trial, trial_kwargs=dict(trial_kwargs or {}))
+
+    def study(self, storage: str | optuna.storages.BaseStorage | None = None) -> optuna.Study:
+        """The trials so far as a study for Optuna's tools; ``docs/looking.md`` has what its fields mean.
+
+        Args:
+            storage: as for ``optuna.create_study``; by default the study is in memory.
+        """
+        from dray.records.study import create_study  # here, not above: Optuna's import takes half a second
+
+        return create_study(self.reader, storage)
 
     @cached_property
     def config(self) -> ExperimentConfig:

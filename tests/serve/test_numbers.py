@@ -14,11 +14,12 @@ from dray.cli import main
 from dray.config.notify import Notify
 from dray.config.search import recorded_search
 from dray.experiment.notify import notify
-from dray.observers.observer import News, replay_to
+from dray.observers.observer import News
 from dray.records.listing import StoredExperiment
 from dray.records.result import Result
 from dray.report.data import ReportData
 from searchers.journal import Journal
+from tests.observers.replayed import replay_to
 from tests.records.story import BEST, DIVERGED, RESTARTS, STATES, happened
 from tests.serve.conftest import Served
 
