@@ -7,6 +7,7 @@ and its notifications; so that all have the same numbers.
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections import Counter
@@ -79,7 +80,7 @@ class ExperimentReader:
         import yaml
 
         try:
-            raw = yaml.load(directory.config_file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            raw = yaml.load(_sections(directory.config_file.read_text()), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             self._searcher = raw["searcher"]
             self.objectives = compared_by(self._searcher)
             self._title, self._hyperparameters = str(raw["name"]), list(raw.get("hyperparameters") or ())
@@ -214,11 +215,11 @@ class ExperimentReader:
 
         for trial in self._measured.values():
             trial.forget_metrics()
-        columns = [parts[name].to_numpy() for name in ("trial_id", "batches", "epochs", "value", "time")]
+        columns = [_numpy(parts[name]) for name in ("trial_id", "batches", "epochs", "value", "time")]
         trials, batches, epochs, values, _ = columns
-        kinds, names = (parts[name].combine_chunks().dictionary_encode() for name in ("kind", "name"))
+        kinds, names = (parts[name].combine_chunks() for name in ("kind", "name"))
         every = [(kind, name) for kind in kinds.dictionary.to_pylist() for name in names.dictionary.to_pylist()]
-        series = kinds.indices.to_numpy() * len(names.dictionary) + names.indices.to_numpy()
+        series = _numpy(kinds.indices) * len(names.dictionary) + _numpy(names.indices)
         self.metrics = {every[code] for code in set(series.tolist())} - {each for each in every if each[0] == SYSTEM}
 
         def among(wanted: Callable[[str, str], bool]) -> Any:
@@ -400,6 +401,28 @@ class ExperimentReader:
         if there[0].state != FAILED:
             return f"no best trial, because none that validated keeps every constraint; the closest is {closest}"
         return f"no best trial, because every trial that validated failed; the best of these is {closest}"
+
+
+def _numpy(column: pa.ChunkedArray | pa.Array) -> Any:
+    """A column of numbers; null is NaN. Arrow's own method imports pandas, which takes half a second."""
+    import numpy as np
+    import pyarrow as pa
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = array.fill_null(math.nan) if array.null_count else array
+    kind = np.dtype(str(array.type).replace("double", "float64"))
+    return np.frombuffer(array.buffers()[1] or b"", kind, len(array), array.offset * kind.itemsize)
+
+
+def _sections(config: str) -> str:
+    """The sections of a config that a list needs: to parse all of them would take most of its time.
+
+    A config that was not written by dray is returned as it is.
+    """
+    sections = re.split(r"^(?=\S)", config, flags=re.M)
+    if "&" in config or not all(re.match(r"\w+:[ \n]", section) for section in sections[1:]):
+        return config
+    return "".join(each for each in sections if each.startswith(("name:", "searcher:", "hyperparameters:")))
 
 
 def nan_since_text(since: int | None) -> str:
