@@ -1,4 +1,4 @@
-"""What ``dray experiment describe`` prints of an experiment, as text and as JSON."""
+"""What ``dray experiment describe`` prints of an experiment or a local run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dray.cli import server, show
-from dray.cli.reader import Opened, journal
+from dray.cli.reader import Opened, journal, last_values
 from dray.records.hparams import flatten
 from dray.serve.messages import to_json
 from dray.text import counted, duration, shown
 
 if TYPE_CHECKING:
+    from dray.records.local_runs import LocalRun
     from dray.records.overview import Overview
 
 _FRONT_SHOWN = 20
@@ -143,3 +144,32 @@ def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
         still = f"; in the extension, so still {' or '.join(sorted(kept))}" if kept else ""
         lines.append(f"trial {some}{more}: {what}{still}")
     return lines
+
+
+def local_details(run: LocalRun) -> dict[str, Any]:
+    """What a local run's description has besides its overview, as JSON."""
+    return {
+        "batches": max((row["batches"] for row in run.rows), default=0),
+        "metrics": last_values(run.metrics()),
+        "checkpoints": [{"batches": batches, "path": path} for batches, path in run.checkpoints],
+    }
+
+
+def describe_local(run: LocalRun, overview: Overview) -> None:
+    """Print a local run's description."""
+    found = local_details(run)
+    resumable = found["checkpoints"] and overview.state in ("STOPPED", "UNKNOWN")
+    resume = f'fit(..., latest_checkpoint="{found["checkpoints"][0]["path"]}")' if resumable else ""
+    best = "" if run.best is None else f"{overview.metric} {shown(run.best[0])} after {run.best[1]} batches"
+    show.fields(
+        [
+            ("local run", f"{overview.name}  {overview.state}"),
+            ("stored in", overview.path),
+            ("started", f"{show.clock(overview.began, exact=True)}, ran for {duration(overview.ran_s)}"),
+            ("trained for", f"{found['batches']} batches"),
+            ("best", best),
+            ("last metrics", "\n".join(f"{name} = {shown(value)}" for name, value in found["metrics"].items())),
+            ("checkpoints", "\n".join(each["path"] for each in found["checkpoints"])),
+            ("resume with", resume),
+        ]
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import dray
-from dray.cli import description, local_runs, overviews, queue, server, show
+from dray.cli import description, overviews, queue, server, show
 from dray.cli.arguments import (
     Changes,
     Config,
@@ -171,9 +171,9 @@ def describe(experiment: ExperimentArg, json: Json = False) -> None:
 
     if (run := local_run(experiment)) is not None:
         if json:
-            show.as_json({**description.overview(local_overview(run)), **local_runs.details(run)})
+            show.as_json({**description.overview(local_overview(run)), **description.local_details(run)})
         else:
-            local_runs.describe(run, local_overview(run))
+            description.describe_local(run, local_overview(run))
         return
     with read_experiment(experiment) as read:
         if json:

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from dray.display.best_trials import best_trials
 from dray.display.board import Board
-from dray.display.screens import Screen, screen_of
-from dray.display.terminal import stderr
+from dray.display.screens import Screen, screen_of, stderr
 from dray.records.directory import results_root
 from dray.records.logs import short_error
 from dray.text import counted, duration

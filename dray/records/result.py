@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -23,12 +24,17 @@ from dray.records.timeline import gpu_types, read_timeline
 from dray.records.trial_record import TrialRecord
 from dray.script import Script
 from dray.storage import CheckpointStore
+from dray.text import counted, shown
 
 if TYPE_CHECKING:
     import optuna
     from ray.train import Checkpoint
 
     from dray.pytorch import PyTorchTrial
+
+
+SHOWN = 10
+"""Trials in a notebook's table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +84,35 @@ class Result:
         self._trial = trial
 
     def __repr__(self) -> str:
-        from dray.records.result_repr import as_text
-
-        return as_text(self)
+        try:
+            return f"<dray.Result {self._line()}>"
+        except Exception:  # its files can't be read
+            return f"<dray.Result {self.path}>"
 
     def _repr_html_(self) -> str:
-        from dray.records.result_repr import as_html
+        """A line, and a table of the best trials with the hyperparameters that differ between them."""
+        try:
+            line, reader = self._line(), self.reader
+        except Exception:
+            return f"<p>{escape(repr(self))}</p>"
+        varying = reader.varying
+        rows = [
+            [each.id, each.state, each.batches, each.best_metric, *(each.hparams.get(name) for name in varying)]
+            for each in reader.eligible()[:SHOWN]
+        ]
+        head = "".join(
+            f"<th>{escape(name)}</th>" for name in ["trial", "state", "batches", f"best {reader.metric}", *varying]
+        )
+        body = "".join(f"<tr>{''.join(f'<td>{escape(shown(cell))}</td>' for cell in row)}</tr>" for row in rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        return f"<div><p><b>{escape(line)}</b><br>{escape(str(self.path))}</p>{table}</div>"
 
-        return as_html(self)
+    def _line(self) -> str:
+        """``12: digits-asha-20261121-175912-ab9a, COMPLETED, 16 trials, best validation_loss 0.031 by trial 7``."""
+        seen = self.overview
+        ended = "" if seen.ended == seen.trials else f"{seen.ended} of "
+        best = "" if seen.best is None else f", best {seen.metric} {shown(seen.best)} by trial {seen.best_trial}"
+        return f"{seen.label}, {seen.state}, {ended}{counted(seen.trials, 'trial')}{' ended' if ended else ''}{best}"
 
     @property
     def overview(self) -> Overview:
