@@ -251,7 +251,7 @@ def test_a_failed_observer_is_created_again_during_the_run(tmp_path: Path, monke
 
     def say(text: str) -> None:
         story.said.append(text)
-        if "works again" in text:
+        if "caught up" in text:
             again.set()
 
     def make() -> Notebook:
