@@ -330,9 +330,8 @@ class ExperimentReader:
                     fronts = {trial: front for trial in order if (front := order.front_of(trial)) is not None}
 
                 def place(each: TrialRecord) -> tuple[bool, float, float, float, int]:
-                    assert each.losses is not None
-                    front = fronts.get(each.id, math.inf)
-                    return each.state == FAILED, each.losses.violation, front, each.losses.values[0], each.id
+                    assert each.rank is not None
+                    return each.state == FAILED, each.rank[0], fronts.get(each.id, math.inf), each.rank[1], each.id
 
                 self._ranked = self.version, sorted(there, key=place), fronts
             return self._ranked[1]

@@ -34,6 +34,7 @@ class TrialRecord:
         at, epochs, times: of its validations, by batches.
         measured: their values of each metric that trials are compared by; NaN for one that is missing.
         best_batches, losses: its best validation, and as the search compares it; None: it has none.
+        rank: of that, the violation of the constraints, the first objective's loss, and its batches.
         nan: by kind and name of a loss that is NaN or infinite, since which batches.
         derived: what readers have made of it, until it changes.
     """
@@ -53,10 +54,10 @@ class TrialRecord:
     measured: dict[str, list[float]] = field(default_factory=dict)
     best_batches: int | None = None
     losses: Losses | None = None
+    rank: tuple[float, float, int] | None = None
     nan: dict[tuple[str, str], int] = field(default_factory=dict)
     derived: dict[str, Any] = field(default_factory=dict)
     _hparams: dict[str, Any] | None = None
-    _rank: tuple[float, float, int] | None = None
 
     # ------------------------------------------------------------------ events
     def start(self, drawn: Mapping[str, Any] | None, time: float | None) -> None:
@@ -84,7 +85,7 @@ class TrialRecord:
     def forget_metrics(self) -> None:
         """All its metrics come again."""
         self.batches, self.at, self.epochs, self.times, self.measured = 0, [], [], [], {}
-        self.best_batches, self.losses, self._rank, self.nan = None, None, None, {}
+        self.best_batches, self.losses, self.rank, self.nan = None, None, None, {}
         self.derived.clear()
 
     def validated(self, name: str, batches: int, epochs: float | None, value: float, time: float) -> None:
@@ -101,7 +102,7 @@ class TrialRecord:
         self.measured[name][place] = value
         self.epochs[place], self.times[place] = epochs, time
         if batches == self.best_batches:
-            self.best_batches = self.losses = self._rank = None
+            self.best_batches = self.losses = self.rank = None
             for each in range(len(self.at)):
                 self._compare(each)
         else:
@@ -112,8 +113,8 @@ class TrialRecord:
         losses = self.objectives.normalised(tuple([self.measured[name][place] for name in self.objectives.names]))
         if losses is not None:
             rank = (losses.violation, losses.values[0], self.at[place])
-            if self._rank is None or rank < self._rank:
-                self.best_batches, self.losses, self._rank = self.at[place], losses, rank
+            if self.rank is None or rank < self.rank:
+                self.best_batches, self.losses, self.rank = self.at[place], losses, rank
 
     def loss(self, series: tuple[str, str], batches: int, value: float) -> None:
         """A loss, which may be NaN."""
@@ -131,7 +132,7 @@ class TrialRecord:
     @property
     def is_eligible(self) -> bool:
         """Whether it can be the best: it has validated, keeps every limit, and did not fail."""
-        return self.losses is not None and not self.losses.violation and self.state not in NEVER_BEST
+        return self.rank is not None and not self.rank[0] and self.state not in NEVER_BEST
 
     @property
     def hparams(self) -> dict[str, Any]:
@@ -163,7 +164,9 @@ class TrialRecord:
     @property
     def best_metric(self) -> float | None:
         """The first objective at its best validation."""
-        return self.best_metrics.get(self.objectives.first.name)
+        if self.losses is None:
+            return None
+        return self.losses.values[0] if self.objectives.first.smaller_is_better else -self.losses.values[0]
 
     @property
     def nan_since(self) -> int | None:
