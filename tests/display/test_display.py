@@ -205,15 +205,6 @@ def test_line_shows_diverged_trials_until_they_recover(monkeypatch: pytest.Monke
     assert " · 2 running · 1 diverged (NaN) · " in shown.text.splitlines()[-1]
 
 
-def test_invalid_trial_is_not_the_best() -> None:
-    invalid: list[Event] = [
-        Started(trial=1),
-        Reported(trial=1, step=1, value=0.0),
-        Exited(trial=1, reason="invalid_hp"),
-    ]
-    assert "best error 0.5 (trial 0)" in line(search(*ended(0, 0.5), *invalid))
-
-
 def test_picture_has_the_best_trial_and_a_row_for_each_running_trial() -> None:
     made = search(*ended(0, 0.5), Started(trial=1), Reported(trial=1, step=2, value=0.7), Started(trial=2))
     told = {1: [*rows(1, 1, 0.9), *rows(1, 2, 0.7, speed=312.4), *rows(1, 2.5)], 2: rows(2, 0.2, speed=9.87)}
@@ -285,15 +276,6 @@ def test_picture_fits_the_terminal_and_shows_the_best_trials() -> None:
     assert [line.split()[0] for line in lines[5:]] == ["2", "5", "7", "and"]
     assert lines[-1] == "and 5 more"
     assert len(lines) < 10
-
-
-def test_picture_shows_restarts_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = search(Started(trial=0), Started(trial=1))
-    assert "restarts" not in picture(made, {})[-3]
-    monkeypatch.setattr(FakeCounts, "restarts", Counter({1: 2}))
-    *_, heading, first, second = picture(made, {})
-    place = heading.index("restarts") + len("restarts") - 1
-    assert (first[place : place + 1], second[place]) == ("", "2")
 
 
 def test_curve_of_a_resumed_trial_has_its_earlier_values() -> None:

@@ -114,16 +114,6 @@ def told(tmp_path: Path, config: ExperimentConfig) -> Story:
     return story
 
 
-def test_a_trial_has_a_row_with_its_state_and_numbers(story: Story) -> None:
-    rows = story.result.trials.set_index("trial_id")
-    assert rows["state"].tolist() == ["COMPLETED", "ERRORED", "INVALID_HP", "RUNNING", "PENDING"]
-    assert rows["batches"].tolist() == [20, 0, 10, 10, 0]
-    assert rows["restarts"].tolist() == [0, 1, 0, 0, 0]
-    assert rows.loc[0, "metric"] == 0.5
-    assert rows.loc[0, "best_metric"] == 0.25
-    assert rows["metric"].isna().tolist() == [False, True, False, False, True]
-
-
 def test_hyperparameters_are_columns_with_dotted_names(story: Story) -> None:
     trials = story.result.trials
     columns = [column for column in trials.columns if column.startswith("hparams.")]
@@ -215,8 +205,3 @@ def test_a_result_shows_its_path_if_its_files_are_gone(story: Story) -> None:
     story.directory.config_file.unlink()
     assert repr(result) == f"<dray.Result {story.directory.path}>"
     assert str(story.directory.path) in result._repr_html_()
-
-
-def test_a_result_is_read_from_an_experiment_only(tmp_path: Path) -> None:
-    with pytest.raises(NoExperiment, match="no experiment in"):
-        Result(tmp_path)

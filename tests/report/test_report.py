@@ -352,16 +352,6 @@ def test_report_counts_failures_and_nan_first_and_failed_trials_are_never_the_be
     assert figures.history(data_of(story.directory.path))["data"][1]["y"][-1] == 0.25
 
 
-def test_one_trial_alone_is_in_no_table_of_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
-    simulated(tmp_path / "one", 1)
-    file = write_report("latest")
-    assert file == tmp_path / "one" / "report.html"
-    text = text_of(file.read_text())
-    assert "Trial 0 (completed) had validation_loss" in text
-    assert "1 best" not in text
-
-
 def test_failures_of_one_line_are_grouped_whatever_their_message(tmp_path: Path) -> None:
     story = told(tmp_path, config())
     where = "KeyError at model_def.py:14 in train_batch"
