@@ -53,8 +53,7 @@ class PromotionASHA(SuccessiveHalving):
 
     Args:
         max_trials, max_length, num_rungs, divisor, max_concurrent_trials, max_invalid, skip_uninformative_rungs,
-        pareto: As in
-            `ASHA`.
+            pareto: As in `ASHA`.
 
     Raises:
         MethodError: A field is invalid; all are named.

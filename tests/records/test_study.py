@@ -170,6 +170,7 @@ def test_a_paused_trial_runs_and_one_that_continues_after_its_end_has_no_value(t
     story.search.extend(max_length=80)
     assert story.search.trials[1].state == "PENDING"
     assert values(study_of(story).trials[1])[:2] == (TrialState.RUNNING, None)
+    assert dray.Result(story.directory.path).trials["ended"].isna().tolist() == [False, True]
 
 
 @pytest.mark.slow
