@@ -133,8 +133,8 @@ class Experiments:
             try:
                 path = experiment_path(self.results, name)
             except NoExperiment:
-                if (entry := self._entries.pop(name, None)) is not None and entry.reader is not None:
-                    entry.reader.close()
+                if (entry := self._entries.pop(name, None)) is not None:
+                    self._release(entry)
                 raise
             return self._entries.setdefault(name, _Entry(path))
 
@@ -216,13 +216,16 @@ class Experiments:
     def _forget(self, entry: _Entry) -> None:
         """Keep no more than its overview if it does not run, and nobody looks at it."""
         with self._lock:
-            if entry.reader is None or entry.is_running or time.monotonic() - entry.viewed_at < FORGET_S:
-                return
+            if not entry.is_running and time.monotonic() - entry.viewed_at > FORGET_S:
+                self._release(entry)
+
+    def _release(self, entry: _Entry) -> None:
+        if entry.reader is not None:
             entry.reader.close()
             entry.reader = None
-            for key in [key for key in self._made if key[0] == entry.path.name]:
-                del self._made[key]
-                self._expected.pop(key, None)
+        for key in [key for key in self._made if key[0] == entry.path.name]:
+            del self._made[key]
+            self._expected.pop(key, None)
 
     def figures(self, name: str, kind: str, *, now: bool = False) -> tuple[bytes, float]:
         """Figures of an experiment; made again if they are old enough for what they cost. And for how many seconds they

@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from dray.errors import NoExperiment
 from dray.records.checkpoints import list_checkpoints
@@ -27,7 +28,8 @@ from dray.serve.experiments import Experiments
 from dray.serve.messages import API, to_json
 from dray.storage import StorageError
 
-T = TypeVar("T")
+Read = Callable[[web.Request], bytes | tuple[bytes, float]]
+"""Returns JSON; perhaps also for how many seconds it will stay the same."""
 THREADS = 4
 PACE_S = 2.5
 """How often a page should ask for its experiment."""
@@ -39,24 +41,29 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
     """The reading routes, for an application."""
     views = Views(control, results)
     one = f"{API}/experiments/{{name}}"
+    reads: dict[str, Read] = {
+        f"{API}/experiments": views.experiments,
+        one: views.experiment,
+        f"{one}/config": views.config,
+        f"{one}/trials": views.trials,
+        f"{one}/trials/{{trial:\\d{{1,9}}}}": views.trial,
+        f"{one}/trials/{{trial:\\d{{1,9}}}}/metrics": views.metrics,
+        f"{one}/curves": views.curves,
+        f"{one}/figures/{{kind}}": views.figures,
+    }
     return [
-        web.get(f"{API}/experiments", views.experiments),
-        web.get(one, views.experiment),
-        web.get(f"{one}/config", views.config),
-        web.get(f"{one}/trials", views.trials),
-        web.get(f"{one}/trials/{{trial:\\d{{1,9}}}}", views.trial),
-        web.get(f"{one}/trials/{{trial:\\d{{1,9}}}}/metrics", views.metrics),
+        *(web.get(path, views.answering(read)) for path, read in reads.items()),
         web.get(f"{one}/trials/{{trial:\\d{{1,9}}}}/logs", views.logs),
-        web.get(f"{one}/curves", views.curves),
-        web.get(f"{one}/figures/{{kind}}", views.figures),
         web.post(f"{one}/boards", views.boards),
     ]
 
 
 class Views:
-    """Args:
-    control: knows what was submitted.
-    results: the results directory.
+    """What is read, in threads.
+
+    Args:
+        control: knows what was submitted.
+        results: the results directory.
     """
 
     def __init__(self, control: Control, results: Path) -> None:
@@ -66,11 +73,24 @@ class Views:
         self._figures = {kind: ThreadPoolExecutor(1, f"dray-{kind}") for kind in figures.KINDS}
         self._fetched, self._boards = logs.FetchedLogs(), Boards()
 
-    async def experiments(self, request: web.Request) -> web.StreamResponse:
-        """``experiments``: see `overview_fields`; ``status``: the server's; ``unread``: how many are missing yet."""
-        return await self._answer(request, self._experiments)
+    def answering(self, read: Read) -> Handler:
+        """Answers with the JSON that a method returns; or with 304 if the browser has it already."""
 
-    def _experiments(self) -> bytes:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            pool = self._figures.get(request.match_info.get("kind", ""), self._threads)
+            found = await asyncio.get_running_loop().run_in_executor(pool, read, request)
+            body, wait_s = found if isinstance(found, tuple) else (found, None)
+            headers = {"ETag": f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'}
+            if wait_s is not None:
+                headers["Retry-After"] = str(math.ceil(wait_s))
+            if request.headers.get("If-None-Match") == headers["ETag"]:
+                return web.Response(status=304, headers=headers)
+            return web.Response(body=body, content_type="application/json", charset="utf-8", headers=headers)
+
+        return answer
+
+    def experiments(self, request: web.Request) -> bytes:
+        """``experiments``: see `overview_fields`; ``status``: the server's; ``unread``: how many are missing yet."""
         submitted = {each.name: each for each in self._control.experiments()}
         found, unread = self._all.overviews(also=submitted)
         rows = [
@@ -79,40 +99,30 @@ class Views:
         ]
         return _encoded({"experiments": rows, "unread": unread, "status": to_json(self._control.status())})
 
-    async def experiment(self, request: web.Request) -> web.StreamResponse:
+    def experiment(self, request: web.Request) -> bytes:
         """As in ``experiments``, with what its page needs to know to ask for more."""
         name = request.match_info["name"]
+        try:
+            submitted = self._control.experiment(name)
+        except NotSubmitted:
+            submitted = None
+        try:
+            overview = self._all.overview(name)
+        except NoExperiment:
+            if submitted is None:
+                raise
+            return _encoded(overview_fields(name, None, submitted))
+        reader, row = self._all.open(name), overview_fields(name, overview, submitted)
+        with reader.lock:
+            pace = max(PACE_S, PACE_EACH_S * self._all.looked_at())
+            return _encoded({**row, **about_fields(reader), "pace": pace, "status": to_json(self._control.status())})
 
-        def read() -> bytes:
-            try:
-                submitted = self._control.experiment(name)
-            except NotSubmitted:
-                submitted = None
-            try:
-                overview = self._all.overview(name)
-            except NoExperiment:
-                if submitted is None:
-                    raise
-                return _encoded(overview_fields(name, None, submitted))
-            reader, row = self._all.open(name), overview_fields(name, overview, submitted)
-            with reader.lock:
-                pace = max(PACE_S, PACE_EACH_S * self._all.looked_at())
-                return _encoded(
-                    {**row, **about_fields(reader), "pace": pace, "status": to_json(self._control.status())}
-                )
-
-        return await self._answer(request, read)
-
-    async def config(self, request: web.Request) -> web.StreamResponse:
+    def config(self, request: web.Request) -> bytes:
         """The text of its experiment.yaml: ``config``."""
+        reader = self._all.open(request.match_info["name"])
+        return _encoded({"config": reader.directory.config_file.read_text()})
 
-        def read() -> bytes:
-            reader = self._all.open(request.match_info["name"])
-            return _encoded({"config": reader.directory.config_file.read_text()})
-
-        return await self._answer(request, read)
-
-    async def trials(self, request: web.Request) -> web.StreamResponse:
+    def trials(self, request: web.Request) -> bytes:
         """``trials``: the rows that were asked for, see `trials.Query`; ``found``: how many there are; ``of``: without
         a search."""
         wanted = trials.Query(
@@ -122,67 +132,69 @@ class Views:
             offset=_number(request, "offset", 0, 10**9),
             limit=_number(request, "limit", 50, trials.MAX_ROWS),
         )
+        reader = self._all.open(request.match_info["name"])
+        with reader.lock:
+            found = trials.find(list(reader.trials.values()), wanted)
+            rows = [trials.row(trial) for trial in found[wanted.offset : wanted.offset + wanted.limit]]
+            head = f'{{"found":{len(found)},"of":{len(reader.trials)},"offset":{wanted.offset},"trials":['
+            return head.encode() + b",".join(rows) + b"]}"
 
-        def read() -> bytes:
-            reader = self._all.open(request.match_info["name"])
-            with reader.lock:
-                found = trials.find(list(reader.trials.values()), wanted)
-                rows = [trials.row(trial) for trial in found[wanted.offset : wanted.offset + wanted.limit]]
-                head = f'{{"found":{len(found)},"of":{len(reader.trials)},"offset":{wanted.offset},"trials":['
-                return head.encode() + b",".join(rows) + b"]}"
-
-        return await self._answer(request, read)
-
-    async def trial(self, request: web.Request) -> web.StreamResponse:
+    def trial(self, request: web.Request) -> bytes:
         """A row of ``trials``, with ``rank``, nested ``drawn`` hyperparameters, ``checkpoints`` and ``failures``."""
-
-        def read() -> bytes:
-            reader, number = self._trial(request)
-            with reader.lock:
-                trial, ranked = reader.trials[number], reader.ranked()
-                found = {
-                    **plain(trial.to_json()),
-                    "rank": ranked.index(trial) + 1 if trial in ranked else None,
-                    "of": len(ranked),
-                    "drawn": plain(trial.drawn),
-                    "failures": [failure_fields(each) for each in reader.failures if each["trial"] == number],
-                }
-            try:
-                found["checkpoints"] = [
-                    {
-                        "batches": each.batches,
-                        "size": each.size,
-                        "complete": each.is_complete,
-                        "path": each.location.uri,
-                    }
-                    for each in list_checkpoints(reader.directory, number)
-                ]
-            except (StorageError, OSError) as error:
-                found |= {"checkpoints": [], "checkpoints_error": str(error)}
-            return _encoded(found)
-
-        return await self._answer(request, read)
-
-    async def metrics(self, request: web.Request) -> web.StreamResponse:
-        """``series``: each metric with ``kind``, ``name``, ``batches``, ``epochs``, ``values`` and ``times``."""
-
-        def read() -> bytes:
-            reader, trial = self._trial(request)
-            rows = read_trials(reader.directory.metrics, [trial])
-            series = [
-                {
-                    "kind": kind,
-                    "name": name,
-                    "batches": mine["batches"].tolist(),
-                    "epochs": plain(mine["epochs"].tolist()),
-                    "values": plain(mine["value"].tolist()),
-                    "times": plain(mine["time"].tolist()),
-                }
-                for (kind, name), mine in rows.groupby(["kind", "name"], sort=True)
+        reader, number = self._trial(request)
+        with reader.lock:
+            trial, ranked = reader.trials[number], reader.ranked()
+            found = {
+                **plain(trial.to_json()),
+                "rank": ranked.index(trial) + 1 if trial in ranked else None,
+                "of": len(ranked),
+                "drawn": plain(trial.drawn),
+                "failures": [failure_fields(each) for each in reader.failures if each["trial"] == number],
+            }
+        try:
+            found["checkpoints"] = [
+                {"batches": each.batches, "size": each.size, "complete": each.is_complete, "path": each.location.uri}
+                for each in list_checkpoints(reader.directory, number)
             ]
-            return _encoded({"trial": trial, "metric": reader.metric, "series": series})
+        except (StorageError, OSError) as error:
+            found |= {"checkpoints": [], "checkpoints_error": str(error)}
+        return _encoded(found)
 
-        return await self._answer(request, read)
+    def metrics(self, request: web.Request) -> bytes:
+        """``series``: each metric with ``kind``, ``name``, ``batches``, ``epochs``, ``values`` and ``times``."""
+        reader, trial = self._trial(request)
+        rows = read_trials(reader.directory.metrics, [trial])
+        series = [
+            {
+                "kind": kind,
+                "name": name,
+                "batches": mine["batches"].tolist(),
+                "epochs": plain(mine["epochs"].tolist()),
+                "values": plain(mine["value"].tolist()),
+                "times": plain(mine["time"].tolist()),
+            }
+            for (kind, name), mine in rows.groupby(["kind", "name"], sort=True)
+        ]
+        return _encoded({"trial": trial, "metric": reader.metric, "series": series})
+
+    def curves(self, request: web.Request) -> bytes | tuple[bytes, float]:
+        """Learning curves, see `trials.curves`; of another metric with ``metric=KIND NAME``."""
+        name, wanted = request.match_info["name"], request.query.get("metric", "")
+        reader = self._all.open(name)
+        if not wanted:
+            with reader.lock:
+                return trials.curves(reader)
+        kind, _, metric = wanted.partition(" ")
+        if (kind, metric) not in reader.metrics:
+            raise BadInput(f"metric={wanted[:80]}: no trial has reported it")
+        return self._all.curves(name, (kind, metric))
+
+    def figures(self, request: web.Request) -> tuple[bytes, float]:
+        """Figures of the report: see `figures.CachedFigures`; made anew with ``now=1``."""
+        name, kind = request.match_info["name"], request.match_info["kind"]
+        if kind not in figures.KINDS:
+            raise BadInput(f"{kind[:40]}: there are no such figures; there are {', '.join(figures.KINDS)}")
+        return self._all.figures(name, kind, now=request.query.get("now") == "1")
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """A piece of a trial's output after ``after``, see `logs.piece`; with ``whole=1`` all of it as a file."""
@@ -194,7 +206,7 @@ class Views:
             found = logs.piece(self._fetched.places(reader.directory, trial), after, whole=whole)
             return {**found, "running": running}
 
-        found = await self._in_thread(read)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, read)
         if not whole:
             return web.json_response(found)
         name = f"{request.match_info['name']}-trial-{request.match_info['trial']}.log"
@@ -202,55 +214,13 @@ class Views:
         headers = {"Content-Disposition": f'attachment; filename="{safe}"'}
         return web.Response(text="\n".join([*found["lines"], ""]), headers=headers)
 
-    async def curves(self, request: web.Request) -> web.StreamResponse:
-        """Learning curves, see `trials.curves`; of another metric with ``metric=KIND NAME``."""
-        name, wanted = request.match_info["name"], request.query.get("metric", "")
-
-        def read() -> bytes:
-            reader = self._all.open(name)
-            with reader.lock:
-                return trials.curves(reader)
-
-        def read_other() -> tuple[bytes, float]:
-            kind, _, metric = wanted.partition(" ")
-            if (kind, metric) not in self._all.open(name).metrics:
-                raise BadInput(f"metric={wanted[:80]}: no trial has reported it")
-            return self._all.curves(name, (kind, metric))
-
-        return await (self._paced(request, read_other) if wanted else self._answer(request, read))
-
-    async def figures(self, request: web.Request) -> web.StreamResponse:
-        """Figures of the report: see `figures.CachedFigures`; made anew with ``now=1``."""
-        name, kind = request.match_info["name"], request.match_info["kind"]
-        if kind not in figures.KINDS:
-            raise BadInput(f"{kind[:40]}: there are no such figures; there are {', '.join(figures.KINDS)}")
-        now = request.query.get("now") == "1"
-
-        def read() -> tuple[bytes, float]:
-            return self._all.figures(name, kind, now=now)
-
-        return await self._paced(request, read, self._figures[kind])
-
     async def boards(self, request: web.Request) -> web.StreamResponse:
         """Start TensorBoard and optuna-dashboard for an experiment, for browsers on the server's machine."""
-        found = await self._in_thread(lambda: self._boards.start(self._all.open(request.match_info["name"]).directory))
-        return web.json_response(found)
 
-    # ------------------------------------------------------------------ pieces
-    async def _paced(
-        self, request: web.Request, read: Callable[[], tuple[bytes, float]], pool: ThreadPoolExecutor | None = None
-    ) -> web.StreamResponse:
-        """As `_answer`; ``read`` also returns for how many seconds the answer will stay the same."""
-        waits: list[float] = []
+        def start() -> dict[str, str | None]:
+            return self._boards.start(self._all.open(request.match_info["name"]).directory)
 
-        def body() -> bytes:
-            found, wait_s = read()
-            waits.append(wait_s)
-            return found
-
-        answered = await self._answer(request, body, pool)
-        answered.headers["Retry-After"] = str(math.ceil(waits[0]))
-        return answered
+        return web.json_response(await asyncio.get_running_loop().run_in_executor(self._threads, start))
 
     def _trial(self, request: web.Request) -> tuple[ExperimentReader, int]:
         reader, trial = self._all.open(request.match_info["name"]), int(request.match_info["trial"])
@@ -259,19 +229,6 @@ class Views:
                 f"{reader.directory.path.name} has no trial {trial}; it has {len(reader.trials)}, numbered from 0"
             )
         return reader, trial
-
-    async def _in_thread(self, read: Callable[[], T], pool: ThreadPoolExecutor | None = None) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool or self._threads, read)
-
-    async def _answer(
-        self, request: web.Request, read: Callable[[], bytes], pool: ThreadPoolExecutor | None = None
-    ) -> web.StreamResponse:
-        """The JSON that ``read`` returns; or 304 if the browser has it already."""
-        body = await self._in_thread(read, pool)
-        tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
-        if request.headers.get("If-None-Match") == tag:
-            return web.Response(status=304, headers={"ETag": tag})
-        return web.Response(body=body, content_type="application/json", charset="utf-8", headers={"ETag": tag})
 
 
 def _number(request: web.Request, name: str, default: int, most: int) -> int:
