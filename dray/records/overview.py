@@ -76,7 +76,7 @@ class Overview:
         return self.name if self.number is None else f"{self.number}: {self.name}"
 
     def to_json(self) -> dict[str, Any]:
-        """It as the commands and the API give it; times are in Unix time, in s."""
+        """As JSON, for the commands and the API; times are Unix times in s."""
         found = {_NAMES.get(name, name): value for name, value in asdict(self).items()}
         nothing = {"why": self.why or None, "metric": self.metric or None}
         return found | nothing | {"title": self.title or self.name, "front": list(self.front) or None}

@@ -1,7 +1,7 @@
-"""Reads an experiment as it grows: each time only what was appended to its journal and its metrics since.
+"""Reads an experiment's journal and metrics: after the first time only what was appended, also while a driver writes.
 
-Everything that shows an experiment reads it here: the list, the commands, `dray.Result`, the report, the server's page
-and its notifications; so that all have the same numbers.
+All views of an experiment read it here, so that they show the same numbers: the list, the commands, `dray.Result`, the
+report, the server's page, notifications, the study for Optuna's tools.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ExperimentReader:
         metric: the searcher's metric, of several the first objective.
         sign: 1 if smaller is better, else -1.
         has_epochs: whether all validations have their epochs.
-        derived: what others keep with it.
+        derived: values that views have cached.
 
     Raises:
         ValueError: its experiment.yaml can't be read.

@@ -243,7 +243,7 @@ class Result:
 
     @cached_property
     def reader(self) -> ExperimentReader:
-        """What it was read by.
+        """The reader of its journal and metrics.
 
         Raises:
             JournalError: its journal is damaged.

@@ -36,7 +36,7 @@ class TrialRecord:
         best_batches, losses: its best validation, and as the search compares it; None: it has none.
         rank: of that, the violation of the constraints, the first objective's loss, and its batches.
         nan: by kind and name of a loss that is NaN or infinite, since which batches.
-        derived: what readers have made of it, until it changes.
+        derived: values that views have cached; cleared when it changes.
     """
 
     id: int
@@ -61,7 +61,7 @@ class TrialRecord:
 
     # ------------------------------------------------------------------ events
     def start(self, drawn: Mapping[str, Any] | None, time: float | None) -> None:
-        """It got its workers."""
+        """Its workers have started it."""
         if self.drawn is None:
             self.drawn, self.started = drawn, time
         if self.state != "PAUSED":  # its restart crossed the pause
@@ -174,7 +174,7 @@ class TrialRecord:
         return min(self.nan.values(), default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """It as the commands and the API give it; numbers may be NaN, times are in Unix time, in s."""
+        """As JSON, for the commands and the API, except that numbers may be NaN; times are Unix times in s."""
         return {
             "trial": self.id,
             "state": self.state,

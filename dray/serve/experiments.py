@@ -105,7 +105,7 @@ class Experiments:
             for name in also:
                 with suppress(NoExperiment):
                     self._entry(name)
-            for entry in (every := [*self._entries.values(), *self._local]):
+            for entry in (every := [*self._local, *self._entries.values()]):
                 if entry.is_stale:
                     if time.monotonic() - now > PATIENCE_S:
                         break
