@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from dray.records.result import table_of
 from dray.records.timeline import read_timeline
 from dray.report.importance import Importance, importance
 from dray.training.units import amount
-from searchers.domains import Categorical, Const, Domain, Nested
+from searchers.domains import Categorical, Domain, parameters
 from searchers.numeric import Int, Log
 
 MAX_TRIALS = 2_000
@@ -176,7 +177,8 @@ class ReportData:
     def domains(self) -> dict[str, Domain]:
         """By dotted name, without constants, and with those of every conditional branch."""
         found: dict[str, Domain] = {}
-        _walk(self.config.space.root, "", found)
+        for each in parameters(self.config.space.root):
+            found.setdefault(re.sub(r"\[\d+\]", "", each.name), each.domain)
         return found
 
     def is_log(self, name: str) -> bool:
@@ -238,19 +240,3 @@ def thinned(points: int, most: int = MAX_POINTS) -> list[int]:
 
 def _some(ranked: pd.DataFrame, most: int) -> pd.DataFrame:
     return ranked.iloc[some_ranks(len(ranked), most)]
-
-
-def _walk(domain: Domain, name: str, found: dict[str, Domain]) -> None:
-    match domain:
-        case Nested():
-            for part, inner in domain.domains:
-                _walk(inner, f"{name}.{part}" if name else part, found)
-        case Const():
-            pass
-        case Categorical():
-            found.setdefault(name, domain)
-            for choice in domain.vals:
-                if isinstance(choice, Nested):
-                    _walk(choice, name, found)
-        case _:
-            found.setdefault(name, domain)
