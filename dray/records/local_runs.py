@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError, NoExperiment
 from dray.records.overview import compared_by
+from dray.records.trial_record import TrialRecord
 from dray.storage import CheckpointStore
 from dray.storage.manifest import MANIFEST
 
@@ -93,15 +94,13 @@ class LocalRun:
         """The best value of the searcher's metric, and after how many batches; None if none is known."""
         if not self.searcher:
             return None
-        first = compared_by(self.searcher).first
-        name, sign = first.name, 1 if first.smaller_is_better else -1
-        values = [
-            (row["validation"][name], row["batches"])
-            for row in self.rows
-            if isinstance((row.get("validation") or {}).get(name), int | float)
-        ]
-        finite = [each for each in values if abs(each[0]) < float("inf")]
-        return min(finite, key=lambda each: sign * each[0], default=None)
+        trial = TrialRecord(0, compared_by(self.searcher))
+        for row in self.rows:
+            for name, value in (row.get("validation") or {}).items():
+                if name in trial.objectives.names and isinstance(value, int | float):
+                    trial.validated(name, row["batches"], row.get("epochs"), value, row["time"])
+        best, batches = trial.best_metric, trial.best_batches
+        return None if best is None or batches is None else (best, batches)
 
     @property
     def checkpoints(self) -> list[tuple[int, str]]:
