@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 from tests.simulation.schedule import schedule_of
 from tests.simulation.simulation import run

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dray.config.custom import Custom
 from dray.desk import messages
 from dray.desk.effects import Reply, Tell
 from dray.desk.messages import Message, TrialLeft
-from dray.display.counts import Counts
 from dray.experiment import driver, effects
 from dray.experiment.driver import ExperimentDriver
 from dray.experiment.open_search import open_search
@@ -18,7 +18,6 @@ from dray.experiment.results import TrialResult
 from dray.groups.lender import GroupKind
 from dray.groups.pool import GroupsPlan
 from dray.groups.slots import Slots
-from dray.config.custom import Custom
 from searchers.journal import Journal
 from searchers.search import Search
 from tests.simulation.cluster import Cluster, Lending
