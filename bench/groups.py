@@ -2,8 +2,8 @@
 
 Real groups of one worker each, on a cluster of this machine with invented CPUs. Their workers wait
 instead of loading a trial. Measured, in this order: what starting one more group costs; resident memory and CPU while
-idle; the time from `kill -9` of a worker until the driver notices; and from the order to end a group until its process is
-gone. The cost of a group is the slope over all sizes, by least squares.
+idle; the time from `kill -9` of a worker until the driver notices; and from the order to end a group until its process
+is gone. The cost of a group is the slope over all sizes, by least squares.
 
     python bench/groups.py [--sizes 1 4 8 16] [--save]
 """
@@ -100,7 +100,7 @@ class Groups:
         from dray.groups.slots import Slots
         from dray.worker.spec import ExperimentSpec, WorkerSpec
 
-        settings: Any = SimpleNamespace(environment={})
+        settings: Any = SimpleNamespace()
         held: Any = Held(number)
         spec = WorkerSpec(
             desk=self._loop.endpoint,
