@@ -19,7 +19,7 @@ from dray.display.forecast import Forecast
 from dray.display.text import number, rough_time, sparkline, speed
 from dray.records.hparams import flatten
 from dray.text import counted, duration
-from dray.training.metrics.divergence import is_loss
+from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
 from searchers.objectives import Losses

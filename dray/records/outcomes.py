@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from dray.text import counted
-from dray.training.metrics.divergence import is_loss
+from dray.training.metrics.checks import is_loss
 from searchers.views import NEVER_BEST
 
 FAILED = "ERRORED"

@@ -24,7 +24,7 @@ from dray.records.logs import GrowingFile
 from dray.records.metrics import SYSTEM
 from dray.records.outcomes import FAILED
 from dray.serve.trial import Trial
-from dray.training.metrics.divergence import is_loss
+from dray.training.metrics.checks import is_loss
 from searchers.errors import JournalError
 from searchers.pareto import ordered
 from searchers.records import EVENT_KINDS, action_from_json, event_from_json, hparams_from_json

@@ -247,13 +247,8 @@ def test_names_are_numbers_directories_their_parts_latest_and_paths(digits: Expe
         assert dray("e", "describe", name, "--json").value["path"] == str(digits.path)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "experiment list",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("experiment describe", "trial logs")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["experiment list", "trial logs"])
 def test_a_reader_who_has_read_enough_is_no_error(command: str, home: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)

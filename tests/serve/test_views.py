@@ -223,6 +223,7 @@ def test_a_damaged_journal_is_an_answer(served: Served, digits: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # other tests at the same time make it slower
 def test_a_table_of_10_000_trials_answers_within_100_ms(tmp_path: Path) -> None:
     live = Live(simulated(tmp_path / "many", 10_000, workers=32).path)
     live.refresh()
