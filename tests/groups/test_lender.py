@@ -11,6 +11,7 @@ from dray.desk.effects import Reply, Tell
 from dray.desk.lease import Lease
 from dray.desk.messages import Demand, Departure, Unfit, WorkerUnfit
 from dray.desk.shares import Claim
+from dray.desk.wire import pack, unpack
 from dray.display.counts import Counts
 from dray.groups.effects import ClusterSeen, GroupPlaced, LookAtCluster, ProcessesEnded, StartGroup
 from dray.groups.lender import LOOK_S, GroupKind, Lender, LenderEffect, OnPool, PoolClosed, PoolOpened, has_no_room
@@ -195,3 +196,11 @@ def test_others_have_the_slots_of_a_group_if_it_does_not_fit_beside_theirs_and_t
     mine: Demand, others: list[Demand], no_room: bool
 ) -> None:
     assert has_no_room(mine, [mine, *others], 2) is no_room
+
+
+def test_a_kind_of_group_that_came_by_message_has_the_same_shape_and_an_environment_that_ray_takes() -> None:
+    env = {"py_modules": ["gcs://dray.zip"], "env_vars": {"A": "1"}}
+    sent = replace(KIND, slots=replace(cpus(), runtime_env=env))
+    got = unpack(pack(sent))
+    assert got.slots.env_for_ray == env
+    assert replace(got, slots=replace(got.slots, runtime_env=env)).shape == sent.shape
