@@ -319,7 +319,7 @@ class Connection:
         self._awaited: dict[int, Future[Any]] = {}
         self._loop = asyncio.new_event_loop()
         opened: Future[None] = Future()
-        threading.Thread(target=self._run, args=(opened,), name="dray-desk", daemon=True).start()
+        threading.Thread(target=self._run, args=(opened,), name="dray-connection", daemon=True).start()
         try:
             opened.result()
         except (OSError, asyncio.TimeoutError) as error:

@@ -233,6 +233,9 @@ class Run:
         if self._tune.error is not None:
             raise ExperimentError(f"the search failed: {self._tune.error}") from self._tune.error
         self._interrupts.check()
+        if self.driver.search.done is None:
+            resume = f"dray experiment resume {self._records.directory.path}"
+            raise ExperimentError(f"Ray Tune ended before the search did; resume with: {resume}")
 
     def _close(self, watch: Watch) -> None:
         """Let running trials save, then end Tune and the groups, unless Ray itself is gone."""
