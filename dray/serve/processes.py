@@ -33,6 +33,7 @@ class Driver:
         ended: called, in a thread, when the experiment has ended, and again when the process has.
 
     Attributes:
+        path: of the experiment that it is to open, or has created; None before.
         has_begun: it has received the experiment.
         opened: the experiment; None before it is created or opened.
         failure: why the experiment can't be opened, or its search has failed; None if nothing was reported.
@@ -47,6 +48,7 @@ class Driver:
         self._process = context.Process(target=drive, args=(its, server, home), name="dray-experiment", daemon=True)
         self._ended = ended
         self._answered = threading.Event()
+        self.path: Path | None = None
         self.has_begun = False
         self.opened: Opened | None = None
         self.failure: Failed | None = None
@@ -91,7 +93,7 @@ class Driver:
                     case Begun():
                         self.has_begun = True
                     case Opened() as opened:
-                        self.opened = opened
+                        self.opened, self.path = opened, opened.path
                         self._answered.set()
                     case Failed() as failed:
                         self.failure = failed
