@@ -252,11 +252,11 @@ class Driver:
         from dray.desk.messages import GroupReady
         from dray.display.counts import Counts
         from dray.display.display import Display
-        from dray.experiment.experiment import _observers
         from dray.experiment.open_search import open_search
         from dray.experiment.restarts import Restarts
         from dray.experiment.retention import Policy, Retention, checkpoints_needed
         from dray.experiment.trial_queue import TrialQueue
+        from dray.observers import loggers
         from dray.observers.observer import Observers
         from dray.records.directory import ExperimentDirectory
         from dray.records.metrics import MetricsLog
@@ -267,7 +267,7 @@ class Driver:
         checked = load_config(config)
         self._directory = where = ExperimentDirectory.create(directory, checked, None)
         self.journal = Journal(where.journal)
-        self._observers = Observers(where, _observers(where, checked))
+        self._observers = Observers(where, loggers.makes(where, checked))
         opened = open_search(checked, Custom(), {}, journal=self.journal, records=[], observers=self._observers)
         self.search = search = opened.search
         console = Console(file=Nowhere(), force_terminal=terminal, width=160, height=50)

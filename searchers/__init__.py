@@ -1,19 +1,18 @@
 """Hyperparameter search methods as pure state machines, and the adapters that drive them.
 
     events, method                       the vocabulary: events in, actions out
-    single, random_search, grid          methods that run every trial to its end
+    random_search                        methods that run every trial to its end: random, grid, single
     asha, promotion, adaptive_asha       methods that compare trials while they run
     slots, rung, halving                 what methods share: which trials hold slots, which are best at a length
-    objectives, pareto, pareto_rung      several metrics: their directions and limits, and the order of trials
+    objectives, pareto                   several metrics: their directions and limits, and the order of trials
     previews                             what a method will do
     space, domains, numeric              hyperparameter spaces: their YAML, and what can be drawn
     samplers, convert                    what draws from a space; spaces of Optuna and Ray Tune converted
     search, views                        the one object that a driver holds, and what it knows of each trial
-    normalise                            reports as methods and samplers get them
-    journal, records, recorded           the append-only log, and its JSON; a replay of it restores a search
-    simulate, simulator                  a search in virtual time
+    journal, records                     the append-only log, and its JSON; a replay of it restores a search
+    simulate                             a search in virtual time
     testing, histories                   the contract of methods, for yours too; random histories to check it
-    optuna_sampler, _trials, _space, _storage    the adapter to Optuna; not imported here
+    optuna_sampler, _trials, _space      the adapter to Optuna; not imported here
     ray_tune                             the adapter to Ray Tune for dray's own trials; not imported here
     tune, tune_trials                    the adapter to Ray Tune for Tune's trials, of any user; not imported here
     answers                              what both make of a search's decisions
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from searchers.events import Resume as Resume
     from searchers.events import Started as Started
     from searchers.events import Stop as Stop
-    from searchers.grid import Grid as Grid
     from searchers.journal import Journal as Journal
     from searchers.method import Method as Method
     from searchers.objectives import Losses as Losses
@@ -59,65 +57,19 @@ if TYPE_CHECKING:
     from searchers.previews import RungPreview as RungPreview
     from searchers.previews import preview as preview
     from searchers.promotion import PromotionASHA as PromotionASHA
+    from searchers.random_search import Grid as Grid
     from searchers.random_search import RandomSearch as RandomSearch
+    from searchers.random_search import Single as Single
     from searchers.rung import rung_lengths as rung_lengths
     from searchers.samplers import FirstPoints as FirstPoints
     from searchers.samplers import GridSampler as GridSampler
     from searchers.samplers import RandomSampler as RandomSampler
     from searchers.samplers import Sampler as Sampler
     from searchers.search import Search as Search
-    from searchers.single import Single as Single
     from searchers.space import Space as Space
-    from searchers.space import parse as parse_space
+    from searchers.space import parse as parse_space  # noqa: F401
     from searchers.views import State as State
     from searchers.views import TrialView as TrialView
-
-__all__ = [
-    "ASHA",
-    "Action",
-    "AdaptiveASHA",
-    "BracketPreview",
-    "Create",
-    "Done",
-    "DoneReason",
-    "Event",
-    "Exited",
-    "FieldError",
-    "FirstPoints",
-    "Grid",
-    "GridSampler",
-    "IllegalEvent",
-    "Journal",
-    "JournalError",
-    "Losses",
-    "Method",
-    "MethodError",
-    "Metric",
-    "Objectives",
-    "Pause",
-    "Preview",
-    "PromotionASHA",
-    "RandomSampler",
-    "RandomSearch",
-    "Reason",
-    "Reported",
-    "Resume",
-    "RungPreview",
-    "Sampler",
-    "Search",
-    "Single",
-    "Space",
-    "SpaceError",
-    "Started",
-    "State",
-    "Stop",
-    "TrialView",
-    "from_optuna",
-    "from_ray_tune",
-    "parse_space",
-    "preview",
-    "rung_lengths",
-]
 
 _HOMES = {
     "searchers.adaptive_asha": "AdaptiveASHA",
@@ -125,21 +77,20 @@ _HOMES = {
     "searchers.convert": "from_optuna from_ray_tune",
     "searchers.errors": "FieldError IllegalEvent JournalError MethodError SpaceError",
     "searchers.events": "Action Create Done DoneReason Event Exited Pause Reason Reported Resume Started Stop",
-    "searchers.grid": "Grid",
     "searchers.journal": "Journal",
     "searchers.method": "Method",
     "searchers.objectives": "Losses Metric Objectives",
     "searchers.previews": "BracketPreview Preview RungPreview preview",
     "searchers.promotion": "PromotionASHA",
-    "searchers.random_search": "RandomSearch",
+    "searchers.random_search": "Grid RandomSearch Single",
     "searchers.rung": "rung_lengths",
     "searchers.samplers": "FirstPoints GridSampler RandomSampler Sampler",
     "searchers.search": "Search",
-    "searchers.single": "Single",
     "searchers.space": "Space parse_space",
     "searchers.views": "State TrialView",
 }
 _RENAMED = {"parse_space": "parse"}
+__all__ = sorted(name for names in _HOMES.values() for name in names.split())
 
 
 def __getattr__(name: str) -> object:

@@ -13,7 +13,7 @@ from searchers.objectives import Measured
 from searchers.search import Search
 
 
-class Result(Protocol):
+class TrialResult(Protocol):
     """A trial's report, its end, or both."""
 
     @property
@@ -58,7 +58,7 @@ class Answer:
     done: bool = False
 
 
-def decide(search: Search, result: Result) -> Answer:
+def decide(search: Search, result: TrialResult) -> Answer:
     """Pass the result to the search, and an `Exited` of every trial that it stops.
 
     To the search a stopped trial has ended, even if its workers have not left yet: it is at a checkpoint.
@@ -77,7 +77,7 @@ def decide(search: Search, result: Result) -> Answer:
     return _answer(search, result, actions, stops)
 
 
-def _answer(search: Search, result: Result, actions: list[Action], stops: list[int]) -> Answer:
+def _answer(search: Search, result: TrialResult, actions: list[Action], stops: list[int]) -> Answer:
     trial = result.trial
     resumes = [a.trial for a in actions if isinstance(a, Resume) and search.trials[a.trial].state == "PENDING"]
     if trial in resumes:

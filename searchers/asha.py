@@ -10,13 +10,11 @@ promoting is Determined's `async_halving`. Deliberate differences from Determine
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from searchers.events import Action, Exited, Stop
 from searchers.halving import SuccessiveHalving
 from searchers.objectives import Losses
-from searchers.pareto_rung import ParetoRung
-from searchers.rung import AnyRung, Rung, longer_rungs
+from searchers.rung import longer_rungs
 
 
 class ASHA(SuccessiveHalving):
@@ -53,15 +51,8 @@ class ASHA(SuccessiveHalving):
     ([], [Stop(trial=1), Create(trial=2)])
     """
 
-    _rungs: list[AnyRung]
-
-    def _set_up(self, lengths: Sequence[int]) -> None:
-        self._rungs = self._new_rungs(lengths)
+    def _set_up(self) -> None:
         self._next: dict[int, int] = {}  # the next rung of each live trial that was ranked
-
-    def _new_rungs(self, lengths: Sequence[int]) -> list[AnyRung]:
-        kind: type[Rung | ParetoRung] = ParetoRung if self.pareto else Rung
-        return [kind(length=length, divisor=self.divisor) for length in lengths]
 
     def _report(self, trial: int, step: float, value: float | Losses) -> list[Action]:
         """Rank the trial at each rung it has reached, up to the one that stops it."""

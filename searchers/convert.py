@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from searchers.errors import Faults, SpaceError
 
@@ -80,50 +81,45 @@ def _branches(vals: object, path: str, leaf: Callable[[object], object], faults:
     return [_value(val, f"{path}.vals[{i}]", leaf, faults) for i, val in enumerate(vals)]
 
 
-def _of_optuna(value: object) -> object:
-    match type(value).__name__, vars(value) if hasattr(value, "__dict__") else {}:
-        case "CategoricalDistribution", {"choices": choices}:
-            return {"type": "categorical", "vals": list(choices)}
-        case _ if not type(value).__name__.endswith("Distribution"):
-            return value
-    low, high = getattr(value, "low", None), getattr(value, "high", None)
-    step, log = getattr(value, "step", None), bool(getattr(value, "log", False))
+def _of_optuna(value: Any) -> object:
     match type(value).__name__:
-        case "IntDistribution" if isinstance(low, int) and isinstance(high, int) and isinstance(step, int):
-            return _int(low, high, step=step, log=log)
-        case "FloatDistribution" if isinstance(low, int | float) and isinstance(high, int | float):
-            return _float(low, high, step=step, log=log)
-    raise ValueError(
-        f"{value!r} can't be converted; use an IntDistribution, a FloatDistribution or a CategoricalDistribution"
-    )
+        case "CategoricalDistribution":
+            return {"type": "categorical", "vals": list(value.choices)}
+        case "IntDistribution":
+            return _int(value.low, value.high, step=value.step, log=value.log)
+        case "FloatDistribution":
+            return _float(value.low, value.high, step=value.step, log=value.log)
+        case name if name.endswith("Distribution"):
+            raise ValueError(
+                f"{value!r} can't be converted; use an IntDistribution, a FloatDistribution or a "
+                "CategoricalDistribution"
+            )
+    return value
 
 
-def _of_ray_tune(value: object) -> object:
+def _of_ray_tune(value: Any) -> object:
+    kind = type(value).__name__
     if not type(value).__module__.startswith("ray.tune."):
         return value
-    if type(value).__name__ == "Categorical":
-        return {"type": "categorical", "vals": list(getattr(value, "categories"))}  # noqa: B009
-    sampler, step = getattr(value, "sampler", None), None
+    if kind == "Categorical":
+        return {"type": "categorical", "vals": list(value.categories)}
+    sampler: Any = getattr(value, "sampler", None)
+    step = None
     if type(sampler).__name__ == "Quantized":
-        step, sampler = getattr(sampler, "q", None), getattr(sampler, "sampler", None)
-    log = type(sampler).__name__ == "_LogUniform"
-    low, high = getattr(value, "lower", None), getattr(value, "upper", None)
-    bounded = (
-        isinstance(low, int | float) and isinstance(high, int | float) and math.isfinite(low) and math.isfinite(high)
-    )
-    if type(value).__name__ not in ("Integer", "Float") or type(sampler).__name__ == "_Normal" or not bounded:
+        step, sampler = sampler.q, sampler.sampler
+    distribution = type(sampler).__name__
+    if kind not in ("Integer", "Float") or distribution == "_Normal" or not math.isfinite(value.upper - value.lower):
         raise ValueError(
-            f"{type(value).__name__}{getattr(value, 'domain_str', '')} of ray.tune is a function or has no bounds, so "
+            f"{kind}{getattr(value, 'domain_str', '')} of ray.tune is a function or has no bounds, so "
             "it can't be searched; use uniform, loguniform, randint, lograndint, their q variants, or choice"
         )
-    assert isinstance(low, int | float)
-    assert isinstance(high, int | float)
-    if type(value).__name__ == "Float":
-        return _float(low, high, step=step, log=log)
+    log = distribution == "_LogUniform"
+    if kind == "Float":
+        return _float(value.lower, value.upper, step=step, log=log)
+    low, high = int(value.lower), int(value.upper)
     if step in (None, 1):
-        return _int(int(low), int(high) - 1, step=1, log=log)  # Ray excludes the upper end, unless it is quantized
-    assert isinstance(step, int)
-    return _int(-(-int(low) // step) * step, int(high) // step * step, step=step, log=log)
+        return _int(low, high - 1, step=1, log=log)  # Ray excludes the upper end, unless it is quantized
+    return _int(-(-low // step) * step, high // step * step, step=step, log=log)
 
 
 def _int(low: int, high: int, *, step: int, log: bool) -> object:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import difflib
 import itertools
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -135,6 +136,67 @@ Domain = Const | Categorical | Int | Double | Log | Nested
 DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
 
 
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A hyperparameter that is searched.
+
+    Attributes:
+        name: Dotted, as in "model.layers"; "optimizer[0].momentum" belongs to the space of the first category.
+        domain: Its values.
+        parent: The name of the category that it belongs to, and the index there; None if it always exists.
+    """
+
+    name: str
+    domain: Categorical | Int | Double | Log
+    parent: tuple[str, int] | None
+
+
+def parameters(domain: object, name: str = "", parent: tuple[str, int] | None = None) -> Iterator[Parameter]:
+    """The hyperparameters of a space but constants; those of a category's own space follow the category."""
+    match domain:
+        case Nested(domains=domains):
+            for key, inner in domains:
+                yield from parameters(inner, f"{name}.{key}" if name else key, parent)
+        case Categorical(vals=vals):
+            yield Parameter(name, domain, parent)
+            for choice, val in enumerate(vals):
+                yield from parameters(val, f"{name}[{choice}]", (name, choice))
+        case Int() | Double() | Log():
+            yield Parameter(name, domain, parent)
+
+
+def flattened(domain: object, value: object, name: str = "") -> Iterator[tuple[str, float]]:
+    """A point's values by name, of a category its index. What is not of the space (a user may have changed the point)
+    is left out."""
+    match domain:
+        case Nested(domains=domains) if isinstance(value, Mapping):
+            for key, inner in domains:
+                if key in value:
+                    yield from flattened(inner, value[key], f"{name}.{key}" if name else key)
+        case Categorical(vals=vals):
+            choice, _ = domain.find(value)
+            if choice is not None:
+                yield name, choice
+                yield from flattened(vals[choice], value, f"{name}[{choice}]")
+        case Int() | Double() | Log() if isinstance(value, int | float):
+            yield name, value
+
+
+def built(domain: object, value_of: Callable[[str, Any], Any], name: str = "") -> object:
+    """The inverse of `flattened`: a point from the values of the parameters that it has, by name and domain."""
+    match domain:
+        case Nested(domains=domains):
+            return {key: built(inner, value_of, f"{name}.{key}" if name else key) for key, inner in domains}
+        case Categorical(vals=vals):
+            choice = value_of(name, domain)
+            return built(vals[choice], value_of, f"{name}[{choice}]")
+        case Int() | Double() | Log():
+            return value_of(name, domain)
+        case Const(val=val):
+            return copy.deepcopy(val)
+    return copy.deepcopy(domain)  # a plain category
+
+
 def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
     """Whether the value differs from the branch in a constant."""
     domains = branch.domains if isinstance(branch, Nested) else ()
@@ -162,6 +224,57 @@ def searched(space: Nested, point: Mapping[str, Any], *, prefix: str = "") -> It
             yield from searched(domain, value, prefix=f"{prefix}{name}.")
         elif not isinstance(domain, Const) and name in point:
             yield prefix + name, value
+
+
+_VALUES_SHOWN = 8
+"""Most values of a categorical that are shown."""
+
+
+def ranges(space: Nested, *, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each hyperparameter that is not constant, by dotted name, with its values in words, whatever way the config gives
+    them.
+
+    >>> from searchers.space import parse
+    >>> dict(ranges(parse({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "batch": 64}).root))
+    {'lr': '0.0001 to 0.1, log'}
+    >>> sgd = {"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}
+    >>> dict(ranges(parse({"optimizer": {"type": "categorical", "vals": ["adam", sgd]}}).root))
+    {'optimizer': 'one of adam, {momentum: 0 to 0.9, name: sgd}'}
+    """
+    for name, domain in space.domains:
+        match domain:
+            case Const():
+                pass
+            case Nested():
+                yield from ranges(domain, prefix=f"{prefix}{name}.")
+            case Categorical(vals=vals):
+                more = f", ... ({len(vals)} values)" if len(vals) > _VALUES_SHOWN else ""
+                yield prefix + name, f"one of {', '.join(map(_value, vals[:_VALUES_SHOWN]))}{more}"
+            case _:
+                yield prefix + name, _in_words(domain)
+
+
+def _in_words(domain: Int | Double | Log) -> str:
+    low, high = domain.bounds if isinstance(domain, Log) else (domain.minval, domain.maxval)
+    step = "" if domain.step in (None, 1) else f", in steps of {domain.step:g}"
+    kind = ", log" if isinstance(domain, Log) or (isinstance(domain, Int) and domain.log) else ""
+    return f"{low:g} to {high:g}{', integer' if isinstance(domain, Int) else ''}{step}{kind}"
+
+
+def _value(value: object) -> str:
+    """A category; a mapping that is a space by its constants and ranges."""
+    match value:
+        case Nested(domains=domains):
+            return "{" + ", ".join(f"{name}: {_value(each)}" for name, each in domains) + "}"
+        case Categorical(vals=vals):
+            return " | ".join(map(_value, vals))
+        case Int() | Double() | Log():
+            return _in_words(value)
+        case Const(val=val):
+            return _value(val)
+        case str():
+            return value
+    return json.dumps(value)
 
 
 def closest(name: object, known: list[str]) -> str:

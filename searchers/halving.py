@@ -14,7 +14,7 @@ from searchers.errors import IllegalEvent
 from searchers.events import Action, Event, Exited, Reported, Started, assert_never
 from searchers.method import Fields, check_extension
 from searchers.objectives import Losses
-from searchers.rung import AnyRung, Rung, rung_lengths
+from searchers.rung import ParetoRung, Rung, rung_lengths
 from searchers.slots import TrialCounts, TrialSlots
 
 _RANKED_LAST = ("errored", "diverged", "canceled")
@@ -23,7 +23,7 @@ _RANKED_LAST = ("errored", "diverged", "canceled")
 class SuccessiveHalving:
     """The base class of `ASHA` (stopping) and `PromotionASHA`, which document the arguments."""
 
-    _rungs: Sequence[AnyRung]
+    _least = 1  # trials among the best of fewer than `divisor`
 
     def __init__(
         self,
@@ -49,13 +49,18 @@ class SuccessiveHalving:
         check.done()
         self.divisor, self.pareto = divisor, pareto
         self._learns = skip_uninformative_rungs
-        self._set_up(rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor))
+        self._rungs = self._new_rungs(rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor))
+        self._set_up()
         self._max_concurrent_trials = max_concurrent_trials
         self._slots = TrialSlots(max_trials=max_trials, max_concurrent=self._max_concurrent(), max_invalid=max_invalid)
         self._unranked = 0  # trials that ended by themselves before the first rung
 
-    def _set_up(self, lengths: Sequence[int]) -> None:
-        """Create rungs of these lengths, and what else a variant needs."""
+    def _new_rungs(self, lengths: Sequence[int]) -> list[Rung]:
+        kind = ParetoRung if self.pareto else Rung
+        return [kind(length=length, divisor=self.divisor, least=self._least) for length in lengths]
+
+    def _set_up(self) -> None:
+        """Create what a variant needs beside the rungs."""
         raise NotImplementedError
 
     def _fill(self) -> list[Action]:
@@ -117,10 +122,8 @@ class SuccessiveHalving:
     def _rank(self, trial: int, number: int, value: float | Losses) -> bool:
         """Rank the trial at this rung. Returns whether it continues."""
         if self._learns and number:
-            below = self._rungs[number - 1]
-            assert isinstance(below, Rung)
             assert not isinstance(value, Losses)
-            below.compare(trial, value)
+            self._rungs[number - 1].compare(trial, value)
         return self._rungs[number].rank(trial, value)
 
     def _rank_exit(self, exited: Exited, *, next_rung: int) -> None:

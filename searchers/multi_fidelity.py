@@ -21,33 +21,28 @@ running trials.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 
 import numpy as np
 from scipy.special import erfcx, ndtr
 
 from searchers.events import Event, Exited, Reported, Started, assert_never
-from searchers.prior_mean import PriorMean, WithMean
 from searchers.rung_process import Array, Parameters, Results, RungProcess, fitted
-from searchers.rung_results import RungResults
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
-from searchers.warm_start import Source
 
 _STARTUP = 12
 """Results before the first proposal."""
 
 _RANDOM_EVERY, _RANDOM_EVERY_EARLY, _EARLY = 5, 2, 40
-"""Every fifth trial is random; every second while there are at most 40 results and no sources."""
-
-_WARM_STARTUP, _WARM_RANDOM_EVERY = 6, 3
-"""Results before the first proposal from the results, if there are sources; of trials before 12 results, every third is
-random."""
+"""Every fifth trial is random; every second while there are at most 40 results."""
 
 _NUM_RESULTS, _NUM_LIVE = 240, 64
 """At most this many results and live trials are in the model. 240 results cost 15 ms of CPU an ask."""
@@ -81,17 +76,14 @@ class MultiFidelitySampler:
         space: To draw from.
         seed: Any integer.
         rungs: `Method.rungs`. If there are none, a trial's last value counts once it has completed.
-        sources: What earlier searches have learned, to start from; each has trials in the space.
     """
 
-    def __init__(self, space: Space, *, seed: int, rungs: Sequence[float], sources: Sequence[Source] = ()) -> None:
+    def __init__(self, space: Space, *, seed: int, rungs: Sequence[float]) -> None:
         self.space, self.seed = space, seed
         self._cube = UnitCube(space)
-        self._sources = sources
-        self._startup = _WARM_STARTUP if sources else _STARTUP
         self._trials: dict[int, _Trial] = {}
         self._live: dict[int, None] = {}  # in the order of their start
-        self._num_results, self._next_fit = 0, self._startup
+        self._num_results, self._next_fit = 0, _STARTUP
         self._lengths: tuple[float, ...] = ()
         self._rungs: list[RungResults] = []
         self._to_fit: Results | None = None  # the results to which the parameters have still to be fitted
@@ -105,7 +97,7 @@ class MultiFidelitySampler:
         """
         if not self._is_random(trial):
             rng = np.random.default_rng(Random(f"{self.seed}:{trial}:multi-fidelity").getrandbits(64))
-            for row in self._proposals(trial, rng):
+            for row in self._proposals(rng):
                 point = self._cube.point(row)
                 if self.space.allows(point):
                     return point
@@ -141,30 +133,13 @@ class MultiFidelitySampler:
         self._rungs = [known.get(length, RungResults(_NUM_RESULTS)) for length in self._lengths]
         self._parameters = Parameters(self._cube.axes, len(self._lengths))
         self._fitted = self._parameters.mean
-        self._prior = PriorMean(self._cube, self._sources, self._lengths) if self._sources else None
-        self._weights = None if self._prior is None else self._prior.equal_weights
-        if self._num_results >= self._startup:
+        if self._num_results >= _STARTUP:
             self._to_fit = self._results()
 
-    def learned(self) -> Iterator[tuple[int, int, float]]:
-        """What the model learns from: trials, rungs and normalised values."""
-        if self._num_results:
-            results = self._results()
-            yield from zip(results.trials.tolist(), results.rungs.tolist(), results.values.tolist(), strict=True)
-
-    def weights(self) -> list[float]:
-        """The weights of the sources, in their order; equal shares before the first results."""
-        if self._num_results >= self._startup:
-            self._fit()
-        return [] if self._weights is None else self._weights.tolist()
-
     def _is_random(self, trial: int) -> bool:
-        if not self._cube.width:
+        if not self._cube.width or self._num_results < _STARTUP:
             return True
-        if self._num_results < _STARTUP:
-            return not self._sources or trial % _WARM_RANDOM_EVERY == _WARM_RANDOM_EVERY - 1
-        early = self._num_results <= _EARLY and not self._sources
-        return trial % (_RANDOM_EVERY_EARLY if early else _RANDOM_EVERY) == 0
+        return trial % (_RANDOM_EVERY_EARLY if self._num_results <= _EARLY else _RANDOM_EVERY) == 0
 
     def _put(self, trial: int, rung: int, value: float) -> None:
         """Note a result, if it is the first at this rung or above."""
@@ -200,27 +175,15 @@ class MultiFidelitySampler:
             values=np.concatenate(values),
         )
 
-    def _fit(self) -> None:
-        """Fit the parameters, and the weights of the sources, to the results that are to be fitted to."""
-        if self._to_fit is not None and self._prior is not None:
-            self._fitted, self._weights = self._prior.fit(self._parameters, self._to_fit, steps=_FIT_STEPS)
-        elif self._to_fit is not None:
-            self._fitted = fitted(self._parameters, self._to_fit, steps=_FIT_STEPS)
-        self._to_fit = None
-
-    def _proposals(self, trial: int, rng: np.random.Generator) -> Array:
+    def _proposals(self, rng: np.random.Generator) -> Array:
         """Rows, the most promising first."""
-        if self._prior is not None and self._num_results < self._startup:
-            return self._prior.first(trial, rng)
-        self._fit()
+        if self._to_fit is not None:
+            self._fitted = fitted(self._parameters, self._to_fit, steps=_FIT_STEPS)
+            self._to_fit = None
         results = self._results()
         live = [self._trials[trial].row for trial in itertools.islice(reversed(self._live), _NUM_LIVE)]
         rows = np.reshape(live, (len(live), self._cube.width))
-        process: RungProcess | WithMean
-        if self._prior is None or self._weights is None:
-            process = RungProcess(self._parameters, self._fitted, results, rows)
-        else:
-            process = self._prior.process(self._parameters, self._fitted, self._weights, results, rows)
+        process = RungProcess(self._parameters, self._fitted, results, rows)
         _, first = np.unique(results.trials, return_index=True)
         rows = results.rows[first]
         expected, _ = process.at_the_end(rows)
@@ -278,3 +241,55 @@ def log_expected_improvement(mean: Array, deviation: Array, target: float) -> Ar
     near = np.log(np.exp(-(high**2) / 2) / math.sqrt(2 * math.pi) + high * ndtr(high))
     gain: Array = np.where(z < -1.0, far, near) + np.log(deviation)
     return gain
+
+
+_HASH = 2_654_435_761
+"""Knuth's multiplicative hash: as good as a random order of trials, and the same in every process."""
+
+
+class RungResults:
+    """The results of trials at one rung: a bounded number of them, chosen so that a model can learn from them.
+
+    After 100,000 trials an ask must cost what it costs after 300. Kept are the best (where the search is going), the
+    latest (what was proposed last), and some of all others, whatever their values: without those a model forgets where
+    it is bad, and proposes it again.
+
+    Args:
+        most: How many results are kept; up to twice as many between two clearings.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: dict[int, float] = {}
+
+    @property
+    def values(self) -> Mapping[int, float]:
+        """Trials to normalised values (smaller is better; +inf if it was not finite), in the order of arrival."""
+        return MappingProxyType(self._values)
+
+    def put(self, trial: int, value: float) -> bool:
+        """Add a result of a trial that has none here. Returns whether others were dropped for it."""
+        self._values[trial] = value
+        if len(self._values) <= 2 * self._most:
+            return False
+        kept = self.sample(self._most)
+        for other in [other for other in self._values if other not in kept]:
+            del self._values[other]
+        return True
+
+    def sample(self, count: int) -> Set[int]:
+        """At most `count` trials: a third of them the best, a third the latest, the others at random.
+
+        >>> results = RungResults(9)
+        >>> for trial in range(12):
+        ...     _ = results.put(trial, abs(trial - 4.1))
+        >>> sorted(results.sample(6))
+        [0, 4, 5, 10, 11]
+        """
+        if len(self._values) <= count:
+            return self._values.keys()
+        each = count // 3
+        best = heapq.nsmallest(each, self._values, key=lambda trial: (self._values[trial], trial))
+        latest = itertools.islice(reversed(self._values), each)
+        others = heapq.nsmallest(count - 2 * each, self._values, key=lambda trial: trial * _HASH % 2**32)
+        return {*best, *latest, *others}

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from searchers.errors import FieldError
+from searchers.errors import FieldError, IllegalEvent
+from searchers.events import Event, Reported
 
 Measured = tuple[float | None, ...]
 """A trial's metrics as measured, in the order of `Objectives.metrics`; None: missing."""
@@ -172,3 +173,32 @@ def of_names(metrics: Sequence[Mapping[str, object]]) -> Objectives:
         FieldError: As `Objectives`.
     """
     return Objectives(tuple(Metric(**each) for each in metrics))  # type: ignore[arg-type]
+
+
+def normalised(event: Event, smaller_is_better: bool, objectives: Objectives | None) -> Event:
+    """The event with smaller values better, +inf if not finite; and with losses if there are objectives."""
+    if not isinstance(event, Reported):
+        return event
+    if objectives is not None:
+        losses = objectives.normalised(event.metrics) if event.metrics else None
+        value = math.inf if losses is None or losses.violation else losses.values[0]
+        return Reported(trial=event.trial, step=event.step, value=value, losses=losses)
+    if event.value is None or not math.isfinite(event.value):
+        return replace(event, value=math.inf)
+    return replace(event, value=event.value if smaller_is_better else -event.value)
+
+
+def with_first(event: Reported, objectives: Objectives | None) -> Reported:
+    """The report of several metrics with the first objective as its value; None if it has no metrics.
+
+    Raises:
+        IllegalEvent: The search has another number of metrics.
+    """
+    names = () if objectives is None else objectives.names
+    if event.metrics and len(event.metrics) != len(names):
+        wanted = f"{len(names)}: {', '.join(names)}" if names else "one, its value"
+        given = f"trial {event.trial} reported {len(event.metrics)} metrics at step {event.step}"
+        raise IllegalEvent(f"{given}, but this search has {wanted}")
+    return replace(
+        event, value=objectives.first_of(event.metrics) if objectives is not None and event.metrics else None
+    )

@@ -27,13 +27,12 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from searchers.domains import closest
+from searchers.domains import closest, parameters
 from searchers.errors import FieldError
 from searchers.events import Event, Exited, Reported, Started, assert_never
 from searchers.objectives import Objectives
-from searchers.optuna_space import encoded, from_optuna_trial, is_conditional, to_optuna
-from searchers.optuna_storage import AskStorage
-from searchers.optuna_trials import SamplerTrial, SamplerTrials, frozen
+from searchers.optuna_space import encoded, from_optuna_trial, to_optuna
+from searchers.optuna_trials import AskStorage, SamplerTrial, SamplerTrials, frozen
 from searchers.space import Space
 
 _SHORT = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "nsga2": "NSGAIISampler"}
@@ -109,7 +108,7 @@ class OptunaSampler:
             self._startup = self._options.pop("n_startup_trials", _STARTUP)
             # Optuna 5's defaults, also with Optuna 4.
             self._options = {"n_startup_trials": 0, "multivariate": True, "constant_liar": True} | self._options
-            if self._options["multivariate"] and is_conditional(space.root):
+            if self._options["multivariate"] and any(each.parent for each in parameters(space.root)):
                 self._options = {"group": True} | self._options
         elif self._class.__name__ == "NSGAIISampler":
             self._options = {"population_size": _POPULATION} | self._options
@@ -119,7 +118,6 @@ class OptunaSampler:
             enough=self._startup or _STARTUP,
             background=self._is_tpe,
             all_compared=self._has_notes,
-            pareto=objectives is not None,
         )
         self._pareto = objectives is not None
         self._failed_points: set[str] = set()  # as JSON

@@ -27,10 +27,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from searchers.objectives import Losses
 
-Point = tuple[float, ...]
+Vector = tuple[float, ...]
 
 
-def dominates(point: Point, other: Point) -> bool:
+def dominates(point: Vector, other: Vector) -> bool:
     """Whether the first is no worse anywhere and better somewhere; smaller is better.
 
     >>> dominates((1, 2), (1, 3)), dominates((1, 2), (1, 2)), dominates((1, 2), (0, 3))
@@ -39,7 +39,7 @@ def dominates(point: Point, other: Point) -> bool:
     return point != other and all(mine <= its for mine, its in zip(point, other, strict=True))
 
 
-def crowding_distances(points: Sequence[Point]) -> list[float]:
+def crowding_distances(points: Sequence[Vector]) -> list[float]:
     """How far apart each point's neighbours are, summed over the objectives, each in units of the points' range.
 
     The best and the worst in an objective have no neighbour on one side: their distance is infinite. Of equal points
@@ -76,7 +76,7 @@ class ParetoOrder:
 
     def __init__(self) -> None:
         self._losses: dict[int, Losses | None] = {}
-        self._fronts: list[list[tuple[Point, int]]] = []  # each sorted
+        self._fronts: list[list[tuple[Vector, int]]] = []  # each sorted
         self._ordered: list[list[int] | None] = []  # for each front its trials, best first; None: not known
         self._level: dict[int, int] = {}  # the front of each feasible trial
         self._infeasible: list[tuple[float, int]] = []  # sorted; the violation may be inf
@@ -148,7 +148,7 @@ class ParetoOrder:
             known = self._ordered[level] = [members[place][1] for place in ranks]
         return known
 
-    def _add(self, point: Point, trial: int) -> None:
+    def _add(self, point: Vector, trial: int) -> None:
         """Put a feasible trial in its front. Those that it dominates there move to the next one, and so on."""
         level = bisect_left(self._fronts, 1, key=lambda front: not _dominated_in(front, point))
         moving = [(point, trial)]
@@ -158,7 +158,7 @@ class ParetoOrder:
                 self._ordered.append(None)
             front = self._fronts[level]
             self._ordered[level] = None
-            displaced: list[tuple[Point, int]] = []
+            displaced: list[tuple[Vector, int]] = []
             for member in moving:
                 displaced += _take_dominated(front, member[0])
             for member in moving:
@@ -172,7 +172,7 @@ def _violation(losses: Losses | None) -> float:
     return math.inf if losses is None else losses.violation
 
 
-def _dominated_in(front: Sequence[tuple[Point, int]], point: Point) -> bool:
+def _dominated_in(front: Sequence[tuple[Vector, int]], point: Vector) -> bool:
     """Whether a member of the sorted front dominates the point."""
     before = bisect_left(front, (point,))
     if len(point) == 2:  # of those before it, the last has the least second coordinate
@@ -180,7 +180,7 @@ def _dominated_in(front: Sequence[tuple[Point, int]], point: Point) -> bool:
     return any(dominates(front[place][0], point) for place in range(before))
 
 
-def _take_dominated(front: list[tuple[Point, int]], point: Point) -> list[tuple[Point, int]]:
+def _take_dominated(front: list[tuple[Vector, int]], point: Vector) -> list[tuple[Vector, int]]:
     """Remove and return the members of the sorted front that the point dominates."""
     begin = bisect_left(front, (point,))
     if len(point) == 2:  # they follow each other

@@ -30,16 +30,12 @@ Always true:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from typing import Protocol
 
 from searchers.events import Action, Create, Done, Exited, Pause, Resume, Stop
 from searchers.halving import SuccessiveHalving
 from searchers.objectives import Losses
-from searchers.pareto_rung import ParetoRung
-from searchers.rung import AnyRung, Rung, longer_rungs
+from searchers.rung import longer_rungs
 
 
 @dataclass(slots=True)
@@ -47,84 +43,6 @@ class _Trial:
     next: int = 0  # index of the rung it is to reach; len(rungs) after the top one
     last: tuple[float, float | Losses] | None = None  # step and value of its last report
     finishing: bool = False  # it ran past the top rung before it paused, and was resumed only to complete
-
-
-class _PausingRung(AnyRung, Protocol):
-    """A rung at which trials pause.
-
-    Attributes:
-        coming: Running trials that are on their way to this rung.
-    """
-
-    coming: int
-
-    def pause(self, trial: int) -> None:
-        """List a ranked trial as paused."""
-
-    def unpause(self, trial: int) -> bool:
-        """Remove the trial from those paused, if it is one of them; and whether it was."""
-
-    def promotable(self) -> int | None:
-        """The best paused trial, if it is among the best 1/divisor of all trials at this rung."""
-
-    def unpause_all(self) -> list[int]:
-        """Remove all paused trials, and return them by number."""
-
-
-class _RungOfValues(Rung):
-    """A `_PausingRung` of one metric."""
-
-    def __init__(self, *, length: int, divisor: float) -> None:
-        super().__init__(length=length, divisor=divisor, least=0)
-        self.coming = 0
-        self._paused: set[int] = set()
-        self._paused_heap: list[tuple[float, int]] = []  # (value, trial); others than `_paused` are dropped at the top
-
-    def pause(self, trial: int) -> None:
-        self._paused.add(trial)
-        heappush(self._paused_heap, (self._values[trial], trial))
-
-    def unpause(self, trial: int) -> bool:
-        was_paused = trial in self._paused
-        self._paused.discard(trial)
-        return was_paused
-
-    def promotable(self) -> int | None:
-        heap = self._paused_heap
-        while heap and heap[0][1] not in self._paused:
-            heappop(heap)
-        return heap[0][1] if heap and self.is_best(heap[0][1]) else None
-
-    def unpause_all(self) -> list[int]:
-        trials = sorted(self._paused)
-        self._paused.clear()
-        self._paused_heap.clear()
-        return trials
-
-
-class _RungOfLosses(ParetoRung):
-    """A `_PausingRung` of several objectives."""
-
-    def __init__(self, *, length: int, divisor: float) -> None:
-        super().__init__(length=length, divisor=divisor, least=0)
-        self.coming = 0
-        self._paused: set[int] = set()
-
-    def pause(self, trial: int) -> None:
-        self._paused.add(trial)
-
-    def unpause(self, trial: int) -> bool:
-        was_paused = trial in self._paused
-        self._paused.discard(trial)
-        return was_paused
-
-    def promotable(self) -> int | None:
-        return next((trial for trial in self.in_order() if trial in self._paused), None)
-
-    def unpause_all(self) -> list[int]:
-        trials = sorted(self._paused)
-        self._paused.clear()
-        return trials
 
 
 class PromotionASHA(SuccessiveHalving):
@@ -135,8 +53,7 @@ class PromotionASHA(SuccessiveHalving):
 
     Args:
         max_trials, max_length, num_rungs, divisor, max_concurrent_trials, max_invalid, skip_uninformative_rungs,
-        pareto: As in
-            `ASHA`.
+            pareto: As in `ASHA`.
 
     Raises:
         MethodError: A field is invalid; all are named.
@@ -149,15 +66,10 @@ class PromotionASHA(SuccessiveHalving):
     [Pause(trial=1), Resume(trial=0)]
     """
 
-    _rungs: list[_PausingRung]
+    _least = 0
 
-    def _set_up(self, lengths: Sequence[int]) -> None:
-        self._rungs = self._new_rungs(lengths)
+    def _set_up(self) -> None:
         self._trials: dict[int, _Trial] = {}
-
-    def _new_rungs(self, lengths: Sequence[int]) -> list[_PausingRung]:
-        kind: type[_RungOfValues | _RungOfLosses] = _RungOfLosses if self.pareto else _RungOfValues
-        return [kind(length=length, divisor=self.divisor) for length in lengths]
 
     def _fill(self) -> list[Action]:
         """Promotions and new trials for free slots, `Stop` for trials at closed rungs, or `Done`."""

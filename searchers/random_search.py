@@ -1,4 +1,4 @@
-"""Random search: every trial runs to its end."""
+"""Methods that run every trial to its end: random search, a grid, and a single trial."""
 
 from __future__ import annotations
 
@@ -98,3 +98,48 @@ class RandomSearch:
         self._slots.counts.extend(trials)
         self._slots.extend(max_trials=trials, max_concurrent=self._max_concurrent, to_resume=to_resume)
         return self._slots.fill()
+
+
+class Single(RandomSearch):
+    """Determined's `single`: random search with one trial.
+
+    Args:
+        max_length: Length of the trial, >= 1, if the search sets it.
+        max_invalid: How often the trial is replaced if its hyperparameters are invalid, >= 0. 16 by default.
+
+    Raises:
+        MethodError: A field is invalid.
+
+    >>> Single().start()
+    [Create(trial=0)]
+    """
+
+    _fixed_trials = "a single search has one trial"
+
+    def __init__(self, *, max_length: int | None = None, max_invalid: int | None = None) -> None:
+        super().__init__(max_trials=1, max_concurrent_trials=1, max_length=max_length, max_invalid=max_invalid)
+
+
+class Grid(RandomSearch):
+    """Determined's `grid`. The sampler (`GridSampler`) gives each trial its point.
+
+    A trial whose hyperparameters are invalid is not replaced: its point was tried.
+
+    Args:
+        points: Points of the grid, i.e. trials. 0: the search is done when it starts.
+        max_concurrent_trials: Most trials at a time that were created and have not ended; 0 = no limit.
+        max_length: Length of a trial, >= 1, if the search sets it; trials then validate there.
+
+    Raises:
+        MethodError: A field is invalid; all are named.
+
+    >>> Grid(points=6, max_concurrent_trials=2).start()
+    [Create(trial=0), Create(trial=1)]
+    """
+
+    _budget, _least = "points", 0
+    _fixed_trials = "a grid has as many trials as points"
+    _replaces_invalid = False
+
+    def __init__(self, *, points: int, max_concurrent_trials: int = 16, max_length: int | None = None) -> None:
+        super().__init__(max_trials=points, max_concurrent_trials=max_concurrent_trials, max_length=max_length)

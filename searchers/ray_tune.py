@@ -26,7 +26,7 @@ import ray
 from ray import cloudpickle, tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from searchers.answers import Result
+from searchers.answers import TrialResult
 
 MAX_HANDLE_DEATHS = 5
 """The run fails when its handle has died this many times in a row without a result."""
@@ -45,8 +45,8 @@ ENVIRONMENT = {
 class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
     """The Tune trial: fetches results from the source in its configuration.
 
-    That is a pickled function. What it returns is called with this process's id, waits, and returns each `Result` of
-    the search that this process has not got yet; None when the search is over, or the source gone. This class is
+    That is a pickled function. What it returns is called with this process's id, waits, and returns each `TrialResult`
+    of the search that this process has not got yet; None when the search is over, or the source gone. This class is
     pickled by value; its configuration says where to import other modules from.
     """
 
@@ -83,7 +83,7 @@ class _Scheduler(_NotStored, FIFOScheduler):  # type: ignore[misc]
     if they are installed, which takes a second of CPU before the first batch.
     """
 
-    def __init__(self, take: Callable[[Sequence[Result]], bool], died: Callable[[str], None]) -> None:
+    def __init__(self, take: Callable[[Sequence[TrialResult]], bool], died: Callable[[str], None]) -> None:
         super().__init__()
         self._take, self._died = take, died
 
@@ -127,12 +127,12 @@ class TuneDriver:
         error: The error that ended the run, if any.
     """
 
-    take: Callable[[Sequence[Result]], None]
+    take: Callable[[Sequence[TrialResult]], None]
 
     def __init__(
         self,
         *,
-        source: Callable[[], Callable[[int], Sequence[Result] | None]],
+        source: Callable[[], Callable[[int], Sequence[TrialResult] | None]],
         directory: Path,
         path: str | None = None,
     ) -> None:
@@ -187,7 +187,7 @@ class TuneDriver:
             self.error = RuntimeError(f"its Tune handle died {self._deaths} times in a row without a result: {why[0]}")
             self._stopping = True
 
-    def _pass_on(self, results: Sequence[Result]) -> bool:
+    def _pass_on(self, results: Sequence[TrialResult]) -> bool:
         """Pass results to the search. Returns whether the run goes on."""
         self._deaths = 0
         self.take(results)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from searchers.errors import IllegalEvent
@@ -63,12 +63,12 @@ def event_to_json(event: Event) -> dict[str, object]:
                 at = number_to_json(_number(step))
             except ValueError as error:
                 raise IllegalEvent(f"the step of trial {trial} {error}") from None
-            try:
-                measured = None if value is None else number_to_json(float(_number(value, or_bool=True)))
-            except ValueError as error:
-                raise IllegalEvent(f"the value of trial {trial} at step {at} {error}") from None
+            measured = _measured_to_json(value, f"the value of trial {trial} at step {at}")
             record = {"event": "reported", "trial": int(trial), "step": at, "value": measured}
-            return record if not event.metrics else record | {"metrics": _metrics_to_json(event)}
+            if event.metrics:
+                what = f"a metric of trial {trial} at step {at}"
+                record["metrics"] = [_measured_to_json(each, what) for each in event.metrics]
+            return record
         case Exited(reason=reason):
             if reason not in get_args(Reason):
                 known = ", ".join(get_args(Reason))
@@ -78,11 +78,11 @@ def event_to_json(event: Event) -> dict[str, object]:
             assert_never(event)
 
 
-def _metrics_to_json(event: Reported) -> list[object]:
+def _measured_to_json(value: object, what: str) -> object:
     try:
-        return [None if each is None else number_to_json(float(_number(each, or_bool=True))) for each in event.metrics]
+        return None if value is None else number_to_json(float(_number(value, or_bool=True)))
     except ValueError as error:
-        raise IllegalEvent(f"a metric of trial {event.trial} at step {event.step} {error}") from None
+        raise IllegalEvent(f"{what} {error}") from None
 
 
 def event_from_json(record: Mapping[str, object]) -> Event:
@@ -204,3 +204,31 @@ def _number(value: object, *, or_bool: bool = False) -> float:
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch's
         pass
     raise ValueError(f"is {value!r:.80} ({type(value).__name__}), but must be a number")
+
+
+class RecordedMethod:
+    """A method that repeats the decisions in a journal's records, one per call, for a search that is only looked at."""
+
+    rungs = ()
+
+    def __init__(self, records: Iterable[Mapping[str, object]]) -> None:
+        self._actions = map(_actions_of, records)
+
+    def start(self) -> list[Action]:
+        return next(self._actions)
+
+    def on(self, event: Event) -> list[Action]:
+        return next(self._actions)
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        raise NotImplementedError("this search is read-only")
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        return next(self._actions)
+
+
+def _actions_of(record: Mapping[str, object]) -> list[Action]:
+    actions = record.get("actions")
+    if not isinstance(actions, list) or not all(isinstance(action, Mapping) for action in actions):
+        raise ValueError(f"actions must be a list of mappings, got {actions!r}")
+    return [action_from_json(action) for action in actions]

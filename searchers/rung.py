@@ -12,34 +12,16 @@ of them on top, `rest` the others with the smallest on top. Of equal values, tho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from heapq import heappop, heappush
+from itertools import islice
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import cast
 
-from searchers.events import Reported
+from searchers.objectives import Losses
+from searchers.pareto import ParetoOrder
 from searchers.rung_correlation import PRIOR, less_strict, rank_correlation
-
-
-class AnyRung(Protocol):
-    """What a method needs of a rung, whatever it ranks by: `Rung` and `ParetoRung` document it."""
-
-    length: int
-
-    @property
-    def values(self) -> Mapping[int, Any]: ...
-
-    def rank(self, trial: int, value: Any) -> bool: ...
-
-    def is_best(self, trial: int) -> bool: ...
-
-    def best(self) -> list[int]: ...
-
-    def set_least(self, least: int) -> None: ...
-
-    def withdraw(self, trial: int) -> None: ...
-
 
 _MOST_PAIRS = 512
 _GROWTH = 1.1
@@ -47,7 +29,7 @@ _GROWTH = 1.1
 
 
 class Rung:
-    """The values that trials reported at one length; smaller is better.
+    """The values that trials reported at one length; smaller is better. Of several objectives see `ParetoRung`.
 
     Always true: the trials in `_best` are the k smallest by (value, trial); each ranked trial has exactly one entry in
     one of the heaps; entries of withdrawn trials remain until they come to the top, and neither top is one of them.
@@ -60,6 +42,7 @@ class Rung:
     Attributes:
         length: As given.
         divisor: As given, or less, by what `compare` learned.
+        coming: For a method that pauses trials: running ones that are on their way to this rung.
         correlation: The estimated rank correlation of the values here with those at the next rung, by `compare`.
         compared: The number of trials that it is estimated from.
 
@@ -72,27 +55,31 @@ class Rung:
         self.length, self.divisor = length, divisor
         self._strictest, self._least = divisor, least
         self._numerator, self._denominator = Fraction(str(divisor)).as_integer_ratio()
+        self._values: dict[int, float | Losses] = {}
+        self.coming = 0
+        self._paused: set[int] = set()
+        self._paused_heap: list[tuple[float, int]] = []  # (value, trial); others than `_paused` are dropped at the top
         self.correlation, self.compared = PRIOR, 0
         self._pairs: list[tuple[float, float]] = []  # every so many of all, from the first on
         self._stride, self._next_estimate = 1, 1.0
-        self._values: dict[int, float] = {}
         self._best: set[int] = set()
         self._best_heap: list[tuple[float, int]] = []  # (-value, -trial)
         self._rest_heap: list[tuple[float, int]] = []  # (value, trial)
         self._withdrawn = 0  # entries of withdrawn trials in the heaps
 
     @property
-    def values(self) -> Mapping[int, float]:
-        """Trials to values, except those withdrawn."""
+    def values(self) -> Mapping[int, float | Losses]:
+        """Trials to values, or to losses, +inf for those without; except those withdrawn."""
         return MappingProxyType(self._values)
 
-    def rank(self, trial: int, value: float) -> bool:
+    def rank(self, trial: int, value: float | Losses) -> bool:
         """Add the trial's value, once per trial.
 
         Returns:
             Whether the trial continues. One that equals the last of the best does, even if it is not one of them.
         """
         assert trial not in self._values, f"trial {trial} was ranked in this rung before"
+        assert not isinstance(value, Losses)
         self._values[trial] = value
         if self._best_heap and (-value, -trial) > self._best_heap[0]:
             heappush(self._best_heap, (-value, -trial))
@@ -102,33 +89,10 @@ class Rung:
         self._balance()
         return bool(self._best_heap) and value <= -self._best_heap[0][0]
 
-    def is_best(self, trial: int) -> bool:
-        """Whether the trial is now among the best 1/divisor."""
-        return trial in self._best
-
     def best(self) -> list[int]:
         """The best 1/divisor of the trials, best first, except those whose value is infinite."""
-        return [trial for value, trial in sorted((self._values[t], t) for t in self._best) if value < math.inf]
-
-    def compare(self, trial: int, later: float) -> None:
-        """Learn from a ranked trial's value at the next rung how much this rung says of it, and be less strict if it
-        says little. Decisions so far stand."""
-        value = self._values[trial]
-        if value == later:  # one report that reached both rungs
-            return
-        if self.compared % self._stride == 0:
-            self._pairs.append((value, later))
-        if len(self._pairs) > _MOST_PAIRS:
-            self._pairs, self._stride = self._pairs[::2], 2 * self._stride
-        self.compared += 1
-        if self.compared < self._next_estimate:
-            return
-        self._next_estimate = self.compared * _GROWTH
-        values = list(self._values.values())
-        self.correlation = rank_correlation(values[:: 1 + len(values) // _MOST_PAIRS], self._pairs)
-        self.divisor = less_strict(self._strictest, self.correlation)
-        self._numerator, self._denominator = Fraction(str(self.divisor)).as_integer_ratio()
-        self._balance()
+        found = ((self._value(trial), trial) for trial in self._best)
+        return [trial for value, trial in sorted(found) if value < math.inf]
 
     def set_least(self, least: int) -> None:
         """Change `least`."""
@@ -143,9 +107,62 @@ class Rung:
         self._withdrawn += 1
         self._balance()
 
-    def _balance(self) -> None:
+    def pause(self, trial: int) -> None:
+        """List a ranked trial as paused."""
+        self._paused.add(trial)
+        heappush(self._paused_heap, (self._value(trial), trial))
+
+    def unpause(self, trial: int) -> bool:
+        """Remove the trial from those paused, if it is one of them; and whether it was."""
+        was_paused = trial in self._paused
+        self._paused.discard(trial)
+        return was_paused
+
+    def unpause_all(self) -> list[int]:
+        """Remove all paused trials, and return them by number."""
+        trials = sorted(self._paused)
+        self._paused.clear()
+        return trials
+
+    def promotable(self) -> int | None:
+        """The best paused trial, if it is among the best 1/divisor of all trials at this rung."""
+        heap = self._paused_heap
+        while heap and heap[0][1] not in self._paused:
+            heappop(heap)
+        return heap[0][1] if heap and heap[0][1] in self._best else None
+
+    def compare(self, trial: int, later: float) -> None:
+        """Learn from a ranked trial's value at the next rung how much this rung says of it, and be less strict if it
+        says little. Decisions so far stand."""
+        value = self._value(trial)
+        if value == later:  # one report that reached both rungs
+            return
+        if self.compared % self._stride == 0:
+            self._pairs.append((value, later))
+        if len(self._pairs) > _MOST_PAIRS:
+            self._pairs, self._stride = self._pairs[::2], 2 * self._stride
+        self.compared += 1
+        if self.compared < self._next_estimate:
+            return
+        self._next_estimate = self.compared * _GROWTH
+        values = cast("list[float]", list(self._values.values()))
+        self.correlation = rank_correlation(values[:: 1 + len(values) // _MOST_PAIRS], self._pairs)
+        self.divisor = less_strict(self._strictest, self.correlation)
+        self._numerator, self._denominator = Fraction(str(self.divisor)).as_integer_ratio()
+        self._balance()
+
+    def _value(self, trial: int) -> float:
+        value = self._values[trial]
+        assert not isinstance(value, Losses)
+        return value
+
+    def _count(self) -> int:
+        """How many trials are among the best."""
         n = len(self._values)
-        k = max(n * self._denominator // self._numerator, self._least) if n else 0
+        return max(n * self._denominator // self._numerator, self._least) if n else 0
+
+    def _balance(self) -> None:
+        k = self._count()
         self._drop_withdrawn()
         while len(self._best) > k:
             value, trial = heappop(self._best_heap)
@@ -169,26 +186,53 @@ class Rung:
             self._withdrawn -= 1
 
 
-def compared_rungs(lengths: Sequence[int], reports: Iterable[Reported], *, divisor: float) -> list[Rung]:
-    """Rungs with the values of a search's trials, to see what each says of the next.
+class ParetoRung(Rung):
+    """What trials reported at one length, ranked by several objectives, in the order of `ParetoOrder`.
 
-    Args:
-        lengths: Of the rungs, ascending.
-        reports: Of all trials, in their order; values are normalised, smaller is better.
-        divisor: Of the search.
+    Unlike in `Rung`, a new trial that equals the last of the best is not among them: the order has no ties.
+
+    >>> rung = ParetoRung(length=1, divisor=2)
+    >>> [rung.rank(trial, Losses(values)) for trial, values in enumerate([(1, 4), (4, 1), (5, 5), (2, 2)])]
+    [True, False, False, False]
+    >>> rung.best()
+    [0, 1]
     """
-    rungs = [Rung(length=length, divisor=divisor) for length in dict.fromkeys(lengths)]
-    reached: dict[int, int] = {}
-    for report in reports:
-        value = math.inf if report.value is None or math.isnan(report.value) else report.value
-        number = reached.get(report.trial, 0)
-        while number < len(rungs) and report.step >= rungs[number].length:
-            if number:
-                rungs[number - 1].compare(report.trial, value)
-            rungs[number].rank(report.trial, value)
-            number += 1
-        reached[report.trial] = number
-    return rungs
+
+    def __init__(self, *, length: int, divisor: float, least: int = 1) -> None:
+        super().__init__(length=length, divisor=divisor, least=least)
+        self._order = ParetoOrder()
+
+    def rank(self, trial: int, value: float | Losses) -> bool:
+        """Add the trial's losses, once per trial; a float is +inf, the worst. Returns whether the trial continues."""
+        assert trial not in self._values, f"trial {trial} was ranked in this rung before"
+        assert isinstance(value, Losses) or value == math.inf
+        self._values[trial] = value
+        self._order.add(trial, value if isinstance(value, Losses) else None)
+        return self._order.is_among(trial, self._count())
+
+    def best(self) -> list[int]:
+        """The best 1/divisor of the trials, best first, except those without losses."""
+        return [trial for trial in self._in_order() if self._values[trial] != math.inf]
+
+    def _in_order(self) -> Iterator[int]:
+        return islice(self._order, self._count())
+
+    def set_least(self, least: int) -> None:
+        """Change `least`."""
+        self._least = least
+
+    def withdraw(self, trial: int) -> None:
+        """Remove the trial. Earlier decisions stand."""
+        del self._values[trial]
+        self._order.remove(trial)
+
+    def pause(self, trial: int) -> None:
+        """List a ranked trial as paused."""
+        self._paused.add(trial)
+
+    def promotable(self) -> int | None:
+        """The best paused trial, if it is among the best 1/divisor of all trials at this rung."""
+        return next((trial for trial in self._in_order() if trial in self._paused), None)
 
 
 def rung_lengths(*, max_length: int, num_rungs: int, divisor: float) -> tuple[int, ...]:

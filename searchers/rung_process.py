@@ -164,28 +164,6 @@ class RungProcess:
             variance -= np.einsum("ij,ij->j", solved, solved)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
-    def left_out(self) -> Array:
-        """What is expected of the results of each trial, given those of all others, shape (n,)."""
-        precision = cho_solve((self._factor, True), np.eye(len(self._weights)), check_finite=False)
-        expected = self._results.values.copy()
-        for trial in np.unique(self._results.trials):
-            own = np.flatnonzero(self._results.trials == trial)
-            expected[own] -= np.linalg.solve(precision[np.ix_(own, own)], self._weights[own])
-        return expected
-
-    def expected(self, rows: Array, rungs: Indices) -> Array:
-        """Mean of f at these rungs, in the unit of its values, for rows of new trials.
-
-        Args:
-            rows: Shape (m, width).
-            rungs: Shape (m,).
-        """
-        kernel = _matern(_distances(self._scale(rows), self._scaled))
-        cross = self._prior(kernel, np.full(len(rows), -1), rungs)
-        cross += _LEVEL * (rungs[:, None] == self._results.rungs)
-        mean: Array = cross @ self._weights
-        return mean
-
 
 def fitted(parameters: Parameters, results: Results, *, steps: int) -> Array:
     """The parameters of the largest posterior density, by at most so many steps of L-BFGS from the prior's mean."""

@@ -10,16 +10,13 @@ import copy
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from searchers.errors import FieldError, SpaceError
 from searchers.events import Event
 from searchers.objectives import Objectives
 from searchers.records import hparams_from_json, hparams_to_json
 from searchers.space import Space
-
-if TYPE_CHECKING:
-    from searchers.warm_start import Source
 
 
 @runtime_checkable
@@ -184,11 +181,8 @@ def named_sampler(
     rungs: Sequence[float],
     options: Mapping[str, object] = MappingProxyType({}),
     objectives: Objectives | None = None,
-    sources: Sequence[Source] = (),
 ) -> Sampler:
     """The sampler of this name: "random", "multi_fidelity", or one of `OptunaSampler`'s, which documents the arguments.
-
-    `sources` is for "multi_fidelity", see `MultiFidelitySampler`.
 
     Raises:
         FieldError: There is no such sampler, or it does not take these options. Paths begin with `searcher.sampler`.
@@ -208,4 +202,4 @@ def named_sampler(
         raise FieldError([("searcher.sampler.name", f"{what}. Use tpe, gp, nsga2 or random")])
     from searchers.multi_fidelity import MultiFidelitySampler
 
-    return MultiFidelitySampler(space, seed=seed, rungs=rungs, sources=sources)
+    return MultiFidelitySampler(space, seed=seed, rungs=rungs)

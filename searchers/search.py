@@ -36,12 +36,10 @@ from typing import cast
 from searchers.errors import FieldError, IllegalEvent, JournalError, never_created
 from searchers.events import Action, Create, Done, Event, Reported, Started
 from searchers.method import Method
-from searchers.normalise import normalised, with_first
-from searchers.objectives import Objectives
-from searchers.points import Points, as_dict
-from searchers.recorded import RecordedMethod
+from searchers.objectives import Objectives, normalised, with_first
 from searchers.records import (
     EVENT_KINDS,
+    RecordedMethod,
     action_to_json,
     event_from_json,
     event_to_json,
@@ -50,7 +48,7 @@ from searchers.records import (
 )
 from searchers.samplers import RandomSampler, Sampler, drawn, notify_extended
 from searchers.space import Space
-from searchers.views import State, TrainedShares, TrialView
+from searchers.views import Points, State, TrainedShares, TrialView, as_dict
 
 Record = dict[str, object]
 

@@ -3,20 +3,66 @@
 It drives the same objects as a real driver, by the same rules: hyperparameters are drawn when a trial gets its worker,
 a `Pause` frees the worker and keeps what was trained, and a stopped trial has exited before its worker is given away.
 Nothing is predicted by formula.
+
+    search ── Create, Resume ──▶ queue ──▶ a free worker ──▶ Started
+      ▲                                        │  start_cost or resume_cost, then from report to report
+      ├──────────── Reported ◀─────────────────┤
+      └── Stop, Pause ──▶ the worker is free   └──▶ Exited("completed") after the last report
+
+Entries of the queue and the heap are numbered. A trial's valid one is its `due`; others are ignored when they come up,
+so that a stop or a pause need not search for them. The next event is on top of the heap, so a million trials on ten
+thousand workers take less than a minute.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from heapq import heappop, heappush
+from random import Random
 
-from searchers.events import Action, DoneReason, Event, Reason
+from searchers.events import (
+    Action,
+    Create,
+    Done,
+    DoneReason,
+    Event,
+    Exited,
+    Pause,
+    Reason,
+    Reported,
+    Resume,
+    Started,
+    Stop,
+    assert_never,
+)
 from searchers.method import Method
+from searchers.objectives import Losses, Measured
 from searchers.search import Search
-from searchers.simulator import Conditions, Curve, Simulator
+from searchers.views import TrialView
 
-__all__ = ["Curve", "Simulation", "simulate"]
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How a trial learns, and how fast.
+
+    Args:
+        value: From a length of training, counted from the trial's beginning, to the searcher's metric. A trial that
+            diverges may give NaN, infinities or None. For a `Search` with several metrics, to a tuple of them.
+        cost: Time per unit of length, > 0.
+
+    Raises:
+        ValueError: The cost is not a finite number > 0.
+    """
+
+    value: Callable[[float], float | Measured | None]
+    cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cost < math.inf:
+            raise ValueError(f"cost: must be a finite number > 0, got {self.cost!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +140,7 @@ def simulate(
     """
     method = search.method if isinstance(search, Search) else search
     steps = tuple(dict.fromkeys(method.rungs if reports is None else reports))
-    conditions = Conditions(start_cost, resume_cost, failures, max_restarts, noise, jitter, until, seed)
+    conditions = _Conditions(start_cost, resume_cost, failures, max_restarts, noise, jitter, until, seed)
     rules = (
         (workers >= 1, f"workers: must be >= 1, got {workers}"),
         (steps and min(steps) > 0, f"reports: must be lengths > 0, got {reports!r} (rungs: {method.rungs!r})"),
@@ -107,7 +153,7 @@ def simulate(
     )
     if faults := [fault for holds, fault in rules if not holds]:
         raise ValueError("\n".join(faults))
-    run = Simulator(search, workers, trial, steps, conditions, watch)
+    run = _Simulator(search, workers, trial, steps, conditions, watch)
     run.run()
     return Simulation(
         time=run.time,
@@ -118,3 +164,285 @@ def simulate(
         busy=run.busy,
         events=run.events,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Conditions:
+    """Costs, failures and noise; `simulate` documents them."""
+
+    start_cost: float
+    resume_cost: float
+    failures: float
+    max_restarts: int
+    noise: float
+    jitter: float
+    until: float
+    seed: int
+
+
+@dataclass(slots=True)
+class _Trial:
+    rng: Random | None
+    position: float = 0.0  # length trained, as of its last report
+    next: int = 0  # index of its next report
+    curve: Curve | None = None
+    began: bool = False
+    restarts: int = 0
+    due: int = -1  # its valid entry in the heap or the queue; -1: none
+    worker: int = -1  # -1: none
+    assigned: float = 0.0  # when it got its worker
+    since: float = 0.0  # when its training since the last report began; infinite if it has not
+    rate: float = 1.0  # time per unit of length since then
+
+
+@dataclass(slots=True)
+class _Simulator:
+    """One run. `simulate` documents the arguments."""
+
+    search: Search | Method
+    workers: int
+    curve_of: Callable[[Mapping[str, object]], Curve | None]
+    steps: tuple[float, ...]
+    conditions: _Conditions
+    watch: Callable[[float, Event, list[Action]], None] | None
+
+    time: float = 0.0
+    done: DoneReason | None = None
+    created: int = 0
+    trained: float = 0.0
+    busy: float = 0.0
+    events: int = 0
+    ended: Counter[Reason] = field(default_factory=Counter)
+    trials: dict[int, _Trial] = field(default_factory=dict)  # live ones
+    pending: deque[Action] = field(default_factory=deque)  # not carried out yet
+    queue: deque[tuple[int, int]] = field(default_factory=deque)  # (due, trial) waiting for a worker
+    heap: list[tuple[float, int, int, bool]] = field(default_factory=list)  # (time, due, trial, whether it fails)
+    last_due: int = 0
+    free: list[int] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+
+    def run(self) -> None:
+        conditions, heap, trials = self.conditions, self.heap, self.trials
+        rng = Random(f"{conditions.seed}:workers")
+        self.free = list(reversed(range(self.workers)))
+        self.speeds = [math.exp(rng.gauss(0, conditions.jitter)) if conditions.jitter else 1.0 for _ in self.free]
+        if isinstance(self.search, Search) and self.search.started:
+            self.adopt(self.search)
+        else:
+            self.pending.extend(self.search.start())
+        self.assign_workers()
+        while heap and heap[0][0] <= conditions.until:
+            time, due, number, fails = heappop(heap)
+            trial = trials.get(number)
+            if trial is None or trial.due != due:  # it was stopped or paused meanwhile
+                continue
+            self.time = time
+            if fails:
+                self.fail(number, trial)
+            else:
+                self.report(number, trial)
+            self.assign_workers()
+        running = [trial for trial in trials.values() if trial.worker >= 0]
+        if running:  # cut at `until`
+            self.time = conditions.until
+            for trial in running:
+                self.free_worker(trial)
+        elif self.done is None:
+            raise RuntimeError(
+                f"all {self.workers} workers are idle, {len(trials)} of {self.created} trials are paused, but the "
+                "method neither resumed nor stopped one, nor decided on Done; see searchers.testing.check_method"
+            )
+
+    def report(self, number: int, trial: _Trial) -> None:
+        assert trial.curve is not None
+        step = self.steps[trial.next]
+        self.trained += step - trial.position
+        trial.position, trial.next, trial.since = step, trial.next + 1, math.inf
+        found = trial.curve.value(step)
+        metrics = [each if each is None else self.noisy(each, trial) for each in _as_tuple(found)]
+        if isinstance(self.search, Search):
+            several = self.search.objectives is not None
+            event = Reported(trial=number, step=step, value=metrics[0], metrics=tuple(metrics) if several else ())
+        else:
+            event = _normalised(number, step, metrics[0], pareto=getattr(self.search, "pareto", False))
+        if self.runs_on(trial, event):
+            self.train(number, trial, self.time)
+
+    def noisy(self, value: float, trial: _Trial) -> float:
+        noise = self.conditions.noise
+        return value if trial.rng is None or not noise else value + trial.rng.gauss(0, noise)
+
+    def fail(self, number: int, trial: _Trial) -> None:
+        """The worker fails: the training since the last report is lost."""
+        self.trained += self.since_report(trial)
+        trial.since = math.inf
+        trial.restarts += 1
+        if trial.restarts > self.conditions.max_restarts:
+            self.exit(number, trial, "errored")
+            return
+        if self.runs_on(trial, Started(trial=number)):
+            self.train(number, trial, self.time + self.conditions.resume_cost)
+
+    def start(self, number: int, trial: _Trial) -> None:
+        """The trial gets a worker."""
+        trial.worker, trial.assigned, trial.since = self.free.pop(), self.time, math.inf
+        if not self.runs_on(trial, Started(trial=number)):
+            return
+        if trial.curve is None:
+            trial.curve = self.curve_of(self.hparams(number))
+            if trial.curve is None:
+                self.exit(number, trial, "invalid_hp")
+                return
+        cost = self.conditions.resume_cost if trial.began else self.conditions.start_cost
+        trial.began = True
+        self.train(number, trial, self.time + cost)
+
+    def train(self, number: int, trial: _Trial, since: float) -> None:
+        """Train from `since` on, to the next report or failure; or the trial completes."""
+        if trial.next == len(self.steps):
+            self.exit(number, trial, "completed")
+            return
+        assert trial.curve is not None
+        conditions, rate = self.conditions, trial.curve.cost * self.speeds[trial.worker]
+        fails = math.inf
+        if trial.rng is not None:
+            if conditions.jitter:
+                rate *= math.exp(trial.rng.gauss(0, conditions.jitter))
+            if conditions.failures:
+                fails = self.time + trial.rng.expovariate(conditions.failures)
+        trial.since, trial.rate = since, rate
+        ends = since + (self.steps[trial.next] - trial.position) * rate
+        self.last_due += 1
+        trial.due = self.last_due
+        heappush(self.heap, (min(ends, fails), self.last_due, number, fails < ends))
+
+    def exit(self, number: int, trial: _Trial, reason: Reason) -> None:
+        if trial.worker >= 0:
+            self.free_worker(trial)
+        del self.trials[number]
+        self.ended[reason] += 1
+        self.send(Exited(trial=number, reason=reason))
+
+    def free_worker(self, trial: _Trial) -> None:
+        """Free the trial's worker, and keep what it trained."""
+        more = self.since_report(trial)
+        self.trained += more
+        trial.position += more
+        self.busy += self.time - trial.assigned
+        self.free.append(trial.worker)
+        trial.worker, trial.since = -1, math.inf
+
+    def since_report(self, trial: _Trial) -> float:
+        """Length trained since the last report."""
+        if self.time <= trial.since:
+            return 0.0
+        return min((self.time - trial.since) / trial.rate, self.steps[trial.next] - trial.position)
+
+    def runs_on(self, trial: _Trial, event: Event) -> bool:
+        """Send the trial's event and carry out what follows. Returns whether it was neither stopped nor paused."""
+        due = trial.due
+        self.send(event)
+        self.carry_out()
+        return trial.due == due and event.trial in self.trials
+
+    def send(self, event: Event) -> None:
+        actions = self.search.on(event)
+        self.events += 1
+        self.pending.extend(actions)
+        if self.watch is not None:
+            self.watch(self.time, event, actions)
+
+    def assign_workers(self) -> None:
+        """Carry out the pending actions, and give free workers to waiting trials."""
+        while True:
+            self.carry_out()
+            if not self.queue or not self.free:
+                return
+            due, number = self.queue.popleft()
+            trial = self.trials.get(number)
+            if trial is not None and trial.due == due:
+                self.start(number, trial)
+
+    def carry_out(self) -> None:
+        """Carry out the pending actions, including those that follow from them."""
+        while self.pending:
+            action = self.pending.popleft()
+            match action:
+                case Create(trial=number):
+                    self.created += 1
+                    self.trials[number] = trial = _Trial(rng=self.rng_of(number))
+                    self.enqueue(number, trial)
+                case Stop(trial=number):
+                    self.exit(number, self.trial_of(action), "stopped")
+                case Pause():
+                    trial = self.trial_of(action)
+                    trial.due = -1
+                    if trial.worker >= 0:
+                        self.free_worker(trial)
+                case Resume(trial=number):
+                    self.enqueue(number, self.resumed(action))
+                case Done(reason=reason):
+                    self.done = reason
+                case _:
+                    assert_never(action)
+
+    def trial_of(self, action: Stop | Pause | Resume) -> _Trial:
+        trial = self.trials.get(action.trial)
+        if trial is None:
+            raise RuntimeError(f"the method decided on {action}, but that trial has ended or was never created")
+        return trial
+
+    def resumed(self, action: Resume) -> _Trial:
+        number = action.trial
+        if number not in self.trials and isinstance(self.search, Search) and number in self.search.trials:
+            # It ended before the search was extended.
+            self.trials[number] = self.from_view(number, self.search.trials[number])
+        trial = self.trial_of(action)
+        if trial.due >= 0:
+            raise RuntimeError(f"the method decided on {action}, but that trial is not paused")
+        return trial
+
+    def enqueue(self, number: int, trial: _Trial) -> None:
+        self.last_due += 1
+        trial.due = self.last_due
+        self.queue.append((self.last_due, number))
+
+    def hparams(self, number: int) -> Mapping[str, object]:
+        if isinstance(self.search, Search):
+            return self.search.trials[number].hparams or {}
+        return {"trial": number}
+
+    def rng_of(self, number: int) -> Random | None:
+        conditions = self.conditions
+        if not (conditions.noise or conditions.jitter or conditions.failures):
+            return None  # seeding takes longer than everything else about a trial
+        return Random(f"{conditions.seed}:{number}")
+
+    def adopt(self, search: Search) -> None:
+        """The live trials of a search that has started, in order of creation."""
+        for number, view in search.trials.items():
+            self.created += 1
+            if view.ended:
+                continue
+            self.trials[number] = trial = self.from_view(number, view)
+            if view.stop_requested:
+                self.pending.append(Stop(trial=number))
+            elif view.state != "PAUSED":
+                self.enqueue(number, trial)
+
+    def from_view(self, number: int, view: TrialView) -> _Trial:
+        """The trial of a search that has started, at its last report."""
+        position = view.last_step or 0.0
+        following = sum(step <= position for step in self.steps)
+        return _Trial(rng=self.rng_of(number), position=position, next=following, began=view.hparams is not None)
+
+
+def _as_tuple(found: float | Measured | None) -> Measured:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _normalised(number: int, step: float, value: float | None, *, pareto: bool) -> Reported:
+    """As `Search` passes it to a method, which ranks by one value or by losses."""
+    if value is None or not math.isfinite(value):
+        return Reported(trial=number, step=step, value=math.inf)
+    return Reported(trial=number, step=step, value=value, losses=Losses((value,)) if pareto else None)

@@ -30,10 +30,10 @@ from ray.tune.search.variant_generator import parse_spec_vars
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.errors import FieldError, SpaceError
 from searchers.events import Decision
-from searchers.grid import Grid
 from searchers.journal import Journal
 from searchers.method import Method
 from searchers.objectives import Objectives
+from searchers.random_search import Grid
 from searchers.samplers import FirstPoints, GridSampler, Sampler, named_sampler
 from searchers.search import Record, Search
 from searchers.space import Space

@@ -56,7 +56,7 @@ class TuneTrial(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
-    """A `searchers.answers.Result`."""
+    """A `searchers.answers.TrialResult`."""
 
     number: int
     trial: int

@@ -7,15 +7,14 @@ its columns. Constants have no column.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from searchers.domains import Categorical, Const, Nested
+from searchers.domains import Categorical, built, flattened, parameters
 from searchers.numeric import Double, Int, Log
 from searchers.space import Space
 
@@ -49,72 +48,46 @@ class UnitCube:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self._axes: list[_Axis] = []
+        self._axes: dict[str, _Axis] = {}
         self.width = 0
-        self._collect(space.root, None)
-        self.axes = np.array(
-            [number for number, axis in enumerate(self._axes) for _ in range(axis.columns.stop - axis.columns.start)],
-            dtype=np.intp,
-        )
-
-    def _collect(self, domain: object, parent: int | None) -> None:
-        if isinstance(domain, Nested):
-            for _, inner in domain.domains:
-                self._collect(inner, parent)
-        elif isinstance(domain, Categorical | Int | Double | Log):
-            count = len(domain.vals) if isinstance(domain, Categorical) else 1
-            axis = _Axis(domain=domain, columns=slice(self.width, self.width + count), parent=parent)
-            self._axes.append(axis)
+        for each in parameters(space.root):
+            count = len(each.domain.vals) if isinstance(each.domain, Categorical) else 1
+            column = None if each.parent is None else self._axes[each.parent[0]].columns.start + each.parent[1]
+            columns = slice(self.width, self.width + count)
+            self._axes[each.name] = _Axis(domain=each.domain, columns=columns, parent=column)
             self.width += count
-            if isinstance(domain, Categorical):
-                for choice, val in enumerate(domain.vals):
-                    self._collect(val, axis.columns.start + choice)
+        counts = [axis.columns.stop - axis.columns.start for axis in self._axes.values()]
+        self.axes = np.repeat(np.arange(len(counts), dtype=np.intp), counts)
 
     def row(self, point: Mapping[str, object]) -> Array:
         """A point's row, of shape (width,)."""
         row = np.full(self.width, _MIDDLE)
-        self._write(self.space.root, point, iter(self._axes), row)
-        return row
-
-    def _write(self, domain: object, value: object, axes: Iterator[_Axis], row: Array) -> None:
-        """Write the columns of the domain's axes, in their order; those that have no value stay as they are."""
-        if isinstance(domain, Nested):
-            for name, inner in domain.domains:
-                self._write(inner, value.get(name) if isinstance(value, Mapping) else None, axes, row)
-        elif isinstance(domain, Categorical):
-            axis = next(axes)
-            chosen, _ = (None, None) if value is None and None not in domain.vals else domain.find(value)
-            if chosen is not None:
+        for name, value in flattened(self.space.root, point):
+            axis = self._axes[name]
+            if isinstance(axis.domain, Categorical):
                 row[axis.columns] = 0.0
-                row[axis.columns.start + chosen] = 1.0
-            for choice, val in enumerate(domain.vals):
-                self._write(val, value if choice == chosen else None, axes, row)
-        elif isinstance(domain, Int | Double | Log):
-            axis = next(axes)
-            if isinstance(value, int | float):
-                row[axis.columns] = _place(domain, value)
+                row[axis.columns.start + int(value)] = 1.0
+            else:
+                row[axis.columns] = _place(axis.domain, value)
+        return row
 
     def point(self, row: Array) -> dict[str, object]:
         """The point closest to a row: numbers are rounded to their domains, of a category the largest column counts."""
-        found = self._read(self.space.root, row, iter(self._axes))
+
+        def value_of(name: str, domain: Categorical | Int | Double | Log) -> float:
+            columns = self._axes[name].columns
+            if isinstance(domain, Categorical):
+                return int(np.argmax(row[columns]))
+            return _value(domain, float(row[columns.start]))
+
+        found = built(self.space.root, value_of)
         assert isinstance(found, dict)
         return found
-
-    def _read(self, domain: object, row: Array, axes: Iterator[_Axis]) -> object:
-        if isinstance(domain, Nested):
-            return {name: self._read(inner, row, axes) for name, inner in domain.domains}
-        if isinstance(domain, Categorical):
-            chosen = int(np.argmax(row[next(axes).columns]))
-            # Every branch is read, so that `axes` moves on.
-            return [self._read(val, row, axes) for val in domain.vals][chosen]
-        if isinstance(domain, Int | Double | Log):
-            return _value(domain, float(row[next(axes).columns.start]))
-        return copy.deepcopy(domain.val if isinstance(domain, Const) else domain)
 
     def random(self, rng: np.random.Generator, count: int) -> Array:
         """Rows of independent uniform points, of shape (count, width). The space's constraint is not asked."""
         rows = rng.random((count, self.width))
-        for axis in self._axes:
+        for axis in self._axes.values():
             if isinstance(axis.domain, Categorical):
                 rows[:, axis.columns] = np.eye(len(axis.domain.vals))[rng.integers(0, len(axis.domain.vals), count)]
         return self._without_absent(rows)
@@ -125,11 +98,11 @@ class UnitCube:
         fresh = self.random(rng, len(rows))
         moved = np.where(rng.random(rows.shape) < 0.5, rows + rng.normal(0, scale, rows.shape), rows)
         moved = 1 - np.abs(1 - np.abs(moved) % 2)
-        for axis in self._axes:
+        for axis in self._axes.values():
             if isinstance(axis.domain, Categorical):
                 anew = rng.random((len(rows), 1)) < scale
                 moved[:, axis.columns] = np.where(anew, fresh[:, axis.columns], rows[:, axis.columns])
-        for axis in self._axes:
+        for axis in self._axes.values():
             if axis.parent is not None and not isinstance(axis.domain, Categorical):
                 # It exists now, but did not in the row that it comes from.
                 came = (moved[:, axis.parent] > rows[:, axis.parent])[:, None]
@@ -138,7 +111,7 @@ class UnitCube:
 
     def _without_absent(self, rows: Array) -> Array:
         """The rows with the columns of hyperparameters that they lack in the middle. Parents come before children."""
-        for axis in self._axes:
+        for axis in self._axes.values():
             if axis.parent is not None:
                 rows[rows[:, axis.parent] != 1, axis.columns] = _MIDDLE
         return rows

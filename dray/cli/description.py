@@ -62,7 +62,6 @@ def as_json(read: ExperimentReader) -> dict[str, Any]:
         "restarts": sum(failure["again"] for failure in failures),
         "failures": failures,
         "rungs": [asdict(each) for each in rung_estimates(read.config, read.records)],
-        "warm_start": _warm_start(read),
         "config": read.config.to_dict(),
     }
 
@@ -99,7 +98,6 @@ def describe(read: ExperimentReader) -> None:
             ("stored in", seen.path),
             ("checkpoints in", "" if read.stored.directory.storage.is_local else str(read.stored.directory.storage)),
             ("search", f"{searcher.name} on {'; '.join(compared)}"),
-            ("warm start", ", ".join(f"{each['name']} {each['weight']:.2f}" for each in _warm_start(read))),
             ("rungs", "\n".join(each.sentence(searcher.unit) for each in rung_estimates(read.config, read.records))),
             ("each trial on", read.config.resources.share),
             ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
@@ -120,15 +118,6 @@ def describe(read: ExperimentReader) -> None:
         typer.echo()
         width = show.console().width
         show.lines(best_trials(read.result, searcher.first_metric, searcher.sign, width=width))
-
-
-def _warm_start(read: ExperimentReader) -> list[dict[str, Any]]:
-    """What each experiment of ``searcher.warm_start`` weighs."""
-    if not getattr(read.config.searcher, "warm_start", ()):
-        return []
-    from dray.experiment.warm_start import weights
-
-    return [{"name": name, "weight": weight} for name, weight in weights(read.config, read.records)]
 
 
 def _best(read: ExperimentReader) -> dict[str, Any] | None:

@@ -14,9 +14,8 @@ from typing import Any
 
 from dray.config.schema import ExperimentConfig
 from dray.config.searcher import SingleSearcher
-from searchers.domains import Categorical, Nested
+from searchers.domains import Categorical, Nested, ranges
 from searchers.numeric import Log
-from searchers.ranges import ranges
 
 _LISTS = ("values", "vals", "choices")
 """Names of other tools for the values of a categorical."""

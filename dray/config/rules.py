@@ -81,10 +81,6 @@ def _searcher(given: Mapping[str, Any]) -> Iterator[Fault]:
     if most is not None and len(points) > most:
         what = f"must be at most max_trials ({most}) points, got {len(points)}; raise max_trials"
         yield Fault("searcher.points", what)
-    sampler = given.get("searcher.sampler", SamplerChoice()).name
-    if given.get("searcher.warm_start") and sampler != "multi_fidelity":
-        what = f"needs sampler: multi_fidelity, the only one that learns from other experiments, got {sampler}"
-        yield Fault("searcher.warm_start", f"{what}; change searcher.sampler, or remove warm_start")
 
 
 def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:

@@ -23,16 +23,13 @@ from dray.errors import Fault
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.errors import FieldError
-from searchers.grid import Grid
 from searchers.method import Method
 from searchers.objectives import Objectives
 from searchers.promotion import PromotionASHA
-from searchers.random_search import RandomSearch
+from searchers.random_search import Grid, RandomSearch, Single
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler, named_sampler
 from searchers.search import Record, Search
-from searchers.single import Single
 from searchers.space import Space
-from searchers.warm_start import Source
 
 _NOT_CUSTOM = Custom()
 
@@ -109,14 +106,13 @@ def build_search(
     *,
     records: Iterable[Mapping[str, Any]] = (),
     custom: Custom = _NOT_CUSTOM,
-    sources: Sequence[Source] = (),
 ) -> Search:
     """The search of a config, replayed from a journal's records.
 
     Args:
         log: Called with one record per event, before it is acted on.
         records: Of the journal so far; none for a new search.
-        sources: What the experiments of ``searcher.warm_start`` have learned.
+        custom: The objects that the user gave from Python.
 
     Raises:
         ConfigError: The user's own method or sampler can't be loaded, or is none.
@@ -130,7 +126,7 @@ def build_search(
         seed=config.reproducibility.experiment_seed,
         smaller_is_better=config.searcher.sign == 1,
         log=log,
-        sampler=_sampler(config, custom, space, method.rungs, sources),
+        sampler=_sampler(config, custom, space, method.rungs),
         objectives=config.searcher.objectives,
     )
 
@@ -190,9 +186,7 @@ def sampling_faults(
             yield from (Fault(path, what) for path, what in error.faults)
 
 
-def _sampler(
-    config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequence[float], sources: Sequence[Source] = ()
-) -> Sampler:
+def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequence[float]) -> Sampler:
     searcher, seed = config.searcher, config.reproducibility.experiment_seed
     choice = getattr(searcher, "sampler", SamplerChoice())
     if custom.sampler is not None or is_class(choice.name):
@@ -207,7 +201,6 @@ def _sampler(
             rungs=rungs,
             options=choice.options,
             objectives=searcher.objectives,
-            sources=sources,
         )
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen

@@ -19,9 +19,6 @@ Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
 #: The units of length that every trial counts by itself; another one is a metric that it reports.
 COUNTED: tuple[LengthUnit, ...] = ("batches", "epochs")
 
-#: Most experiments in ``warm_start``: each costs time at every proposal.
-MAX_SOURCES = 16
-
 _NAME = Field(description="the search method")
 
 
@@ -32,11 +29,6 @@ def _no_number(raw: object) -> object:
             "set source_checkpoint_uuid instead, to the UUID of its latest checkpoint"
         )
     return raw
-
-
-def _as_name(raw: object) -> object:
-    """An experiment's number or path as text."""
-    return str(raw) if isinstance(raw, int) and not isinstance(raw, bool) else as_text(raw)
 
 
 class MetricChoice(Section):
@@ -260,12 +252,11 @@ class SamplingSearcher(Searcher):
     points: list[dict[str, Any]] = Field(
         default_factory=list, description="hyperparameters of the first trials", examples=[[{"lr": 0.01}]]
     )
-    warm_start: list[Annotated[str, BeforeValidator(_as_name, json_schema_input_type=str | int)]] = Field(
-        default_factory=list,
-        max_length=MAX_SOURCES,
-        description="earlier experiments that sampler: multi_fidelity also learns from",
-        examples=[["digits-small"]],
-    )
+
+    @classmethod
+    def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        # The configs of older experiments are stored with the default of a field that is gone.
+        return {name: value for name, value in raw.items() if (name, value) != ("warm_start", [])}
 
 
 class _Budgeted(_Concurrent, SamplingSearcher):
@@ -305,7 +296,7 @@ class _Halving(_Budgeted, _Timed):
     @classmethod
     def with_current_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
         replace_older_field(raw, cls.place, "stop_once", "variant", {True: "stopping", False: "promotion"})
-        return raw
+        return super().with_current_fields(raw)
 
 
 class SingleSearcher(Searcher):

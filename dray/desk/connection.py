@@ -121,7 +121,7 @@ async def _carry(stream: Stream, channel: Channel, first: bytes, take: Callable[
 def _packed(*content: Any) -> bytes:
     message = pack(content)
     if len(message) > MAX_MESSAGE - len(END):
-        raise ValueError(f"a message of {len(message):,} bytes is too large for the desk: at most {MAX_MESSAGE:,}")
+        raise ValueError(f"a message of {len(message):,} bytes is too large: at most {MAX_MESSAGE:,}")
     return message
 
 

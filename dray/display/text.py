@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from searchers.ranges import ranges
+from searchers.domains import ranges
 from searchers.space import Space
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -26,10 +26,9 @@ from dray.experiment.existing import config_of_existing
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.notify import notify
 from dray.experiment.open_search import OpenSearch, open_search
-from dray.experiment.warm_start import read_sources
 from dray.hosts.signals import print_no_traceback
 from dray.observers import loggers
-from dray.observers.observer import Make, Observer, Observers
+from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path, results_root
 from dray.records.driver_lock import DriverLock
 from dray.records.lookup import Name, locate
@@ -125,9 +124,6 @@ class Experiment:
         self._custom.check(checked.searcher)
         build_sampler(checked, self._custom)
         self._server = server or os.environ.get("DRAY_SERVER")
-        # A server reads them itself.
-        is_new = not (self._server or ExperimentDirectory(self.path).config_file.exists())
-        self._sources = read_sources(checked) if is_new else None
         self._trial = trial if checked.entrypoint is None else None
         self._config = checked
         self._code = code
@@ -172,7 +168,7 @@ class Experiment:
         self._config = with_secrets(directory.config(), directory.secrets_file)
         loggers.check_loggers(self._config)
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
-        self._server = self._sources = None
+        self._server = None
         code = directory.code if directory.code.is_dir() else None
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         wanted = {"max_trials": max_trials, "max_length": max_length}
@@ -275,7 +271,7 @@ class Experiment:
             contextlib.closing(DriverLock(directory)) as lock,
             contextlib.closing(Mirror(directory, lock.is_held)) as mirror,
             Journal(directory.journal) as journal,
-            contextlib.closing(Observers(directory, _observers(directory, self._config))) as observers,
+            contextlib.closing(Observers(directory, loggers.makes(directory, self._config))) as observers,
         ):
             lock.acquire()
 
@@ -285,7 +281,6 @@ class Experiment:
                 journal=journal,
                 records=Journal.read(directory.journal),
                 observers=observers,
-                sources=self._sources,
             )
             searcher = opened.config.searcher
             display = Display(
@@ -371,18 +366,6 @@ class Experiment:
                 display.interrupted()
                 print_no_traceback(stopped)
                 raise
-
-
-def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str, Make]:
-    """The experiment's observers by name, each with a function that makes it once there is something to write."""
-
-    def study() -> Observer:
-        # Here, not above: Optuna's storage takes half a second to make.
-        from dray.observers.optuna_study import OptunaStudy
-
-        return OptunaStudy(directory.study, config)
-
-    return {directory.study.name: study, **loggers.makes(directory, config)}
 
 
 def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:

@@ -21,7 +21,6 @@ from dray.config.search import build_search
 from dray.environment import device, variables_set
 from dray.experiment.checkpoint_source import with_source
 from dray.experiment.debugger import users_frames_in_debugger
-from dray.experiment.warm_start import read_sources
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
@@ -177,7 +176,7 @@ def _run(config: ExperimentConfig, model_dir: Path, path: Path, command: str, gp
     run_startup_hook(model_dir)
     program = load_entrypoint(config.entrypoint, model_dir)
     config = with_source(config)
-    search = build_search(config, lambda record: None, custom=Custom(directory=model_dir), sources=read_sources(config))
+    search = build_search(config, lambda record: None, custom=Custom(directory=model_dir))
     search.start()
     hparams = dict(search.params(0))
     settings = SharedSettings.of(config, search.method.rungs, device(gpu=gpu))

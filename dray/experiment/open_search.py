@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,11 @@ from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_search
 from dray.errors import ConfigError
-from dray.experiment.warm_start import read_sources, record_of, recorded_sources
 from dray.observers.observer import Observers
 from searchers.errors import MethodError
 from searchers.events import Exited
 from searchers.journal import Journal
 from searchers.search import Record, Search
-from searchers.warm_start import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +42,6 @@ def open_search(
     journal: Journal,
     records: list[dict[str, Any]],
     observers: Observers,
-    sources: Sequence[Source] | None = None,
 ) -> OpenSearch:
     """Replay the search, and start or extend it.
 
@@ -53,8 +50,6 @@ def open_search(
         custom: what the user gave from Python.
         extension: ``max_trials`` and ``max_length`` in all, if they are to change.
         records: of the journal so far.
-        sources: what the experiments of ``searcher.warm_start`` have learned, if that was read already. What the
-            journal has of them counts instead.
 
     Raises:
         ConfigError: what was given from Python when the experiment was created is missing; or the search can't be
@@ -68,12 +63,8 @@ def open_search(
         journal.append(stamped)
         observers.happened(stamped, search.trials)
 
-    kept = recorded_sources(records)
-    known = (read_sources(config) if sources is None else sources) if kept is None else kept
-    search = build_search(config, log, records=records, custom=custom, sources=known)
+    search = build_search(config, log, records=records, custom=custom)
     journal.append({"event": "opened", "version": __version__, **custom.names(), "time": time.time()})
-    if known and kept is None:
-        journal.append({**record_of(known), "time": time.time()})
     if not search.started:
         search.start()
     _end_stopped(search)

@@ -252,8 +252,8 @@ class Run:
         if watch.answers():
             # On a shared cluster workers first release what they hold.
             self._lending.end(at_once=self._cluster.own or self._has_failed)
-        self._timeline.close()
         self._loop.close()
+        self._timeline.close()  # groups may have ended until now
 
     def _wait_while(self, condition: Callable[[], bool], at_most_s: float, watch: Watch) -> None:
         deadline = time.monotonic() + at_most_s

@@ -1,4 +1,4 @@
-"""Observers follow a run without affecting it: the study for Optuna's tools, MLflow, Weights & Biases.
+"""Observers follow a run without affecting it: MLflow, Weights & Biases.
 
 The driver records each event (`happened`) and each report (`rows`), in microseconds; once a second a thread passes the
 new ones to an observer. If an observer fails, the user gets one message and the run continues without it. Every few
@@ -18,11 +18,9 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from dray.config.search import recorded_search
 from dray.records.by_trial import ByTrial
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import read_metrics
-from searchers.journal import Journal
 from searchers.views import TrialView
 
 EVERY_S = 1.0
@@ -240,15 +238,3 @@ class Observers:
         with self._lock:
             new, self._new[name] = self._new[name], {}
             return [self._known.news(trial, rows) for trial, rows in new.items()]
-
-
-def replay_to(directory: ExperimentDirectory, make: Make) -> None:
-    """Record an experiment that is not running with an observer."""
-    records, known = Journal.read(directory.journal), _Known()
-    for record in records:
-        known.happened(record)
-    search = recorded_search(directory.config(), records)
-    known.views = dict(search.trials)
-    observer = make()
-    known.replay(observer, read_metrics(directory.metrics))
-    observer.close(search.done is not None)

@@ -44,7 +44,6 @@ class ExperimentDirectory:
                journal.jsonl           every event of the search; the source of truth
                journal.jsonl.lock      held by the driver
                metrics/                see `dray.records.metrics`
-               optuna.db               see `dray.observers.optuna_study`; derived from the two above
                trial_7/checkpoint_352/ see `dray.training.checkpoint.files`; or in an object store, below a like path
                trial_7/logs/           see `dray.worker.log`; trial_7/tensorboard/ and trial_7/outputs/ are beside them
                storage.json            where that is, and the config's credentials for it; only its owner can read it
@@ -60,7 +59,6 @@ class ExperimentDirectory:
         self.config_file = path / "experiment.yaml"
         self.journal = path / "journal.jsonl"
         self.metrics = path / "metrics"
-        self.study = path / "optuna.db"
         self.code = path / "code"
         self.ray = path / "ray"
         self.storage_file = path / "storage.json"

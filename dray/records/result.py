@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +31,7 @@ from searchers.journal import Journal
 from searchers.search import Search
 
 if TYPE_CHECKING:
+    import optuna
     from ray.train import Checkpoint
 
     from dray.pytorch import PyTorchTrial
@@ -139,7 +140,7 @@ class Result:
         of them; 0 if none is) and ``front`` (int: 1 is the Pareto front; missing if a limit is exceeded or the trial
         failed).
         """
-        started, ended, restarts = self._times("started"), self._times("exited"), Counter(self._trials_of("restarted"))
+        started, ended, restarts = self._started, self._ended, Counter(self._trials_of("restarted"))
         views = self.search.trials.values()
         hparams = [flatten(view.hparams or {}) for view in views]
         table = pd.DataFrame({"trial_id": [view.id for view in views], "state": [view.state for view in views]})
@@ -174,15 +175,16 @@ class Result:
         found = (record.get("trial") for record in self._records if record.get("event") == event)
         return [trial for trial in found if isinstance(trial, int)]
 
-    def _times(self, event: str) -> dict[int, float]:
-        """When it first happened to each trial: Unix, s."""
-        times: dict[int, float] = {}
-        for record in self._records:
-            if record.get("event") == event:
-                trial, time = record.get("trial"), record.get("time")
-                if isinstance(trial, int) and isinstance(time, int | float):
-                    times.setdefault(trial, float(time))
-        return times
+    @property
+    def _started(self) -> dict[int, float]:
+        """When each trial first started: Unix, s."""
+        return _last_times(reversed(self._records), "started")
+
+    @property
+    def _ended(self) -> dict[int, float]:
+        """When each trial that has ended did: Unix, s. An extension may have resumed a trial after an earlier end."""
+        times = _last_times(self._records, "exited")
+        return {trial: time for trial, time in times.items() if self.search.trials[trial].ended}
 
     @cached_property
     def best_trial(self) -> BestTrial:
@@ -256,6 +258,23 @@ class Result:
         with self.best_trial.checkpoint.as_directory() as checkpoint:
             return load_trial_from_checkpoint_path(checkpoint, trial_class=trial, trial_kwargs=dict(trial_kwargs or {}))
 
+    def study(self, storage: str | optuna.storages.BaseStorage | None = None) -> optuna.Study:
+        """The trials so far as a study for Optuna's tools; ``docs/looking.md`` has what its fields mean.
+
+        Args:
+            storage: as for ``optuna.create_study``; by default the study is in memory.
+        """
+        from dray.records.study import create_study  # here, not above: Optuna's import takes half a second
+
+        values = {
+            int(str(trial)): dict(zip(rows["batches"].tolist(), rows["value"].tolist(), strict=True))
+            for trial, rows in self._validations.groupby("trial_id")
+        }
+        trials = self.search.trials
+        return create_study(
+            self.config, trials, started=self._started, ended=self._ended, values=values, storage=storage
+        )
+
     def best_batches(self) -> pd.Series[int]:
         """Batches trained at each trial's best validation, by trial_id."""
         return self._best_rows.set_index("trial_id")["batches"]
@@ -267,7 +286,8 @@ class Result:
 
     @cached_property
     def _records(self) -> list[dict[str, object]]:
-        return Journal.read(self._directory.journal)
+        journal = self._directory.journal
+        return Journal.read(journal) if journal.exists() else []  # there is none before the experiment first runs
 
     @cached_property
     def search(self) -> Search:
@@ -293,6 +313,17 @@ class Result:
         finite = self._validations[self._validations["value"].abs() < float("inf")]
         ranked = finite.assign(score=self.config.searcher.sign * finite["value"])
         return ranked.sort_values(["score", "batches"], kind="stable").drop_duplicates("trial_id")
+
+
+def _last_times(records: Iterable[Mapping[str, object]], event: str) -> dict[int, float]:
+    """When an event last happened to each trial, in the order of these records."""
+    times: dict[int, float] = {}
+    for record in records:
+        if record.get("event") == event:
+            trial, time = record.get("trial"), record.get("time")
+            if isinstance(trial, int) and isinstance(time, int | float):
+                times[trial] = float(time)
+    return times
 
 
 def _as_ray_checkpoint(store: CheckpointStore, checkpoint: str) -> Checkpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher
 from dray.training.units import amount
 from searchers.events import Reported
 from searchers.records import event_from_json
-from searchers.rung import compared_rungs
+from searchers.rung import Rung
 
 _LEAST = 3
 """With fewer trials at both rungs nothing is said of them."""
@@ -57,9 +58,21 @@ def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]
     searcher = config.searcher
     if not isinstance(searcher, ASHASearcher | AdaptiveASHASearcher) or searcher.metrics is not None:
         return []
-    reports = (_report(record, searcher.sign) for record in records if record.get("event") == "reported")
-    lengths = [int(length) for length in build_method(config).rungs]
-    rungs = compared_rungs(lengths, reports, divisor=searcher.divisor)
+    lengths = dict.fromkeys(int(length) for length in build_method(config).rungs)
+    rungs = [Rung(length=length, divisor=searcher.divisor) for length in lengths]
+    reached: dict[int, int] = {}
+    for record in records:
+        if record.get("event") == "reported":
+            report = event_from_json(record)
+            assert isinstance(report, Reported)
+            value = math.inf if report.value is None or math.isnan(report.value) else searcher.sign * report.value
+            number = reached.get(report.trial, 0)
+            while number < len(rungs) and report.step >= rungs[number].length:
+                if number:
+                    rungs[number - 1].compare(report.trial, value)
+                rungs[number].rank(report.trial, value)
+                number += 1
+            reached[report.trial] = number
     return [
         RungEstimate(
             length=rung.length,
@@ -70,9 +83,3 @@ def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]
         )
         for rung in rungs[:-1]
     ]
-
-
-def _report(record: Mapping[str, Any], sign: int) -> Reported:
-    event = event_from_json(record)
-    assert isinstance(event, Reported)
-    return Reported(trial=event.trial, step=event.step, value=None if event.value is None else sign * event.value)

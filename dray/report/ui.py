@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import socket
-import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
-from dray.storage.disk import scratch_until_exit
-from searchers.journal import Journal
+from dray.records.result import Result
 
 HOST = "localhost"
 PORTS = 100
 """How many ports are tried to find a free one."""
-POLL_S = 1.0
-"""How often to check for a study that a run has yet to create."""
 
 
 def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
@@ -45,7 +40,7 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
         if importlib.util.find_spec("optuna_dashboard") is None:
             say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
         else:
-            _dashboard(directory, free_port(tensorboard + 1), say)
+            say(f"optuna-dashboard  {start_dashboard(directory.path, free_port(tensorboard + 1))}")
         say("press Ctrl-C to stop them")
         threading.Event().wait()
 
@@ -76,73 +71,46 @@ def start_tensorboard(logs: Path, port: int) -> str:
     return str(board.launch())
 
 
-def start_dashboard(directory: ExperimentDirectory, port: int) -> str | None:
-    """Serve an experiment's study, in threads that end with this process.
-
-    Returns:
-        Its address; None if a run has yet to create the study.
-    """
-    study = _study(directory)
-    if not has_study(study):
-        return None
-    serve_study(study, port)
-    return f"http://{HOST}:{port}/dashboard/studies/1"
-
-
-def _dashboard(directory: ExperimentDirectory, port: int, say: Callable[[str], None]) -> None:
-    """Serve the study; if a run has yet to create it, as soon as it exists."""
-
-    def start() -> bool:
-        address = start_dashboard(directory, port)
-        if address is not None:
-            say(f"optuna-dashboard  {address}")
-        return address is not None
-
-    def wait() -> None:
-        while not start():
-            time.sleep(POLL_S)
-
-    if not start():
-        say("optuna-dashboard  starts when the first trial has reported")
-        threading.Thread(target=wait, name="dray-dashboard", daemon=True).start()
-
-
-def _study(directory: ExperimentDirectory) -> Path:
-    """The file of the study; if no run writes it now, it is brought up to date."""
-    study = directory.study
-    if Journal.writer(directory.journal) is None:
-        if not os.access(directory.path, os.W_OK):  # another user's
-            study = scratch_until_exit("ui") / study.name
-        _write(directory, study)
-    return study
-
-
-def _write(directory: ExperimentDirectory, study: Path) -> None:
-    """Write the study if the last run did not, because it was killed, say."""
-    from dray.observers.observer import replay_to
-    from dray.observers.optuna_study import OptunaStudy
-
-    replay_to(directory, lambda: OptunaStudy(study, directory.config()))
-
-
-def has_study(study: Path) -> bool:
-    """Whether a run has created its study in this file. Optuna's own check would create one."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"{study.as_uri()}?mode=ro", uri=True)) as database:
-            return database.execute("SELECT 1 FROM studies").fetchone() is not None
-    except sqlite3.Error:  # it does not exist yet, or has no tables
-        return False
-
-
-def serve_study(study: Path, port: int) -> None:
-    """Serve optuna-dashboard on a study's file, in threads that end with this process."""
-    import optuna_dashboard
+def start_dashboard(path: Path, port: int) -> str:
+    """Serve optuna-dashboard on an experiment, in threads that end with this process; returns its address."""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
         def log(self, type: str, message: str, *args: object) -> None:
             """Do not log successful requests."""
 
-    app = optuna_dashboard.wsgi(f"sqlite:///{study}")
-    server = make_server(HOST, port, app, threaded=True, request_handler=Quiet)
+    server = make_server(HOST, port, _Dashboard(path), threaded=True, request_handler=Quiet)
     threading.Thread(target=server.serve_forever, name="dray-dashboard", daemon=True).start()
+    return f"http://{HOST}:{port}/dashboard/studies/0"
+
+
+class _Dashboard:
+    """optuna-dashboard as a WSGI application, made again with a new study when the experiment has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._directory = ExperimentDirectory.open(path)
+        self._lock = threading.Lock()
+        self._made: Any = None
+        self._made_from: list[tuple[str, int]] | None = None
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        with self._lock:
+            if self._made_from != (now := self._files()):
+                self._made, self._made_from = self._make(), now
+        return self._made(environ, start_response)
+
+    def _files(self) -> list[tuple[str, int]]:
+        """The files that a study is made from, and when they were last written."""
+        found = []
+        for file in (self._directory.journal, *sorted(self._directory.metrics.glob("*"))):
+            with contextlib.suppress(FileNotFoundError):
+                found.append((file.name, file.stat().st_mtime_ns))
+        return found
+
+    def _make(self) -> Any:
+        import optuna_dashboard
+        from optuna.storages import InMemoryStorage
+
+        storage = InMemoryStorage()
+        Result(self._directory.path).study(storage)
+        return optuna_dashboard.wsgi(storage)

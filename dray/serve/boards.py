@@ -20,7 +20,7 @@ class Boards:
         self._found: dict[Path, dict[str, str | None]] = {}
 
     def start(self, directory: ExperimentDirectory) -> dict[str, str | None]:
-        """The addresses of both; None for one that is not installed, or that has nothing to show yet.
+        """The addresses of both; None for one that is not installed.
 
         Raises:
             ExperimentError: no port is free.
@@ -30,5 +30,5 @@ class Boards:
             if found["tensorboard"] is None:
                 found["tensorboard"] = start_tensorboard(directory.path, free_port(PORT))
             if found["optuna_dashboard"] is None and importlib.util.find_spec("optuna_dashboard") is not None:
-                found["optuna_dashboard"] = start_dashboard(directory, free_port(PORT + 1))
+                found["optuna_dashboard"] = start_dashboard(directory.path, free_port(PORT + 1))
             return dict(found)

@@ -23,7 +23,6 @@ import ray
 
 import dray
 import dray.core  # what models import
-import dray.observers.optuna_study
 import dray.pytorch
 import dray.report.data  # pandas and pyarrow
 from dray.cluster.connection import join

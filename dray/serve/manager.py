@@ -161,14 +161,8 @@ class Manager:
         """Carry out what was decided."""
         self._lending.step()
         self._scheduler.step(self._lender.demands, self._lender.slots())
-        while self._effects:
-            decided = self._effects.copy()
-            self._effects.clear()
-            for each in decided:
-                try:
-                    self._perform(each)
-                except Exception as error:  # the others are of other experiments
-                    self.failed(error)
+        while self._effects:  # if one can't be carried out, the others are the next time
+            self._perform(self._effects.pop(0))
 
     def _perform(self, effect: Any) -> None:
         match effect:

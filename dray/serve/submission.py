@@ -20,12 +20,7 @@ if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
     from dray.records.result import Result
 
-_PLACES = (
-    "checkpoint_storage",
-    "searcher.source_trial_id",
-    "searcher.source_checkpoint_uuid",
-    "searcher.warm_start",
-)
+_PLACES = ("checkpoint_storage", "searcher.source_trial_id", "searcher.source_checkpoint_uuid")
 """Fields that may be relative to the working directory."""
 
 
@@ -94,12 +89,11 @@ def prepared(config: ExperimentConfig, code: Path) -> tuple[str, bytes]:
     """
     from dray.code.load import check_entrypoint_file
     from dray.experiment.checkpoint_source import with_source, with_storage
-    from dray.experiment.warm_start import with_whole_paths
     from dray.records.secrets import check_secrets, unmasked
 
     check_entrypoint_file(config.entrypoint, code)
     check_secrets(config)
-    checked = with_whole_paths(with_source(with_storage(config, None)))
+    checked = with_source(with_storage(config, None))
     where = checked.checkpoint_storage.location
     if where is not None and where.is_local:
         checked = with_storage(checked, where.path.absolute())

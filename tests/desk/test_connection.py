@@ -164,7 +164,7 @@ def test_what_fails_is_an_error_of_the_call_alone(desk: Connection) -> None:
 
 @pytest.mark.slow
 def test_a_message_that_is_too_large_is_an_error_of_its_call(desk: Connection) -> None:
-    with pytest.raises(ValueError, match="is too large for the desk: at most 268,435,456"):
+    with pytest.raises(ValueError, match="is too large: at most 268,435,456"):
         desk.note(bytes(1 << 28))
     assert desk.note("still there").result(30) == 1
 

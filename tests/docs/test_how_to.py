@@ -21,11 +21,11 @@ import yaml
 import dray
 from dray.config.load import load_config
 from dray.experiment.local import run_local
-from dray.observers.observer import replay_to
 from tests.docs.pages import DOCS, PAGES, blocks, files
 from tests.forks.process import run_script
 from tests.loggers import WandB
 from tests.model_code import imports_undone
+from tests.observers.replayed import replay_to
 from tests.report.simulated import simulated
 
 

@@ -9,8 +9,6 @@ import optuna
 import pytest
 from plotly.graph_objects import Figure
 
-from dray.observers.observer import replay_to
-from dray.observers.optuna_study import OptunaStudy
 from tests.docs.pages import blocks
 from tests.report.simulated import simulated
 
@@ -19,12 +17,11 @@ from tests.report.simulated import simulated
 @pytest.mark.filterwarnings("ignore")
 def test_optuna_code_shows_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = simulated(tmp_path / "experiment", 30)
-    replay_to(directory, lambda: OptunaStudy(directory.study, directory.config()))
     shown: list[Figure] = []
     monkeypatch.setattr(Figure, "show", lambda figure: shown.append(figure))
     [code] = blocks("python", page="looking.md")
     names: dict[str, Any] = {}
-    exec(code.text.replace("PATH", str(directory.path)).replace("digits-asha", "simulated"), names)
+    exec(code.text.replace("digits-asha", str(directory.path)), names)
     assert isinstance(names["study"], optuna.Study)
     curves, importances = shown
     assert len(curves.data) == 30

@@ -14,10 +14,10 @@ from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.observers import loggers
-from dray.observers.observer import replay_to
 from dray.records.result import Result
 from searchers.events import Exited
 from tests.loggers import MLflow, WandB, mlflow_server
+from tests.observers.replayed import replay_to
 from tests.records.test_result import Story, config, told
 
 

@@ -1,29 +1,15 @@
-"""A real run is followed: the study for Optuna live, MLflow and Weights & Biases, also past the driver's death."""
+"""A real run is followed by MLflow and Weights & Biases, also past the driver's death."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from optuna.trial import TrialState
 
 import dray
 from tests.loggers import WandB
 from tests.pytorch.test_tensorboard import hparams, scalars
-from tests.ray.watched import FAILING, INVALID, TRIAL_COUNT, Watched, study
+from tests.ray.watched import FAILING, INVALID, TRIAL_COUNT, Watched
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-STATES = {
-    "COMPLETED": TrialState.COMPLETE,
-    "PRUNED": TrialState.PRUNED,
-    "RUNNING": TrialState.RUNNING,
-    "PAUSED": TrialState.RUNNING,
-    "ERRORED": TrialState.FAIL,
-    "INVALID_HP": TrialState.FAIL,
-}
-
-VALIDATED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 def curve(result: dray.Result, trial: int, kind: str, name: str) -> dict[int, float]:
@@ -34,27 +20,6 @@ def curve(result: dray.Result, trial: int, kind: str, name: str) -> dict[int, fl
 
 def test_a_killed_driver_leaves_no_process_behind(watched: Watched) -> None:
     assert watched.left == []
-
-
-def test_the_study_is_live(watched: Watched) -> None:
-    assert any(trial.state == TrialState.RUNNING for trial in watched.live)
-    for trial in watched.live:
-        # Trials repeat themselves exactly: what was seen then is a part of what there is now.
-        known = curve(watched.result, trial.number, "validation", "error")
-        assert trial.intermediate_values.items() <= known.items()
-
-
-def test_the_study_agrees_with_the_results_at_the_end(watched: Watched) -> None:
-    shown = watched.result.trials.set_index("trial_id")
-    found = study(watched.path)
-    assert [trial.number for trial in found] == list(range(TRIAL_COUNT))
-    for trial in found:
-        row: Any = shown.loc[trial.number]
-        assert trial.state == STATES[row["state"]]
-        assert trial.user_attrs == {"state": row["state"]}
-        assert trial.value == (row["best_metric"] if trial.state in VALIDATED else None)
-        assert trial.params == {"lr": row["hparams.lr"]}
-        assert trial.intermediate_values == curve(watched.result, trial.number, "validation", "error")
 
 
 def test_tensorboard_has_every_trial(watched: Watched) -> None:

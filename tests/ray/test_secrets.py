@@ -80,7 +80,6 @@ def test_no_file_has_them_but_those_of_the_owner(watched: Watched) -> None:
     # What was searched is what there should be.
     for part in (
         "journal.jsonl",
-        "optuna.db",
         "experiment.yaml",
         "code/config.yaml",
         "wandb/",

@@ -1,4 +1,4 @@
-"""A search with secrets that others watch: an object store, MLflow, Weights & Biases and the study for Optuna.
+"""A search with secrets that others watch: an object store, MLflow and Weights & Biases.
 
 Eight trials and one more, as one has invalid hyperparameters and another always fails. The driver is killed when the
 first trial has completed, and another one resumes. `test_observers.py` is about what the others have seen,
@@ -15,12 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import optuna
 import yaml
-from optuna.trial import FrozenTrial, TrialState
 
 import dray
-from dray.report.ui import has_study
 from dray.storage import RemoteDirectory
 from tests.loggers import MLflow, mlflow_server
 from tests.ray.harness import OWN_CLUSTER, TRIALS, Driver, ends, promotion, recorded
@@ -42,8 +39,6 @@ class Watched:
     result: dray.Result
     left: list[str]
     """Processes that the killed driver left behind."""
-    live: list[FrozenTrial]
-    """The study while the search went on."""
     mlflow: MLflow
     output: str
     stored: dict[str, bytes]
@@ -94,10 +89,7 @@ def watched(home: Path, drive: Callable[..., Driver], cluster: str) -> Iterator[
                 "MLFLOW_TRACKING_PASSWORD": MLFLOW_PASSWORD,
             }
             driver = drive("create", code / "config.yaml", code, "--path", path, **environment)
-            driver.wait_for(
-                lambda: any(trial.state == TrialState.COMPLETE for trial in study(path)), "a trial's end in the study"
-            )
-            live = study(path)
+            driver.wait_for(lambda: ends(path), "a trial's end")
             left = driver.kill()
             until.touch()
             assert len(ends(path)) < TRIAL_COUNT, "the driver was to die in the middle"
@@ -110,7 +102,6 @@ def watched(home: Path, drive: Callable[..., Driver], cluster: str) -> Iterator[
                 path=path,
                 result=dray.Result(path),
                 left=left,
-                live=live,
                 mlflow=MLflow(server, "recorded"),
                 output=driver.log.read_text(),
                 stored=stored,
@@ -119,12 +110,6 @@ def watched(home: Path, drive: Callable[..., Driver], cluster: str) -> Iterator[
     finally:
         s3.stop()
         shutil.rmtree(rays, ignore_errors=True)
-
-
-def study(path: Path) -> list[FrozenTrial]:
-    """The trials of an experiment's study, where there is one yet."""
-    file = path / "optuna.db"
-    return optuna.load_study(study_name="recorded", storage=f"sqlite:///{file}").trials if has_study(file) else []
 
 
 def _copy(rays: Path, to: Path) -> None:

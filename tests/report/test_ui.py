@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from dray.errors import ExperimentError
 from dray.report.ui import free_port
 from dray.training.metrics.event_file import EventFile, hparams, scalars
+from searchers.events import Started
 from tests.records.test_result import Story, config, told
 
 ROOT = Path(__file__).parents[2]
@@ -120,13 +120,15 @@ def test_both_show_an_experiment_and_ctrl_c_ends_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_is_served_as_soon_as_a_run_creates_it(tmp_path: Path) -> None:
+def test_the_dashboard_follows_a_run_from_before_its_first_trial(tmp_path: Path) -> None:
     story = Story(tmp_path / "experiment", config())  # holds the journal, as a run does
     with served(story.directory.path) as it:
-        it.address("TensorBoard")
-        assert not story.directory.study.exists()
-        optuna.create_study(storage=f"sqlite:///{story.directory.study}", study_name="mine")
-        assert study(it.address("optuna-dashboard"))["name"] == "mine"
+        address = it.address("optuna-dashboard")
+        assert {trial["state"] for trial in study(address)["trials"]} == {"Waiting"}
+        story.happen(Started(trial=0))
+        story.validate(0, 10, 0.25)
+        [trial, *_] = study(address)["trials"]
+        assert (trial["state"], [each["value"] for each in trial["intermediate_values"]]) == ("Running", [0.25])
 
 
 def test_a_port_in_use_is_skipped() -> None:

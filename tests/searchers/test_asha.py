@@ -11,11 +11,9 @@ from searchers import (
     Create,
     Done,
     Exited,
-    IllegalEvent,
     MethodError,
     Reported,
     Resume,
-    Started,
     Stop,
     rung_lengths,
 )
@@ -53,37 +51,6 @@ def ranked(method: ASHA) -> list[list[tuple[int, float]]]:
 # ------------------------------------------------------------------------------------------------------------ traces
 
 
-def test_start_fills_every_slot() -> None:
-    method = ASHA(max_trials=64, max_length=16, num_rungs=3, max_concurrent_trials=3)
-    assert method.start() == [Create(trial=0), Create(trial=1), Create(trial=2)]
-
-
-@pytest.mark.parametrize(
-    ("max_concurrent", "max_trials", "divisor", "num_rungs", "created"),
-    [
-        (16, 64, 4, 3, 16),
-        (16, 5, 4, 3, 5),
-        (0, 64, 4, 3, 16),  # 4 ** 2
-        (0, 10, 4, 3, 10),
-        (0, 64, 4, 1, 1),
-        (0, 64, 2.5, 3, 6),  # floor(6.25)
-        (0, 500, 3, 5, 81),
-        (1, 64, 4, 3, 1),
-    ],
-)
-def test_number_of_first_trials(
-    max_concurrent: int, max_trials: int, divisor: float, num_rungs: int, created: int
-) -> None:
-    method = ASHA(
-        max_trials=max_trials,
-        max_length=1000,
-        num_rungs=num_rungs,
-        divisor=divisor,
-        max_concurrent_trials=max_concurrent,
-    )
-    assert method.start() == [Create(trial=trial) for trial in range(created)]
-
-
 def test_first_rung_in_closed_form() -> None:
     """n = 1..8 at rung 1: the best one goes on while n < 8, the best two at n = 8."""
     method = asha(max_concurrent_trials=8)
@@ -105,14 +72,6 @@ def test_a_trial_that_passes_all_rungs_ends_by_itself() -> None:
     assert [report(method, 0, step, 0.5) for step in (1, 2, 3, 4, 8, 16)] == [[]] * 6
     assert ranked(method) == [[(0, 0.5)]] * 3
     assert leave(method, 0) == [Done(reason="completed")]
-
-
-def test_rungs_compare_only_their_own_values() -> None:
-    method = asha()
-    report(method, 0, 1, 0.9)
-    report(method, 0, 4, 0.2)
-    report(method, 1, 1, 0.8)
-    assert report(method, 1, 4, 0.3) == [Stop(trial=1), Create(trial=4)]
 
 
 def test_report_below_a_rung_is_not_ranked() -> None:
@@ -144,11 +103,6 @@ def test_each_stop_is_followed_by_a_new_trial_until_max_trials() -> None:
     assert leave(method, 4) == [Done(reason="completed")]
 
 
-def test_constant_metric_stops_nobody() -> None:
-    method = asha(max_trials=8, max_concurrent_trials=8)
-    assert all(report(method, trial, step, 0.5) == [] for step in (1, 4, 16) for trial in range(8))
-
-
 @pytest.mark.parametrize("reason", ["errored", "diverged"])
 def test_failed_or_diverged_trial_is_ranked_last_at_its_next_rung(reason: Reason) -> None:
     method = asha()
@@ -165,13 +119,6 @@ def test_trial_that_fails_after_its_stop_is_not_ranked_again() -> None:
     before = ranked(method)
     assert leave(method, 1, "errored") == []
     assert ranked(method) == before
-
-
-def test_trial_that_fails_after_the_top_rung_is_not_ranked_again() -> None:
-    method = asha()
-    report(method, 0, 16, 0.1)
-    assert leave(method, 0, "errored") == [Create(trial=4)]
-    assert ranked(method) == [[(0, 0.1)]] * 3
 
 
 def test_invalid_trial_is_removed_from_its_rungs_and_replaced() -> None:
@@ -191,17 +138,6 @@ def test_trial_that_is_invalid_after_its_stop_is_replaced_once() -> None:
     assert leave(method, 3) == []
 
 
-def test_search_of_an_always_invalid_space_ends() -> None:
-    method = asha(max_trials=64, max_invalid=10)
-    created, actions = 4, []
-    for trial in range(100):
-        if trial == created:
-            break
-        actions = leave(method, trial, "invalid_hp")
-        created += sum(isinstance(action, Create) for action in actions)
-    assert (created, actions) == (14, [Done(reason="invalid_hp")])
-
-
 @pytest.mark.parametrize(
     ("reasons", "outcome"),
     [
@@ -218,20 +154,6 @@ def test_reason_of_done(reasons: list[Reason], outcome: str) -> None:
     *before, last = [leave(method, trial, reason) for trial, reason in enumerate(reasons)]
     assert before == [[]] * 3
     assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
-
-
-def test_nothing_follows_done() -> None:
-    method = asha(max_trials=1)
-    leave(method, 0)
-    assert [report(method, 0, 1, 0.1), leave(method, 0), method.on(Started(trial=0))] == [[], [], []]
-
-
-def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
-    method = asha()
-    before = state(method)
-    with pytest.raises(IllegalEvent, match="trial 4 was never created; 4 were so far"):
-        report(method, 4, 1, 0.1)
-    assert state(method) == before
 
 
 # -------------------------------------------------------------------------------------------- where Determined was weak
@@ -266,14 +188,6 @@ def test_nan_is_the_worst_even_as_the_first_value(bad: float | None) -> None:
     assert [value for _, value in ranked(method)[0]] == [math.inf, 0.9, math.inf, 0.8, 0.85]
 
 
-@pytest.mark.parametrize(
-    ("length", "divisor", "rungs"),
-    [(1000, 10, 4), (999, 10, 3), (1, 4, 1), (3, 4, 1), (4, 4, 2), (243, 3, 6), (242, 3, 5), (10**15, 10, 16)],
-)
-def test_number_of_rungs_is_exact(length: int, divisor: float, rungs: int) -> None:
-    assert rungs_that_fit(length=length, divisor=divisor) == rungs
-
-
 def test_fractional_divisors_are_exact() -> None:
     assert rungs_that_fit(length=10, divisor=1.1) == 25  # 1.1 ** 24 = 9.85, 1.1 ** 25 = 10.83
     assert rung_lengths(max_length=121, num_rungs=3, divisor=1.1) == (100, 110, 121)
@@ -281,24 +195,6 @@ def test_fractional_divisors_are_exact() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- configuration
-
-
-@pytest.mark.parametrize(
-    ("max_length", "num_rungs", "divisor", "lengths"),
-    [
-        (16, 3, 4, (1, 4, 16)),
-        (100, 5, 4, (1, 1, 6, 25, 100)),
-        (1000, 4, 10, (1, 10, 100, 1000)),
-        (9000, 3, 3, (1000, 3000, 9000)),
-        (1, 3, 4, (1, 1, 1)),
-        (81, 5, 3, (1, 3, 9, 27, 81)),
-        (100, 3, 2.5, (16, 40, 100)),
-        (7, 1, 4, (7,)),
-    ],
-)
-def test_rung_lengths(max_length: int, num_rungs: int, divisor: float, lengths: tuple[int, ...]) -> None:
-    assert rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor) == lengths
-    assert ASHA(max_trials=1, max_length=max_length, num_rungs=num_rungs, divisor=divisor).rungs == lengths
 
 
 def test_one_report_is_ranked_at_all_equal_rungs() -> None:
@@ -352,24 +248,6 @@ def test_progress_at_the_end_is_the_share_of_trials_that_have_ended() -> None:
     assert method.progress({}) == pytest.approx(1 / 1.2), "more than 3 / 4"
     leave(method, 3)
     assert method.progress({}) == 1
-
-
-def test_progress_does_not_fall_when_a_trial_turns_out_to_be_invalid() -> None:
-    method = asha(max_trials=4)
-    report(method, 0, 1, 0.5)
-    before = method.progress({})
-    leave(method, 0, "invalid_hp")
-    assert method.progress({}) == before > 0
-
-
-def test_progress_is_1_only_when_the_search_is_done() -> None:
-    method = asha(max_trials=1)
-    report(method, 0, 16, 0.5)
-    assert method.progress({0: 1.0}) < 1
-    leave(method, 0)
-    assert method.progress({0: 1.0}) == 1
-    method.extend(max_trials=2)
-    assert method.progress({0: 1.0}) < 1
 
 
 def done(values: list[float]) -> ASHA:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -42,105 +42,121 @@ from tests.searchers.states import state
 
 SPACE = parse({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
-METHODS: dict[str, tuple[Make, int]] = {  # and the most trials that it may create
-    "single": (lambda: Single(), 1 + 16),
-    "single with a length": (lambda: Single(max_length=5, max_invalid=2), 1 + 2),
-    "random": (lambda: RandomSearch(max_trials=12, max_concurrent_trials=3, max_invalid=6), 12 + 6),
-    "random without a limit": (lambda: RandomSearch(max_trials=9, max_concurrent_trials=0, max_length=4), 9 + 36),
-    "grid": (lambda: Grid(points=10, max_concurrent_trials=3), 10),
-    "grid with a length": (lambda: Grid(points=5, max_concurrent_trials=0, max_length=6), 5),
-    "asha": (lambda: ASHA(max_trials=16, max_length=16, num_rungs=3, max_concurrent_trials=4, max_invalid=6), 16 + 6),
-    "asha, one rung": (lambda: ASHA(max_trials=6, max_length=9, num_rungs=1, max_invalid=0), 6),
-    "asha, equal rungs": (lambda: ASHA(max_trials=12, max_length=10, num_rungs=5, max_invalid=3), 12 + 3),
-    "asha, fractional": (
-        lambda: ASHA(max_trials=6, max_length=30, num_rungs=4, divisor=1.5, max_concurrent_trials=0),
-        6 + 24,
+
+def case(kind: Callable[..., Method], most: int, **fields: Any) -> tuple[Make, int]:
+    """A method, and the most trials that it may create."""
+    return lambda: kind(**fields), most
+
+
+METHODS: dict[str, tuple[Make, int]] = {
+    "single": case(Single, 1 + 16),
+    "single with a length": case(Single, 1 + 2, max_length=5, max_invalid=2),
+    "random": case(RandomSearch, 12 + 6, max_trials=12, max_concurrent_trials=3, max_invalid=6),
+    "random without a limit": case(RandomSearch, 9 + 36, max_trials=9, max_concurrent_trials=0, max_length=4),
+    "grid": case(Grid, 10, points=10, max_concurrent_trials=3),
+    "grid with a length": case(Grid, 5, points=5, max_concurrent_trials=0, max_length=6),
+    "asha": case(ASHA, 16 + 6, max_trials=16, max_length=16, num_rungs=3, max_concurrent_trials=4, max_invalid=6),
+    "asha, one rung": case(ASHA, 6, max_trials=6, max_length=9, num_rungs=1, max_invalid=0),
+    "asha, equal rungs": case(ASHA, 12 + 3, max_trials=12, max_length=10, num_rungs=5, max_invalid=3),
+    "asha, fractional": case(
+        ASHA, 6 + 24, max_trials=6, max_length=30, num_rungs=4, divisor=1.5, max_concurrent_trials=0
     ),
-    "promotion": (
-        lambda: PromotionASHA(max_trials=16, max_length=16, num_rungs=3, max_concurrent_trials=4, max_invalid=6),
-        16 + 6,
+    "promotion": case(
+        PromotionASHA, 16 + 6, max_trials=16, max_length=16, num_rungs=3, max_concurrent_trials=4, max_invalid=6
     ),
-    "promotion, divisor 2": (
-        lambda: PromotionASHA(max_trials=18, max_length=8, num_rungs=4, divisor=2, max_invalid=4),
-        18 + 4,
+    "promotion, divisor 2": case(
+        PromotionASHA, 18 + 4, max_trials=18, max_length=8, num_rungs=4, divisor=2, max_invalid=4
     ),
-    "promotion, one rung": (lambda: PromotionASHA(max_trials=6, max_length=9, num_rungs=1, max_invalid=0), 6),
-    "promotion, equal rungs": (lambda: PromotionASHA(max_trials=12, max_length=10, num_rungs=5, max_invalid=3), 12 + 3),
-    "promotion, fractional": (
-        lambda: PromotionASHA(max_trials=6, max_length=30, num_rungs=4, divisor=1.5, max_concurrent_trials=0),
-        6 + 24,
+    "promotion, one rung": case(PromotionASHA, 6, max_trials=6, max_length=9, num_rungs=1, max_invalid=0),
+    "promotion, equal rungs": case(PromotionASHA, 12 + 3, max_trials=12, max_length=10, num_rungs=5, max_invalid=3),
+    "promotion, fractional": case(
+        PromotionASHA, 6 + 24, max_trials=6, max_length=30, num_rungs=4, divisor=1.5, max_concurrent_trials=0
     ),
-    "promotion, one at a time": (
-        lambda: PromotionASHA(
-            max_trials=9, max_length=8, num_rungs=3, divisor=2, max_concurrent_trials=1, max_invalid=3
-        ),
-        9 + 3,
+    "promotion, one at a time": case(
+        PromotionASHA, 9 + 3, max_trials=9, max_length=8, num_rungs=3, divisor=2, max_concurrent_trials=1, max_invalid=3
     ),
-    "asha, skipping rungs": (
-        lambda: ASHA(
-            max_trials=24, max_length=16, num_rungs=3, divisor=2, max_invalid=6, skip_uninformative_rungs=True
-        ),
+    "asha, skipping rungs": case(
+        ASHA, 24 + 6, max_trials=24, max_length=16, num_rungs=3, divisor=2, max_invalid=6, skip_uninformative_rungs=True
+    ),
+    "promotion, skipping rungs": case(
+        PromotionASHA,
         24 + 6,
+        max_trials=24,
+        max_length=16,
+        num_rungs=3,
+        divisor=2,
+        max_invalid=6,
+        skip_uninformative_rungs=True,
     ),
-    "promotion, skipping rungs": (
-        lambda: PromotionASHA(
-            max_trials=24, max_length=16, num_rungs=3, divisor=2, max_invalid=6, skip_uninformative_rungs=True
-        ),
-        24 + 6,
-    ),
-    "adaptive, skipping rungs": (
-        lambda: AdaptiveASHA(
-            max_trials=30, max_length=27, divisor=3, variant="promotion", max_invalid=4, skip_uninformative_rungs=True
-        ),
+    "adaptive, skipping rungs": case(
+        AdaptiveASHA,
         30 + 4,
+        max_trials=30,
+        max_length=27,
+        divisor=3,
+        variant="promotion",
+        max_invalid=4,
+        skip_uninformative_rungs=True,
     ),
-    "asha, several objectives": (
-        lambda: ASHA(
-            max_trials=16, max_length=16, num_rungs=3, divisor=2, max_concurrent_trials=4, max_invalid=6, pareto=True
-        ),
+    "asha, several objectives": case(
+        ASHA,
         16 + 6,
+        max_trials=16,
+        max_length=16,
+        num_rungs=3,
+        divisor=2,
+        max_concurrent_trials=4,
+        max_invalid=6,
+        pareto=True,
     ),
-    "promotion, several objectives": (
-        lambda: PromotionASHA(
-            max_trials=16, max_length=16, num_rungs=3, divisor=2, max_concurrent_trials=4, max_invalid=6, pareto=True
-        ),
+    "promotion, several objectives": case(
+        PromotionASHA,
         16 + 6,
+        max_trials=16,
+        max_length=16,
+        num_rungs=3,
+        divisor=2,
+        max_concurrent_trials=4,
+        max_invalid=6,
+        pareto=True,
     ),
-    "adaptive, several objectives": (
-        lambda: AdaptiveASHA(
-            max_trials=20, max_length=16, max_concurrent_trials=6, max_invalid=4, variant="promotion", pareto=True
-        ),
+    "adaptive, several objectives": case(
+        AdaptiveASHA,
         20 + 4,
+        max_trials=20,
+        max_length=16,
+        max_concurrent_trials=6,
+        max_invalid=4,
+        variant="promotion",
+        pareto=True,
     ),
-    "adaptive": (
-        lambda: AdaptiveASHA(max_trials=20, max_length=16, max_concurrent_trials=6, max_invalid=4),
+    "adaptive": case(AdaptiveASHA, 20 + 4, max_trials=20, max_length=16, max_concurrent_trials=6, max_invalid=4),
+    "adaptive, conservative": case(
+        AdaptiveASHA, 20 + 2, max_trials=20, max_length=27, divisor=3, mode="conservative", max_invalid=2
+    ),
+    "adaptive, brackets without trials": case(
+        AdaptiveASHA, 2 + 2, max_trials=2, max_length=9, bracket_rungs=[3, 2, 1], max_invalid=2
+    ),
+    "adaptive, promotion": case(
+        AdaptiveASHA,
         20 + 4,
+        max_trials=20,
+        max_length=64,
+        divisor=2.5,
+        variant="promotion",
+        max_concurrent_trials=5,
+        max_invalid=4,
     ),
-    "adaptive, conservative": (
-        lambda: AdaptiveASHA(max_trials=20, max_length=27, divisor=3, mode="conservative", max_invalid=2),
-        20 + 2,
-    ),
-    "adaptive, brackets without trials": (
-        lambda: AdaptiveASHA(max_trials=2, max_length=9, bracket_rungs=[3, 2, 1], max_invalid=2),
-        2 + 2,
-    ),
-    "adaptive, promotion": (
-        lambda: AdaptiveASHA(
-            max_trials=20, max_length=64, divisor=2.5, variant="promotion", max_concurrent_trials=5, max_invalid=4
-        ),
-        20 + 4,
-    ),
-    "adaptive, promotion, no limit": (
-        lambda: AdaptiveASHA(
-            max_trials=12,
-            max_length=8,
-            divisor=2,
-            mode="aggressive",
-            variant="promotion",
-            max_concurrent_trials=0,
-            max_invalid=3,
-        ),
+    "adaptive, promotion, no limit": case(
+        AdaptiveASHA,
         12 + 3,
+        max_trials=12,
+        max_length=8,
+        divisor=2,
+        mode="aggressive",
+        variant="promotion",
+        max_concurrent_trials=0,
+        max_invalid=3,
     ),
 }
 

@@ -212,31 +212,6 @@ def test_first_trials(max_trials: int, rungs: int, divisor: float, m: int, first
 
 # -------------------------------------------------------------------------------------------------------------- grid
 
-INT = {"type": "int"}
-DOUBLE = {"type": "double"}
-LOG = {"type": "log", "base": 10}
-GRIDS: list[tuple[dict[str, object], list[object]]] = [
-    # axis, its points
-    ({"type": "const", "val": 7}, [7]),
-    ({"type": "categorical", "vals": ["a", "b", "c"]}, ["a", "b", "c"]),
-    ({**INT, "minval": 1, "maxval": 3, "count": 10}, [1, 2, 3]),  # no more than there are
-    ({**INT, "minval": 0, "maxval": 10, "count": 3}, [0, 5, 10]),  # steps of 5
-    ({**INT, "minval": 0, "maxval": 10, "count": 4}, [0, 3, 7, 10]),  # 3.33, 6.67
-    ({**INT, "minval": 0, "maxval": 5, "count": 3}, [0, 3, 5]),  # 2.5 rounds away from 0
-    ({**INT, "minval": -5, "maxval": 0, "count": 3}, [-5, -3, 0]),  # -2.5 rounds away from 0
-    ({**INT, "minval": 0, "maxval": 5, "count": 1}, [3]),  # the middle, 2.5, rounded
-    ({**DOUBLE, "minval": 0.0, "maxval": 1.0, "count": 5}, [0.0, 0.25, 0.5, 0.75, 1.0]),  # steps of 1 / 4
-    ({**DOUBLE, "minval": 1.0, "maxval": 2.0, "count": 1}, [1.5]),  # the middle
-    ({**LOG, "minval": -4, "maxval": 0, "count": 3}, [1e-4, 1e-2, 1.0]),  # exponents -4, -2, 0
-    ({**LOG, "minval": -4, "maxval": 0, "count": 1}, [1e-2]),  # the middle exponent
-]
-
-
-@pytest.mark.parametrize(("axis", "points"), GRIDS)
-def test_points_of_an_axis(axis: dict[str, object], points: list[object]) -> None:
-    grid = parse_space({"x": axis}).grid()
-    assert [point["x"] for point in grid] == pytest.approx(points) if points[0] != "a" else points
-
 
 def test_grid_is_the_product_and_trials_take_it_from_the_end() -> None:
     space = parse_space(
@@ -301,10 +276,3 @@ def test_previews(method: ASHA, brackets: list[list[tuple[int | None, int, int]]
     assert [[(rung.length, rung.trials, rung.last) for rung in bracket.rungs] for bracket in found.brackets] == brackets
     assert found.total == total
     assert found.trials == sum(bracket[0][1] for bracket in brackets)
-
-
-def test_there_are_at_least_sixty_cases() -> None:
-    tables = (
-        LENGTHS, FITTING, LONGER, MODES, TRIALS, EXTRA, PLACES, ADAPTIVE, CONCURRENCY, GRIDS, PREVIEWS,
-    )  # fmt: skip
-    assert sum(len(table) for table in tables) >= 60  # type: ignore[arg-type, misc]

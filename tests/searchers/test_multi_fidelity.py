@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 from collections.abc import Callable
@@ -10,26 +9,10 @@ from random import Random
 
 import pytest
 
-from searchers import ASHA, Exited, RandomSampler, Reported, Search, SpaceError, Started, parse_space
-from searchers.histories import Extension, play
+from searchers import Exited, RandomSampler, Reported, Started, parse_space
 from searchers.multi_fidelity import MultiFidelitySampler
-from searchers.records import event_from_json
-from searchers.search import Record
-from searchers.space import Space
 
 LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
-MIXED = parse_space(
-    {
-        "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
-        "n": {"type": "int", "minval": 1, "maxval": 400},
-        "act": {"type": "categorical", "vals": ["relu", [1, 2], None]},
-        "batch": 64,
-        "optimizer": {
-            "type": "categorical",
-            "vals": [{"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}, {"name": "adam"}],
-        },
-    }
-)
 RUNGS = (1, 4, 16)
 
 
@@ -118,38 +101,12 @@ def test_equal_infinite_and_huge_values_are_survived(value: float) -> None:
     assert all(0 <= x <= 1 for x in proposed(sampler))
 
 
-def test_proposals_are_plain_points_of_the_space() -> None:
-    sampler = MultiFidelitySampler(MIXED, seed=3, rungs=RUNGS)
-    for trial in range(32):
-        point = sampler.ask(trial)
-        assert json.loads(json.dumps(point)) == point
-        assert MIXED.check(point, path="p") == point
-        sampler.tell(Started(trial=trial), point)
-        sampler.tell(Reported(trial=trial, step=1, value=trial % 7), point)
-        sampler.tell(Exited(trial=trial, reason="stopped"), point)
-
-
 def test_a_space_of_constants_has_one_point() -> None:
     sampler = MultiFidelitySampler(parse_space({"batch": 64}), seed=3, rungs=RUNGS)
     for trial in range(14):
         assert sampler.ask(trial) == {"batch": 64}
         sampler.tell(Started(trial=trial), {"batch": 64})
         sampler.tell(Reported(trial=trial, step=1, value=0.5), {"batch": 64})
-
-
-def test_the_constraint_holds_for_every_proposal() -> None:
-    space = Space(root=LINE.root, constraint=lambda point: point["x"] > 0.5)  # type: ignore[operator]
-    sampler = MultiFidelitySampler(space, seed=1, rungs=RUNGS)
-    for trial in range(24):
-        x = float(sampler.ask(trial)["x"])  # type: ignore[arg-type]
-        assert x > 0.5  # the optimum is at 0.3
-        tell(sampler, trial, x, (1, (x - 0.3) ** 2), reason="stopped")
-
-
-def test_a_constraint_that_cannot_be_met_ends_with_an_error() -> None:
-    space = Space(root=LINE.root, constraint=lambda point: False)
-    with pytest.raises(SpaceError, match="rejected all 1000 points"):
-        MultiFidelitySampler(space, seed=1, rungs=RUNGS).ask(0)
 
 
 def test_asking_changes_nothing() -> None:
@@ -171,39 +128,3 @@ def test_what_is_kept_is_bounded() -> None:
         if trial % 1500 == 1499:
             sizes.append(len(pickle.dumps(sampler)))
     assert max(sizes[1:]) < 1.6 * sizes[0], "between one and two times as many as are kept are held at a time"
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_replayed_search_gets_the_same_proposals(seed: int) -> None:
-    """Cut anywhere, with failures, values that are not finite, late reports and extensions."""
-
-    def search(log: list[Record]) -> Search:
-        sampler = MultiFidelitySampler(MIXED, seed=7, rungs=RUNGS)
-        return Search(method(), MIXED, seed=7, smaller_is_better=True, log=log.append, sampler=sampler)
-
-    def method() -> ASHA:
-        return ASHA(max_trials=24, max_length=16, num_rungs=3, max_concurrent_trials=4)
-
-    log: list[Record] = []
-    play(
-        search(log), seed, length=16, normalised=False, extensions=[Extension(max_trials=30), Extension(max_length=64)]
-    )
-    records: list[Record] = json.loads(json.dumps(log))
-    cut, rest = Random(seed).randrange(len(records)), []
-    again = Search.replay(
-        records[:cut],
-        method(),
-        MIXED,
-        seed=7,
-        smaller_is_better=True,
-        log=rest.append,
-        sampler=MultiFidelitySampler(MIXED, seed=7, rungs=RUNGS),
-    )
-    for record in records[cut:]:
-        if record["event"] == "start":
-            again.start()
-        elif record["event"] == "extended":
-            again.extend(max_trials=record["max_trials"], max_length=record["max_length"])  # type: ignore[arg-type]
-        else:
-            again.on(event_from_json(record))
-    assert json.loads(json.dumps(rest)) == records[cut:]

@@ -172,12 +172,6 @@ def test_an_extension_that_is_not_an_integer_changes_nothing(wrong: Any) -> None
     assert (state(search), len(lines)) == (before, logged)
 
 
-def test_an_extension_may_be_a_numpy_integer() -> None:
-    search, lines = running()
-    search.extend(max_trials=cast("Any", np.int64(9)))
-    assert state(replayed(lines)) == state(search)
-
-
 def test_a_seed_may_be_a_numpy_or_torch_integer() -> None:
     lines: list[str] = []
     search = Search(

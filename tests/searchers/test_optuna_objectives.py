@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from random import Random
 
 import pytest
 from optuna.trial import TrialState
 
-from searchers import ASHA, Exited, Losses, Metric, Objectives, Reported, Search, Started, parse_space
-from searchers.histories import Extension, play
+from searchers import Exited, Losses, Metric, Objectives, Reported, Started, parse_space
 from searchers.optuna_sampler import OptunaSampler
-from searchers.search import Record
-from searchers.testing import _repeat
 
 SQUARE = parse_space(
     {"x": {"type": "double", "minval": 0, "maxval": 1}, "y": {"type": "double", "minval": 0, "maxval": 1}}
@@ -78,30 +74,3 @@ def test_sampler_learns_where_the_front_is_and_what_is_allowed(name: str, option
     drawn = [rng.random() for _ in range(1000)]
     assert sum(float(str(point["x"])) for point in asked) / len(asked) < 0.75 * sum(drawn) / len(drawn)
     assert sum(float(str(point["y"])) <= 0.5 for point in asked) / len(asked) > 0.7
-
-
-@pytest.mark.parametrize("name", ["tpe", "nsga2"])
-def test_replayed_search_continues_as_it_would_have(name: str) -> None:
-    def new_search(records: list[Record], log: list[Record]) -> Search:
-        return Search.replay(
-            records,
-            ASHA(max_trials=24, max_length=4, num_rungs=2, divisor=2, pareto=True, max_invalid=4),
-            SQUARE,
-            seed=7,
-            smaller_is_better=True,
-            log=log.append,
-            sampler=new_sampler(name, **({"population_size": 4} if name == "nsga2" else {"n_startup_trials": 3})),
-            objectives=OBJECTIVES,
-        )
-
-    log: list[Record] = []
-    play(new_search([], log), 5, length=4, normalised=False, extensions=[Extension(max_trials=40)])
-    records = json.loads(json.dumps(log))
-    drawn = [str(record["hparams"]) for record in records if "hparams" in record]
-    assert len(set(drawn)) > 20
-    for cut in (len(records) // 3, 2 * len(records) // 3):
-        rest: list[Record] = []
-        again = new_search(records[:cut], rest)
-        for record in records[cut:]:
-            _repeat(again, record)
-        assert json.loads(json.dumps(rest)) == records[cut:]

@@ -14,22 +14,15 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
 from searchers import (
-    ASHA,
     Exited,
     FieldError,
     RandomSampler,
-    RandomSearch,
     Reported,
-    Search,
-    SpaceError,
     Started,
     parse_space,
 )
-from searchers.histories import Extension, play
 from searchers.optuna_sampler import OptunaSampler
 from searchers.optuna_space import to_optuna
-from searchers.records import event_from_json
-from searchers.search import Record
 
 SPEC: dict[str, object] = {
     "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
@@ -112,12 +105,6 @@ def test_only_trials_above_the_floor_are_compared_by_their_last_value(listening:
         4: ("COMPLETE", 0.4, 0.5),
         5: ("RUNNING", 0.5, None),
     }
-
-
-def test_a_trial_stopped_below_the_floor_is_not_shown(listening: OptunaSampler) -> None:
-    for trial in range(50):
-        tell(listening, trial, 0.5, (1, 0.0), reason="stopped")
-    assert seen(listening) == {}
 
 
 def test_the_floor_is_a_rung_a_fifth_of_the_length_or_above(listening: OptunaSampler) -> None:
@@ -243,20 +230,6 @@ def test_proposals_approach_the_optimum(name: str, trials: int) -> None:
     assert sum(abs(x - 0.3) < 0.1 for x in last) >= 0.4 * len(last)
 
 
-@pytest.mark.parametrize("name", ["tpe", "cmaes", "NSGAIISampler", "QMCSampler", "RandomSampler", "BruteForceSampler"])
-def test_proposals_are_plain_points_of_the_space(name: str) -> None:
-    spec = CONDITIONAL if name != "BruteForceSampler" else {"model": CONDITIONAL["model"], "batch": 64}
-    space = parse_space(spec if name == "BruteForceSampler" else SPEC | CONDITIONAL)
-    sampler = OptunaSampler(space, seed=3, rungs=RUNGS, name=name)
-    for trial in range(40):
-        point = sampler.ask(trial)
-        assert json.loads(json.dumps(point)) == point
-        assert space.check(point, path="p") == point
-        sampler.tell(Started(trial=trial), point)
-        sampler.tell(Reported(trial=trial, step=16, value=trial % 7), point)
-        sampler.tell(Exited(trial=trial, reason="completed"), point)
-
-
 def test_startup_draws_are_those_of_random_search() -> None:
     sampler, random = OptunaSampler(SPACE, seed=7, rungs=RUNGS), RandomSampler(SPACE, seed=7)
     assert [sampler.ask(trial) for trial in range(5)] == [random.ask(trial) for trial in range(5)]
@@ -299,62 +272,7 @@ def test_failed_points_are_not_proposed_again(reason: str) -> None:
     assert drawn.count(2) <= 1
 
 
-@pytest.mark.slow
-def test_the_constraint_holds_for_every_proposal() -> None:
-    space = parse_space(
-        {"x": {"type": "double", "minval": 0, "maxval": 1}},
-        constraint=lambda point: point["x"] > 0.5,  # type: ignore[operator]
-    )
-    assert min(run(OptunaSampler(space, seed=1, rungs=RUNGS), 40)) > 0.5  # the optimum is at 0.3
-
-
-def test_a_constraint_that_cannot_be_met_ends_with_an_error() -> None:
-    space = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}}, constraint=lambda point: False)
-    with pytest.raises(SpaceError, match="rejected all 1000 points"):
-        OptunaSampler(space, seed=1, rungs=RUNGS).ask(0)
-
-
 # ------------------------------------------------------------------------------------------------------------ replay
-
-
-def search_with(sampler: OptunaSampler, log: list[Record]) -> Search:
-    return Search(method(), sampler.space, seed=7, smaller_is_better=True, log=log.append, sampler=sampler)
-
-
-def method() -> ASHA:
-    return ASHA(max_trials=40, max_length=16, num_rungs=3, max_concurrent_trials=4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tpe", "cmaes", "NSGAIISampler", "QMCSampler"])
-def test_a_replayed_search_gets_the_same_proposals(name: str) -> None:
-    """Cut at many places, then driven on with the same events: the records are the same, hyperparameters included.
-
-    Its trials become longer on the way, and so the sampler compares at a higher rung.
-    """
-
-    def new() -> OptunaSampler:
-        options = {"n_startup_trials": 3} if name == "tpe" else {}
-        return OptunaSampler(parse_space(SPEC | CONDITIONAL), seed=7, rungs=RUNGS, name=name, options=options)
-
-    log: list[Record] = []
-    first = new()
-    extensions = [Extension(max_length=64), Extension(max_trials=60)]
-    play(search_with(first, log), 5, length=16, normalised=False, extensions=extensions)
-    assert name != "tpe" or first.trials.floor == 16, "the floor has followed"
-    records = json.loads(json.dumps(log))
-    for cut in range(1, len(records), len(records) // 5):
-        more: list[Record] = []
-        sampler = new()
-        again = Search.replay(
-            records[:cut], method(), sampler.space, seed=7, smaller_is_better=True, log=more.append, sampler=sampler
-        )
-        for record in records[cut:]:
-            if record["event"] == "extended":
-                again.extend(max_trials=record["max_trials"], max_length=record["max_length"])
-            else:
-                again.on(event_from_json(record))
-        assert json.loads(json.dumps(more)) == records[cut:]
 
 
 # ------------------------------------------------------------------------------------------------------ distributions
@@ -429,14 +347,6 @@ def test_cmaes_learns() -> None:
         sampler.tell(Reported(trial=trial, step=16, value=values[-1]), point)
         sampler.tell(Exited(trial=trial, reason="completed"), point)
     assert sum(values[-30:]) < 0.2 * sum(values[:30])
-
-
-def test_a_search_with_any_method_ends() -> None:
-    for chosen in (RandomSearch(max_trials=30), ASHA(max_trials=30, max_length=16, num_rungs=3)):
-        sampler = OptunaSampler(SPACE, seed=1, rungs=chosen.rungs, options={"n_startup_trials": 2})
-        search = Search(chosen, SPACE, seed=1, smaller_is_better=False, log=lambda record: None, sampler=sampler)
-        play(search, 1, length=16, normalised=False)
-        assert search.done is not None
 
 
 def test_a_conditional_space_works_with_independent_tpe() -> None:

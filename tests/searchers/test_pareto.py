@@ -10,7 +10,7 @@ import pytest
 
 from searchers import Losses
 from searchers.pareto import ParetoOrder, crowding_distances, dominates, ordered
-from searchers.pareto_rung import ParetoRung
+from searchers.rung import ParetoRung
 
 
 def slow_fronts(points: dict[int, tuple[float, ...]]) -> list[set[int]]:

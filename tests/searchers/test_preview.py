@@ -11,7 +11,6 @@ import pytest
 
 from searchers import (
     ASHA,
-    AdaptiveASHA,
     Create,
     Exited,
     Method,
@@ -74,11 +73,6 @@ def test_stopping_trains_what_its_preview_says_when_the_best_trials_come_first()
     assert total == 63 + 16 <= (expected.total or 0) == 48 + 48 + 64
 
 
-def test_random_search_trains_what_its_preview_says() -> None:
-    assert trained(method := RandomSearch(max_trials=9, max_length=5), 1) == (9, 45)
-    assert (preview(method).trials, preview(method).total) == (9, 45)
-
-
 def test_expected_matches_other_simulated_searches() -> None:
     def make() -> ASHA:
         return ASHA(max_trials=32, max_length=16, num_rungs=3)
@@ -99,18 +93,6 @@ def test_expected_matches_other_simulated_searches() -> None:
 def test_a_certain_total_has_no_range() -> None:
     found = expected(lambda: RandomSearch(max_trials=9, max_length=5))
     assert (found, found.likely) == (preview(RandomSearch(max_trials=9, max_length=5)), None)
-
-
-def test_an_adaptive_search_is_the_sum_of_its_brackets() -> None:
-    found = preview(AdaptiveASHA(max_trials=64, max_length=64))
-    assert [bracket.trials for bracket in found.brackets] == [45, 14, 5]
-    assert [bracket.total for bracket in found.brackets] == [150, 140, 128]
-    assert (found.trials, found.total) == (64, 418)
-
-
-def test_a_search_that_sets_no_length_has_no_total() -> None:
-    found = preview(RandomSearch(max_trials=9))
-    assert (found.trials, found.total, found.brackets[0].total) == (9, None, None)
 
 
 def test_preview_refuses_objects_that_are_not_methods() -> None:

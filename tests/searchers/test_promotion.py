@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -14,19 +13,15 @@ from searchers import (
     Create,
     Done,
     Exited,
-    IllegalEvent,
-    MethodError,
     Pause,
     PromotionASHA,
     Reported,
     Resume,
-    Started,
     Stop,
 )
 from searchers.events import Action, Reason
 from searchers.histories import Extension, play
 from tests.searchers.naive_promotion import NaivePromotion
-from tests.searchers.states import state
 
 
 def asha(max_trials: int = 64, max_concurrent_trials: int = 1, divisor: float = 4, num_rungs: int = 3) -> PromotionASHA:
@@ -78,47 +73,6 @@ def test_a_trial_promoted_at_once_is_not_paused() -> None:
     assert report(method, 3, 4, 0.2) == [Pause(trial=3), Create(trial=4)]
 
 
-def test_the_second_best_is_promoted_when_two_may_be() -> None:
-    method = asha(divisor=2, num_rungs=2, max_concurrent_trials=2)  # rungs 8 and 16
-    assert report(method, 0, 8, 0.4) == [Pause(trial=0), Create(trial=2)]
-    assert report(method, 1, 8, 0.3) == [], "the better of two goes on"
-    assert report(method, 2, 8, 0.35) == [Pause(trial=2), Create(trial=3)], "floor(3 / 2) = 1, and 0.3 has gone on"
-    assert report(method, 3, 8, 0.5) == [Pause(trial=3), Resume(trial=2)]
-
-
-def test_an_old_trial_is_promoted_when_its_rung_has_grown() -> None:
-    """With one place: 0.1 goes on at n = 4; 0.2, second of eight, waits for n = 8."""
-    method = asha()
-    answers = first_rung(method, [0.2, 0.9, 0.8, 0.1])
-    assert answers[3] == []
-    assert report(method, 3, 4, 0.1) == [Pause(trial=3), Create(trial=4)], "one in the second rung is not four"
-    for trial in (4, 5, 6):
-        assert report(method, trial, 1, 0.7) == [Pause(trial=trial), Create(trial=trial + 1)]
-    assert report(method, 7, 1, 0.6) == [Pause(trial=7), Resume(trial=0)]
-
-
-def test_of_equal_values_the_lower_trial_number_is_promoted() -> None:
-    assert first_rung(asha(), [0.5] * 4)[3] == [Pause(trial=3), Resume(trial=0)]
-
-
-def test_each_trial_is_promoted_once_from_a_rung() -> None:
-    method = asha(divisor=2, num_rungs=2)
-    first_rung_answers = [report(method, 0, 8, 0.1), report(method, 1, 8, 0.2)]
-    assert first_rung_answers == [[Pause(trial=0), Create(trial=1)], [Pause(trial=1), Resume(trial=0)]]
-    assert method.on(Started(trial=0)) == []
-    assert report(method, 0, 16, 0.1) == []
-    assert leave(method, 0) == [Create(trial=2)], "0.1 is still the best of two, and has been promoted"
-
-
-def test_a_resumed_trial_reports_at_the_next_rung_only() -> None:
-    method = asha()
-    first_rung(method, [0.5, 0.3, 0.4, 0.6])
-    assert [report(method, 1, step, 0.1) for step in (1, 2, 3)] == [[]] * 3
-    assert ranked(method) == [[(0, 0.5), (1, 0.3), (2, 0.4), (3, 0.6)], [], []]
-    assert report(method, 1, 4, 0.1) == [Pause(trial=1), Create(trial=4)]
-    assert ranked(method)[1] == [(1, 0.1)]
-
-
 def test_a_report_that_crossed_two_rungs_is_ranked_at_the_second_on_promotion() -> None:
     method = asha()
     assert report(method, 0, 5, 0.1) == [Pause(trial=0), Create(trial=1)]
@@ -138,59 +92,6 @@ def test_a_trial_that_ran_past_its_pause_is_not_trained_twice() -> None:
     for trial in (1, 2, 3):
         report(method, trial, 1, 0.5)
     assert ranked(method)[1] == [(0, 0.1)]
-
-
-def test_one_report_passes_equal_rungs() -> None:
-    method = PromotionASHA(max_trials=16, max_length=4, num_rungs=4, divisor=2, max_concurrent_trials=1)
-    assert method.rungs == (1, 1, 2, 4)
-    method.start()
-    assert report(method, 0, 1, 0.5) == [Pause(trial=0), Create(trial=1)]
-    # 0.4 is the best of two at the first rung, and waits at the second, which is as long: 0.5 comes next.
-    assert report(method, 1, 1, 0.4) == [Pause(trial=1), Create(trial=2)]
-    assert [len(rung) for rung in ranked(method)] == [2, 1, 0, 0]
-
-
-@pytest.mark.parametrize("places", [1, 3, 10])
-@pytest.mark.parametrize("digits", [1, 9])
-def test_promotes_as_algorithm_2_of_the_paper(places: int, digits: int) -> None:
-    """Algorithm 2 with sorted lists: each place that becomes free gets the same job, while trials are created."""
-    rng, d, top = Random(places), 3, 3
-    method = PromotionASHA(max_trials=10_000, max_length=27, num_rungs=4, divisor=d, max_concurrent_trials=places)
-    assert method.start() == [Create(trial=trial) for trial in range(places)]
-    running = dict.fromkeys(range(places), 0)  # trial: the rung it comes to
-    created = places
-    rungs: list[list[tuple[float, int]]] = [[] for _ in range(top)]
-    promoted: list[set[int]] = [set() for _ in range(top)]
-    jobs = set()
-    for _ in range(600):
-        trial = rng.choice(sorted(running))
-        rung = running.pop(trial)
-        value = round(rng.random(), digits)  # one digit: many ties
-        actions = report(method, trial, 3**rung, value)
-        if rung == top:
-            actions = [*actions, *leave(method, trial)]
-        else:
-            rungs[rung].append((value, trial))
-        for k in range(top - 1, -1, -1):
-            best = sorted(rungs[k])[: len(rungs[k]) // d]
-            found = [name for _, name in best if name not in promoted[k]]
-            if found:
-                promoted[k].add(found[0])
-                job, running[found[0]] = found[0], k + 1
-                break
-        else:
-            job, running[created], created = created, 0, created + 1
-        if running[job] == 0:
-            expected: list[Action] = [Create(trial=job)]
-        elif job == trial:
-            expected = []
-        else:
-            expected = [Resume(trial=job)]
-        if rung < top and job != trial:
-            expected = [Pause(trial=trial), *expected]
-        assert actions == expected
-        jobs.add((running[job], job == trial))
-    assert len(jobs) >= 4 + 2, "every rung was a job's, also of the trial that reported"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -226,9 +127,8 @@ def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.
 
         return counted
 
-    for module in ("searchers.rung", "searchers.promotion"):
-        monkeypatch.setattr(f"{module}.heappush", count(heapq.heappush))
-        monkeypatch.setattr(f"{module}.heappop", count(heapq.heappop))
+    monkeypatch.setattr("searchers.rung.heappush", count(heapq.heappush))
+    monkeypatch.setattr("searchers.rung.heappop", count(heapq.heappop))
     method = PromotionASHA(max_trials=3000, max_length=27, num_rungs=4, divisor=3, max_concurrent_trials=10)
     rng = Random(0)
     pending = [action.trial for action in method.start() if isinstance(action, Create)]
@@ -270,57 +170,6 @@ def test_a_search_of_fewer_trials_than_the_divisor_trains_one_to_the_end() -> No
     method = asha(max_trials=3)
     assert first_rung(method, [0.5, 0.3, 0.4])[2] == [Resume(trial=1), Stop(trial=0), Stop(trial=2)]
     assert report(method, 1, 4, 0.3) == report(method, 1, 16, 0.3) == []
-
-
-def test_no_paused_trial_is_stopped_while_one_may_reach_its_rung() -> None:
-    method = asha(max_trials=5, max_concurrent_trials=2)
-    answers = [
-        report(method, 0, 1, 0.5),
-        report(method, 2, 1, 0.4),
-        report(method, 3, 1, 0.3),
-        report(method, 4, 1, 0.2),
-    ]
-    assert not any(isinstance(action, Stop) for actions in answers for action in actions), "trial 1 is still on its way"
-
-
-def test_a_value_that_is_not_finite_is_the_worst_and_stops_its_trial() -> None:
-    method = asha()
-    assert report(method, 0, 1, math.inf) == [Stop(trial=0), Create(trial=1)]
-    assert report(method, 1, 1, math.nan) == [Stop(trial=1), Create(trial=2)]
-    assert report(method, 2, 1, None) == [Stop(trial=2), Create(trial=3)]
-    assert report(method, 3, 1, 0.9) == [], "the best of four"
-
-
-@pytest.mark.parametrize("reason", ["errored", "diverged"])
-def test_failed_or_diverged_trial_is_ranked_last_at_its_next_rung(reason: Reason) -> None:
-    method = asha()
-    first_rung(method, [0.5, 0.3, 0.4, 0.6])
-    assert leave(method, 1, reason) == [Create(trial=4)]
-    assert ranked(method)[1] == [(1, math.inf)]
-
-
-def test_a_trial_that_fails_while_it_is_paused_is_not_promoted() -> None:
-    method = asha()
-    for trial, value in enumerate([0.5, 0.3, 0.4]):
-        report(method, trial, 1, value)
-    assert leave(method, 1, "errored") == [], "it held no place"
-    assert report(method, 3, 1, 0.6) == [Pause(trial=3), Create(trial=4)], "the best of four is gone"
-    assert ranked(method)[0][1] == (1, 0.3), "what it reported counts"
-
-
-def test_invalid_trial_is_removed_from_its_rungs_and_replaced() -> None:
-    method = asha(max_trials=4, max_concurrent_trials=4)
-    report(method, 0, 1, 0.1)
-    assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
-    assert ranked(method) == [[], [], []]
-
-
-def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
-    method = asha()
-    before = state(method)
-    with pytest.raises(IllegalEvent, match="trial 1 was never created"):
-        report(method, 1, 1, 0.1)
-    assert state(method) == before
 
 
 # -------------------------------------------------------------------------------------------------------- extension
@@ -371,12 +220,3 @@ def test_trial_running_past_the_old_top_is_paused_unless_the_best() -> None:
     assert report(method, 0, 16, 0.5) == report(method, 1, 16, 0.4) == []
     assert method.extend(max_length=32) == [Pause(trial=0), Create(trial=2)]
     assert report(method, 1, 32, 0.4) == []
-
-
-def test_an_extension_must_enlarge_the_budget() -> None:
-    method = asha()
-    before = state(method)
-    for wrong in ({"max_trials": 63}, {"max_length": 15}, {"max_trials": 64, "max_length": 16}, {}):
-        with pytest.raises(MethodError):
-            method.extend(**wrong)
-    assert state(method) == before

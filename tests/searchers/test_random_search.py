@@ -1,4 +1,4 @@
-"""Random search and its special case of one trial, in closed form."""
+"""Random search, grids, and the special case of one trial, in closed form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from searchers import Create, Done, Exited, MethodError, RandomSearch, Reported, Resume, Single, Started
+from searchers import Create, Done, Exited, Grid, MethodError, RandomSearch, Reported, Resume, Single, Started
 from searchers.events import Reason
 from tests.searchers.states import state
 
@@ -59,13 +59,6 @@ def test_single_is_one_trial() -> None:
     assert method.on(Exited(trial=0, reason="errored")) == [Done(reason="errored")]
 
 
-def test_single_that_is_always_invalid_ends() -> None:
-    method = Single(max_invalid=2)
-    method.start()
-    answers = [method.on(Exited(trial=trial, reason="invalid_hp")) for trial in range(3)]
-    assert answers == [[Create(trial=1)], [Create(trial=2)], [Done(reason="invalid_hp")]]
-
-
 def test_invalid_fields_are_named() -> None:
     with pytest.raises(MethodError) as caught:
         RandomSearch(max_trials=0, max_concurrent_trials=-1, max_length=0, max_invalid=-1)
@@ -86,14 +79,6 @@ def test_progress_is_the_mean_over_max_trials() -> None:
     assert method.progress({0: 0.5, 1: 0.25}) == 1.25 / 4, "an end counts in full, and a new trial for nothing"
     assert method.progress({1: math.nan}) == 1.25 / 4, "nor does it when a trial begins again"
     assert method.progress({1: math.inf, 2: -1}) == 2 / 4
-
-
-def test_progress_is_1_only_when_the_search_is_done() -> None:
-    method = RandomSearch(max_trials=1)
-    method.start()
-    assert 0.999 < method.progress({0: 1.0}) < 1
-    method.on(Exited(trial=0, reason="completed"))
-    assert method.progress({0: 1.0}) == 1
 
 
 def test_more_trials_are_created_before_and_after_done() -> None:
@@ -162,9 +147,60 @@ def test_an_impossible_extension_is_refused(method: RandomSearch, wanted: dict[s
     assert state(method) == before
 
 
-def test_single_gets_longer() -> None:
-    method = Single(max_length=4)
+# ------------------------------------------------------------------------------------------------------------- grid
+
+
+def test_an_empty_grid_is_done_at_once() -> None:
+    method = Grid(points=0)
+    assert method.progress({}) < 1
+    assert method.start() == [Done(reason="completed")]
+    assert method.progress({}) == 1
+
+
+def test_an_invalid_point_is_not_replaced() -> None:
+    method = Grid(points=2, max_concurrent_trials=1)
     method.start()
-    assert method.on(Exited(trial=0, reason="completed")) == [Done(reason="completed")]
-    assert method.extend(max_length=8) == [Resume(trial=0)]
-    assert method.on(Exited(trial=0, reason="completed")) == [Done(reason="completed")]
+    assert method.on(Exited(trial=0, reason="invalid_hp")) == [Create(trial=1)]
+    assert method.progress({}) == 1 / 2, "the point counts as tried"
+    assert method.on(Exited(trial=1, reason="completed")) == [Done(reason="completed")]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "outcome"),
+    [
+        (["invalid_hp", "invalid_hp"], "invalid_hp"),
+        (["invalid_hp", "canceled"], "canceled"),
+        (["invalid_hp", "errored"], "errored"),
+        (["canceled", "errored"], "errored"),
+        (["invalid_hp", "stopped"], "completed"),
+    ],
+)
+def test_reason_of_done_of_a_grid(reasons: list[Reason], outcome: str) -> None:
+    method = Grid(points=2)
+    method.start()
+    first, last = [method.on(Exited(trial=trial, reason=reason)) for trial, reason in enumerate(reasons)]
+    assert first == []
+    assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
+
+
+def test_a_grid_can_get_longer_but_not_larger() -> None:
+    method = Grid(points=2, max_length=4)
+    method.start()
+    for trial in (0, 1):
+        method.on(Exited(trial=trial, reason="completed"))
+    before = state(method)
+    with pytest.raises(MethodError, match=r"searcher\.max_trials: a grid has as many trials as points, got 3"):
+        method.extend(max_trials=3)
+    assert state(method) == before
+    assert method.extend(max_length=8) == [Resume(trial=0), Resume(trial=1)]
+    assert method.rungs == (8,)
+
+
+def test_all_invalid_fields_of_a_grid_are_named_at_once() -> None:
+    with pytest.raises(MethodError) as caught:
+        Grid(points=-1, max_concurrent_trials=-1, max_length=0)
+    assert str(caught.value).splitlines() == [
+        "searcher.points: must be an integer >= 0, got -1",
+        "searcher.max_concurrent_trials: must be an integer >= 0, got -1",
+        "searcher.max_length: must be an integer >= 1, got 0",
+    ]

@@ -60,44 +60,12 @@ def test_decides_as_a_sorted_list_when_trials_are_withdrawn(
         assert len(rung.values) == len(there)
 
 
-def test_long_run_decides_as_a_sorted_list() -> None:
-    rng, rung, oracle = Random(0), Rung(length=1, divisor=4), SortedListOracle(4)
-    values = [rng.choice([round(rng.random(), 2), rng.random(), math.inf]) for _ in range(5000)]
-    assert [rung.rank(t, v) for t, v in enumerate(values)] == [oracle.offer(v) for v in values]
-
-
-def test_equal_values_all_continue() -> None:
-    rung = Rung(length=1, divisor=4)
-    assert all(rung.rank(trial, 0.5) for trial in range(20))
-
-
-def test_the_first_continues_and_worse_ones_do_not() -> None:
-    rung = Rung(length=1, divisor=4)
-    assert [rung.rank(trial, value) for trial, value in enumerate([5, 6, 7, 8])] == [True, False, False, False]
-    # n = 8 keeps two: 6 is second. Before, at n = 5, 6 and 7, only the best one is kept.
-    assert [rung.rank(trial, value) for trial, value in enumerate([9, 5.5, 4, 4.5], start=4)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
-
-
 def test_fractional_divisor_is_the_decimal_number_that_was_written() -> None:
     assert math.floor(33 / 1.1) == 29, "the float quotient, which is not what a user would compute"
     rung = Rung(length=1, divisor=1.1)
     for trial in range(32):
         rung.rank(trial, trial)
     assert rung.rank(32, 28.5), "28.5 is the 30th smallest of 33, and floor(33 / 1.1) is 30"
-
-
-def test_a_withdrawn_value_no_longer_counts() -> None:
-    kept, gone = Rung(length=1, divisor=2), Rung(length=1, divisor=2)
-    for rung in (kept, gone):
-        rung.rank(0, 0.1)
-        rung.rank(1, 0.3)
-    gone.withdraw(0)
-    assert (kept.rank(2, 0.2), gone.rank(2, 0.2)) == (False, True)
 
 
 class Counted(float):
@@ -174,7 +142,6 @@ def test_the_best_are_those_of_a_sorted_list(steps: list[tuple[float, bool, int]
             there[trial] = value
         k = max(math.floor(len(there) / Fraction(str(divisor))), least)
         best = sorted(there, key=lambda trial: (there[trial], trial))[:k]
-        assert [trial for trial in there if rung.is_best(trial)] == [trial for trial in there if trial in best]
         assert rung.best() == [trial for trial in best if there[trial] < math.inf]
         assert rung.values == there
 

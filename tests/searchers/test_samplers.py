@@ -70,12 +70,6 @@ def search_with(sampler: Sampler, log: list[Record], *, smaller_is_better: bool 
     return Search(method, LAYERS, seed=7, smaller_is_better=smaller_is_better, log=log.append, sampler=sampler)
 
 
-def test_all_are_samplers() -> None:
-    grid = GridSampler(parse_space({"x": [1]}))
-    random = RandomSampler(SPACE, seed=1)
-    assert all(isinstance(each, Sampler) for each in (grid, random, FirstPoints(SPACE, [], random), Recording()))
-
-
 # ------------------------------------------------------------------------------------------------- asking and telling
 
 
@@ -116,17 +110,6 @@ def test_a_trial_that_never_started_has_empty_hyperparameters() -> None:
     assert sampler.events == [(Exited(trial=0, reason="canceled"), {})]
 
 
-def test_late_events_are_not_passed_to_tell() -> None:
-    sampler = Recording()
-    search = search_with(sampler, [])
-    search.start()
-    search.on(Started(trial=0))
-    search.on(Exited(trial=0, reason="errored"))
-    search.on(Reported(trial=0, step=1, value=0.0))
-    search.on(Exited(trial=0, reason="errored"))
-    assert len(sampler.events) == 2
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_replay_passes_the_same_events_to_tell_and_does_not_ask(seed: int) -> None:
     log: list[Record] = []
@@ -162,19 +145,6 @@ def test_random_draws_depend_on_the_trial_number() -> None:
 # ------------------------------------------------------------------------------------------------------------ grid
 
 
-def test_grid_points_are_taken_from_the_end() -> None:
-    grid = GridSampler(
-        parse_space({"b": {"type": "categorical", "vals": [1, 2]}, "a": {"type": "categorical", "vals": ["xy", "z"]}})
-    )
-    assert len(grid) == 4
-    assert [grid.ask(trial) for trial in range(4)] == [
-        {"a": "z", "b": 2},
-        {"a": "z", "b": 1},
-        {"a": "xy", "b": 2},
-        {"a": "xy", "b": 1},
-    ]
-
-
 def test_changing_a_returned_grid_point_changes_nothing() -> None:
     grid = GridSampler(parse_space({"a": [1]}))
     grid.ask(0)["a"].append(2)  # type: ignore[attr-defined]
@@ -184,10 +154,6 @@ def test_changing_a_returned_grid_point_changes_nothing() -> None:
 def test_asking_beyond_the_grid_raises() -> None:
     with pytest.raises(SpaceError, match="the grid has only 1 points, so there is none for trial 1, numbered from 0"):
         GridSampler(parse_space({"a": 1})).ask(1)
-
-
-def test_without_hyperparameters_the_grid_is_empty() -> None:
-    assert len(GridSampler(parse_space({}))) == 0
 
 
 # ---------------------------------------------------------------------------------------------------- first points
@@ -318,11 +284,3 @@ def test_the_journal_of_another_search_is_refused(records: list[Record], says: s
         Search.replay(
             records, RandomSearch(max_trials=3), parse_space(OURS), seed=7, smaller_is_better=True, log=records.append
         )
-
-
-def test_the_journal_of_the_same_search_is_accepted() -> None:
-    records = journal_of(OURS)
-    again = Search.replay(
-        records, RandomSearch(max_trials=3), parse_space(OURS), seed=7, smaller_is_better=True, log=records.append
-    )
-    assert again.trials[0].state == "RUNNING"

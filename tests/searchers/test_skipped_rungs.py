@@ -10,8 +10,8 @@ from statistics import fmean
 
 import pytest
 
-from searchers import ASHA, AdaptiveASHA, PromotionASHA, Reported
-from searchers.rung import Rung, compared_rungs
+from searchers import ASHA, AdaptiveASHA, PromotionASHA
+from searchers.rung import Rung
 from searchers.rung_correlation import rank_correlation
 from searchers.simulate import Curve, simulate
 
@@ -37,10 +37,6 @@ def test_ranks_count_not_values() -> None:
     bent = [(math.exp(x / 10), math.inf if y == 6 else y**3) for x, y in pairs]
     values = [value for value, _ in pairs]
     assert rank_correlation(values, pairs) == pytest.approx(rank_correlation([x for x, _ in bent], bent))
-
-
-def test_few_trials_change_little() -> None:
-    assert 0.5 < rank_correlation([1.0, 2.0, 3.0], [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]) < 0.8
 
 
 def filled(rho: float, *, trials: int) -> Rung:
@@ -110,19 +106,3 @@ def test_brackets_of_adaptive_asha_skip_too() -> None:
         return simulate(method, 8, useless_first_rung(seed=5)).trained
 
     assert trained(True) > 1.1 * trained(False)
-
-
-def test_what_rungs_say_is_seen_from_the_reports_of_any_search() -> None:
-    rng, reports = Random(2), []
-    for trial in range(300):
-        first, later = rng.gauss(0, 1), rng.gauss(0, 1)
-        reports.append(Reported(trial=trial, step=1, value=first))
-        if first < 0:
-            reports += [Reported(trial=trial, step=step, value=later + 0.01 * step) for step in (2, 4, 5)]
-    reports.append(Reported(trial=300, step=9, value=math.nan))
-    rungs = compared_rungs((1, 1, 4, 9), reports, divisor=3)
-    went_on = rungs[0].compared
-    assert [(rung.length, len(rung.values)) for rung in rungs] == [(1, 301), (4, 1 + went_on), (9, 1)]
-    assert 100 < went_on < 200
-    assert rungs[0].correlation == pytest.approx(0, abs=0.2)
-    assert (rungs[1].compared, rungs[1].correlation) == (0, 0.8)

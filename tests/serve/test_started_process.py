@@ -92,7 +92,8 @@ def test_one_that_ended_before_the_server_took_it(server: Any) -> None:
 def test_one_that_could_not_be_started_is_tried_again_and_holds_up_nobody(server: Any) -> None:
     waiting, server._spares.process = server._spares.process, None  # noqa: SLF001
     server._effects.append(SignalProcess("run", signal.SIGTERM))  # noqa: SLF001 - to one that has just ended
-    server.settle()
+    with pytest.raises(OSError, match="no memory"):
+        server.settle()
     assert not server._processes  # noqa: SLF001
     server._spares.process = waiting  # noqa: SLF001
     server.settle()

@@ -270,7 +270,7 @@ function boards(path) {
   send("POST", `${path}/boards`).then(
     ({ tensorboard, optuna_dashboard: dashboard }) => found.replaceChildren(
       link("TensorBoard", tensorboard, "can't be started"),
-      link("optuna-dashboard", dashboard, "is not installed, or no trial has reported yet")),
+      link("optuna-dashboard", dashboard, "is not installed")),
     error => put(found, error.message));
 }
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,19 +12,14 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+import dray
 from dray.config.load import load_config
-from dray.observers.observer import replay_to
-from dray.observers.optuna_study import OptunaStudy
-from dray.records.directory import ExperimentDirectory
 from searchers.events import Exited, Reported, Started
 from tests.records.test_result import Story, config, told
 
 
-def written(directory: ExperimentDirectory) -> optuna.Study:
-    """The study of an experiment, written from what its directory has."""
-    path = directory.study
-    replay_to(directory, lambda: OptunaStudy(path, directory.config()))
-    return optuna.load_study(study_name=None, storage=f"sqlite:///{path}")
+def study_of(story: Story) -> optuna.Study:
+    return dray.Result(story.directory.path).study()
 
 
 def values(trial: FrozenTrial) -> tuple[TrialState, float | None, dict[int, float], str]:
@@ -43,27 +36,17 @@ EXPECTED = [
 """Of `told`."""
 
 
-@pytest.fixture(params=["UTC", "Elsewhere-5:30"])
-def time_zone(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TZ", request.param)
-        time.tzset()
-        yield
-    time.tzset()
-
-
 def test_a_trial_that_failed_has_no_value_and_is_never_the_best(tmp_path: Path) -> None:
     story = told(tmp_path, config())
     story.validate(1, 10, 0.125, save=False)  # better than all others
-    study = written(story.directory)
+    study = study_of(story)
     assert values(study.trials[1]) == (TrialState.FAIL, None, {10: 0.125}, "ERRORED")
     assert study.best_trial.number == 0
 
 
-@pytest.mark.usefixtures("time_zone")
 def test_the_study_agrees_with_the_experiment_on_each_trial(tmp_path: Path) -> None:
     story = told(tmp_path, config())
-    study = written(story.directory)
+    study = study_of(story)
     assert [values(trial) for trial in study.trials] == EXPECTED
     assert study.direction == optuna.study.StudyDirection.MINIMIZE
     assert study.metric_names == ["error"]
@@ -81,31 +64,24 @@ def test_the_study_agrees_with_the_experiment_on_each_trial(tmp_path: Path) -> N
     assert study.trials[0].duration == datetime.fromtimestamp(1007.0) - datetime.fromtimestamp(1002.0)
 
 
-def test_a_study_that_is_written_again_is_the_same(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_study_can_be_kept_in_a_database(tmp_path: Path) -> None:
     story = told(tmp_path, config())
-    written(story.directory)
-    assert [values(trial) for trial in written(story.directory).trials] == EXPECTED
     story.validate(3, 20, 0.125)
     story.happen(Exited(trial=3, reason="stopped"))
-    now = [values(trial) for trial in written(story.directory).trials]
-    assert now == [*EXPECTED[:3], (TrialState.PRUNED, 0.125, {10: 0.375, 20: 0.125}, "PRUNED"), EXPECTED[4]]
+    storage = f"sqlite:///{tmp_path}/study.db"
+    dray.Result(story.directory.path).study(storage)
+    kept = [values(trial) for trial in optuna.load_study(study_name=None, storage=storage).trials]
+    assert kept == [*EXPECTED[:3], (TrialState.PRUNED, 0.125, {10: 0.375, 20: 0.125}, "PRUNED"), EXPECTED[4]]
 
 
-def test_a_file_that_optuna_cannot_read_is_replaced(tmp_path: Path) -> None:
-    story = told(tmp_path, config())
-    story.directory.study.write_bytes(b"no database" * 100)
-    assert [values(trial) for trial in written(story.directory).trials] == EXPECTED
-
-
-@pytest.mark.slow
 def test_the_greatest_value_is_the_best_if_larger_is_better(tmp_path: Path) -> None:
     story = told(tmp_path, config(smaller_is_better=False))
-    study = written(story.directory)
+    study = study_of(story)
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
     assert study.trials[0].value == 0.5
 
 
-@pytest.mark.slow
 def test_nan_and_infinite_values_are_kept_and_complete_no_trial(tmp_path: Path) -> None:
     story = Story(tmp_path / "experiment", config())
     for trial, reason in ((0, "completed"), (1, "stopped")):
@@ -113,7 +89,7 @@ def test_nan_and_infinite_values_are_kept_and_complete_no_trial(tmp_path: Path) 
         for batches, value in ((10, math.nan), (20, math.inf), (30, -math.inf)):
             story.validate(trial, batches, value, save=False)
         story.happen(Reported(trial=trial, step=20, value=math.inf), Exited(trial=trial, reason=reason))  # type: ignore[arg-type]
-    trials = written(story.directory).trials
+    trials = study_of(story).trials
     assert [(trial.state, trial.value) for trial in trials[:2]] == [(TrialState.FAIL, None), (TrialState.PRUNED, None)]
     seen = trials[0].intermediate_values
     assert math.isnan(seen[10])
@@ -135,13 +111,12 @@ SPACE: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_categories_are_shown_by_their_values_and_branches_by_their_names(tmp_path: Path) -> None:
     base = config().to_dict()
     base["searcher"] |= {"max_trials": 40, "max_concurrent_trials": 0}
     story = Story(tmp_path / "experiment", load_config({**base, "hyperparameters": SPACE}))
     story.happen(*(Started(trial=trial) for trial in range(40)))
-    trials = written(story.directory).trials
+    trials = study_of(story).trials
     hparams = [story.search.params(trial) for trial in range(40)]
     labels = ("relu", None, 2, True, "[1, 2]")
     assert trials[0].distributions["act"] == CategoricalDistribution(labels)
@@ -166,7 +141,6 @@ def test_categories_are_shown_by_their_values_and_branches_by_their_names(tmp_pa
     assert seen == {"sgd", "adam", "lion"}
 
 
-@pytest.mark.slow
 def test_a_paused_trial_runs_and_one_that_continues_after_its_end_has_no_value(tmp_path: Path) -> None:
     base = config().to_dict()
     searcher = {
@@ -184,18 +158,19 @@ def test_a_paused_trial_runs_and_one_that_continues_after_its_end_has_no_value(t
     story.validate(0, 20, 0.5, decides=True)
     story.happen(Started(trial=1))
     assert story.search.trials[0].state == "PAUSED"
-    states = [values(trial)[0::3] for trial in written(story.directory).trials]
+    states = [values(trial)[0::3] for trial in study_of(story).trials]
     assert states == [(TrialState.RUNNING, "PAUSED"), (TrialState.RUNNING, "RUNNING")]
     story.validate(1, 20, 0.25, decides=True)
     story.validate(1, 40, 0.125, decides=True)
     # The driver ends whom the search stops.
     assert story.search.trials[0].stop_requested
     story.happen(Exited(trial=0, reason="stopped"), Exited(trial=1, reason="completed"))
-    study = written(story.directory)
+    study = study_of(story)
     assert [values(trial)[:2] for trial in study.trials] == [(TrialState.PRUNED, 0.5), (TrialState.COMPLETE, 0.125)]
     story.search.extend(max_length=80)
     assert story.search.trials[1].state == "PENDING"
-    assert values(written(story.directory).trials[1])[:2] == (TrialState.RUNNING, None)
+    assert values(study_of(story).trials[1])[:2] == (TrialState.RUNNING, None)
+    assert dray.Result(story.directory.path).trials["ended"].isna().tolist() == [False, True]
 
 
 @pytest.mark.slow
@@ -206,7 +181,7 @@ def test_optunas_plots_show_it(tmp_path: Path) -> None:
     story = told(tmp_path, config())
     story.validate(3, 20, 0.125)
     story.happen(Exited(trial=3, reason="completed"))
-    study = written(story.directory)
+    study = study_of(story)
     curves = {line.name: (list(line.x), list(line.y)) for line in visualization.plot_intermediate_values(study).data}
     assert curves == {"Trial0": ([10, 20], [0.25, 0.5]), "Trial3": ([10, 20], [0.375, 0.125])}
     lr = visualization.plot_slice(study, params=["lr"]).data[0]

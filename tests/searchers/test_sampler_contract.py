@@ -1,0 +1,98 @@
+"""What holds for every sampler that learns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from searchers import ASHA, Exited, Objectives, Reported, Search, SpaceError, Started, parse_space
+from searchers.histories import OBJECTIVES, Extension, play
+from searchers.samplers import Sampler, named_sampler
+from searchers.search import Record
+from searchers.space import Space
+from searchers.testing import _repeat
+
+LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
+MIXED = parse_space(
+    {
+        "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+        "n": {"type": "int", "minval": 1, "maxval": 400},
+        "act": {"type": "categorical", "vals": ["relu", [1, 2], None]},
+        "batch": 64,
+        "optimizer": {
+            "type": "categorical",
+            "vals": [{"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}, {"name": "adam"}],
+        },
+    }
+)
+RUNGS = (1, 4, 16)
+OPTIONS: dict[str, dict[str, object]] = {
+    "multi_fidelity": {},
+    "tpe": {"n_startup_trials": 3},
+    "nsga2": {"population_size": 4},
+    "cmaes": {},
+    "QMCSampler": {},
+}
+"""By name, with which they soon propose something of their own."""
+
+
+def new_sampler(name: str, space: Space, objectives: Objectives | None = None) -> Sampler:
+    return named_sampler(name, space, seed=7, rungs=RUNGS, options=OPTIONS[name], objectives=objectives)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_proposals_are_plain_points_of_the_space(name: str) -> None:
+    sampler = new_sampler(name, MIXED)
+    for trial in range(24):
+        point = sampler.ask(trial)
+        assert json.loads(json.dumps(point)) == point
+        assert MIXED.check(point, path="p") == point
+        sampler.tell(Started(trial=trial), point)
+        sampler.tell(Reported(trial=trial, step=16, value=trial % 7), point)
+        sampler.tell(Exited(trial=trial, reason="completed"), point)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_constraint_holds_for_every_proposal_or_an_error_says_that_it_can_not_be_met(name: str) -> None:
+    sampler = new_sampler(name, Space(root=LINE.root, constraint=lambda point: point["x"] > 0.5))  # type: ignore[operator]
+    for trial in range(24):
+        point = sampler.ask(trial)
+        x = float(str(point["x"]))
+        assert x > 0.5
+        sampler.tell(Started(trial=trial), point)
+        sampler.tell(Reported(trial=trial, step=16, value=(x - 0.3) ** 2), point)  # the optimum is at 0.3
+        sampler.tell(Exited(trial=trial, reason="completed"), point)
+    with pytest.raises(SpaceError, match="rejected all 1000 points"):
+        new_sampler(name, Space(root=LINE.root, constraint=lambda point: False)).ask(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "several"), [*((name, False) for name in OPTIONS), ("tpe", True), ("nsga2", True), ("QMCSampler", True)]
+)
+def test_a_replayed_search_gets_the_same_proposals(name: str, several: bool) -> None:
+    """Cut in the middle, with failures, values that are not finite, late reports and extensions."""
+    objectives = OBJECTIVES if several else None
+
+    def search(records: list[Record], log: list[Record]) -> Search:
+        return Search.replay(
+            records,
+            ASHA(max_trials=24, max_length=16, num_rungs=3, max_concurrent_trials=4, pareto=several),
+            MIXED,
+            seed=7,
+            smaller_is_better=True,
+            log=log.append,
+            sampler=new_sampler(name, MIXED, objectives),
+            objectives=objectives,
+        )
+
+    log: list[Record] = []
+    extensions = [Extension(max_length=64), Extension(max_trials=30)]
+    play(search([], log), 5, length=16, normalised=False, extensions=extensions)
+    records: list[Record] = json.loads(json.dumps(log))
+    assert len({str(record["hparams"]) for record in records if "hparams" in record}) > 20
+    rest: list[Record] = []
+    again = search(records[: len(records) // 2], rest)
+    for record in records[len(records) // 2 :]:
+        _repeat(again, record)
+    assert json.loads(json.dumps(rest)) == records[len(records) // 2 :]
