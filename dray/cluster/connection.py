@@ -39,7 +39,6 @@ class Cluster:
     Attributes:
         own: this process started the cluster on this machine, for its own experiments alone.
         local: all its nodes are this machine: workers have the driver's files and packages.
-        description: which one it is, as text.
     """
 
     own: bool
@@ -93,9 +92,6 @@ def _all_live() -> bool:
 def connect(address: str | None) -> Cluster:
     """Connect to Ray.
 
-    Args:
-        address: of a cluster.
-
     In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; the cluster that
     this process has kept, unless environment variables or the working directory have changed, or one of its processes
     has died; a new cluster on this machine. Never the cluster in Ray's address file, which may have died long ago.
@@ -144,10 +140,7 @@ def _ray_directory() -> Path:
     """Where Ray's sockets, logs and code are on a cluster that dray starts; no other user gets there.
 
     Ray lets all users of the machine write into its own directory, `/tmp/ray`: they could put their sockets and their
-    code in place of those that its processes use.
-
-    Raises:
-        ConnectionError: another user has taken the place.
+    code in place of those that its processes use. If another user has taken the place, that is a `ConnectionError`.
     """
     from ray._common.utils import get_default_system_temp_dir
 
@@ -178,11 +171,8 @@ def _start(directory: Path) -> None:
 
 
 def join(address: str) -> None:
-    """Connect to the cluster at an address.
-
-    Raises:
-        ConnectionError: there is none, or it does not accept this process's token.
-    """
+    """Connect to the cluster at an address. If there is none, or it does not accept this process's token, that is a
+    `ConnectionError`."""
     refused = ""
     try:
         # If nothing listens there, Ray tries for minutes and then ends the process.

@@ -23,14 +23,8 @@ UNLIMITED = 10_000
 
 
 class RayNode(NamedTuple):
-    """What Ray knows about a node.
-
-    Attributes:
-        id: Ray's id; a node that comes back gets another.
-        address: its network address.
-        resources: total, used or not; empty once it is gone.
-        labels: Ray's own, and those that the node was started with.
-    """
+    """What Ray knows about a node: its id (a node that comes back gets another), its address, its total resources
+    (empty once it is gone), and its labels."""
 
     id: str
     address: str
@@ -41,14 +35,8 @@ class RayNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeType:
-    """A type of machine that the autoscaler may start.
-
-    Attributes:
-        name: of the type.
-        resources: of one machine.
-        labels: of one machine; None if unknown.
-        max_count: of machines of this type.
-    """
+    """A type of machine that the autoscaler may start: the resources and labels of one machine (None if unknown),
+    and how many of them there may be."""
 
     name: str = ""
     resources: Mapping[str, float]
@@ -62,12 +50,7 @@ class NodeType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an autoscaler may start.
-
-    Attributes:
-        types: of machines; None if unknown.
-        max_count: of all machines together, besides the head.
-    """
+    """What an autoscaler may start: types of machines, None if unknown, and how many together besides the head."""
 
     types: tuple[NodeType, ...] | None
     max_count: int = UNLIMITED

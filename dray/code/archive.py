@@ -32,11 +32,7 @@ class BadArchive(ValueError):
 
 
 def pack(directory: Path) -> bytes:
-    """The code in a directory as a ``.tar.gz``.
-
-    Raises:
-        ConfigError: it is too large, or can't be read; see `code_of`.
-    """
+    """The code in a directory as a ``.tar.gz``; raises as `code_of`."""
     return _pack(code_of(directory))
 
 
@@ -57,13 +53,10 @@ def _pack(code: Code) -> bytes:
 
 
 def unpack(packed: BinaryIO, to: Path) -> list[str]:
-    """Unpack code into an empty directory, so that `code_of` finds all of it there.
+    """Unpack code into an empty directory, so that `code_of` finds all of it there. Returns the names of its links.
 
     Nothing is written outside of the directory. Links may lead out of it, as those of a model directory to its data
     do; they are made last, and not where there is something, so that nothing is written through them.
-
-    Returns:
-        The names of the links.
 
     Raises:
         BadArchive: it is none, is too large, or has something other than files, directories and links in it.

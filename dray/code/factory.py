@@ -33,19 +33,11 @@ class FromDirectory:
     directory: str | Package | Archived
 
     def place(self) -> Path:
-        """The directory of the code, on this machine.
-
-        Raises:
-            FileNotFoundError: it was sent, but is not here.
-        """
+        """The directory of the code, on this machine."""
         return Path(self.directory).resolve() if isinstance(self.directory, str) else self.directory.place()
 
     def __call__(self) -> type[PyTorchTrial] | Script:
-        """The class, or the program.
-
-        Raises:
-            EntrypointError: it is not here, or cannot be imported.
-        """
+        """The class, or the program. An `EntrypointError` if it is not here, or cannot be imported."""
         return load_entrypoint(self.entrypoint, self.place())
 
 
@@ -65,12 +57,9 @@ class ByValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A `ByValue` class for workers on other machines, with the directory that it imports from.
+    """A `ByValue` class for workers on other machines, with the directory that it imports from, if that was sent.
 
-    Attributes:
-        pickled: the class. It is unpickled only when its directory is on the path, so that its imports work and an
-            error is reported clearly.
-        home: the directory, which trials run in; None if none was sent.
+    It is unpickled only when its directory is on the path, so that its imports work and an error is reported clearly.
     """
 
     name: str
@@ -81,11 +70,7 @@ class Sent:
         """None, as for `ByValue`."""
 
     def __call__(self) -> type[PyTorchTrial]:
-        """The class.
-
-        Raises:
-            EntrypointError: it can't be unpickled: something that it needs is not on this worker.
-        """
+        """The class. An `EntrypointError` if something that it needs is not on this worker."""
         try:
             if self.home is not None:
                 directory = self.home.place()

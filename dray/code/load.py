@@ -22,13 +22,8 @@ if TYPE_CHECKING:
 
 
 def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial] | Script:
-    """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, without running it.
-
-    The directory stays at the front of ``sys.path``, as with ``load_trial_class``.
-
-    Raises:
-        EntrypointError: as ``load_trial_class``; there is no such program, or it has a syntax error.
-    """
+    """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, without running it;
+    otherwise as ``load_trial_class``."""
     if entrypoint is None:
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
     if isinstance(entrypoint, ClassName):
@@ -42,12 +37,9 @@ def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[
 
 
 def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> None:
-    """Check the entrypoint before Ray starts.
+    """Check the entrypoint before Ray starts; raises as ``load_entrypoint``.
 
     With a ``startup-hook.sh`` only the workers import the model, after the hook has installed what it needs.
-
-    Raises:
-        EntrypointError: as ``load_entrypoint``.
     """
     try:
         load_entrypoint(entrypoint, model_dir)
@@ -57,11 +49,7 @@ def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike
 
 
 def check_entrypoint_file(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> None:
-    """Check that the file of an entrypoint exists and can be parsed, in milliseconds: nothing is imported.
-
-    Raises:
-        EntrypointError: it is missing, or has a syntax error.
-    """
+    """Check that the file of an entrypoint exists and can be parsed, in milliseconds: nothing is imported."""
     if entrypoint is None:
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
     directory = _directory(model_dir)

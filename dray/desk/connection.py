@@ -30,7 +30,7 @@ from typing import Any
 
 from dray.desk.channel import MAX_MESSAGE, Channel, Forged, Role
 from dray.desk.stream import END, Stream
-from dray.desk.wire import Malformed, pack, unpack
+from dray.desk.wire import Malformed, pack, unpack, wire
 from dray.private import is_loopback
 from dray.text import one_line
 
@@ -50,6 +50,7 @@ class ConnectionLost(DeskUnreachable):
     """There was one."""
 
 
+@wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a process listens, and the key that its clients must know."""
@@ -274,11 +275,6 @@ class Call:
     method: str
     args: tuple[Any, ...]
     session: Session
-
-    @property
-    def wants_answer(self) -> bool:
-        """Whether the client waits for it."""
-        return self._number is not None
 
     def answer(self, value: Any = None) -> None:
         """Answer it, if the client wants that."""

@@ -63,16 +63,8 @@ T = TypeVar("T")
 
 
 class Manager:
-    """A server's verbs, see `Control`, and the shell that carries them out.
-
-    Args:
-        cluster: that this process is connected to.
-        idle_s: after this time, groups end that no experiment needs.
-        say: prints a line.
-
-    Raises:
-        JournalError: another server uses the results directory.
-    """
+    """A server's verbs, see `Control`, and the shell that carries them out. Another server in the results directory
+    is a `JournalError`. `idle_s`: after this time, groups end that no experiment needs."""
 
     def __init__(self, cluster: Cluster, *, idle_s: float, say: Callable[[str], None]) -> None:
         self._cluster, self._say = cluster, say

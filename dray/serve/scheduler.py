@@ -84,12 +84,7 @@ class ProcessEnd:
 
 @dataclass(slots=True)
 class _Process:
-    """An experiment's process that is up.
-
-    Attributes:
-        had_slots: it has trained.
-        met_full_disk: the disk was full while it ran.
-    """
+    """An experiment's process that is up; whether it has trained, and whether the disk was full while it ran."""
 
     had_slots: bool = False
     met_full_disk: bool = False
@@ -210,11 +205,6 @@ class Scheduler:
         self.closing = True
         for name in self._processes:
             self._emit(SignalProcess(name, signal.SIGTERM))
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no experiment has a process."""
-        return not self._processes
 
     # ------------------------------------------------------------------ the verbs, see `dray.serve.control.Control`
     def submit(self, path: Path, share: Share, *, has_process: bool) -> tuple[Submitted, bool]:

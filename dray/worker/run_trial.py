@@ -62,9 +62,7 @@ def run_trial(
     Args:
         program: the trial's class, or the program to run.
         code: the directory of the user's code, if there is one.
-        lease: the trial.
         driver, desk: the connections to the trial's driver, and to the desk that lends the worker group.
-        experiment: the trial's.
         distributed: the group's ranks.
     """
     kind = RayProgramHost if isinstance(program, Script) else RayHost

@@ -11,7 +11,7 @@ import pytest
 
 import dray
 from dray.serve.client import Refused
-from dray.serve.control import Share, Submitted, WrongState
+from dray.serve.control import Submitted, WrongState
 from tests.ray.harness import TRIALS, attempts, journal, lines, saved_batches
 from tests.ray.scraping import scraped, values
 from tests.ray.serving import Served, copy_of, served
@@ -200,7 +200,7 @@ def test_a_group_of_another_size_takes_the_slots_of_a_lower_priority_and_gives_t
 def test_a_changed_share_counts_at_once(server: Served) -> None:
     running = server.submit("running", trials=4, batches=60, pause_s=0.1)
     server.wait_for(lambda: server.client.experiment(running.name).slots == 2, "both slots in use")
-    server.client.set_share(running.name, Share(max_slots=1))
+    server.client.change(running.name, max_slots=1)
     other = server.submit("other")
     server.wait_until(other, "COMPLETED")
     assert server.client.experiment(running.name).slots == 1

@@ -60,12 +60,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """An error, or something worth knowing.
-
-    Attributes:
-        node: a node's name, or "" for the cluster as a whole.
-        is_wrong: trials would fail, or strangers could run code; else it is only a note.
-    """
+    """An error, because of which trials would fail or strangers could run code, or else (not `is_wrong`) something
+    worth knowing, about a node, or "" for the cluster as a whole."""
 
     node: str
     what: str

@@ -172,11 +172,7 @@ class AllReduceRank:
         return host, self._store.port
 
     def reduce(self, at: tuple[str, int], rank: int, size: int, backend: str) -> float:
-        """Bytes per second that each rank sends and receives ("bus bandwidth") when all reduce 64 MiB.
-
-        Raises:
-            RuntimeError: the ranks don't connect, or the sum is wrong.
-        """
+        """Bytes per second that each rank sends and receives ("bus bandwidth") when all reduce 64 MiB."""
         import ray
         import torch
         import torch.distributed as dist

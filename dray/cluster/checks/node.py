@@ -39,24 +39,15 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a node.
-
-    Attributes:
-        kind: it has other versions than the driver, has a full disk, does not see the storage, or may not write there.
-        what: the predicate of a sentence whose subject is the node.
-    """
+    """What is wrong with a node: other versions than the driver's, a full disk, or a storage that it does not see,
+    or may not write to. `what`: the predicate of a sentence whose subject is the node."""
 
     kind: Literal["versions", "full", "unseen", "refused"]
     what: str
 
 
 class UnfitNode(RuntimeError):
-    """No trial can run on this node; the message names it.
-
-    Args:
-        node: as `name_of_this_node`.
-        trouble: what is wrong with it.
-    """
+    """No trial can run on this node, which the message names as `name_of_this_node` does."""
 
     def __init__(self, node: str, trouble: Trouble) -> None:
         super().__init__(node, trouble)
@@ -92,12 +83,9 @@ class Needs:
     store: Location | None
 
     def check_this_node(self, run: str) -> None:
-        """Check the node that this process is on.
+        """Check the node that this process is on; `UnfitNode` if no trial can run here.
 
         It takes a few milliseconds. The first process of a run on a node also tries the object store.
-
-        Raises:
-            UnfitNode: no trial can run here.
         """
         trouble = (
             other_versions(self.versions, versions())
@@ -176,11 +164,8 @@ def _sign_in(directory: Path) -> Path:
 
 
 def directory_trouble(directory: str, sign: str | None) -> Trouble | None:
-    """What keeps this process from using a directory; None if it can write there and sees the driver's sign.
-
-    Args:
-        sign: None: the directory need not be the driver's, and is made if it does not exist.
-    """
+    """What keeps this process from using a directory; None if it can write there and sees the driver's sign. Without
+    a sign the directory need not be the driver's, and is made if it does not exist."""
     where = Path(directory)
     try:
         if sign is None:
@@ -225,15 +210,8 @@ def _mark_of(run: str) -> Path:
 
 
 def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble]:
-    """What the cluster's other nodes that have a resource find wrong with a directory of this one.
-
-    Args:
-        directory, sign: as for `write_sign`.
-        resource: "CPU" or "GPU".
-
-    Returns:
-        By the node's name. Nodes that don't answer are left out: a worker that starts there will check.
-    """
+    """What the cluster's other nodes that have a resource ("CPU" or "GPU") find wrong with a directory of this one,
+    by the node's name. Nodes that don't answer are left out: a worker that starts there will check."""
     import ray
     from ray.exceptions import RayError
 
