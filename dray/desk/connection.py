@@ -349,6 +349,11 @@ class Connection:
         if not self._is_closed:
             self._post(partial(self._stream.send, _packed(None, method, *args)))
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session has ended otherwise than by `close`: nothing that is told arrives any more."""
+        return self._stream.is_ending and not self._is_closed
+
     def close(self) -> None:
         """End the session, once all calls so far have been sent; what has not been answered fails. Idempotent."""
         if not self._is_closed:
