@@ -384,8 +384,16 @@ class Connection:
         self._closing.set()
 
     def _run(self, opened: Future[None]) -> None:
-        self._loop.run_until_complete(self._live(opened))
-        self._loop.close()
+        try:
+            self._loop.run_until_complete(self._live(opened))
+        except BaseException as error:  # nobody is to wait forever
+            if not opened.done():
+                return opened.set_exception(error)
+            self._stream.end()
+            self._fail_awaited()
+            raise
+        finally:
+            self._loop.close()
 
     async def _live(self, opened: Future[None]) -> None:
         """Connect, again and again, until the session is over; then wait for `close`."""
