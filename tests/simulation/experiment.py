@@ -285,9 +285,9 @@ class Facts:
 
     def answered(self, trial: int, step: float, reply: str) -> None:
         """A rank 0 knows what the search decided on its report."""
-        if reply in ("continue", "stop", "pause") and step not in self.reported.get(trial, ()):
-            if trial not in self.ended:
-                self.fail(f"trial {trial} is to {reply} after {step} batches, but the journal does not have its report")
+        is_known = step in self.reported.get(trial, ()) or trial in self.ended
+        if reply in ("continue", "stop", "pause") and not is_known:
+            self.fail(f"trial {trial} is to {reply} after {step} batches, but the journal does not have its report")
         if reply == "stop" and trial not in self.ended:
             self.fail(f"trial {trial} is to stop after {step} batches, but the journal does not have its end")
 
