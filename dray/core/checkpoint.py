@@ -231,11 +231,8 @@ class CheckpointContext:
             ) from None
 
     def delete(self, storage_id: str) -> None:
-        """Delete a checkpoint of this trial, or of this local run. On the chief only.
-
-        Raises:
-            ValueError: it does not belong to this trial or run.
-        """
+        """Delete a checkpoint of this trial, or of this local run; a `ValueError` if it is another's. On the chief
+        only."""
         self._host.delete_checkpoint(storage_id)
 
     # -------------------------------------------------------------------------------------------------------- ranks
