@@ -46,6 +46,10 @@ class DeskUnreachable(ConnectionError):
     """There is no connection to the desk: it has ended, or its machine can't be reached."""
 
 
+class ConnectionLost(DeskUnreachable):
+    """There was one."""
+
+
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
@@ -114,7 +118,7 @@ async def _carry(stream: Stream, channel: Channel, first: bytes, take: Callable[
 def _packed(*content: Any) -> bytes:
     message = pack(content)
     if len(message) > MAX_MESSAGE - len(END):
-        raise ValueError(f"a message of {len(message):,} bytes is too large for the desk: at most {MAX_MESSAGE:,}")
+        raise ValueError(f"a message of {len(message):,} bytes is too large: at most {MAX_MESSAGE:,}")
     return message
 
 
@@ -433,7 +437,7 @@ class Connection:
                 raise Malformed("it is no answer")
 
     def _fail_awaited(self) -> None:
-        error = DeskUnreachable(f"lost the connection to the experiment's desk at {self._endpoint}")
+        error = ConnectionLost(f"lost the connection to the experiment's desk at {self._endpoint}")
         while self._awaited:
             _, answer = self._awaited.popitem()
             if answer.set_running_or_notify_cancel():

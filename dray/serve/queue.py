@@ -55,7 +55,7 @@ class Item:
             has_slots: whether its trials have slots now.
             had_slots: whether they have had some since the process started.
             waits: whether trials could run if there were slots.
-            is_preempted: whether others have its slots; if not, their processes have died, or the desk.
+            is_preempted: whether others have its slots; if not, their processes have died.
         """
         if self.ended:
             return self.ended
@@ -107,8 +107,8 @@ class Queue:
         """It is to run again, extended."""
         self._note({"event": "extended", "extension": dict(extension)}, name)
 
-    def started(self, name: str) -> None:
-        """It has been opened, with its extension."""
+    def opened(self, name: str) -> None:
+        """It has been opened, with its extension. To extend it again in the same way changes nothing."""
         if self._items[name].extension:
             self._note({"event": "extended", "extension": {}}, name)
 

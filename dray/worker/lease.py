@@ -26,6 +26,10 @@ class LeaseLost(RuntimeError):
     """The trial now runs on other workers: nothing that this process still does for it counts."""
 
 
+class DriverLost(LeaseLost):
+    """The trial's driver has ended, or can't be reached from this process, in which case the trial is to go on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSettings:
     """The settings that all trials of an experiment share; those not mentioned are as in the config.

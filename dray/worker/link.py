@@ -12,7 +12,7 @@ from typing import Any
 
 from dray.desk.connection import Connection, DeskUnreachable
 from dray.desk.messages import DeskReport, Reply, Row
-from dray.worker.lease import LeaseLost, TrialLease
+from dray.worker.lease import DriverLost, LeaseLost, TrialLease
 
 MAX_IN_FLIGHT = 16
 """Unanswered reports after which the trial waits for the oldest answer."""
@@ -112,11 +112,11 @@ class TrialLink:
         self._driver.tell("damaged", self._lease.trial_id, checkpoint, why)
 
     def _result(self, answer: Future[Any]) -> Any:
-        """An answer of the driver. If that has ended, it can record nothing more: the lease is lost."""
+        """An answer of the driver; `DriverLost` if that has ended, or can't be reached."""
         try:
             return answer.result()
         except DeskUnreachable as error:
-            raise LeaseLost(f"trial {self._lease.trial_id} has lost its driver: {error}") from None
+            raise DriverLost(f"trial {self._lease.trial_id} has lost its driver: {error}") from None
 
     def lost(self) -> LeaseLost:
         """The error to raise when the driver has fenced off this lease."""

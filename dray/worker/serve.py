@@ -31,7 +31,7 @@ from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import gpu_of_worker, joined
-from dray.worker.run_trial import Program, log_path, run_trial
+from dray.worker.run_trial import Program, log_path, lost_driver, run_trial
 from dray.worker.spec import ExperimentSpec, WorkerSpec
 
 
@@ -123,9 +123,12 @@ def serve_joined(
                     loaded, code = None, _place(spec)
                     loaded = Loaded(spec, spec.load_trial(), code)
             except Exception as error:
-                if not isinstance(error, DeskUnreachable):  # else the driver has ended, and the desk will notice
+                departure = Departure(outcome="interrupted")
+                if isinstance(error, DeskUnreachable):
+                    departure = lost_driver(error)
+                else:
                     unfit.give_up(desk, client, worker.group, error)
-                desk.tell("leave", number, rank, Departure(outcome="interrupted"))
+                desk.tell("leave", number, rank, departure)
                 continue
             spec, settings = loaded.spec, loaded.spec.settings
             if distributed.size > 1:  # with each lease: a program may have set another
