@@ -263,11 +263,8 @@ def _steps(metadata: Mapping[str, Any] | None) -> int:
 
 
 def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:
-    """The metadata of all ranks, merged; dicts in it recursively.
-
-    Raises:
-        RuntimeError: ranks have different values of the same name.
-    """
+    """The metadata of all ranks, merged; dicts in it recursively. Different values of the same name are a
+    RuntimeError."""
     found: dict[str, Any] = {}
     for metadata in ranks:
         for key, value in metadata.items():

@@ -243,12 +243,8 @@ class Experiment:
         return run_on_server(server, self._config, self._code, say=print, begun=begun)
 
     def prepare(self) -> ExperimentDirectory:
-        """Create the experiment's directory, or open it; `run` does that too.
-
-        Raises:
-            ConfigError: it can't be created, or its object store can't be used; or there is an experiment with another
-                config.
-        """
+        """Create the experiment's directory, or open it; `run` does that too. If it can't be created, or its object
+        store can't be used, or there is an experiment with another config, that is a `ConfigError`."""
         if not self._resumes and not self._links and (existing := config_of_existing(self.path, self._config)):
             self._config, self._resumes = existing, True
         if self._resumes:

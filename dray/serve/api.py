@@ -37,10 +37,7 @@ LONGEST_WAIT_S = 25.0
 
 
 class Api:
-    """Args:
-    control: does what is asked for.
-    results: the results directory.
-    """
+    """What the API does with experiments in the results directory, by a `Control`."""
 
     def __init__(self, control: Control, results: Path) -> None:
         self._control, self._results = control, results
