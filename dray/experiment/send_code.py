@@ -4,57 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle
 
 from dray.code.archive import Archived
-from dray.code.factory import ByValue, FromDirectory, Sent, home_of
+from dray.code.factory import FromDirectory, Sent, home_of
 from dray.code.ignore import code_of, copied
 from dray.code.packages import Package, package, runtime_env
 from dray.config.schema import ExperimentConfig
 from dray.records.directory import ExperimentDirectory
 
+if TYPE_CHECKING:
+    from dray.pytorch import PyTorchTrial
+
 
 def send_code(
-    load: FromDirectory | ByValue,
+    trial: type[PyTorchTrial] | None,
     directory: ExperimentDirectory,
     config: ExperimentConfig,
     say: Callable[[str], None],
     *,
+    local: bool,
     borrows: bool = False,
 ) -> tuple[FromDirectory | Sent, dict[str, Any]]:
-    """Put the experiment's copy of its code, and dray itself, into the cluster's store.
+    """What loads an experiment's code on its workers, and their runtime environment.
 
-    For a class from a script or a notebook, the directory that it may import from is copied into the experiment first.
+    Unless they are on this machine (`local`), the experiment's copy of its code, and dray itself, are put into the
+    cluster's store. For a class from a script or a notebook, the directory that it may import from is copied into the
+    experiment first.
 
     Args:
-        load: loads the code on workers on this machine.
+        trial: the class, if the config has no entrypoint.
         borrows: the workers are a server's, and run already: they get the code with the first trial.
-
-    Returns:
-        What loads the code on other machines, and the workers' runtime environment.
     """
-    if borrows and isinstance(load, FromDirectory):
-        return FromDirectory(entrypoint=load.entrypoint, directory=Archived.of(directory.code)), runtime_env()
-    if isinstance(load, ByValue) and not directory.has_code:
-        _copy_home(load, directory, config)
-    sends: list[Package] = []
-    what = "the trial's class"
-    if directory.has_code or isinstance(load, FromDirectory):  # even if all its modules are installed
-        code = copied(directory.code)
-        sends.append(package(directory.code, tuple(code.targets())))
-        what = f"{directory.code} ({code.summary})"
-    say(f"sending {what} and dray itself to the workers")
-    workers_env = runtime_env(*sends)
-    if isinstance(load, FromDirectory):
-        return FromDirectory(entrypoint=load.entrypoint, directory=sends[0]), workers_env
-    pickled = cloudpickle.dumps(load.trial)
-    return Sent(name=load.trial.__qualname__, pickled=pickled, home=sends[0] if sends else None), workers_env
+    entrypoint = config.entrypoint
+    if entrypoint is not None and local:
+        return FromDirectory(entrypoint=entrypoint, directory=str(directory.code)), {}
+    if entrypoint is not None and borrows:
+        return FromDirectory(entrypoint=entrypoint, directory=Archived.of(directory.code)), runtime_env()
+    sent: Package | None = None
+    env: dict[str, Any] = {}
+    if not local:
+        if trial is not None and not directory.has_code:
+            _copy_home(trial, directory, config)
+        what = "the trial's class"
+        if directory.has_code or entrypoint is not None:  # even if all its modules are installed
+            code = copied(directory.code)
+            sent = package(directory.code, tuple(code.targets()))
+            what = f"{directory.code} ({code.summary})"
+        say(f"sending {what} and dray itself to the workers")
+        env = runtime_env(*([sent] if sent is not None else []))
+    if entrypoint is not None:
+        assert sent is not None
+        return FromDirectory(entrypoint=entrypoint, directory=sent), env
+    assert trial is not None, "an experiment has an entrypoint or a class"
+    return Sent(name=trial.__qualname__, pickled=cloudpickle.dumps(trial), home=sent), env
 
 
-def _copy_home(load: ByValue, directory: ExperimentDirectory, config: ExperimentConfig) -> None:
-    home = home_of(load.trial)
+def _copy_home(trial: type[PyTorchTrial], directory: ExperimentDirectory, config: ExperimentConfig) -> None:
+    home = home_of(trial)
     if home is None:
         return
     # A whole home directory is not code; but `ray submit` puts scripts there, with modules beside them.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dray
 from dray.cluster import autoscaler
 from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, versions, write_sign
 from dray.cluster.connection import Cluster
-from dray.code.factory import ByValue, FromDirectory, Sent
 from dray.config.schema import ExperimentConfig
 from dray.environment import device
 from dray.errors import ConfigError
@@ -23,6 +22,9 @@ from dray.groups.slots import Slots
 from dray.records.directory import ExperimentDirectory
 from dray.worker.lease import SharedSettings
 from dray.worker.spec import ExperimentSpec
+
+if TYPE_CHECKING:
+    from dray.pytorch import PyTorchTrial
 
 NAMED_NODES = 3
 
@@ -51,7 +53,7 @@ def prepare_workers(
     config: ExperimentConfig,
     directory: ExperimentDirectory,
     cluster: Cluster,
-    load_trial: FromDirectory | ByValue,
+    trial: type[PyTorchTrial] | None,
     rungs: Sequence[float],
     say: Callable[[str], None],
     *,
@@ -60,7 +62,7 @@ def prepare_workers(
     """Find the slots, send the code to a cluster of others, and check its nodes.
 
     Args:
-        load_trial: loads the trial's class on workers on this machine.
+        trial: the class, if the config has no entrypoint.
         rungs: absolute lengths at which the search decides, as its method counts them.
         say: prints a line for the user.
         borrows: the worker groups are a server's.
@@ -71,10 +73,7 @@ def prepare_workers(
     sizes, resources = config.slots_per_trial, config.resources
     view = look_at_cluster(None if cluster.own else autoscaler.limits())
     kind = find_slots(view, resources, sizes[0], cluster.description)
-    loads: FromDirectory | ByValue | Sent = load_trial
-    runtime_env: dict[str, Any] = {}
-    if not cluster.local:
-        loads, runtime_env = send_code(load_trial, directory, config, say, borrows=borrows)
+    loads, runtime_env = send_code(trial, directory, config, say, local=cluster.local, borrows=borrows)
     slots = Slots(
         per_trial=sizes[0],
         gpu=kind == "gpu",
