@@ -16,7 +16,7 @@ from dray.code.packages import Package
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
 from dray.errors import ConfigError
-from dray.experiment import send_code
+from dray.experiment import workers
 from dray.records.directory import ExperimentDirectory
 
 CONFIG = load_config({"name": "digits", "searcher": {"name": "single", "metric": "loss", "max_length": {"epochs": 2}}})
@@ -41,14 +41,14 @@ class Sender:
         """Send an entrypoint, or a class of a script."""
         trial: Any = what if isinstance(what, type) else None
         config = CONFIG if isinstance(what, type) else CONFIG.model_copy(update={"entrypoint": parse_entrypoint(what)})
-        return send_code.send_code(trial, ExperimentDirectory(path), config, self.said.append, local=False)
+        return workers.send_code(trial, ExperimentDirectory(path), config, self.said.append, local=False)
 
 
 @pytest.fixture
 def sender(monkeypatch: pytest.MonkeyPatch) -> Sender:
     sender = Sender()
-    monkeypatch.setattr(send_code, "package", sender.package)
-    monkeypatch.setattr(send_code, "runtime_env", sender.runtime_env)
+    monkeypatch.setattr(workers, "package", sender.package)
+    monkeypatch.setattr(workers, "runtime_env", sender.runtime_env)
     return sender
 
 
