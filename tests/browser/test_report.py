@@ -26,8 +26,6 @@ return traces.map(trace => [...trace.querySelectorAll(".points path")].map(point
 """
 """The points of a plot, trace by trace: from where they are on the screen, by the scale of the axes."""
 
-"""Where each line of a plot begins and ends."""
-
 
 @pytest.fixture(scope="module")
 def page(browser: Any, result: dray.Result) -> Any:
