@@ -246,11 +246,14 @@ class Run:
         try:
             if not (self._has_failed or isinstance(self._error, DirectoryGone | TakenOver)):
                 self._loop.post(self.driver.close)
-                self._wait_while(lambda: not self._is_drained, STOP_GRACE_S, watch)
+                self._wait_while(lambda: not (self._is_drained or self._has_failed), STOP_GRACE_S, watch)
         finally:  # also if it is interrupted again
             self._tune.stop()
             self._loop.post(self.driver.end)
-            self._wait_while(lambda: self._tune.started and not self._tune.ended.done(), TUNE_END_S, watch)
+            self._wait_while(lambda: self._tune_runs and not self._has_failed, TUNE_END_S, watch)
+            if self._has_failed:  # the handle gets no answer: it ends as its connection does
+                self._loop.close()
+                self._wait_while(lambda: self._tune_runs, TUNE_END_S, watch)
         self._cleaner.close()
         self._prometheus.update(at_once=True)
         if watch.answers():
@@ -263,7 +266,7 @@ class Run:
 
     def _wait_while(self, condition: Callable[[], bool], at_most_s: float, watch: Watch) -> None:
         deadline = time.monotonic() + at_most_s
-        while condition() and not self._has_failed and time.monotonic() < deadline and watch.answers():
+        while condition() and time.monotonic() < deadline and watch.answers():
             wait([self._tune.ended], timeout=POLL_S / 5)
             self._loop.post(self._tick)
 
@@ -460,6 +463,10 @@ class Run:
                 self._fail(DirectoryGone(self._records.directory.path))
             elif self._records.lock.lost_to is not None:
                 self._fail(TakenOver(self._records.lock.lost_to))
+
+    @property
+    def _tune_runs(self) -> bool:
+        return self._tune.started and not self._tune.ended.done()
 
     @property
     def _is_drained(self) -> bool:
