@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dray.code.factory import place_of
-from dray.code.load import check_entrypoint
+from dray.code.load import check_entrypoint, check_entrypoint_file
 from dray.config.custom import Custom
 from dray.config.faults import missing_field
 from dray.config.load import load_config
@@ -130,6 +130,22 @@ class Experiment:
         self._address = address
         self._extension: dict[str, int] = {}
         self._resumes = False
+
+    @classmethod
+    def made_while_ray_starts(cls, config: ExperimentConfig, *, model_dir: Path, **arguments: Any) -> Experiment:
+        """A new experiment, whose model is imported beside Ray's start: that is mostly waiting.
+
+        Raises:
+            ConfigError: as for a new experiment. A Ray that was started here has ended.
+        """
+        check_entrypoint_file(config.entrypoint, model_dir)
+        with ThreadPoolExecutor(1) as pool:
+            new = pool.submit(cls, config, model_dir=model_dir, **arguments)
+            from dray.cluster.connection import started_beside
+
+            # Ray starts in this thread: its processes end with the thread that has started them.
+            with started_beside():
+                return new.result()
 
     @classmethod
     def resume(
