@@ -67,8 +67,8 @@ BUGS = {
     "a trial queued outside the lock": Bug(
         owner=ExperimentDriver,
         name="_granted",
-        right="if view.state not in RUNNABLE or self._closing:",
-        wrong="if self._closing:",
+        right="if view.state not in RUNNABLE or self._closing",
+        wrong="if self._closing",
         seed=464,
     ),
     "a drained trial lost": Bug(
@@ -92,7 +92,7 @@ BUGS = {
         owner=ExperimentDriver, name="_append", right="Append(record, wait)", wrong="Append(record, False)", seed=0
     ),
     "a lease granted twice": Bug(
-        owner=Client, name="next_trial", right="if not self._is_held(trial)", wrong="if True", seed=317
+        owner=Client, name="next_trial", right="if not self._is_held(trial)", wrong="if True", seed=436
     ),
     "a lost wakeup: the parameters of a lease": Bug(
         owner=Desk, name="bind", right="self._answer_ranks(state.group)", wrong="pass", seed=0
@@ -112,7 +112,7 @@ BUGS = {
         name="checkpoints_needed",
         right='2 if trial.state == "RUNNING" else 1',
         wrong='2 if trial.state == "RUNNING" else 0',
-        seed=5,
+        seed=10,
     ),
 }
 
