@@ -460,7 +460,7 @@ class Cleaner:
                         missing.append(each)
                     else:
                         kept.is_forced = True
-                for each in () if missing else job.delete:
+                for each in () if missing else filter(self._retention.is_pruning, job.delete):
                     if process.world.random.random() < 0.02:  # the store goes away
                         failed = True
                         break
