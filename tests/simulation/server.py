@@ -11,7 +11,7 @@ from typing import Any
 
 from dray.desk.desk import CLIENT_CALLS
 from dray.desk.effects import Reply, Tell
-from dray.desk.messages import ClientLeft, LeaseGranted, LeaseOver, Message
+from dray.desk.messages import ClientLeft, LeaseGranted, Message
 from dray.display.counts import Counts
 from dray.groups.lender import GroupKind
 from dray.groups.pool import GroupsPlan
@@ -37,18 +37,15 @@ class LentGroups:
     def __init__(
         self, process: DriverProcess, server: ServerProcess, kind: GroupKind, share: Mapping[str, Any]
     ) -> None:
-        self._process, self._leases = process, set[int]()
+        self._process, self._heard_at = process, 0.0
         self._desk = Connection(process, server, self._heard)
         self._desk.call("add", process.name, kind, (process.name,), dict(share))
         self.ended = Future()
 
     def _heard(self, message: Message) -> None:
-        match message:
-            case LeaseGranted(lease=lease):
-                self._leases.add(lease)
-            case LeaseOver(lease=lease):
-                self._leases.discard(lease)
-        self._process.post(self._process.hear, message)
+        world = self._process.world  # what is posted comes in order
+        self._heard_at = max(self._heard_at, world.now + world.delay())
+        self._process.later(self._heard_at - world.now, self._process.hear, message)
 
     def send(self, method: str, *args: Any) -> None:
         self._desk.tell(method, *args)
@@ -246,6 +243,8 @@ class ServerProcess(Loop):
 
     def submit(self, name: str) -> None:
         """Submit an experiment."""
+        if name in self._results.wanted:
+            return
         setup = self._results.experiments[name].setup
         share = Share(priority=setup.priority, weight=setup.weight, max_slots=setup.max_slots)
         _, runs = self.scheduler.submit(Path(name), share, has_process=self.world.random.random() < 0.5)
