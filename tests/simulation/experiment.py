@@ -273,8 +273,7 @@ class Facts:
                 if action["trial"] in self.created:
                     self.fail(f"trial {action['trial']} is created twice")
                 self.created.add(action["trial"])
-            elif action["action"] == "resume":
-                self.ended.pop(action["trial"], None)
+            elif action["action"] == "resume" and self.ended.pop(action["trial"], None) is not None:
                 self.given_up.discard(action["trial"])
 
     # ------------------------------------------------------------------ what the ranks see and do

@@ -54,9 +54,8 @@ class Schedule:
 
     def lines(self) -> list[str]:
         """It in words."""
-        text = [
-            f"seed {self.seed}: nodes {self.nodes}, own_cluster {self.own_cluster}, server {self.server}, slow_s {self.slow_s}"
-        ]
+        cluster = f"nodes {self.nodes}, own_cluster {self.own_cluster}, server {self.server}"
+        text = [f"seed {self.seed}: {cluster}, slow_s {self.slow_s}"]
         text += [f"  experiment {number}: {setup}" for number, setup in enumerate(self.setups)]
         return [*text, *(f"  {fault}" for fault in self.faults)]
 

@@ -16,7 +16,7 @@ from dray.display.counts import Counts
 from dray.groups.lender import GroupKind
 from dray.groups.pool import GroupsPlan
 from dray.serve import scheduler as effects
-from dray.serve.control import Share, WrongState
+from dray.serve.control import NotSubmitted, Share, WrongState
 from dray.serve.queue import Queue
 from dray.serve.scheduler import ProcessEnd, Scheduler
 from searchers.journal import Journal
@@ -191,7 +191,7 @@ class ServerProcess(Loop):
             case Reply():
                 pass
             case Tell(client, message):
-                if isinstance(message, LeaseGranted):
+                if isinstance(message, LeaseGranted) and client in self._lender.desk.clients:
                     check_leases(self._lender.desk.clients[client])
                 if (session := self._sessions.get(client)) is not None:
                     session.send((0, message))
@@ -236,7 +236,7 @@ class ServerProcess(Loop):
         """A user asks for something; if the answer is an error, that is that."""
 
         def ask() -> None:
-            with contextlib.suppress(OSError, WrongState):
+            with contextlib.suppress(OSError, NotSubmitted, WrongState):
                 verb(*args)
 
         self.post(ask)
