@@ -211,8 +211,8 @@ class ExperimentDriver:
         Args:
             process: the handle's process id; a new one gets all unanswered results again.
         """
-        if self._fetching is not None:  # of a process that has died
-            self._emit(Reply(self._fetching[0], None))
+        if self._fetching is not None:  # of a process that has died; or this call is, and the other one asks again
+            self._emit(Reply(self._fetching[0], []))
         self._fetching = (call, process)
         if process != self.handle:
             self.handle = process
