@@ -238,6 +238,7 @@ def test_a_new_handle_gets_unanswered_results_again_and_the_call_of_the_dead_one
     assert scene.fetch(7) is None
     scene.driver.fetch("new", 8)
     assert scene.replies() == {"fetch": [], "new": first}
+    assert scene.driver.counts.handles_started == 2
 
 
 def test_a_late_call_of_a_handle_that_has_died_does_not_end_the_one_in_its_place(scene: Scene) -> None:
@@ -246,7 +247,6 @@ def test_a_late_call_of_a_handle_that_has_died_does_not_end_the_one_in_its_place
     assert scene.replies() == {"new": []}
     scene.driver.fetch("again", 8)
     assert scene.replies() == {"late": []}
-    assert scene.driver.counts.handles_started == 2
 
 
 def test_the_handle_ends_with_the_run(scene: Scene) -> None:

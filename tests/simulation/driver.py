@@ -198,7 +198,7 @@ class DriverProcess(Loop):
         self._lend()
         self.post(self._begin)
         self.tune = Tune(self)
-        late = self.world.random.random() < 0.05
+        late = self.world.random.random() < 0.1
         self.world.at(self.world.random.uniform(0.0, 150.0 if late else 4.0), self.tune.start)
         proceed(self, self._main())
 

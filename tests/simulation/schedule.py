@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.simulation.experiment import Setup, TrialError
 
-KINDS = ("cut", "rank", "group", "node", "drain", "driver", "torn", "handle", "full", "away", "stop")
+KINDS = ("cut", "rank", "group", "node", "drain", "driver", "torn", "handle", "full", "away", "stop", "stop")
 """What may go wrong: see `tests.simulation.faults`."""
 SERVER_KINDS = (*KINDS, "server", "pause", "kill", "share", "close")
 """On a server, also what its users do."""
