@@ -88,11 +88,7 @@ class DeskLost(ExperimentError):
 
 
 class DirectoryGone(ExperimentError):
-    """The experiment's directory was deleted, or moved, while it ran.
-
-    Args:
-        path: of the directory.
-    """
+    """The experiment's directory was deleted, or moved, while it ran."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -103,11 +99,7 @@ class DirectoryGone(ExperimentError):
 
 
 class TakenOver(ExperimentError):
-    """Another driver has taken over the experiment, because this one's heartbeat had stopped.
-
-    Args:
-        by: that driver, as text.
-    """
+    """Another driver has taken over the experiment, because this one's heartbeat had stopped."""
 
     def __init__(self, by: str) -> None:
         super().__init__(by)

@@ -119,12 +119,10 @@ class AdaptiveASHA:
 
     @property
     def max_trials(self) -> int:
-        """Trials to create, as given or extended to."""
         return sum(bracket.max_trials for bracket in self.brackets)
 
     @property
     def created(self) -> int:
-        """Trials created so far."""
         return self._counts.created
 
     def bracket_of(self, trial: int) -> int:
@@ -150,11 +148,7 @@ class AdaptiveASHA:
         return min(share, NEARLY_DONE) if None in self._outcomes else 1.0
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Allow more trials, shared among the same brackets by their weights, or longer ones, in every bracket.
-
-        Raises:
-            MethodError: The budget does not grow. Nothing has changed.
-        """
+        """Allow more trials, shared among the same brackets by their weights, or longer ones, in every bracket."""
         check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self.rungs[-1]))
         trials, length = max_trials or self.max_trials, max_length or self.rungs[-1]
         more = extra_trials(trials - self.max_trials, self._weights)

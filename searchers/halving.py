@@ -81,12 +81,10 @@ class SuccessiveHalving:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Lengths of the rungs, ascending."""
         return tuple(rung.length for rung in self._rungs)
 
     @property
     def max_trials(self) -> int:
-        """Trials to create, as given or extended to."""
         return self._slots.max_trials
 
     @property
@@ -149,13 +147,6 @@ class SuccessiveHalving:
 
         With a greater length the best 1/divisor of the trials at the old top rung continue, including those that have
         completed. `ASHA` never resumes a trial that it stopped at a rung.
-
-        Args:
-            max_trials: Trials in all, >= the present number. None: unchanged.
-            max_length: Length of a trial that passes every rung, >= the present one. None: unchanged.
-
-        Raises:
-            MethodError: The budget does not grow. Nothing has changed.
         """
         check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self._rungs[-1].length))
         trials = max_trials or self.max_trials

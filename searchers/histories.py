@@ -40,7 +40,6 @@ class History:
     steps: list[tuple[Event | Extension, list[Action]]]
 
     def actions(self) -> list[Action]:
-        """All actions in order."""
         return [*self.first, *(action for _, actions in self.steps for action in actions)]
 
 

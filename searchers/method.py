@@ -82,7 +82,6 @@ class Fields:
         self._faults: list[tuple[str, str]] = []
 
     def fault(self, name: str, message: str) -> None:
-        """The field is invalid."""
         self._faults.append((f"searcher.{name}", message))
 
     def whole(self, name: str, value: object, *, at_least: int, or_none: bool = False) -> None:
@@ -116,9 +115,6 @@ def check_extension(**asked: tuple[int | None, int | str]) -> None:
 
     Args:
         asked: For each field its new value (None: unchanged), and its present one or the reason why it can't grow.
-
-    Raises:
-        MethodError: A value is too small or can't grow, or no value grows.
 
     >>> check_extension(max_trials=(32, 64), max_length=(None, 16))
     Traceback (most recent call last):

@@ -90,11 +90,6 @@ class MultiFidelitySampler:
         self.extended(rungs)
 
     def ask(self, trial: int) -> dict[str, object]:
-        """The trial's hyperparameters.
-
-        Raises:
-            SpaceError: The space's constraint cannot be met.
-        """
         if not self._is_random(trial):
             rng = np.random.default_rng(Random(f"{self.seed}:{trial}:multi-fidelity").getrandbits(64))
             for row in self._proposals(rng):
@@ -104,7 +99,6 @@ class MultiFidelitySampler:
         return self.space.sample(Random(f"{self.seed}:{trial}"))  # as RandomSampler draws
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """Learn from the event."""
         match event:
             case Started(trial=trial):
                 self._live[trial] = None
@@ -253,9 +247,6 @@ class RungResults:
     After 100,000 trials an ask must cost what it costs after 300. Kept are the best (where the search is going), the
     latest (what was proposed last), and some of all others, whatever their values: without those a model forgets where
     it is bad, and proposes it again.
-
-    Args:
-        most: How many results are kept; up to twice as many between two clearings.
     """
 
     def __init__(self, most: int) -> None:

@@ -56,7 +56,6 @@ class Metric:
 
     @property
     def is_constraint(self) -> bool:
-        """Whether it has a limit."""
         return self.at_most is not None or self.at_least is not None
 
     def __str__(self) -> str:
@@ -104,17 +103,14 @@ class Objectives:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all metrics, in order."""
         return tuple(metric.name for metric in self.metrics)
 
     @property
     def objectives(self) -> tuple[Metric, ...]:
-        """The metrics to optimise."""
         return tuple(metric for metric in self.metrics if not metric.is_constraint)
 
     @property
     def constraints(self) -> tuple[Metric, ...]:
-        """The metrics with limits."""
         return tuple(metric for metric in self.metrics if metric.is_constraint)
 
     @property
@@ -128,7 +124,6 @@ class Objectives:
         return tuple(float(value) if isinstance(value, int | float) else None for value in found)
 
     def first_of(self, measured: Measured) -> float | None:
-        """The value of the first objective."""
         return measured[self.metrics.index(self.first)]
 
     def normalised(self, measured: Measured) -> Losses | None:
@@ -167,11 +162,7 @@ def is_better(losses: Losses, other: Losses) -> bool:
 
 
 def of_names(metrics: Sequence[Mapping[str, object]]) -> Objectives:
-    """`Objectives` of entries such as {"name": "mb", "at_most": 100}; the inverse of `Objectives.to_json`.
-
-    Raises:
-        FieldError: As `Objectives`.
-    """
+    """`Objectives` of entries such as {"name": "mb", "at_most": 100}; the inverse of `Objectives.to_json`."""
     return Objectives(tuple(Metric(**each) for each in metrics))  # type: ignore[arg-type]
 
 
@@ -189,11 +180,7 @@ def normalised(event: Event, smaller_is_better: bool, objectives: Objectives | N
 
 
 def with_first(event: Reported, objectives: Objectives | None) -> Reported:
-    """The report of several metrics with the first objective as its value; None if it has no metrics.
-
-    Raises:
-        IllegalEvent: The search has another number of metrics.
-    """
+    """The report of several metrics with the first objective as its value; None if it has no metrics."""
     names = () if objectives is None else objectives.names
     if event.metrics and len(event.metrics) != len(names):
         wanted = f"{len(names)}: {', '.join(names)}" if names else "one, its value"

@@ -126,11 +126,6 @@ class OptunaSampler:
         self._proposal: _Proposal | None = None  # valid until the next event
 
     def ask(self, trial: int) -> dict[str, object]:
-        """The trial's hyperparameters.
-
-        Raises:
-            SpaceError: The space's constraint cannot be met.
-        """
         if self.trials.num_compared >= self._startup and not (self._is_tpe and trial % _RANDOM_EVERY == 0):
             for attempt in range(_ATTEMPTS):
                 point = self._propose(trial, attempt)
@@ -144,7 +139,6 @@ class OptunaSampler:
         return point
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """Learn from the event."""
         match event:
             case Started(trial=trial):
                 self.trials.start(trial, self.trials.get(trial) or self._new_trial(trial, hparams))
@@ -236,11 +230,7 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
 
 
 def _check_takes(kind: type[BaseSampler], name: str, objectives: Objectives) -> None:
-    """Check that the sampler takes these objectives.
-
-    Raises:
-        FieldError: It does not.
-    """
+    """Check that the sampler takes these objectives."""
     if takes := _NO_OBJECTIVES.get(kind.__name__):
         given = "; ".join(map(str, objectives.metrics))
         raise _fault("name", f"{name} takes {takes}, but searcher.metrics has: {given}. Use tpe, gp, nsga2 or random")

@@ -49,13 +49,7 @@ def _distribution(domain: Categorical | Int | Double | Log, wide_as_float: bool)
 def from_optuna_trial(
     root: Nested, trial: optuna.Trial, distributions: Mapping[str, BaseDistribution]
 ) -> dict[str, object]:
-    """A point of the space, whose parameters the trial suggests.
-
-    Args:
-        root: Of the space.
-        trial: Asked for the parameters that the point needs; of a conditional space not for all.
-        distributions: `to_optuna` of the space.
-    """
+    """A point of the space, whose parameters the trial suggests."""
 
     def value_of(name: str, domain: Categorical | Int | Double | Log) -> Any:
         value = _suggest(trial, name, distributions[name])
@@ -72,13 +66,7 @@ def from_optuna_trial(
 
 
 def encoded(root: Nested, point: Mapping[str, object], distributions: Mapping[str, BaseDistribution]) -> dict[str, Any]:
-    """A point's parameters, by name; the inverse of `from_optuna_trial`.
-
-    Args:
-        root: Of the space.
-        point: Hyperparameters.
-        distributions: `to_optuna` of the space.
-    """
+    """A point's parameters, by name; the inverse of `from_optuna_trial`."""
     params: dict[str, Any] = dict(flattened(root, point))
     for name, value in params.items():
         match distributions[name]:

@@ -124,7 +124,6 @@ class ParetoOrder:
         yield from (trial for _, trial in self._infeasible)
 
     def last(self) -> int:
-        """The last trial."""
         if self._infeasible:
             return self._infeasible[-1][1]
         return self._in_order(len(self._fronts) - 1)[-1]
@@ -197,7 +196,6 @@ def _take_dominated(front: list[tuple[Vector, int]], point: Vector) -> list[tupl
 
 
 def ordered(losses: Mapping[int, Losses | None]) -> ParetoOrder:
-    """These trials in order."""
     order = ParetoOrder()
     for trial, its in losses.items():
         order.add(trial, its)

@@ -42,17 +42,12 @@ class RungPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracketPreview:
-    """A bracket; a search without brackets is one.
-
-    Attributes:
-        rungs: Ascending.
-    """
+    """A bracket; a search without brackets is one."""
 
     rungs: tuple[RungPreview, ...]
 
     @property
     def trials(self) -> float:
-        """Trials of the bracket."""
         return self.rungs[0].trials
 
     @property
@@ -76,7 +71,6 @@ class Preview:
 
     @property
     def trials(self) -> float:
-        """Trials of all brackets."""
         return sum(bracket.trials for bracket in self.brackets)
 
     @property
@@ -140,12 +134,6 @@ def expected(make: Callable[[], Method]) -> Preview:
     at a rung are compared with few others: small searches train half as much again. In these simulations a trial's rank
     mostly stays the same from rung to rung, as it does in training. For a search of thousands of trials, which would
     take too long to simulate, the lower bound is returned.
-
-    Args:
-        make: Returns a new method at each call.
-
-    Raises:
-        TypeError, RuntimeError: As `preview`.
 
     >>> from searchers import ASHA
     >>> found = expected(lambda: ASHA(max_trials=64, max_length=16, num_rungs=3))

@@ -45,9 +45,6 @@ def event_to_json(event: Event) -> dict[str, object]:
 
     A value of True is 1.0.
 
-    Raises:
-        IllegalEvent: A field is not of its type, or too large for a float.
-
     >>> event_to_json(Reported(trial=3, step=4, value=float("nan")))
     {'event': 'reported', 'trial': 3, 'step': 4, 'value': 'nan'}
     """
@@ -86,11 +83,7 @@ def _measured_to_json(value: object, what: str) -> object:
 
 
 def event_from_json(record: Mapping[str, object]) -> Event:
-    """The inverse of `event_to_json`; other keys (`actions`, `hparams`) are ignored.
-
-    Raises:
-        ValueError: The event is unknown, or a field is missing or has the wrong type.
-    """
+    """The inverse of `event_to_json`; other keys (`actions`, `hparams`) are ignored."""
     match record.get("event"), record.get("trial"):
         case "started", int(trial):
             return Started(trial=trial)
@@ -114,11 +107,7 @@ def action_to_json(action: Action) -> dict[str, object]:
 
 
 def action_from_json(record: Mapping[str, object]) -> Action:
-    """The inverse of `action_to_json`.
-
-    Raises:
-        ValueError: The action is unknown.
-    """
+    """The inverse of `action_to_json`."""
     match dict(record):
         case {"action": "done", "reason": reason}:
             for known in get_args(DoneReason):
@@ -135,11 +124,7 @@ def number_to_json(value: object) -> object:
 
 
 def number_from_json(value: object) -> float | None:
-    """The inverse of `number_to_json`, for a number or None.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """The inverse of `number_to_json`, for a number or None."""
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     if value in ("nan", "inf", "-inf"):
@@ -148,11 +133,7 @@ def number_from_json(value: object) -> float | None:
 
 
 def hparams_to_json(value: object) -> object:
-    """Hyperparameters as strict JSON: a float that is not finite becomes {"$float": "inf"}, a NumPy array a list.
-
-    Raises:
-        ValueError: JSON can't hold it.
-    """
+    """Hyperparameters as strict JSON: a float that is not finite becomes {"$float": "inf"}, a NumPy array a list."""
     match value:
         case None | bool():
             return value
@@ -188,11 +169,7 @@ def hparams_from_json(value: object) -> object:
 
 
 def _number(value: object, *, or_bool: bool = False) -> float:
-    """The number as an int or a float, whatever its type.
-
-    Raises:
-        ValueError: It is not a number, or too large for a float.
-    """
+    """The number as an int or a float, whatever its type."""
     try:
         item = getattr(value, "item", None)  # of NumPy and torch
         found = item() if callable(item) else value

@@ -95,7 +95,6 @@ class Rung:
         return [trial for value, trial in sorted(found) if value < math.inf]
 
     def set_least(self, least: int) -> None:
-        """Change `least`."""
         if self._least != least:
             self._least = least
             self._balance()
@@ -211,27 +210,22 @@ class ParetoRung(Rung):
         return self._order.is_among(trial, self._count())
 
     def best(self) -> list[int]:
-        """The best 1/divisor of the trials, best first, except those without losses."""
         return [trial for trial in self._in_order() if self._values[trial] != math.inf]
 
     def _in_order(self) -> Iterator[int]:
         return islice(self._order, self._count())
 
     def set_least(self, least: int) -> None:
-        """Change `least`."""
         self._least = least
 
     def withdraw(self, trial: int) -> None:
-        """Remove the trial. Earlier decisions stand."""
         del self._values[trial]
         self._order.remove(trial)
 
     def pause(self, trial: int) -> None:
-        """List a ranked trial as paused."""
         self._paused.add(trial)
 
     def promotable(self) -> int | None:
-        """The best paused trial, if it is among the best 1/divisor of all trials at this rung."""
         return next((trial for trial in self._in_order() if trial in self._paused), None)
 
 

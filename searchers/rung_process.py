@@ -61,12 +61,7 @@ class Results:
 
 
 class Parameters:
-    """The process's parameters, as slices of a vector of logarithms.
-
-    Args:
-        axes: The hyperparameter of each column of a row, shape (width,).
-        num_rungs: How many rungs there are.
-    """
+    """The process's parameters, as slices of a vector of logarithms."""
 
     def __init__(self, axes: Indices, num_rungs: int) -> None:
         self.axes, self.num_rungs = axes, num_rungs
@@ -149,9 +144,6 @@ class RungProcess:
         """Mean and standard deviation of f at the last rung, in the unit of its values, for rows of new trials.
 
         The level's own uncertainty, which all rows share, is left out of the deviation, and noise, too.
-
-        Args:
-            rows: Shape (m, width).
         """
         scaled = self._scale(rows)
         cross = self._at_the_end(scaled)

@@ -52,11 +52,7 @@ def notify_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
 
 
 def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
-    """What the sampler returns for this trial, as a replay will see it.
-
-    Raises:
-        SpaceError: It is no point of the space.
-    """
+    """What the sampler returns for this trial, as a replay will see it."""
     asked = sampler.ask(trial)
     try:
         point = hparams_from_json(hparams_to_json(asked))
@@ -81,11 +77,6 @@ class RandomSampler:
         self.space, self.seed = space, seed
 
     def ask(self, trial: int) -> dict[str, object]:
-        """The trial's draw.
-
-        Raises:
-            SpaceError: The space's constraint cannot be met.
-        """
         return self.space.sample(Random(f"{self.seed}:{trial}"))
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
@@ -112,15 +103,9 @@ class GridSampler:
         self._points = space.grid()
 
     def __len__(self) -> int:
-        """Number of points."""
         return len(self._points)
 
     def ask(self, trial: int) -> dict[str, object]:
-        """The trial's point.
-
-        Raises:
-            SpaceError: The grid has fewer points.
-        """
         if trial >= len(self._points):
             given = f"the grid has only {len(self._points)} points, so there is none for trial {trial}, numbered from 0"
             raise SpaceError([(self.space.path, f"{given}; create as many trials as points, or use random search")])
@@ -182,11 +167,7 @@ def named_sampler(
     options: Mapping[str, object] = MappingProxyType({}),
     objectives: Objectives | None = None,
 ) -> Sampler:
-    """The sampler of this name: "random", "multi_fidelity", or one of `OptunaSampler`'s, which documents the arguments.
-
-    Raises:
-        FieldError: There is no such sampler, or it does not take these options. Paths begin with `searcher.sampler`.
-    """
+    """The sampler of this name: "random", "multi_fidelity", or one of `OptunaSampler`'s, which has the arguments."""
     # Imports here, not above: Optuna and scipy take most of a second.
     if name not in ("random", "multi_fidelity"):
         from searchers.optuna_sampler import OptunaSampler

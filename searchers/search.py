@@ -152,10 +152,6 @@ class Search:
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """Continue with a larger budget, even if the search is done; `Done` then comes again.
 
-        Args:
-            max_trials: The new number of trials in all.
-            max_length: The new length of a trial.
-
         Returns:
             Trials to create, and trials to resume from their latest checkpoints, including completed ones.
 

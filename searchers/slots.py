@@ -48,7 +48,6 @@ class TrialCounts:
         self.gave_up = self._invalid > self._most
 
     def add_invalid(self) -> None:
-        """Count a trial with invalid hyperparameters."""
         self._invalid += 1
         self.gave_up = self._invalid > self._most
 
@@ -94,11 +93,7 @@ class TrialSlots:
         self._progress = 0.0
 
     def is_live(self, trial: int) -> bool:
-        """Whether the trial has not ended.
-
-        Raises:
-            IllegalEvent: It was never created.
-        """
+        """Whether the trial has not ended."""
         if trial in self._live:
             return True
         self.counts.check(trial)

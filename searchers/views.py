@@ -62,7 +62,6 @@ class TrialView:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
         return self.state not in ("PENDING", "RUNNING", "PAUSED")
 
     def after(
@@ -73,14 +72,7 @@ class TrialView:
         smaller_is_better: bool = True,
         objectives: Objectives | None = None,
     ) -> TrialView:
-        """The trial after this event.
-
-        Args:
-            event: Of this trial, with its value as measured.
-            hparams: Drawn for the trial, if the event is its first `Started`.
-            smaller_is_better: Whether smaller values are better.
-            objectives: The search's, if it has several metrics.
-        """
+        """The trial after this event."""
         match event:
             case Started():
                 # A paused trial can start if its restart crossed the pause; to the method it stays paused.
@@ -121,10 +113,6 @@ class TrialView:
 
 class TrainedShares(Mapping[int, float]):
     """How much of its length each trial has trained, from 0 to 1; computed when it is asked for.
-
-    Args:
-        views: The trials.
-        length: Of a trial that trains to its end; 0 if it is not known, then every share is 0.
 
     >>> TrainedShares({7: TrialView(id=7, last_step=2)}, 8)[7]
     0.25

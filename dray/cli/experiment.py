@@ -377,11 +377,6 @@ def _check_not_detached(detach: bool) -> None:
 
 
 def _run(experiment: dray.Experiment) -> None:
-    """Run it to its end.
-
-    Raises:
-        typer.Exit: some of its trials failed.
-    """
     if "ERRORED" in set(experiment.run().trials["state"]):
         raise typer.Exit(SOME_FAILED)
 

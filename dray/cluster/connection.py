@@ -145,9 +145,6 @@ def _ray_directory() -> Path:
 
     Ray lets all users of the machine write into its own directory, `/tmp/ray`: they could put their sockets and their
     code in place of those that its processes use.
-
-    Raises:
-        ConnectionError: another user has taken the place.
     """
     from ray._common.utils import get_default_system_temp_dir
 
@@ -178,11 +175,7 @@ def _start(directory: Path) -> None:
 
 
 def join(address: str) -> None:
-    """Connect to the cluster at an address.
-
-    Raises:
-        ConnectionError: there is none, or it does not accept this process's token.
-    """
+    """Connect to the cluster at an address."""
     refused = ""
     try:
         # If nothing listens there, Ray tries for minutes and then ends the process.

@@ -54,9 +54,6 @@ def status(address: str | None) -> dict[str, Any]:
         ``address``: None if no cluster is named; an experiment then starts one on this machine. ``nodes``:
         ``address``, ``is_alive``, ``cpus``, ``gpus`` and ``memory`` (bytes) of each. ``cpus``, ``gpus``: of all alive
         nodes together. ``cpus_free``, ``gpus_free``: the unused ones of these.
-
-    Raises:
-        ConnectionError: there is no cluster at the address.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if not address or address == "local":

@@ -32,11 +32,7 @@ class BadArchive(ValueError):
 
 
 def pack(directory: Path) -> bytes:
-    """The code in a directory as a ``.tar.gz``.
-
-    Raises:
-        ConfigError: it is too large, or can't be read; see `code_of`.
-    """
+    """The code in a directory as a ``.tar.gz``."""
     return _pack(code_of(directory))
 
 
@@ -64,9 +60,6 @@ def unpack(packed: BinaryIO, to: Path) -> list[str]:
 
     Returns:
         The names of the links.
-
-    Raises:
-        BadArchive: it is none, is too large, or has something other than files, directories and links in it.
     """
     links: dict[str, str] = {}
     size = count = 0

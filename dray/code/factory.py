@@ -33,19 +33,10 @@ class FromDirectory:
     directory: str | Package | Archived
 
     def place(self) -> Path:
-        """The directory of the code, on this machine.
-
-        Raises:
-            FileNotFoundError: it was sent, but is not here.
-        """
+        """The directory of the code, on this machine."""
         return Path(self.directory).resolve() if isinstance(self.directory, str) else self.directory.place()
 
     def __call__(self) -> type[PyTorchTrial] | Script:
-        """The class, or the program.
-
-        Raises:
-            EntrypointError: it is not here, or cannot be imported.
-        """
         return load_entrypoint(self.entrypoint, self.place())
 
 
@@ -59,7 +50,6 @@ class ByValue:
         """None: its code is in no directory."""
 
     def __call__(self) -> type[PyTorchTrial]:
-        """The class."""
         return self.trial  # type: ignore[no-any-return]
 
 
@@ -81,11 +71,6 @@ class Sent:
         """None, as for `ByValue`."""
 
     def __call__(self) -> type[PyTorchTrial]:
-        """The class.
-
-        Raises:
-            EntrypointError: it can't be unpickled: something that it needs is not on this worker.
-        """
         try:
             if self.home is not None:
                 directory = self.home.place()

@@ -102,9 +102,6 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
     Args:
         leave_out: a directory to leave out, wherever it is.
         field: the field that named the directory, for messages.
-
-    Raises:
-        ConfigError: it is too large to be code, or can't be read; or an ignore file has an invalid pattern.
     """
     patterns = _patterns(root, field)
     try:
@@ -143,12 +140,7 @@ def _patterns(root: Path, field: str) -> GitIgnoreSpec:
 
 
 class _Found(NamedTuple):
-    """What a walk through a directory has found.
-
-    Attributes:
-        sizes: bytes of each file and directory; of the whole, under ".".
-        is_whole: whether all entries were read.
-    """
+    """What a walk through a directory has found."""
 
     code: Code
     sizes: Mapping[str, int]

@@ -25,9 +25,6 @@ def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[
     """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, without running it.
 
     The directory stays at the front of ``sys.path``, as with ``load_trial_class``.
-
-    Raises:
-        EntrypointError: as ``load_trial_class``; there is no such program, or it has a syntax error.
     """
     if entrypoint is None:
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
@@ -45,9 +42,6 @@ def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike
     """Check the entrypoint before Ray starts.
 
     With a ``startup-hook.sh`` only the workers import the model, after the hook has installed what it needs.
-
-    Raises:
-        EntrypointError: as ``load_entrypoint``.
     """
     try:
         load_entrypoint(entrypoint, model_dir)
@@ -57,11 +51,7 @@ def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike
 
 
 def check_entrypoint_file(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> None:
-    """Check that the file of an entrypoint exists and can be parsed, in milliseconds: nothing is imported.
-
-    Raises:
-        EntrypointError: it is missing, or has a syntax error.
-    """
+    """Check that the file of an entrypoint exists and can be parsed, in milliseconds: nothing is imported."""
     if entrypoint is None:
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
     directory = _directory(model_dir)

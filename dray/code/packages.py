@@ -26,22 +26,13 @@ _INSIDE = "dray-code"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A directory in a cluster's store.
-
-    Attributes:
-        uri: Ray's name for it.
-        links: symbolic links in it, which Ray does not keep, with their targets.
-    """
+    """A directory in a cluster's store."""
 
     uri: str
-    links: tuple[tuple[str, str], ...] = ()
+    links: tuple[tuple[str, str], ...] = ()  # symbolic links in it, which Ray does not keep, with their targets
 
     def place(self) -> Path:
-        """Where it is on this worker, whose runtime environment contains it.
-
-        Raises:
-            FileNotFoundError: it is not there.
-        """
+        """Where it is on this worker, whose runtime environment contains it."""
         name = PurePosixPath(self.uri).stem
         for entry in map(Path, sys.path):
             if entry.name == name and (place := entry / _INSIDE).is_dir():
@@ -72,12 +63,7 @@ def runtime_env(*packages: Package) -> dict[str, Any]:
 
 
 def _upload(directories: Mapping[str, Path], without: Sequence[str]) -> str:
-    """Put directories, under these names, into the store as one package. Returns its URI.
-
-    Args:
-        directories: names and what to upload.
-        without: paths to leave out, relative to what is uploaded.
-    """
+    """Put directories, under these names, into the store as one package. Returns its URI."""
     from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
 
     # Patterns of .gitignore.

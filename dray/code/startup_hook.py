@@ -30,11 +30,7 @@ class StartupHookFailed(RuntimeError):
 
 
 def run_startup_hook(code: Path) -> None:
-    """Run the hook of this directory, if it has one, and take over the environment that it leaves.
-
-    Raises:
-        StartupHookFailed: its exit code was not 0.
-    """
+    """Run the hook of this directory, if it has one, and take over the environment that it leaves."""
     if not (code / HOOK).is_file():
         return
     with scratch("hook") as directory:
@@ -61,11 +57,7 @@ def run_startup_hook(code: Path) -> None:
 
 
 def run_startup_hook_once(code: Path, run: str) -> None:
-    """Run the hook in the first process of this machine that gets here in a run; the others wait and take its outcome.
-
-    Raises:
-        StartupHookFailed: in each of these processes.
-    """
+    """Run the hook in the first process of a machine that gets here in a run; the others wait and take its outcome."""
     if not (code / HOOK).is_file():
         return
     place = Path(tempfile.gettempdir()) / f"dray-hooks-{os.getuid()}"

@@ -54,11 +54,7 @@ class Custom:
         }
 
     def check(self, searcher: Searcher) -> None:
-        """Check that the objects fit the config.
-
-        Raises:
-            ConfigError: The config names another method or sampler than the given one.
-        """
+        """Check that the objects fit the config."""
         faults = []
         if self.method is not None and not isinstance(searcher, CustomSearcher):
             what = f"must be custom if the method is given from Python, got {searcher.name!r}"
@@ -94,11 +90,7 @@ class Custom:
         return made
 
     def new_sampler(self, choice: SamplerChoice, space: Space, *, seed: int, rungs: Sequence[float]) -> Sampler:
-        """A new sampler of the class that ``searcher.sampler.name`` names, or a copy of the given one.
-
-        Raises:
-            ConfigError: as ``new_method``.
-        """
+        """A new sampler of the class that ``searcher.sampler.name`` names, or a copy of the given one."""
         if self.sampler is not None:
             made: Sampler = copy.deepcopy(self.sampler)
             field = "sampler"

@@ -92,13 +92,7 @@ def missing_field(path: str) -> Fault:
 
 
 class _Field(NamedTuple):
-    """Where pydantic found a fault.
-
-    Attributes:
-        section: The path of its section.
-        name: Its name; an unknown one may have dots.
-        kind: The kind of its section, if that has kinds.
-    """
+    """Where pydantic found a fault."""
 
     section: str
     name: str

@@ -17,12 +17,7 @@ UNITS: tuple[LengthUnit, ...] = get_args(LengthUnit)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """``value`` units of training, from the start of the trial.
-
-    Attributes:
-        unit: ``batches`` (of the global batch size), ``epochs`` (passes over the training data) or ``records``.
-        value: How many; never negative.
-    """
+    """``value`` units of training, from the start of the trial."""
 
     unit: LengthUnit
     value: int

@@ -85,11 +85,7 @@ def load_config(
 
 
 def stored_config(path: Path) -> ExperimentConfig:
-    """The config that an experiment has stored; warnings were given when it was created.
-
-    Raises:
-        ConfigError: the file cannot be read, or the config has faults.
-    """
+    """The config that an experiment has stored; warnings were given when it was created."""
     parsed = parse_config(read_mapping(path))
     if parsed.config is None:
         raise ConfigError(parsed.faults, str(path))
@@ -120,11 +116,7 @@ def parse_config(content: Mapping[Any, Any]) -> Parsed:
 
 
 def load_storage(section: Mapping[str, Any]) -> Location:
-    """The location that a ``checkpoint_storage`` section gives.
-
-    Raises:
-        ConfigError: it gives none, or has faults.
-    """
+    """The location that a ``checkpoint_storage`` section gives."""
     origin = "core.init(checkpoint_storage=...)"
     # Only the section is checked: the other fields are those that every config must have.
     alone = {"entrypoint": "python3 program.py", "searcher": {"name": "single", "metric": "any"}}

@@ -57,11 +57,7 @@ def policies(raw: object, info: ValidationInfo) -> object:
 
 
 def _checked_actions(policy: object) -> list[str]:
-    """The actions of a policy; none if the config only disables the policy of this name.
-
-    Raises:
-        ValueError: it is no policy.
-    """
+    """The actions of a policy; none if the config only disables the policy of this name."""
     if not isinstance(policy, Mapping):
         raise ValueError(f"must be a mapping, got {policy!r:.60}; for example {EXAMPLE_POLICY}")
     for field in policy:

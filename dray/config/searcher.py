@@ -57,11 +57,6 @@ class MetricChoice(Section):
 
 
 def objectives_of(metrics: list[MetricChoice]) -> Objectives:
-    """As the search takes them.
-
-    Raises:
-        FieldError: there is no objective, or a metric is there twice.
-    """
     return Objectives(
         tuple(
             Metric(

@@ -115,11 +115,7 @@ def _or_null(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def replace_older_field(raw: dict[str, Any], place: str, older: str, field: str, values: Mapping[bool, str]) -> None:
-    """Replace an older field, true or false, by the current one.
-
-    Raises:
-        FieldError: Both are given, and contradict each other.
-    """
+    """Replace an older field, true or false, by the current one."""
     if isinstance(raw.get(older), bool) and (value := values.get(raw[older])) is not None:
         given = str(raw.pop(older)).lower()
         if raw.setdefault(field, value) != value:
@@ -187,12 +183,7 @@ class Kinds:
 
 
 def unknown_kind(known: Collection[str], removed: Mapping[str, str]) -> BeforeValidator:
-    """Refuses an unknown kind, with the nearest known one.
-
-    Args:
-        known: The kinds.
-        removed: Kinds of Determined's older configs, each with what to use instead.
-    """
+    """Refuses an unknown kind, with the nearest known one."""
 
     def refuse(kind: object) -> object:
         if isinstance(kind, str) and kind in removed:

@@ -71,11 +71,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:
-    """The mapping in the file at ``path``.
-
-    Raises:
-        ConfigError: there is no such file, or it is not readable, not YAML (with the line), or not a mapping.
-    """
+    """The mapping in the file at ``path``."""
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
             what = f"{path} has {size:,} bytes, too many for a config; at most {MAX_BYTES:,} are read"
@@ -108,12 +104,6 @@ def as_yaml(value: object) -> str:
 
 def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any, Any]:
     """A copy with fields set to other values.
-
-    Args:
-        changes: Each ``field=value``, nested fields with dots, the value in YAML.
-
-    Raises:
-        ConfigError: one has another form, or its field is below something that is no mapping.
 
     >>> with_changes({"searcher": {"name": "asha"}}, ["searcher.max_trials=8", "name=digits"])
     {'searcher': {'name': 'asha', 'max_trials': 8}, 'name': 'digits'}
@@ -162,9 +152,6 @@ def _parsed(text: str) -> tuple[Any, Fault | None]:
 
 def check_limits(source: Mapping[Any, Any]) -> None:
     """Check that a config is neither too large nor too deep, and that it can be written to a file.
-
-    Raises:
-        FieldError: Each value that can't, and the section at which the whole becomes too large or too deep.
 
     >>> check_limits({"data": {"n": [10**30]}})
     Traceback (most recent call last):

@@ -114,11 +114,7 @@ class Location:
         return Location(self.uri, other.secrets) if len(stores) == 1 else self
 
     def filesystem(self) -> tuple[Any, str]:
-        """The `pyarrow.fs.FileSystem`, shared by all locations in a store, and the path in it.
-
-        Raises:
-            ValueError, ImportError: the filesystem is unknown, or its package is not installed.
-        """
+        """The `pyarrow.fs.FileSystem`, shared by all locations in a store, and the path in it."""
         from pyarrow.fs import LocalFileSystem
 
         match = _REMOTE.fullmatch(self.uri)

@@ -37,9 +37,6 @@ def check(address: str | None, storage: Location | None, fallback: Location) -> 
         address: of the cluster; by default that of ``RAY_ADDRESS``, without one this machine alone is checked.
         storage: where experiments, or their checkpoints, will be stored.
         fallback: where experiments are stored that don't say where; tried if there is no ``storage``.
-
-    Raises:
-        ConnectionError: there is no cluster at the address.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     place = storage or fallback

@@ -60,12 +60,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """An error, or something worth knowing.
-
-    Attributes:
-        node: a node's name, or "" for the cluster as a whole.
-        is_wrong: trials would fail, or strangers could run code; else it is only a note.
-    """
+    """An error, or something worth knowing."""
 
     node: str
     what: str

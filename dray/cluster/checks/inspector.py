@@ -83,7 +83,6 @@ class Inspector:
         }
 
     def clock(self) -> float:
-        """Seconds since the epoch."""
         return time.time()
 
     def storage(self, place: Location, sign: str, mine: str) -> Trouble | None:
@@ -172,11 +171,7 @@ class AllReduceRank:
         return host, self._store.port
 
     def reduce(self, at: tuple[str, int], rank: int, size: int, backend: str) -> float:
-        """Bytes per second that each rank sends and receives ("bus bandwidth") when all reduce 64 MiB.
-
-        Raises:
-            RuntimeError: the ranks don't connect, or the sum is wrong.
-        """
+        """Bytes per second that each rank sends and receives ("bus bandwidth") when all reduce 64 MiB."""
         import ray
         import torch
         import torch.distributed as dist

@@ -24,11 +24,7 @@ _DASHBOARD_HOST = re.compile(r"--dashboard-host[= ]+['\"]?([^\s'\"]+)")
 
 
 def faults(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """All faults of a cluster file. Relative paths in it start at the working directory, as for Ray.
-
-    Returns:
-        The path of each wrong field, with what is wrong and what to do.
-    """
+    """All faults of a cluster file. Relative paths in it start at the working directory, as for Ray."""
     # The other checks rely on the types that Ray demands.
     return list(_ray(config)) or [
         fault for check in (_labels, _files, _token, _dashboard, _storage) for fault in check(config)

@@ -51,12 +51,7 @@ class Trouble(NamedTuple):
 
 
 class UnfitNode(RuntimeError):
-    """No trial can run on this node; the message names it.
-
-    Args:
-        node: as `name_of_this_node`.
-        trouble: what is wrong with it.
-    """
+    """No trial can run on this node; the message names it."""
 
     def __init__(self, node: str, trouble: Trouble) -> None:
         super().__init__(node, trouble)
@@ -95,9 +90,6 @@ class Needs:
         """Check the node that this process is on.
 
         It takes a few milliseconds. The first process of a run on a node also tries the object store.
-
-        Raises:
-            UnfitNode: no trial can run here.
         """
         trouble = (
             other_versions(self.versions, versions())
@@ -177,10 +169,7 @@ def _sign_in(directory: Path) -> Path:
 
 def directory_trouble(directory: str, sign: str | None) -> Trouble | None:
     """What keeps this process from using a directory; None if it can write there and sees the driver's sign.
-
-    Args:
-        sign: None: the directory need not be the driver's, and is made if it does not exist.
-    """
+    Without a sign the directory need not be the driver's, and is made."""
     where = Path(directory)
     try:
         if sign is None:
@@ -225,15 +214,8 @@ def _mark_of(run: str) -> Path:
 
 
 def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble]:
-    """What the cluster's other nodes that have a resource find wrong with a directory of this one.
-
-    Args:
-        directory, sign: as for `write_sign`.
-        resource: "CPU" or "GPU".
-
-    Returns:
-        By the node's name. Nodes that don't answer are left out: a worker that starts there will check.
-    """
+    """What the cluster's other nodes that have a resource ("CPU" or "GPU") find wrong with a directory of this one, by
+    node. Nodes that don't answer are left out: a worker that starts there will check."""
     import ray
     from ray.exceptions import RayError
 

@@ -30,9 +30,6 @@ class Checkpointer:
         description: returns what every checkpoint says about the trial; called at the first one.
         hooks: which hooks callbacks of any rank have.
         full: gather sharded models on the chief, and save them whole.
-
-    Attributes:
-        saver: writes them; publishes the reports that wait for one.
     """
 
     rank: Rank

@@ -108,11 +108,7 @@ class Contents:
 def contents(
     *, state: dict[str, Any], progress: Progress, ranks: Sequence[RankState], description: Description
 ) -> Contents:
-    """The content of a checkpoint.
-
-    Raises:
-        UnsavableState: there is state that `torch.load(weights_only=True)` would refuse.
-    """
+    """The content of a checkpoint."""
     nbytes = check_savable(state)
     objects: dict[str, Any] = {STATE: state}
     for rank, part in enumerate(ranks):
@@ -226,9 +222,6 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int, s
 
     Gradients are this rank's own if as many processes wrote them, else the mean over those processes, as DDP would have
     averaged them.
-
-    Raises:
-        ValueError: a file can't be loaded as data, or holds something else than it should.
     """
     if determined_state(directory) is not None:
         # All its processes resume with the chief's RNG state.

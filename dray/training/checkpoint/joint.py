@@ -100,11 +100,7 @@ class JointCheckpoint:
             return self.commit(known, written)
 
     def commit(self, known: dict[str, Listed], written: Callable[[Path], None] | None) -> str:
-        """Commit what all ranks have written, in the block `writing`. Arguments, errors and result as of `save`.
-
-        Args:
-            known: files of any rank, as far as their checksums are known.
-        """
+        """Commit what all ranks have written, in the block `writing`. Arguments, errors and result as of `save`."""
         uploads = _on_all(self.peers, "uploading its part of a checkpoint", self._upload) if self.apart else []
 
         def commit() -> str:
@@ -188,9 +184,6 @@ def open_together(peers: DistributedContext, open_one: Callable[[], Path], doing
     Args:
         open_one: opens and verifies the checkpoint; called on the first rank of each machine.
         doing: for the message on the other ranks, as in `all_or_none`.
-
-    Raises:
-        PeerFailed: on the ranks that did not fail, if it can't be opened on any machine.
     """
     directory = None
     with all_or_none(peers, doing):

@@ -46,9 +46,6 @@ class Saver:
 
     A report that the search decides on is published when its checkpoint is committed. If that is still being written,
     both happen in the background too, and `answer` waits for them.
-
-    Args:
-        host: `new_checkpoint`, `commit` and `publish` are called, the latter two also in a thread.
     """
 
     def __init__(self, host: Host) -> None:
@@ -183,11 +180,7 @@ class Saver:
             writing.result()
 
     def finish(self) -> None:
-        """Wait for the last checkpoint.
-
-        Raises:
-            OSError: the disk was full.
-        """
+        """Wait for the last checkpoint."""
         self.answer()
         self.wait()
         full, self._full = self._full, None

@@ -41,9 +41,6 @@ class Snapshots:
         """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training continues.
 
         A GPU copies in the order of the current stream: before anything that is computed there after this call.
-
-        Raises:
-            NotCopied: it has tensors that are sparse, quantised, of the user's own class, or not on CPU or CUDA.
         """
         pickled = io.BytesIO()
         pickler = _Pickler(pickled)
@@ -144,11 +141,7 @@ def recorded_event(device: torch.device) -> torch.cuda.Event:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts a number in place of each storage, and collects the storages.
-
-    Attributes:
-        storages: the storages by identity; the first has number 0.
-    """
+    """Puts a number in place of each storage, and collects the storages."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
