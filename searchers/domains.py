@@ -138,17 +138,11 @@ DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A hyperparameter that is searched.
+    """A hyperparameter that is searched."""
 
-    Attributes:
-        name: Dotted, as in "model.layers"; "optimizer[0].momentum" belongs to the space of the first category.
-        domain: Its values.
-        parent: The name of the category that it belongs to, and the index there; None if it always exists.
-    """
-
-    name: str
+    name: str  # dotted, as in "model.layers"; "optimizer[0].momentum" belongs to the space of the first category
     domain: Categorical | Int | Double | Log
-    parent: tuple[str, int] | None
+    parent: tuple[str, int] | None  # the category that it belongs to, and the index there; None if it always exists
 
 
 def parameters(domain: object, name: str = "", parent: tuple[str, int] | None = None) -> Iterator[Parameter]:
@@ -226,8 +220,7 @@ def searched(space: Nested, point: Mapping[str, Any], *, prefix: str = "") -> It
             yield prefix + name, value
 
 
-_VALUES_SHOWN = 8
-"""Most values of a categorical that are shown."""
+_VALUES_SHOWN = 8  # most values of a categorical that are shown
 
 
 def ranges(space: Nested, *, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -33,11 +33,7 @@ def _cut(text: str, most: int) -> str:
 
 
 class FieldError(ValueError):
-    """Invalid fields of a configuration, all of them.
-
-    Attributes:
-        faults: `(path, message)` pairs, e.g. `("searcher.divisor", "must be > 1, got 1")`.
-    """
+    """Invalid fields of a configuration: `faults` has all of them."""
 
     def __init__(self, faults: Sequence[tuple[str, str]]) -> None:
         super().__init__(faults)  # as given, so that the error survives pickling

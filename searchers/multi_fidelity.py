@@ -56,17 +56,9 @@ _SCALES = (0.2, 0.07, 0.03, 0.012)
 
 @dataclass(slots=True, kw_only=True)
 class _Trial:
-    """What is known of a trial.
-
-    Attributes:
-        row: Its hyperparameters, in the unit cube.
-        rung: The highest at which it has a result; -1 before the first.
-        last: Its last value; None before its first report.
-    """
-
-    row: Array
-    rung: int = -1
-    last: float | None = None
+    row: Array  # its hyperparameters, in the unit cube
+    rung: int = -1  # the highest at which it has a result
+    last: float | None = None  # its last value
 
 
 class MultiFidelitySampler:

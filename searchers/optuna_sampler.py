@@ -36,8 +36,6 @@ from searchers.optuna_trials import AskStorage, SamplerTrial, SamplerTrials, fro
 from searchers.space import Space
 
 _SHORT = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "nsga2": "NSGAIISampler"}
-_NO_OBJECTIVES = {"CmaEsSampler": "one objective without constraints"}
-"""Samplers that don't take several metrics, and what they take."""
 _WITHOUT_NOTES = {"TPESampler", "GPSampler", "RandomSampler"}
 """These use only the trials' parameters and values. Others keep notes, in the `system_attrs` of study and trials."""
 
@@ -209,11 +207,9 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
     takes = [option for option in inspect.signature(kind).parameters if option != "seed"]
     unknown = [option for option in options if option not in takes]
     if unknown:
+        path = "searcher.sampler.options"
         raise FieldError(
-            [
-                (f"searcher.sampler.options.{option}", f"is not an option of {wanted}{closest(option, takes)}")
-                for option in unknown
-            ]
+            [(f"{path}.{each}", f"is not an option of {wanted}{closest(each, takes)}") for each in unknown]
         )
     startup = options.get("n_startup_trials", _STARTUP)
     if not isinstance(startup, int) or isinstance(startup, bool) or startup < 0:
@@ -231,9 +227,10 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
 
 def _check_takes(kind: type[BaseSampler], name: str, objectives: Objectives) -> None:
     """Check that the sampler takes these objectives."""
-    if takes := _NO_OBJECTIVES.get(kind.__name__):
+    if kind.__name__ == "CmaEsSampler":
         given = "; ".join(map(str, objectives.metrics))
-        raise _fault("name", f"{name} takes {takes}, but searcher.metrics has: {given}. Use tpe, gp, nsga2 or random")
+        what = f"{name} takes one objective without constraints, but searcher.metrics has: {given}"
+        raise _fault("name", f"{what}. Use tpe, gp, nsga2 or random")
     if objectives.constraints and not hasattr(FrozenTrial, "constraints"):
         what = f"{name} needs Optuna 5 for constraints, but {optuna.__version__} is installed"
         raise _fault("name", f"{what}; upgrade it, or use random")

@@ -19,12 +19,9 @@ _WIDE = 16
 def to_optuna(space: Space, *, wide_as_float: bool = False) -> dict[str, BaseDistribution]:
     """The space as Optuna's distributions, by parameter name. Constants are left out.
 
-    A category is represented by its index, since Optuna's choices cannot be mappings.
-
-    Args:
-        space: Any.
-        wide_as_float: A number with more than 16 steps becomes a continuous range, whose draws are rounded: TPE takes
-            several times as long over its discrete distributions.
+    A category is represented by its index, since Optuna's choices cannot be mappings. With `wide_as_float`, a number
+    with more than 16 steps becomes a continuous range, whose draws are rounded: TPE takes several times as long over
+    its discrete distributions.
     """
     return {each.name: _distribution(each.domain, wide_as_float) for each in parameters(space.root)}
 

@@ -28,13 +28,7 @@ from searchers.events import (
     assert_never,
 )
 
-_ACTIONS: dict[str, type[Create | Stop | Pause | Resume]] = {
-    "create": Create,
-    "stop": Stop,
-    "pause": Pause,
-    "resume": Resume,
-}
-_NAMES = {kind: name for name, kind in _ACTIONS.items()}
+_ACTIONS = {kind.__name__.lower(): kind for kind in (Create, Stop, Pause, Resume)}
 FLOAT = "$float"
 """The key in the journal of a hyperparameter that is a float but not finite."""
 EVENT_KINDS = frozenset({"started", "reported", "exited"})
@@ -103,7 +97,7 @@ def action_to_json(action: Action) -> dict[str, object]:
     """`{"action": "stop", "trial": 7}`."""
     if isinstance(action, Done):
         return {"action": "done", "reason": action.reason}
-    return {"action": _NAMES[type(action)], "trial": operator.index(action.trial)}
+    return {"action": type(action).__name__.lower(), "trial": operator.index(action.trial)}
 
 
 def action_from_json(record: Mapping[str, object]) -> Action:

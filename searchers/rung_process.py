@@ -45,19 +45,12 @@ _SIGMA = (np.log(0.1), 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Results of trials at rungs.
+    """Results of trials at rungs."""
 
-    Attributes:
-        rows: Hyperparameters, one row for each result, shape (n, width).
-        rungs: Numbers of the rungs, shape (n,).
-        trials: Numbers of the trials, shape (n,).
-        values: Normalised losses, shape (n,).
-    """
-
-    rows: Array
-    rungs: Indices
+    rows: Array  # hyperparameters, one row for each result, shape (n, width)
+    rungs: Indices  # numbers of the rungs, shape (n,), as all below
     trials: Indices
-    values: Array
+    values: Array  # normalised losses
 
 
 class Parameters:
@@ -84,15 +77,9 @@ class Parameters:
 class RungProcess:
     """The posterior for some results.
 
-    Args:
-        parameters: How `theta` is read.
-        theta: The parameters' logarithms.
-        results: At least one.
-        live: Hyperparameters of trials for which f is taken to be what is expected at the last rung, shape (k, width).
-            That changes no expectation, only deviations: little is left to be learned near them.
-
-    Attributes:
-        noise: Standard deviation of the noise of a result at the last rung.
+    For `live` trials, rows of shape (k, width), f is taken to be what is expected at the last rung. That changes no
+    expectation, only deviations: little is left to be learned near them. `noise` is the standard deviation of the noise
+    of a result at the last rung.
     """
 
     def __init__(self, parameters: Parameters, theta: Array, results: Results, live: Array) -> None:

@@ -25,17 +25,11 @@ _MIDDLE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
-    """One hyperparameter.
-
-    Attributes:
-        domain: A `Categorical`, `Int`, `Double` or `Log`.
-        columns: Its columns.
-        parent: The column of the category that it belongs to; None if it always exists.
-    """
+    """One hyperparameter."""
 
     domain: Categorical | Int | Double | Log
     columns: slice
-    parent: int | None
+    parent: int | None  # the column of the category that it belongs to; None if it always exists
 
 
 class UnitCube:
