@@ -25,15 +25,10 @@ def did_you_mean(name: object, known: Collection[str], otherwise: str = "") -> s
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong with a config.
+    """One thing that is wrong with a config."""
 
-    Attributes:
-        path: the field, such as ``searcher.divisor``, or the line of a file that could not be parsed.
-        what: what was expected, what was given, and what to do: ``must be > 1, got 1; ...``.
-    """
-
-    path: str
-    what: str
+    path: str  # the field, such as ``searcher.divisor``, or the line of a file that could not be parsed
+    what: str  # what was expected, what was given, and what to do: ``must be > 1, got 1; ...``
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"

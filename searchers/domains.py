@@ -199,17 +199,6 @@ def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
     )
 
 
-def names(nested: Nested, *, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all hyperparameters, including those of every conditional branch; some occur twice."""
-    for name, domain in nested.domains:
-        branches = domain.vals if isinstance(domain, Categorical) else (domain,)
-        if not all(isinstance(branch, Nested) for branch in branches):
-            yield prefix + name
-        for branch in branches:
-            if isinstance(branch, Nested):
-                yield from names(branch, prefix=f"{prefix}{name}.")
-
-
 def searched(space: Nested, point: Mapping[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The hyperparameters of a point that are not constant, by dotted name."""
     for name, domain in space.domains:

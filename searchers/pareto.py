@@ -81,12 +81,6 @@ class ParetoOrder:
         self._level: dict[int, int] = {}  # the front of each feasible trial
         self._infeasible: list[tuple[float, int]] = []  # sorted; the violation may be inf
 
-    def __len__(self) -> int:
-        return len(self._losses)
-
-    def __contains__(self, trial: int) -> bool:
-        return trial in self._losses
-
     def add(self, trial: int, losses: Losses | None) -> None:
         """Add a trial; None: its losses are not finite."""
         self._losses[trial] = losses

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import cast
 
-from searchers.domains import Categorical, Const, Domain, Nested, closest, names
+from searchers.domains import Categorical, Const, Domain, Nested, closest
 from searchers.errors import SHOWN, Faults, SpaceError
 from searchers.numeric import Double, Int, Log
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
@@ -119,10 +119,6 @@ class Space:
         faults: Faults = []
         self.root.check(point, path, faults)
         return faults
-
-    def names(self) -> list[str]:
-        """Dotted names of all hyperparameters ("model.layers"), sorted, including those of every conditional branch."""
-        return sorted(set(names(self.root)))
 
 
 def parse(

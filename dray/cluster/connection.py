@@ -35,15 +35,10 @@ class Cluster:
 
     A cluster that was started here is kept for this process's next `connect`, unless the block raises. It ends with
     this process. A joined one, and the connection to it, stay.
-
-    Attributes:
-        own: this process started the cluster on this machine, for its own experiments alone.
-        local: all its nodes are this machine: workers have the driver's files and packages.
-        description: which one it is, as text.
     """
 
-    own: bool
-    local: bool = False
+    own: bool  # started by this process, for its own experiments alone
+    local: bool = False  # all its nodes are this machine: workers have the driver's files and packages
     description: str
 
     def __enter__(self) -> Cluster:
@@ -92,9 +87,6 @@ def _all_live() -> bool:
 
 def connect(address: str | None) -> Cluster:
     """Connect to Ray.
-
-    Args:
-        address: of a cluster.
 
     In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; the cluster that
     this process has kept, unless environment variables or the working directory have changed, or one of its processes

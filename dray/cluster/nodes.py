@@ -48,12 +48,9 @@ def on_node(what: Any, node: str, **options: Any) -> Any:
 
 
 def status(address: str | None) -> dict[str, Any]:
-    """The nodes of a cluster (by default ``RAY_ADDRESS``), and how much of them is free.
+    """The nodes of a cluster (by default ``RAY_ADDRESS``), and the CPUs and GPUs of the living ones, all and unused.
 
-    Returns:
-        ``address``: None if no cluster is named; an experiment then starts one on this machine. ``nodes``:
-        ``address``, ``is_alive``, ``cpus``, ``gpus`` and ``memory`` (bytes) of each. ``cpus``, ``gpus``: of all alive
-        nodes together. ``cpus_free``, ``gpus_free``: the unused ones of these.
+    The address is None if no cluster is named; an experiment then starts one on this machine.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if not address or address == "local":

@@ -55,12 +55,9 @@ class ByValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A `ByValue` class for workers on other machines, with the directory that it imports from.
+    """A `ByValue` class for workers on other machines, with the directory that it imports from, and trials run in.
 
-    Attributes:
-        pickled: the class. It is unpickled only when its directory is on the path, so that its imports work and an
-            error is reported clearly.
-        home: the directory, which trials run in; None if none was sent.
+    It is unpickled only when its directory is on the path, so that its imports work and an error is reported clearly.
     """
 
     name: str

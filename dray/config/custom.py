@@ -31,19 +31,12 @@ from searchers.space import Constraint, Space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """The user's own objects that a search is made of, besides its config.
+    """The user's own objects that a search is made of, in place of those that its config names. Each gets a copy."""
 
-    Attributes:
-        directory: Where classes that the config names are imported from.
-        method: Instead of one that the config names, which then has ``name: custom``. Each search gets a copy.
-        sampler: Instead of one that the config names. Each search gets a copy.
-        constraint: Says whether a point may be tried; others are drawn again.
-    """
-
-    directory: Path | None = None
-    method: Method | None = None
+    directory: Path | None = None  # where classes that the config names are imported from
+    method: Method | None = None  # the config then has ``name: custom``
     sampler: Sampler | None = None
-    constraint: Constraint | None = None
+    constraint: Constraint | None = None  # whether a point may be tried; others are drawn again
 
     def names(self) -> dict[str, str | None]:
         """The names of objects given from Python, by argument: an experiment's directory can't store the objects."""

@@ -34,17 +34,11 @@ EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
 
 @dataclass(frozen=True, slots=True)
 class ClassName:
-    """Where a trial's class is imported from: ``module:Class``.
-
-    Attributes:
-        module: Its name, with dots for one in a package.
-        name: The class, with dots for a nested one.
-        written: What the user wrote, if it was a launcher's command.
-    """
+    """Where a trial's class is imported from: ``module:Class``, either with dots for one inside another."""
 
     module: str
     name: str
-    written: str | tuple[str, ...] = ""
+    written: str | tuple[str, ...] = ""  # by the user, if it was a launcher's command
 
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"

@@ -29,17 +29,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """A parsed config.
+    """A parsed config."""
 
-    Attributes:
-        config: The config; None if it has faults.
-        faults: Of each field the first.
-        ignored: Determined's fields that are given and have no effect, by path, each with what to use instead.
-    """
-
-    config: ExperimentConfig | None
-    faults: list[Fault]
-    ignored: dict[str, str]
+    config: ExperimentConfig | None  # None: it has faults
+    faults: list[Fault]  # of each field the first
+    ignored: dict[str, str]  # Determined's fields without effect, by path, each with what to use instead
 
 
 def load_config(

@@ -34,15 +34,10 @@ from searchers.errors import FieldError
 
 @dataclass(frozen=True, slots=True)
 class ConfigNotes:
-    """What validation finds in a config besides its faults; it is pydantic's context.
+    """What validation finds in a config besides its faults, by path; it is pydantic's context."""
 
-    Attributes:
-        given: The valid fields that are given, by path, so that ``rules.py`` can join them whatever else is wrong.
-        ignored: Determined's fields that are given and have no effect, by path, each with what to use instead.
-    """
-
-    given: dict[str, Any] = field(default_factory=dict)
-    ignored: dict[str, str] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)  # valid, so that ``rules.py`` can join them
+    ignored: dict[str, str] = field(default_factory=dict)  # Determined's, without effect; with what to use instead
 
 
 class Section(BaseModel):
@@ -154,18 +149,12 @@ ABSENT, UNKNOWN = "absent", "unknown"
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """The kinds of a section. As a field's annotation, it selects the model that validates the section.
+    """The kinds of a section. As a field's annotation, it selects the model that validates the section."""
 
-    Attributes:
-        field: The field that says which kind a section is.
-        absent: The model of a section without that field; None: it is required.
-        unknown: A model with the fields of all kinds: it finds the other faults of a section of an unknown kind.
-    """
-
-    field: str
+    field: str  # says which kind a section is
     models: Mapping[str, type[Section]]
-    unknown: type[Section]
-    absent: type[Section] | None = None
+    unknown: type[Section]  # has the fields of all kinds: it finds the other faults of a section of an unknown kind
+    absent: type[Section] | None = None  # of a section without that field; None: it is required
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         models: dict[str, Any] = {**self.models, UNKNOWN: Annotated[self.unknown, _NOT_IN_JSON_SCHEMA]}

@@ -53,10 +53,8 @@ def _warn(checkpoint: str, why: str) -> None:
 class CheckpointStore:
     """The checkpoints of one trial, in a local directory. A checkpoint's id is its path.
 
-    The store can be pickled. `commit` may be called from any thread, but not concurrently.
-
-    Args:
-        trial_dir: the trial's directory, which need not exist yet.
+    The store can be pickled; its directory need not exist yet. `commit` may be called from any thread, but not
+    concurrently.
     """
 
     #: Whether a commit goes over a network.
@@ -233,12 +231,8 @@ class CheckpointStore:
 class RemoteStore(CheckpointStore):
     """The checkpoints of one trial in an object store; their ids are URIs.
 
-    Requests that fail because the store can't be reached are retried for minutes.
-
-    Args:
-        root: the trial's location in the store.
-        scratch: a local directory, in which checkpoints are staged and opened.
-        patience_s: how long to retry.
+    Requests that fail because the store can't be reached are retried for minutes. Checkpoints are staged and opened in
+    `scratch`, a local directory.
     """
 
     is_remote = True

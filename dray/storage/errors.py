@@ -55,13 +55,7 @@ def is_full(error: BaseException | None) -> OSError | None:
 
 
 class Outage:
-    """A failure that comes and goes.
-
-    Args:
-        log: receives the warnings.
-        fails: the warning at the first failure, and at the first after a success; the error is appended.
-        works: the warning at the first success after a failure.
-    """
+    """A failure that comes and goes: warns that it `fails` at the first error, that it `works` at the first success."""
 
     def __init__(self, log: logging.Logger, *, fails: str, works: str) -> None:
         self._log, self._fails, self._works = log, fails, works

@@ -42,12 +42,8 @@ class RemoteDirectory:
     """The files below a location in an object store.
 
     Every method raises `StorageError` if the store refuses a request, or can't be reached for `patience_s`, and
-    FileNotFoundError if a file that it reads does not exist.
-
-    Args:
-        location: in an object store; a local directory works too.
-        patience_s: how long to retry failed requests.
-        progressed: called at each attempt and each chunk of a transfer.
+    FileNotFoundError if a file that it reads does not exist. `progressed` is called at each attempt and each chunk of a
+    transfer. A local directory works too.
     """
 
     def __init__(

@@ -79,18 +79,6 @@ def test_golden_samples_stay_as_they_are() -> None:
     assert parse_space(SPEC).sample(Random("7:0")) == GOLDEN
 
 
-def test_names_are_dotted_and_sorted() -> None:
-    assert parse_space(SPEC).names() == [
-        "betas",
-        "dropout",
-        "global_batch_size",
-        "lr",
-        "model.act",
-        "model.width",
-        "optimizer",
-    ]
-
-
 def test_a_space_may_be_empty() -> None:
     assert parse_space({}).sample(Random(0)) == {}
     assert parse_space({"model": {}}).sample(Random(0)) == {"model": {}}
@@ -318,7 +306,6 @@ def test_only_the_drawn_branch_has_hyperparameters() -> None:
     others = [point for point in drawn if point != {"name": "adam"}]
     assert all(list(point) == ["momentum", "name"] and point["name"] == "sgd" for point in others)  # type: ignore[call-overload]
     assert all(0.5 <= point["momentum"] <= 0.9 for point in others)  # type: ignore[index]
-    assert space.names() == ["optimizer.momentum", "optimizer.name"]
 
 
 def test_a_category_may_be_a_domain() -> None:

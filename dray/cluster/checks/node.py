@@ -39,15 +39,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a node.
-
-    Attributes:
-        kind: it has other versions than the driver, has a full disk, does not see the storage, or may not write there.
-        what: the predicate of a sentence whose subject is the node.
-    """
+    """What is wrong with a node: its versions, a disk, that it does not see the storage, or may not write there."""
 
     kind: Literal["versions", "full", "unseen", "refused"]
-    what: str
+    what: str  # the predicate of a sentence whose subject is the node
 
 
 class UnfitNode(RuntimeError):
@@ -73,17 +68,11 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an experiment needs of each node.
+    """What an experiment needs of each node."""
 
-    Attributes:
-        versions: the driver's, as from `versions`.
-        directory: the experiment's. On nodes where it is not shared, checkpoints for an object store are staged there.
-        sign: what `write_sign` wrote there if it holds the checkpoints; None if they are in an object store.
-    """
-
-    versions: Mapping[str, str]
-    directory: str
-    sign: str | None
+    versions: Mapping[str, str]  # the driver's
+    directory: str  # the experiment's; where it is not shared, checkpoints for an object store are staged there
+    sign: str | None  # what `write_sign` wrote there if it holds the checkpoints; None if they are in an object store
     store: Location | None
 
     def check_this_node(self, run: str) -> None:

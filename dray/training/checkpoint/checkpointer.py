@@ -22,21 +22,13 @@ from dray.training.trial import Hooks
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Checkpointer:
-    """The checkpoints of a trial, on one of its ranks.
+    """The checkpoints of a trial, on one of its ranks."""
 
-    Args:
-        rank: the user's code on this rank, and what is saved of it.
-        host: stores them.
-        description: returns what every checkpoint says about the trial; called at the first one.
-        hooks: which hooks callbacks of any rank have.
-        full: gather sharded models on the chief, and save them whole.
-    """
-
-    rank: Rank
+    rank: Rank  # the user's code on this rank, and what is saved of it
     host: Host
-    description: Callable[[], files.Description]
-    hooks: Hooks
-    full: bool = False
+    description: Callable[[], files.Description]  # called at the first one
+    hooks: Hooks  # those that callbacks of any rank have
+    full: bool = False  # gather sharded models on the chief, and save them whole
 
     def __post_init__(self) -> None:
         self.saver = Saver(self.host)

@@ -58,26 +58,16 @@ class RankState:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What checkpoints say about the trial, the same in all of them.
+    """What checkpoints say about the trial, the same in all of them."""
 
-    Args:
-        metadata: content of `metadata.json`: the trial's class, versions.
-        hparams, experiment: hyperparameters and config; None if there are none.
-        code: source files by relative path.
-        division: how the data are divided among processes; None with a loader of the user's own.
-        epoch_length: in batches; None for one endless epoch.
-        total_batches: how long the trial is to train; None if unknown.
-        sharing: how many ranks share each share of the data (those of a tensor-parallel group).
-    """
-
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any]  # content of `metadata.json`: the trial's class, versions
     hparams: Mapping[str, Any] | None = None
     experiment: Mapping[str, Any] | None = None
-    code: Mapping[str, bytes] = field(default_factory=dict)
-    division: Division | None = None
-    epoch_length: int | None = None
-    total_batches: int | None = None
-    sharing: int = 1
+    code: Mapping[str, bytes] = field(default_factory=dict)  # by relative path
+    division: Division | None = None  # of the data among processes; None with a loader of the user's own
+    epoch_length: int | None = None  # in batches; None for one endless epoch
+    total_batches: int | None = None  # to train; None if unknown
+    sharing: int = 1  # how many ranks share each share of the data (those of a tensor-parallel group)
 
     @cached_property
     def texts(self) -> Mapping[str, bytes]:
@@ -90,19 +80,12 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a rank writes of one checkpoint.
+    """What a rank writes of one checkpoint, by file name. Its tensors may be those that are being trained."""
 
-    Args:
-        objects: what is saved by `torch.save`, by file name; may have the tensors that are being trained.
-        texts: the other files' content, by name.
-        nbytes: size of the tensors in the state.
-        shards: shards of this rank by file name and name in the file; may be those that are being trained.
-    """
-
-    objects: Mapping[str, Any] = field(default_factory=dict)
+    objects: Mapping[str, Any] = field(default_factory=dict)  # saved by `torch.save`
     texts: Mapping[str, bytes] = field(default_factory=dict)
-    nbytes: int = 0
-    shards: Mapping[str, Mapping[str, TensorPiece]] = field(default_factory=dict)
+    nbytes: int = 0  # size of the tensors in the state
+    shards: Mapping[str, Mapping[str, TensorPiece]] = field(default_factory=dict)  # this rank's, by name in the file
 
 
 def contents(
