@@ -61,7 +61,7 @@ def stamp(kind: str, **fields: Any) -> None:
 
 def stamp_counts(experiment: Any) -> None:
     """Stamp how many processes the last run of an experiment started and lost."""
-    counts = experiment.last_run.counts
+    counts = experiment.last_run.driver.counts
     stamp(
         "counts",
         handles=counts.handles_started,

@@ -78,10 +78,6 @@ class ExperimentError(RuntimeError):
     """A search began and failed; the message is for the user, without a traceback."""
 
 
-class DeskLost(ExperimentError):
-    """The desk, which the workers talk to, or Ray has died; the experiment can be resumed from its journal."""
-
-
 class DirectoryGone(ExperimentError):
     """The experiment's directory was deleted, or moved, while it ran."""
 

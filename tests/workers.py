@@ -10,7 +10,7 @@ from dray.worker.spec import ExperimentSpec, WorkerSpec
 
 
 def connected(desk: object) -> Any:
-    """A `DeskConnection` to a fake desk, whose plain methods answer at once."""
+    """A `Connection` to a fake, whose plain methods answer at once."""
 
     def call(method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -20,10 +20,19 @@ def connected(desk: object) -> Any:
     class Connection:
         tell = staticmethod(call)
 
+        def close(self) -> None:
+            """There is none."""
+
         def __getattr__(self, method: str) -> Any:
             return functools.partial(call, method)
 
     return Connection()
+
+
+def links(desk: object) -> dict[str, Any]:
+    """The connections of a trial's host, both to the same fake."""
+    connection = connected(desk)
+    return {"driver": connection, "desk": connection}
 
 
 def experiment_spec(settings: Any, *, run: str = "run", load_trial: Any = None, needs: Any = None) -> ExperimentSpec:

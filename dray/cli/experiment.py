@@ -252,7 +252,7 @@ def stop(experiment: ExperimentArg) -> None:
     found = server.find(experiment)
     if found is not None and server.stop(*found):
         return
-    from dray.experiment.stop import stop as stop_driver
+    from dray.experiment.interrupts import stop as stop_driver
     from dray.records.listing import open_experiment
 
     with open_experiment(experiment) as stored:

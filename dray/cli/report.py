@@ -91,8 +91,8 @@ def _page(results: Path, stack: contextlib.ExitStack) -> str | None:
     if not results.is_dir():
         return None
     from dray.serve.address import token_for
+    from dray.serve.app import PORT, listening
     from dray.serve.browse import Browsing
-    from dray.serve.listen import PORT, listening
 
     token = token_for("127.0.0.1", results)
     url = stack.enter_context(listening(Browsing(results), results, "127.0.0.1", PORT, token))

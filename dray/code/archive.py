@@ -53,7 +53,7 @@ def _pack(code: Code) -> bytes:
 
 
 def unpack(packed: BinaryIO, to: Path) -> list[str]:
-    """Unpack code into an empty directory, so that `code_of` finds all of it there.
+    """Unpack code into an empty directory, so that `code_of` finds all of it there. Returns the names of its links.
 
     Nothing is written outside of the directory. Links may lead out of it, as those of a model directory to its data
     do; they are made last, and not where there is something, so that nothing is written through them.

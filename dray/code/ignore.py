@@ -97,12 +97,8 @@ def make_links(directory: Path, targets: Iterable[tuple[str, str]]) -> None:
 
 
 def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, field: str = "model_dir") -> Code:
-    """The code in a directory.
-
-    Args:
-        leave_out: a directory to leave out, wherever it is.
-        field: the field that named the directory, for messages.
-    """
+    """The code in a directory, without `leave_out`. If it is too large to be code, or can't be read, or an ignore
+    file has an invalid pattern, that is a `ConfigError` of `field`, which named the directory."""
     patterns = _patterns(root, field)
     try:
         found = _walk(root, patterns, leave_out.resolve() if leave_out is not None else None, deep=deep)

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 
 def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial] | Script:
-    """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, without running it.
-
-    The directory stays at the front of ``sys.path``, as with ``load_trial_class``.
-    """
+    """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, without running it;
+    otherwise as ``load_trial_class``."""
     if entrypoint is None:
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
     if isinstance(entrypoint, ClassName):
@@ -39,7 +37,7 @@ def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[
 
 
 def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> None:
-    """Check the entrypoint before Ray starts.
+    """Check the entrypoint before Ray starts; raises as ``load_entrypoint``.
 
     With a ``startup-hook.sh`` only the workers import the model, after the hook has installed what it needs.
     """

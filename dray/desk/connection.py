@@ -30,7 +30,7 @@ from typing import Any
 
 from dray.desk.channel import MAX_MESSAGE, Channel, Forged, Role
 from dray.desk.stream import END, Stream
-from dray.desk.wire import Malformed, pack, unpack
+from dray.desk.wire import Malformed, pack, unpack, wire
 from dray.private import is_loopback
 from dray.text import one_line
 
@@ -46,6 +46,11 @@ class DeskUnreachable(ConnectionError):
     """There is no connection to the desk: it has ended, or its machine can't be reached."""
 
 
+class ConnectionLost(DeskUnreachable):
+    """There was one."""
+
+
+@wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a process listens, and the key that its clients must know."""
@@ -117,7 +122,7 @@ async def _carry(stream: Stream, channel: Channel, first: bytes, take: Callable[
 def _packed(*content: Any) -> bytes:
     message = pack(content)
     if len(message) > MAX_MESSAGE - len(END):
-        raise ValueError(f"a message of {len(message):,} bytes is too large for the desk: at most {MAX_MESSAGE:,}")
+        raise ValueError(f"a message of {len(message):,} bytes is too large: at most {MAX_MESSAGE:,}")
     return message
 
 
@@ -270,11 +275,6 @@ class Call:
     method: str
     args: tuple[Any, ...]
     session: Session
-
-    @property
-    def wants_answer(self) -> bool:
-        """Whether the client waits for it."""
-        return self._number is not None
 
     def answer(self, value: Any = None) -> None:
         """Answer it, if the client wants that."""
@@ -450,7 +450,7 @@ class Connection:
                 raise Malformed("it is no answer")
 
     def _fail_awaited(self) -> None:
-        error = DeskUnreachable(f"lost the connection to the experiment's desk at {self._endpoint}")
+        error = ConnectionLost(f"lost the connection to the experiment's desk at {self._endpoint}")
         while self._awaited:
             _, answer = self._awaited.popitem()
             if answer.set_running_or_notify_cancel():

@@ -238,6 +238,7 @@ class Desk:
 
     def leave(self, call: Hashable, lease: int, rank: int, departure: Departure) -> None:
         """A rank has left its trial. The first outcome counts; an error ends the trial on the other ranks too."""
+        self._emit(Reply(call, None))
         if (state := self._leases.get(lease)) is None:
             return
         group = state.group

@@ -12,15 +12,8 @@ from dray.storage.disk import scratch
 
 
 def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None) -> ExperimentConfig:
-    """The config with another location for its checkpoints; how many it keeps does not change.
-
-    Args:
-        where: the location. None: the config's, or if it has none, ``DRAY_STORAGE`` from the environment, which can be
-            set for a whole cluster.
-
-    Raises:
-        ConfigError: the location is invalid.
-    """
+    """The config with another location for its checkpoints; how many it keeps does not change. `where`: None: the
+    config's, or if it has none, ``DRAY_STORAGE`` from the environment, which can be set for a whole cluster."""
     field = "storage_path"
     if where is None and config.checkpoint_storage.location is None:
         field, where = "DRAY_STORAGE", os.environ.get("DRAY_STORAGE") or None
@@ -37,9 +30,6 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
 
     It is resolved once, when the experiment is created, so that all trials start from the same checkpoint even if the
     source trial continues.
-
-    Raises:
-        ConfigError: there is no such trial, it has no checkpoint, or the checkpoint is damaged.
     """
     searcher = config.searcher
     trial, checkpoint = searcher.source_trial_id, searcher.source_checkpoint_uuid

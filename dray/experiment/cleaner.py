@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from dray.experiment.effects import Examine, Prune, Saved
 from dray.experiment.retention import Retention
@@ -89,7 +90,7 @@ class Cleaner:
         trial, known = examine.trial, set(examine.known)
         found: list[Saved] = []
         unfinished: list[Saved] = []
-        missing: Sequence[int] = ()
+        missing: list[int] = []
         error = None
         try:
             store = self._store_of(trial)
@@ -105,9 +106,10 @@ class Cleaner:
                 elif not store.is_complete(batches):
                     unfinished.append(saved)
         except Exception as caught:
-            error, missing = caught, ()
+            error = caught
         self._note(error)
-        self._post(lambda: self._retention.examined(examine, found, unfinished, missing))
+        failed = error is not None
+        self._post(lambda: self._retention.examined(examine, found, unfinished, missing, failed=failed))
 
     def _note(self, error: Exception | None) -> None:
         if error is None:
@@ -124,4 +126,4 @@ def _metric_at(store: CheckpointStore, batches: int) -> float | None:
         value = json.loads(store.read(batches, REPORT_FILE)).get("metric")
     except (FileNotFoundError, ValueError):  # from another tool, or damaged
         return None
-    return value if isinstance(value, int | float) else None
+    return value if isinstance(value, int | float) and math.isfinite(value) else None

@@ -62,6 +62,7 @@ class ExperimentDriver:
         counts: the run's counters.
         retention: its checkpoints.
         has_trained: a trial has reported.
+        handle: process id of Tune's handle; -1 until it has fetched results.
     """
 
     def __init__(self, opened: OpenSearch, emit: Callable[[Effect], None], *, resume: str = "resume it") -> None:
@@ -78,7 +79,7 @@ class ExperimentDriver:
         self._results = PendingResults()
         self._fetching: tuple[Hashable, int] | None = None
         """The handle's call that waits for results, and its process."""
-        self._handle = -1
+        self.handle = -1
         self._leases: dict[int, _Lease] = {}
         self._current: dict[int, int] = {}
         """The latest lease of each trial that has one: earlier ones are fenced off."""
@@ -117,7 +118,6 @@ class ExperimentDriver:
         if self._fetching is not None:
             self._emit(Reply(self._fetching[0], None))
             self._fetching = None
-        self._handle = -1
 
     @property
     def is_drained(self) -> bool:
@@ -215,8 +215,8 @@ class ExperimentDriver:
         if self._fetching is not None:  # of a process that has died
             self._emit(Reply(self._fetching[0], None))
         self._fetching = (call, process)
-        if process != self._handle:
-            self._handle = process
+        if process != self.handle:
+            self.handle = process
             self.counts.handles_started += 1
             self._results.hand_over_again()
         self._hand_over()
@@ -234,7 +234,13 @@ class ExperimentDriver:
         answers = []
         for result in results:
             if self._results.awaits(result.trial, result.number):
-                answer = decide(self.search, result)
+                try:
+                    answer = decide(self.search, result)
+                except Exception as error:  # such as one of the user's own method
+                    failure = ExperimentError(f"the search failed: {error}")
+                    failure.__cause__ = error
+                    self._emit(Fail(failure))
+                    break
                 self._results.answer(result.trial, answer.decision)
                 answers.append(answer)
         for answer in answers:
@@ -288,7 +294,7 @@ class ExperimentDriver:
             self._answer_all(self._leases[earlier], "fenced")
         self._current[trial] = number
         view = self.search.trials[trial]
-        if view.state not in RUNNABLE or self._closing:
+        if view.state not in RUNNABLE or self._closing or self._results.ends(trial):
             self._to_desk("drop", number)
             return
         try:

@@ -21,16 +21,11 @@ _NONE = "(not set)"
 
 
 def config_of_existing(path: Path, config: ExperimentConfig) -> ExperimentConfig | None:
-    """The config that an experiment was created with, if there is one: in its directory, or in its object store, from
-    where it is copied to its directory.
-
-    Args:
-        path: its directory. In the store it has the same name.
-        config: as it is given now, with all secrets.
+    """The config that an experiment was created with, if there is one: in its directory, or under the same name in its
+    object store, from where it is copied to its directory.
 
     Raises:
-        ConfigError: it was created with another config, or the store can't be used.
-        StorageError: the store failed.
+        ConfigError: it was created with another config than this, or the store can't be used.
     """
     directory, where = ExperimentDirectory(path), config.checkpoint_storage.location
     if not directory.config_file.exists():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bdb
 import logging
 import math
 import os
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType, TracebackType
 
 import torch
 
@@ -18,9 +21,9 @@ from dray.code.startup_hook import run_startup_hook
 from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_search
+from dray.desk.failure import is_users_file
 from dray.environment import device, variables_set
 from dray.experiment.checkpoint_source import with_source
-from dray.experiment.debugger import users_frames_in_debugger
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
@@ -41,9 +44,6 @@ class OneTrialHost(LocalHost):
     """A local host that knows the search's length, rungs and metric, so that the trial trains as in the search.
 
     Args:
-        settings: of the experiment.
-        trial_seed, batch_size: of the trial.
-        code_dir: the model's code, which is copied into each checkpoint.
         directory: for metrics and checkpoints. If it has a run already, that is resumed.
         command: the command that runs this again, without its directory.
     """
@@ -142,19 +142,17 @@ def run_local(
     """Train trial 0 of an experiment, with the hyperparameters and the seed that the search would give it.
 
     Args:
-        config: Any experiment; of ``resources`` only ``slot: cpu`` matters: there is one process.
-        model_dir: The directory of the model's code; its ``startup-hook.sh`` runs first.
-        path: Where metrics and checkpoints go; by default a new directory below ``~/dray_results/local``. If it has
+        config: any experiment; of ``resources`` only ``slot: cpu`` matters: there is one process.
+        model_dir: the directory of the model's code; its ``startup-hook.sh`` runs first.
+        path: where metrics and checkpoints go; by default a new directory below ``~/dray_results/local``. If it has
             checkpoints, training resumes from the latest.
-        command: How the user started this; shown with the directory, to resume it.
+        command: how the user started this; shown with the directory, to resume it.
 
     Returns:
         The directory with metrics and checkpoints.
 
     Raises:
-        ConfigError: a secret is masked, or the source checkpoint is not there.
-        EntrypointError: the class cannot be loaded, or there is no such program.
-        StartupHookFailed: ``startup-hook.sh`` ended with an error.
+        ConfigError: a secret is masked, or the source checkpoint or the entrypoint is not there.
         ScriptFailed: the program exited with a code other than 0, or never trained; or the class called sys.exit().
             Errors of the trial itself are not caught, so that a debugger sees them.
     """
@@ -235,3 +233,25 @@ def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig, latest_c
             "context.set_stop_requested(True)"
         )
         raise ScriptFailed(what).with_traceback(end.__traceback__) from None
+
+
+@contextmanager
+def users_frames_in_debugger(caller: str) -> Iterator[None]:
+    """In the block, debuggers (`breakpoint()`, `pdb`, and others made of `bdb`) begin the stack with the user's
+    code, which the file `caller` calls."""
+    whole = bdb.Bdb.get_stack
+
+    def get_stack(
+        self: bdb.Bdb, f: FrameType | None, t: TracebackType | None
+    ) -> tuple[list[tuple[FrameType, int]], int]:
+        stack, at = whole(self, f, t)
+        files = [each.f_code.co_filename for each, _ in stack]
+        first = files.index(caller) if caller in files else len(files)
+        begin = next((place for place in range(first, at + 1) if is_users_file(files[place])), 0)
+        return stack[begin:], at - begin
+
+    bdb.Bdb.get_stack = get_stack  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        bdb.Bdb.get_stack = whole  # type: ignore[method-assign]

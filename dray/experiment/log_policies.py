@@ -34,13 +34,7 @@ def forbidden(policies: Sequence[LogPolicy], lines: Iterable[str]) -> str:
 
 
 def printed(error: str, logs: Path, store: Location) -> Iterator[str]:
-    """The lines of a trial's error, and of its output as far as readable from here.
-
-    Args:
-        error: as reported by the worker.
-        logs: directory of its logs on this machine.
-        store: the trial's directory in the checkpoint storage.
-    """
+    """The lines of a trial's error, and of its output: in the directory `logs`, and in `store`, its directory there."""
     yield from error.splitlines()
     yield from trial_lines(logs)(True)
     if not store.is_local:

@@ -8,10 +8,8 @@ import logging
 import os
 import signal
 import subprocess
-import threading
 import urllib.error
 import urllib.request
-from concurrent.futures import Future
 
 from dray.config.sections import Notify, Outcome
 from dray.records.directory import ExperimentDirectory
@@ -25,14 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def notify(wanted: Notify, directory: ExperimentDirectory, state: Outcome, error: str = "") -> None:
-    """Call the webhook and the command. What fails is a warning, which does not contain the webhook's URL.
-
-    Args:
-        wanted: the config's section.
-        directory: of the experiment.
-        state: how it has ended.
-        error: why it has failed.
-    """
+    """Call the webhook and the command of the config's section `wanted`. What fails is a warning, which does not
+    contain the webhook's URL."""
     if state not in wanted.states or not (wanted.url or wanted.command):
         return
     try:
@@ -84,16 +76,5 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _post(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    done: Future[None] = Future()
-
-    def send() -> None:
-        try:
-            # What it answers is not read: it may be endless.
-            urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S).close()
-            done.set_result(None)
-        except Exception as error:
-            done.set_exception(error)
-
-    # urllib's own limit is one for each piece that comes.
-    threading.Thread(target=send, name="dray-notify", daemon=True).start()
-    done.result(TIMEOUT_S)
+    # What it answers is not read: it may be endless.
+    urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S).close()

@@ -21,10 +21,9 @@ from searchers.search import Record, Search
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSearch:
-    """A search that is ready to run.
+    """A search that is ready to run: started, with its events going to the journal.
 
     Attributes:
-        search: started; its events go to the journal.
         config: of the experiment, as extended.
         records: the journal before the search was opened; `Run.run` empties it, as it may be larger than all else.
     """
@@ -47,13 +46,11 @@ def open_search(
 
     Args:
         config: as the experiment was created with.
-        custom: what the user gave from Python.
         extension: ``max_trials`` and ``max_length`` in all, if they are to change.
         records: of the journal so far.
 
     Raises:
-        ConfigError: what was given from Python when the experiment was created is missing; or the search can't be
-            extended like that.
+        ConfigError: what was given from Python at first is missing; or the search can't be extended like that.
     """
     _check_given(custom, records)
     custom.check(config.searcher)

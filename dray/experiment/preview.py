@@ -27,15 +27,10 @@ def show_preview(
     console: Console,
 ) -> None:
     """Print brackets, rungs, trials at each rung, what is searched, and the totals; with a range if they vary.
-
-    Args:
-        config: From ``load_config``.
-        model_dir: Where a user's own method is imported from.
-        trials_per_hour: Trials of full length that the cluster trains in an hour; None: no time is shown.
-        console: Where to print.
+    `trials_per_hour`: trials of full length that the cluster trains in an hour; None: no time is shown.
 
     Raises:
-        ConfigError: The user's own method can't be loaded, or breaks the rules of a method.
+        ConfigError: the user's own method, from `model_dir`, can't be loaded, or breaks the rules of a method.
     """
     method, seen = build_method(config, Custom(directory=model_dir)), _previewed(config, model_dir)
     word = "" if is_certain(method) else "expected "
@@ -52,11 +47,7 @@ def show_preview(
 
 def preview_as_dict(config: ExperimentConfig, *, model_dir: Path | None = None) -> dict[str, Any]:
     """The same as plain data: ``trials``, ``total``, ``likely_total`` (the range of nine in ten, or None) and the
-    ``length`` of rungs in ``unit``, ``brackets`` of rungs.
-
-    Raises:
-        ConfigError: as ``show_preview``.
-    """
+    ``length`` of rungs in ``unit``, ``brackets`` of rungs."""
     seen = _previewed(config, model_dir)
     brackets = [
         [{"length": rung.length, "trials": rung.trials, "last": rung.last} for rung in bracket.rungs]

@@ -28,12 +28,7 @@ CHECKPOINT_S = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric, as Prometheus knows it.
-
-    Attributes:
-        kind: how its values are combined.
-        labels: beside ``experiment``, the name of the experiment's directory.
-    """
+    """A metric, as Prometheus knows it. `labels`: beside ``experiment``, the name of the experiment's directory."""
 
     kind: Literal["gauge", "counter", "histogram"]
     description: str
@@ -52,14 +47,8 @@ METRICS = {
 
 
 class Prometheus:
-    """Exports what a run has counted. If that fails, the log says so once, and the run continues without it.
-
-    Args:
-        experiment: the label of all its metrics.
-        counts: of the run.
-        states: returns how many trials are in each state.
-        busy_slots: returns on how many slots trials run.
-    """
+    """Exports what a run has counted, labelled with its name. If that fails, the log says so once, and the run
+    continues without it."""
 
     def __init__(
         self, experiment: str, *, counts: Counts, states: Callable[[], Counter[State]], busy_slots: Callable[[], float]

@@ -84,6 +84,9 @@ class Retention:
         self._best: set[Saved] = set()
         self._pruning: set[Saved] = set()
         self._unexamined: set[int] = set()
+        """Trials whose stores may have checkpoints that are not in `_saved`: none of theirs is deleted."""
+        self._failed: list[Examine] = []
+        """To be tried again."""
         self._changed: set[int] = set()
         """Trials that may have too many; in other trials, all are kept."""
 
@@ -95,12 +98,17 @@ class Retention:
             self._saved.setdefault(each.trial, {})[each.batches] = each
         self._changed.update(self._saved)
         for trial in sorted({record["trial"] for record in records if record.get("event") == "started"}):
-            self._unexamined.add(trial)
-            self._emit(Examine(trial, tuple(self._saved.get(trial, ()))))
+            self._examine(trial)
         self._best = self._policy.best(each for mine in self._saved.values() for each in mine.values())
 
     def examined(
-        self, examine: Examine, found: Iterable[Saved], unfinished: Iterable[Saved], missing: Iterable[int]
+        self,
+        examine: Examine,
+        found: Iterable[Saved] = (),
+        unfinished: Iterable[Saved] = (),
+        missing: Iterable[int] = (),
+        *,
+        failed: bool = False,
     ) -> None:
         """A trial's store was listed.
 
@@ -108,13 +116,17 @@ class Retention:
             found: other complete checkpoints.
             unfinished: others that nobody has completed.
             missing: of the known ones, those that do not exist.
+            failed: the store could not be used; it is tried again when there are new checkpoints.
         """
+        if failed:
+            self._failed.append(examine)
+            return
         trial = examine.trial
         self._unexamined.discard(trial)
         for batches in missing:
             self._forget(self._saved[trial].get(batches))
         for each in found:
-            if each.checkpoint not in self._damaged:
+            if each.checkpoint not in self._damaged and each.batches not in self._saved.get(trial, ()):
                 self._add(each)
         self._changed.add(trial)
         if not self._needs(trial):  # while its trial runs, it may be being written
@@ -124,7 +136,10 @@ class Retention:
     def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
         """A trial has committed this checkpoint, or has resumed from it."""
         self._damaged.discard(checkpoint)  # it was written again
+        is_known = trial in self._saved  # otherwise it is new, or had ended
         self._add(Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value))
+        if not is_known:
+            self._examine(trial)
         self._prune()
 
     def damaged(self, trial: int, checkpoint: str, why: str) -> None:
@@ -153,17 +168,22 @@ class Retention:
         """
         self._pruning.difference_update(prune.delete)
         if not failed:
-            self._durable.update(each for each in prune.keep if each not in missing)
+            kept = [each for each in prune.keep if each not in missing]
+            self._durable.update(each for each in kept if self._saved.get(each.trial, {}).get(each.batches) == each)
         for each in missing:
             self._forget(each)
         for each in deleted:
             self._forget(each)
             self._record("deleted", each)
-        self._changed.update(each.trial for each in prune.delete)
+        self._changed.update(each.trial for each in (*prune.keep, *prune.delete))
         if not failed:
             self._prune()
 
     # ------------------------------------------------------------------ decisions
+    def _examine(self, trial: int) -> None:
+        self._unexamined.add(trial)
+        self._emit(Examine(trial, tuple(self._saved.get(trial, ()))))
+
     def _add(self, saved: Saved) -> None:
         if saved.value is not None and not math.isfinite(saved.value):
             saved = replace(saved, value=None)
@@ -193,6 +213,9 @@ class Retention:
 
     def _prune(self) -> None:
         """Delete what is not kept of the trials that have changed."""
+        failed, self._failed = self._failed, []
+        for examine in failed:
+            self._emit(examine)
         keep: set[Saved] = set(self._best)
         delete: list[Saved] = []
         for trial in sorted(self._changed - self._unexamined):

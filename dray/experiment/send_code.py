@@ -30,15 +30,10 @@ def send_code(
 
     Args:
         load: loads the code on workers on this machine.
-        directory, config: of the experiment.
-        say: prints a line for the user.
         borrows: the workers are a server's, and run already: they get the code with the first trial.
 
     Returns:
         What loads the code on other machines, and the workers' runtime environment.
-
-    Raises:
-        ConfigError: the script's directory is too large to be code.
     """
     if borrows and isinstance(load, FromDirectory):
         return FromDirectory(entrypoint=load.entrypoint, directory=Archived.of(directory.code)), runtime_env()

@@ -9,11 +9,12 @@ from typing import Any
 
 import dray
 from dray.cluster import autoscaler
+from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, versions, write_sign
 from dray.cluster.connection import Cluster
 from dray.code.factory import ByValue, FromDirectory, Sent
 from dray.config.schema import ExperimentConfig
 from dray.environment import device
-from dray.experiment.preflight import check_nodes
+from dray.errors import ConfigError
 from dray.experiment.send_code import send_code
 from dray.groups.capacity import find_slots, gpu_types
 from dray.groups.lender import GroupKind
@@ -22,6 +23,8 @@ from dray.groups.slots import Slots
 from dray.records.directory import ExperimentDirectory
 from dray.worker.lease import SharedSettings
 from dray.worker.spec import ExperimentSpec
+
+NAMED_NODES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +103,40 @@ def prepare_workers(
         max_slots=resources.max_slots,
         share={"priority": resources.priority, "weight": resources.weight, "max_slots": most},
     )
+
+
+def check_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs:
+    """What each node needs. If checkpoints are in a directory, all nodes are checked first.
+
+    Args:
+        run: a name for this run of the experiment.
+        gpu: whether workers use GPUs; nodes without GPUs are then not checked.
+
+    Raises:
+        ConfigError: a node lacks something.
+    """
+    path = str(directory.path)
+    sign = run if directory.storage.is_local else None
+    if sign is not None:
+        write_sign(directory.path, sign)
+        found = nodes_without(path, sign, "GPU" if gpu else "CPU")
+        # The same trouble of several nodes is reported once; nodes are sorted, whichever answered first.
+        having: dict[Trouble, list[str]] = {}
+        for name in sorted(found):
+            having.setdefault(found[name], []).append(name)
+        faults = [
+            ("checkpoint_storage", f"node {names[0]} {trouble.what}{_also(names[1:])}; {REMEDIES[trouble.kind]}")
+            for trouble, names in having.items()
+        ]
+        if faults:
+            raise ConfigError(faults)
+    store = None if directory.storage.is_local else directory.storage
+    return Needs(versions=versions(), directory=path, sign=sign, store=store)
+
+
+def _also(names: list[str]) -> str:
+    if not names:
+        return ""
+    further = len(names) - NAMED_NODES
+    more = f" and {further} more" if further > 0 else ""
+    return f" (also {', '.join(names[:NAMED_NODES])}{more})"

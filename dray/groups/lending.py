@@ -232,7 +232,10 @@ class Lending:
         self._looks.shutdown(cancel_futures=True)
 
     def _close(self, owner: str) -> None:
-        shell = self._shells.pop(owner)
+        if (shell := self._shells.get(owner)) is None:  # `end` did not wait for the loop any longer
+            return
         name = f"dray-end-{owner}"
-        self._closing.append(threading.Thread(target=shell.close, args=(self._end_s,), name=name, daemon=True))
-        self._closing[-1].start()
+        thread = threading.Thread(target=shell.close, args=(self._end_s,), name=name, daemon=True)
+        thread.start()
+        self._closing.append(thread)
+        self._shells.pop(owner, None)  # last: `end` waits for it, then joins the threads

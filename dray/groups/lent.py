@@ -58,8 +58,7 @@ class LentGroups:
         self._client, self._leases = client, set[int]()
         self._hear = hear
         self._desk = Connection(server.endpoint, on_push=self._heard)
-        at = (endpoint.host, endpoint.port, endpoint.key)
-        self._desk.add(client, kind, at, dict(share)).result()
+        self._desk.add(client, kind, endpoint, dict(share)).result()
 
     def _heard(self, message: Message) -> None:
         match message:

@@ -1,6 +1,36 @@
 """Hosts: where a training run happens. Here, on a laptop or under torchrun; in a Ray worker, see `dray.worker.host`."""
 
-from dray.hosts.current import current_host, current_peers, use_host
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 from dray.hosts.local import LocalHost
+from dray.training.host import Host
+from dray.training.parallel.distributed import DistributedContext
 
 __all__ = ["LocalHost", "current_host", "current_peers", "use_host"]
+
+_current: ContextVar[tuple[Host | None, DistributedContext | None]] = ContextVar("dray_host", default=(None, None))
+
+
+def current_host() -> Host | None:
+    """The host of the enclosing `use_host`, or None: the run is then local."""
+    return _current.get()[0]
+
+
+def current_peers() -> DistributedContext | None:
+    """The peers of the enclosing `use_host`, or None."""
+    return _current.get()[1]
+
+
+@contextlib.contextmanager
+def use_host(host: Host, peers: DistributedContext | None = None) -> Iterator[Host]:
+    """Make `host` the one that `pytorch.init()` uses, in this thread, until the block ends, and `peers` the
+    processes that it trains with by default. They are not closed."""
+    token = _current.set((host, peers))
+    try:
+        yield host
+    finally:
+        _current.reset(token)

@@ -42,14 +42,8 @@ def is_wanted() -> bool:
 
 
 class ProgressDisplay:
-    """Displays the progress of one `fit()`. A context manager, which removes the bar at its end.
-
-    Args:
-        plan: what is trained.
-        begin: the batch that training begins at.
-        line: where the bar is drawn; None: nowhere.
-        clock: returns seconds.
-    """
+    """Displays the progress of one `fit()`, from batch `begin` on. A context manager, which removes the bar at its
+    end."""
 
     def __init__(
         self,
@@ -122,12 +116,8 @@ class ProgressDisplay:
         self.say(f"{', '.join([where, *how])}: {', '.join(self._metrics())}")
 
     def ended(self, batches: int, why: str) -> None:
-        """Remove the bar, and say how far training got.
-
-        Args:
-            batches: batches trained.
-            why: why training ended early, such as "stopped by Ctrl-C"; "" if it did not.
-        """
+        """Remove the bar, and say how far training got, and why it ended early, such as "stopped by Ctrl-C"; "" if
+        it did not."""
         self.__exit__(None, None, None)
         if why:
             self.say(f"{why} after {self._of(batches)} batches{self._in_epochs(batches)}")

@@ -33,10 +33,8 @@ class Address:
     """Where a server is.
 
     Attributes:
-        url: such as ``http://127.0.0.1:8600``.
         token: "" if it is not known.
         pid: of its process, on ``machine``; 0 if that is not known, or it has ended.
-        machine: its name.
     """
 
     url: str
@@ -46,15 +44,7 @@ class Address:
 
 
 def find(results: Path, url: str | None = None) -> Address | None:
-    """The address of the server to use; None if there is none.
-
-    Args:
-        results: the results directory.
-        url: instead of what ``DRAY_SERVER`` names.
-
-    Raises:
-        ConfigError: the file that ``DRAY_SERVER_TOKEN`` names can't be read.
-    """
+    """The address of the server to use: what ``url``, or in its place ``DRAY_SERVER``, names; None if there is none."""
     written = read(results)
     if (url := url or os.environ.get(URL)) and url != AUTO:
         token = token_of_environment()
@@ -101,11 +91,8 @@ def remove(results: Path) -> None:
 
 
 def token_of_environment() -> str:
-    """The token that ``DRAY_SERVER_TOKEN`` gives; "" if it gives none.
-
-    Raises:
-        ConfigError: it names a file that can't be read, or is empty.
-    """
+    """The token that ``DRAY_SERVER_TOKEN`` gives; "" if it gives none. A file that can't be read, or is empty, is a
+    `ConfigError`."""
     given = os.environ.get(TOKEN, "").strip()
     if not given.startswith(("/", "~")):
         return given
@@ -121,12 +108,8 @@ def token_of_environment() -> str:
 
 
 def token_for(host: str, results: Path) -> str:
-    """The token of a server that listens at ``host``: that of the environment, else that of the last server here, else
-    a new one.
-
-    Raises:
-        ConfigError: other machines can reach the server, and the environment gives no token, or a short one.
-    """
+    """The token of a server that listens at ``host``: that of the environment, else that of the last server here,
+    else a new one. If other machines can reach it, no token in the environment, or a short one, is a `ConfigError`."""
     given = token_of_environment()
     if given:
         if len(given) < MIN_TOKEN and not is_loopback(host):

@@ -1,29 +1,35 @@
-"""The server's HTTP side, put together: who may use it, the API, and the page."""
+"""The server's HTTP side, put together: who may use it, the API, and the page; and listening for it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+import contextlib
+import errno
+import socket
+import threading
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from aiohttp import web
 
+from dray.errors import ExperimentError
 from dray.serve import api, auth, openapi, site, views
 from dray.serve.answers import errors_as_json
 from dray.serve.control import Control
 
 MAX_BODY = 1 << 20
 """Most bytes of a request's body; code is read in pieces, and has its own limit, see `dray.code.archive`."""
+PORT = 8600
+"""The first port that is tried, by default."""
+PORTS = 20
+"""How many ports are tried, from the given one on."""
+REQUEST_S = 20.0
+"""How long a connection may take to send the head of its first request, and of each further one."""
 
 
 def make_app(control: Control, results: Path, *, token: str, hosts: Collection[str]) -> web.Application:
-    """The application that serves the API and the page.
-
-    Args:
-        control: does what the API asks for.
-        results: the results directory, whose experiments are shown.
-        token: that its users need; not empty.
-        hosts: names that it goes by, see `dray.serve.auth.host_names`.
-    """
+    """The application that serves the API and the page. `token`: not empty; `hosts`: as of
+    `dray.serve.auth.host_names`."""
     app = web.Application(client_max_size=MAX_BODY, middlewares=[errors_as_json, auth.guard(token, hosts)])
     app.on_response_prepare.append(auth.add_headers)
     app.add_routes([auth.login(token)])
@@ -34,3 +40,52 @@ def make_app(control: Control, results: Path, *, token: str, hosts: Collection[s
     app.add_routes(views.routes(control, results))
     app.add_routes(site.routes())
     return app
+
+
+@contextlib.contextmanager
+def listening(control: Control, results: Path, host: str, port: int, token: str) -> Iterator[str]:
+    """Answer HTTP, in a thread, within the block; yields the URL.
+
+    Raises:
+        ExperimentError: no port is free, or this machine has no such host.
+    """
+    loop = asyncio.new_event_loop()
+    runner = web.AppRunner(
+        make_app(control, results, token=token, hosts=auth.host_names(host)),
+        handle_signals=False,
+        access_log=None,
+        shutdown_timeout=1.0,
+        keepalive_timeout=REQUEST_S,
+    )
+    try:
+        chosen = loop.run_until_complete(_listen(runner, host, port))
+        thread = threading.Thread(target=loop.run_forever, name="dray-http", daemon=True)
+        thread.start()
+        try:
+            yield f"http://{_shown(host)}:{chosen}"
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+    finally:
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+
+def _shown(host: str) -> str:
+    """The host of the server's URL."""
+    if host in ("0.0.0.0", "::", ""):  # all of this machine's
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
+    await runner.setup()
+    for tried in range(port, min(port + PORTS, 2**16)):
+        try:
+            await web.TCPSite(runner, host, tried).start()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ExperimentError(f"can't listen at {host}: {error}; give another --host") from None
+        else:
+            return tried
+    raise ExperimentError(f"no port is free from {port} to {port + PORTS - 1}; give another with --port")

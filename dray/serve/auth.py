@@ -47,12 +47,8 @@ def host_names(host: str) -> frozenset[str]:
 def guard(token: str, hosts: Collection[str]) -> Middleware:
     """A middleware that lets only those through who may use the server.
 
-    Pages and their scripts are for everybody, as they contain no data; the API is not.
-
-    Args:
-        token: not empty.
-        hosts: names that the server goes by, without ports. An address is always one of them: no site can pretend that
-            its name is an address.
+    Pages and their scripts are for everybody, as they contain no data; the API is not. `hosts` are names that the
+    server goes by, without ports. An address is always one of them: no site can pretend that its name is an address.
     """
     assert token, "a server without a token is open to everybody on the machine"
     cookie = _cookie_value(token)

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from dray.errors import ConfigError, NoExperiment
 from dray.serve import address as addresses
 from dray.serve.address import TOKEN, URL
-from dray.serve.control import ACTIVE, NotSubmitted, Share, Status, Submitted, WrongState
+from dray.serve.control import ACTIVE, NotSubmitted, Status, Submitted, WrongState
 from dray.serve.messages import API, Refused, status_from, submitted_from
 from dray.text import one_line
 
@@ -42,7 +42,6 @@ class Server:
 
     Args:
         url: such as ``http://127.0.0.1:8600``.
-        token: the server's.
         is_here: whether its results directory is that of this process, too.
 
     All methods raise:
@@ -63,11 +62,8 @@ class Server:
     def find(cls, results: Path | None = None, *, url: str | None = None) -> Server | None:
         """The server to use, see `dray.serve.address`; None if there is none.
 
-        The one that ``DRAY_SERVER`` names is not asked whether it is up; that of the results directory is.
-
-        Args:
-            results: the results directory; by default that of ``DRAY_HOME``.
-            url: instead of what ``DRAY_SERVER`` names.
+        The one that ``DRAY_SERVER``, or `url` in its place, names is not asked whether it is up; that of the results
+        directory is.
         """
         if results is None:
             from dray.records.root import results_root
@@ -94,15 +90,8 @@ class Server:
 
     # ------------------------------------------------------------------------------------------------------ the verbs
     def submit(self, config: str, code: bytes) -> Submitted:
-        """Queue a new experiment.
-
-        Args:
-            config: the text of a YAML file.
-            code: the model's code, from `dray.code.archive.pack`.
-
-        Raises:
-            ConfigError: with every fault of the config.
-        """
+        """Queue a new experiment: the text of a YAML file, and the model's code from `dray.code.archive.pack`.
+        Raises `ConfigError` with every fault of the config."""
         boundary = secrets.token_hex(16)
         head = '--{}\r\nContent-Disposition: form-data; name="{}"; filename="{}"\r\n\r\n'
         parts = (("config", "experiment.yaml", config.encode()), ("code", "code.tar.gz", code))
@@ -118,10 +107,7 @@ class Server:
 
     def named(self, experiment: str) -> str:
         """The name of the experiment that a user means: by its number, name, a unique part of it, or ``latest``.
-
-        Raises:
-            NoExperiment: there is none, or several match.
-        """
+        Raises `NoExperiment` if there is none, or several match."""
         from dray.records.lookup import names_of
 
         found = self.experiments()
@@ -150,43 +136,26 @@ class Server:
         return submitted_from(found)
 
     def stop(self, name: str) -> Submitted:
-        """See `Control.stop`."""
         return self._verb(name, "stop")
 
     def pause(self, name: str) -> Submitted:
-        """See `Control.pause`."""
         return self._verb(name, "pause")
 
     def activate(self, name: str) -> Submitted:
-        """See `Control.activate`."""
         return self._verb(name, "activate")
 
     def kill(self, name: str) -> Submitted:
-        """See `Control.kill`."""
         return self._verb(name, "kill")
 
     def extend(self, name: str, *, max_trials: int | None = None, max_length: int | None = None) -> Submitted:
-        """See `Control.extend`."""
         wanted = {"max_trials": max_trials, "max_length": max_length}
         return self._verb(name, "extend", {field: value for field, value in wanted.items() if value is not None})
 
     def fork(self, name: str, config: Mapping[str, Any] | str) -> Submitted:
-        """Submit the code of an experiment again, with some fields of its config changed, or another config.
-
-        Args:
-            name: the experiment.
-            config: fields such as ``{"searcher.max_trials": 8}``, or the text of a YAML file.
-        """
+        """Submit the code of an experiment again, with some fields of its config changed, such as
+        ``{"searcher.max_trials": 8}``, or another config, as YAML text."""
         body = {"config": config if isinstance(config, str) else dict(config)}
         return submitted_from(self._request("POST", _path(name, "fork"), body, timeout_s=SUBMIT_TIMEOUT_S))
-
-    def set_share(self, name: str, share: Share) -> Submitted:
-        """See `Control.set_share`."""
-        return self.change(name, priority=share.priority, weight=share.weight, max_slots=share.max_slots)
-
-    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
-        """See `Control.annotate`."""
-        return self.change(name, tags=list(tags), notes=notes)
 
     def change(self, name: str, **fields: Any) -> Submitted:
         """Change some of ``priority``, ``weight``, ``max_slots``, ``tags`` and ``notes``; the others stay."""
@@ -197,7 +166,6 @@ class Server:
         self._request("DELETE", _path(name))
 
     def status(self) -> Status:
-        """See `Control.status`."""
         return status_from(self._request("GET", "/status"))
 
     # ------------------------------------------------------------------------------------------------------ following
@@ -211,15 +179,11 @@ class Server:
     def follow(self, name: str, after: int = 0, *, say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
         """An experiment's event lines as they come, until it neither runs nor waits to.
 
-        A server that does not answer is waited for, as it may be restarting.
+        A server that does not answer is waited for, as it may be restarting: after ten minutes `Unreachable` is raised.
 
         Args:
-            name: the experiment.
             after: a place in the journal, from `events`; 0: from the beginning.
             say: called with a line when the server stops answering, and when it answers again.
-
-        Raises:
-            Unreachable: it has not answered for ten minutes.
         """
         lost_at: float | None = None
         while True:

@@ -103,15 +103,8 @@ class Control(Protocol):
     """
 
     def submit(self, config: str, code: Path) -> Submitted:
-        """Queue a new experiment.
-
-        Args:
-            config: the text of a YAML file.
-            code: a directory with the model's code, which is copied.
-
-        Raises:
-            ConfigError: with every fault of the config.
-        """
+        """Queue a new experiment: the text of a YAML file, and a directory with the model's code, which is copied.
+        Raises `ConfigError` with every fault of the config."""
 
     def experiments(self) -> list[Submitted]:
         """All that were submitted and not deleted, in the order of submission."""
@@ -123,7 +116,7 @@ class Control(Protocol):
         """Have its running trials save a checkpoint, and end its process."""
 
     def pause(self, name: str) -> Submitted:
-        """As `stop`, or before it has begun; until it is activated."""
+        """Like `stop`, also for queued experiments; `activate` resumes it."""
 
     def activate(self, name: str) -> Submitted:
         """Queue one again that was paused or stopped, or whose process died; it continues from its journal."""
@@ -132,11 +125,7 @@ class Control(Protocol):
         """End its process at once; its trials continue from their last checkpoints if it is activated."""
 
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
-        """Queue one again, finished or not, with more trials or longer ones.
-
-        Raises:
-            ConfigError: it can't be extended like that.
-        """
+        """Queue one again, finished or not, with more trials or longer ones. Raises `ConfigError` if it can't be."""
 
     def set_share(self, name: str, share: Share) -> Submitted:
         """Change what slots it gets, from now on."""

@@ -51,12 +51,7 @@ LEAVE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
-    """Create an experiment, and wait for `Run`.
-
-    Attributes:
-        config: the path of a YAML file.
-        code: a directory with the model's code.
-    """
+    """Create an experiment from a YAML file and a directory with the model's code, and wait for `Run`."""
 
     config: Path
     code: Path
@@ -64,12 +59,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Open an experiment that exists, and wait for `Run`.
-
-    Attributes:
-        path: its directory.
-        max_trials, max_length: to extend it to.
-    """
+    """Open the experiment in this directory, extended to these, and wait for `Run`."""
 
     path: Path
     max_trials: int | None = None
@@ -101,25 +91,15 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It can't be created or opened, or its search has failed: another process would fail too.
-
-    Attributes:
-        message: for the user.
-        faults: of the config, by field.
-    """
+    """It can't be created or opened, or its search has failed: another process would fail too. `message` is for the
+    user."""
 
     message: str
     faults: tuple[Fault, ...] = ()
 
 
 def drive(connection: Connection, server: GroupServer, home: str) -> None:
-    """Serve one experiment.
-
-    Args:
-        connection: to the server. When it closes, the server has ended, and this process ends at once.
-        server: that lends groups.
-        home: the results directory.
-    """
+    """Serve one experiment. When the connection to the server closes, that has ended, and this process ends at once."""
     os.setsid()  # Ctrl-C in the server's terminal is for the server, which lets trials save
     os.environ["DRAY_HOME"] = home
     os.environ.pop("DRAY_SERVER", None)  # this is the server

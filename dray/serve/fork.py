@@ -20,11 +20,9 @@ from dray.storage.disk import scratch
 
 
 def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submitted:
-    """Submit it.
+    """Submit the experiment of this directory again.
 
     Args:
-        control: the server.
-        path: the other experiment's directory.
         config: fields to change, such as ``{"searcher.max_trials": 8}``, or the text of a whole YAML file.
 
     Raises:
@@ -43,11 +41,7 @@ def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submi
 
 @contextmanager
 def code_of(directory: ExperimentDirectory) -> Iterator[Path]:
-    """A copy of an experiment's code, within the block.
-
-    Raises:
-        BadInput: it has none.
-    """
+    """A copy of an experiment's code, within the block. If it has none, that is `BadInput`."""
     if not directory.has_code:
         raise BadInput(f"{directory.path.name} has no copy of its code, so nothing else can run it")
     with scratch("fork") as code:
@@ -56,22 +50,14 @@ def code_of(directory: ExperimentDirectory) -> Iterator[Path]:
 
 
 def by_field(changes: Sequence[str]) -> dict[str, Any]:
-    """Changes such as ``searcher.max_trials=8`` by field, as `fork` takes them.
-
-    Raises:
-        ConfigError: one has another form.
-    """
+    """Changes such as ``searcher.max_trials=8`` by field, as `fork` takes them."""
     with_changes({}, changes)
     pairs = [change.partition("=")[::2] for change in changes]
     return {field.strip(): with_changes({}, [f"value={text}"])["value"] for field, text in pairs}
 
 
 def changed(directory: ExperimentDirectory, changes: Sequence[str]) -> dict[Any, Any]:
-    """An experiment's config, with its secrets and with changes such as ``searcher.max_trials=8``.
-
-    Raises:
-        ConfigError: one has another form.
-    """
+    """An experiment's config, with its secrets and with changes such as ``searcher.max_trials=8``."""
     content = unmasked(with_secrets(directory.config(), directory.secrets_file))
     if directory.storage_file.exists():
         content["checkpoint_storage"] |= dict(directory.storage.secrets)

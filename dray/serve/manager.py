@@ -63,16 +63,8 @@ T = TypeVar("T")
 
 
 class Manager:
-    """A server's verbs, see `Control`, and the shell that carries them out.
-
-    Args:
-        cluster: that this process is connected to.
-        idle_s: after this time, groups end that no experiment needs.
-        say: prints a line.
-
-    Raises:
-        JournalError: another server uses the results directory.
-    """
+    """A server's verbs, see `Control`, and the shell that carries them out. Another server in the results directory
+    is a `JournalError`. `idle_s`: after this time, groups end that no experiment needs."""
 
     def __init__(self, cluster: Cluster, *, idle_s: float, say: Callable[[str], None]) -> None:
         self._cluster, self._say = cluster, say
@@ -161,11 +153,8 @@ class Manager:
         """Carry out what was decided."""
         self._lending.step()
         self._scheduler.step(self._lender.demands, self._lender.slots())
-        while self._effects:
-            decided = self._effects.copy()
-            self._effects.clear()
-            for each in decided:
-                self._perform(each)
+        while self._effects:  # if one can't be carried out, the others are the next time
+            self._perform(self._effects.pop(0))
 
     def _perform(self, effect: Any) -> None:
         match effect:
@@ -180,7 +169,11 @@ class Manager:
                 self._sessions.pop(client, None)
                 self._scheduler.left(client)
             case effects.StartProcess(name, path, extension):
-                process = self._processes[name] = self._spares.take()
+                try:
+                    process = self._processes[name] = self._spares.take()
+                except OSError:  # such as no memory
+                    self._scheduler.ended(name, ProcessEnd(kind="stopped"))
+                    raise
                 process.send(commands.Open(path=path, **extension))
                 process.send(commands.Run())
             case effects.SignalProcess(name, number):

@@ -25,19 +25,14 @@ MAX_SPARES = 3
 
 
 class Driver:
-    """An experiment's process.
-
-    Args:
-        server: that lends groups.
-        home: the results directory.
-        ended: called, in a thread, when the experiment has ended, and again when the process has.
+    """An experiment's process. `ended` is called, in a thread, when the experiment has ended, and again when the
+    process has.
 
     Attributes:
         has_begun: it has received the experiment.
         opened: the experiment; None before it is created or opened.
         failure: why the experiment can't be opened, or its search has failed; None if nothing was reported.
         exit_code: of the process, negative for a signal; None while it runs.
-        met_full_disk: the server saw a full disk while the process ran.
     """
 
     def __init__(self, server: GroupServer, home: str, ended: Callable[[Driver], None]) -> None:
@@ -51,7 +46,6 @@ class Driver:
         self.opened: Opened | None = None
         self.failure: Failed | None = None
         self.exit_code: int | None = None
-        self.met_full_disk = False
         self._process.start()
         its.close()
         threading.Thread(target=self._receive, name="dray-experiment", daemon=True).start()
@@ -110,11 +104,7 @@ def _import_failed(what: str) -> Failed:
 
 
 class Spares:
-    """Keeps one process waiting for the next experiment. Thread-safe.
-
-    Args:
-        start: starts a process.
-    """
+    """Keeps one process waiting for the next experiment. Thread-safe."""
 
     def __init__(self, start: Callable[[], Driver]) -> None:
         self._start, self._lock = start, threading.Lock()
@@ -137,9 +127,6 @@ class Spares:
 
     def create(self, config: Path, code: Path) -> Driver:
         """Create an experiment in a process, which then waits for `dray.serve.driver.Run`.
-
-        Args:
-            config, code: as of `dray.serve.driver.Create`.
 
         Raises:
             ConfigError: with every fault of the config, or because its model can't be imported.

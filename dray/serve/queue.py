@@ -22,7 +22,6 @@ class Item:
 
     Attributes:
         name: of its directory.
-        path: its directory.
         submitted: Unix time in s.
         wanted: what its user wants of it.
         ended: its search has ended like this; "" if it has not.
@@ -56,7 +55,7 @@ class Item:
             has_slots: whether its trials have slots now.
             had_slots: whether they have had some since the process started.
             waits: whether trials could run if there were slots.
-            is_preempted: whether others have its slots; if not, their processes have died, or the desk.
+            is_preempted: whether others have its slots; if not, their processes have died.
         """
         if self.ended:
             return self.ended
@@ -72,13 +71,8 @@ class Item:
 
 
 class Queue:
-    """The items, in the order of submission.
-
-    Args:
-        records: of the journal so far.
-        append: writes a record to the journal; if it raises, nothing has changed.
-        clock: returns the Unix time.
-    """
+    """The items, in the order of submission. `append` writes a record to the journal; if it raises, nothing has
+    changed."""
 
     def __init__(
         self,
@@ -106,20 +100,15 @@ class Queue:
         self._note({"event": "ended", "state": state, "error": error}, name)
 
     def died(self, name: str, error: str, *, has_trained: bool) -> None:
-        """Its process has died.
-
-        Args:
-            error: one line.
-            has_trained: since its last start.
-        """
+        """Its process has died, by this error (one line); `has_trained`: since its last start."""
         self._note({"event": "died", "error": error, "has_trained": has_trained}, name)
 
     def extend(self, name: str, extension: Mapping[str, int]) -> None:
         """It is to run again, extended."""
         self._note({"event": "extended", "extension": dict(extension)}, name)
 
-    def started(self, name: str) -> None:
-        """It has been opened, with its extension."""
+    def opened(self, name: str) -> None:
+        """It has been opened, with its extension. To extend it again in the same way changes nothing."""
         if self._items[name].extension:
             self._note({"event": "extended", "extension": {}}, name)
 

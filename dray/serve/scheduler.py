@@ -84,12 +84,7 @@ class ProcessEnd:
 
 @dataclass(slots=True)
 class _Process:
-    """An experiment's process that is up.
-
-    Attributes:
-        had_slots: it has trained.
-        met_full_disk: the disk was full while it ran.
-    """
+    """An experiment's process that is up; whether it has trained, and whether the disk was full while it ran."""
 
     had_slots: bool = False
     met_full_disk: bool = False
@@ -132,6 +127,7 @@ class Scheduler:
                 self._remove(run)
                 continue
             process.had_slots |= bool(demand.has)
+            self._queue.opened(name)
             share, claim = self._queue.item(name).share, demand.claim
             most = None if share.max_slots is None else share.max_slots * demand.unit
             if (share.priority, share.weight, most) != (claim.priority, claim.weight, claim.max_slots):
@@ -170,6 +166,8 @@ class Scheduler:
         for run in [run for run in self.demands if experiment_of(run) == name]:
             self._remove(run)
         item = self._queue.item(name)
+        if end.kind not in ("died", "stopped"):  # these may have come before it was opened
+            self._queue.opened(name)
         if end.kind in ("COMPLETED", "ERROR"):
             self._queue.end(name, end.kind, end.error)
         elif process.met_full_disk:
@@ -199,21 +197,14 @@ class Scheduler:
         return len(running) < most or (len(running) < MAX_PROCESSES and priority < max(running))
 
     def _start(self, item: Item) -> None:
-        extension = dict(item.extension)
-        self._queue.started(item.name)
         self._processes[item.name] = _Process()
-        self._emit(StartProcess(item.name, item.path, extension))
+        self._emit(StartProcess(item.name, item.path, dict(item.extension)))
 
     def close(self) -> None:
         """The server ends: running trials save, and all processes end. The queue is kept for the next server."""
         self.closing = True
         for name in self._processes:
             self._emit(SignalProcess(name, signal.SIGTERM))
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no experiment has a process."""
-        return not self._processes
 
     # ------------------------------------------------------------------ the verbs, see `dray.serve.control.Control`
     def submit(self, path: Path, share: Share, *, has_process: bool) -> tuple[Submitted, bool]:

@@ -12,7 +12,7 @@ from dray.errors import ExperimentError
 from dray.experiment.interrupts import restore_handlers, set_handlers
 from dray.records.directory import results_root
 from dray.serve import address as addresses
-from dray.serve.listen import listening
+from dray.serve.app import listening
 from dray.serve.manager import Manager, why_full
 
 IDLE_S = 600.0
@@ -23,11 +23,9 @@ def serve(host: str, port: int, address: str | None, idle_s: float, say: Callabl
     """Serve until SIGINT, SIGTERM or SIGHUP: then running trials save, and the queue is kept for the next server.
 
     Args:
-        host: that the HTTP server listens at.
-        port: of the HTTP server; ports in use are skipped.
+        host, port: of the HTTP server; ports in use are skipped.
         address: of a Ray cluster; None: that of ``RAY_ADDRESS``, or a new one on this machine.
         idle_s: after this time, worker groups end that no experiment needs.
-        say: prints a line.
 
     Raises:
         ConfigError: other machines can reach the host, and there is no token.

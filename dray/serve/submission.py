@@ -25,20 +25,11 @@ _PLACES = ("checkpoint_storage", "searcher.source_trial_id", "searcher.source_ch
 
 
 def submit_file(server: Server, config: Path, changes: Sequence[str], code: Path) -> tuple[Submitted, ExperimentConfig]:
-    """Submit the experiment of a config file.
+    """Submit the experiment of a config file, with `changes` to its fields as for `load_config`.
 
     The server checks it as a command does without one, with the modules that it has imported already. Meanwhile it is
     loaded here, for its warnings and for what is shown of it; it is loaded before that only if something in it depends
     on this process.
-
-    Args:
-        server: where to.
-        config: a YAML file.
-        changes: to its fields, as for `load_config`.
-        code: the directory with the model's code.
-
-    Raises:
-        ConfigError: with every fault.
     """
     content = with_changes(read_mapping(config), changes)
     if not code.is_dir():
@@ -79,10 +70,6 @@ def prepared(config: ExperimentConfig, code: Path) -> tuple[str, bytes]:
     Places that are relative to the working directory, or come from this process's environment, are made absolute. The
     model is not imported: that takes seconds, and the server has it done by the experiment's own process.
 
-    Args:
-        config: a checked config.
-        code: the directory with the model's code.
-
     Raises:
         ConfigError: a fault that needs the disk to see: no such module or script, no such source checkpoint, too much
             code.
@@ -110,13 +97,8 @@ def run_on_server(
 ) -> Result:
     """Submit an experiment, follow it to its end, and read its result: `dray.Experiment.run` with a server.
 
-    If this is interrupted, the experiment continues.
-
-    Args:
-        server: where to.
-        config, code: as for `prepared`.
-        say: called with each line of its log.
-        begun: called with the experiment's name once it is submitted.
+    If this is interrupted, the experiment continues. `say` is called with each line of its log, `begun` with its name
+    once it is submitted.
 
     Raises:
         ConfigError: with every fault of the config.
@@ -127,15 +109,6 @@ def run_on_server(
     begun(name)
     for line in server.follow(name, say=say):
         say(line)
-    return result_of(server, name)
-
-
-def result_of(server: Server, name: str) -> Result:
-    """The result of an experiment that has ended.
-
-    Raises:
-        ExperimentError: as for `run_on_server`.
-    """
     if why := why_failed(server, name):
         raise ExperimentError(why)
     if not server.is_here:
@@ -162,11 +135,8 @@ _END = 1 << 59
 
 
 def reject_objects(**given: object) -> None:
-    """Refuse what only this process has, such as ``trial``, ``method`` or ``sampler``: those that are not None.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Raise a `ConfigError` for what only this process has, such as ``trial``, ``method`` or ``sampler``: those that
+    are not None."""
     what = "can't be sent to a server: put it into a module of model_dir, and name it in the config"
     if faults := [(name, what) for name, value in given.items() if value is not None]:
         raise ConfigError(faults, "The experiment")

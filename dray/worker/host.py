@@ -34,14 +34,8 @@ class RayHost:
 
     Args:
         driver, desk: the connections to the trial's driver, and to the desk that lends the worker group.
-        lease: the trial to run.
-        settings: of the trial's experiment.
         code_dir: copied into every checkpoint, or None.
         is_program: the trial is a program, and ends when the program does, not with a `fit()` in it.
-
-    Attributes:
-        lease, settings: as given.
-        reports: the trial's; only the chief makes any.
     """
 
     experiment_id = 1  # a run has one experiment
@@ -76,11 +70,7 @@ class RayHost:
 
     # ------------------------------------------------------------------ the lease
     def resume(self) -> LeaseOutcome | None:
-        """Find the checkpoint to resume from, and send the report that it carries.
-
-        Returns:
-            How the trial ended, if that was its last report or the search now stops it; otherwise None.
-        """
+        """Find the checkpoint to resume from, and send the report that it carries; returns as `Reports.resume`."""
         self._store.sweep()
         found = self._store.open_latest(self._link.damaged)
         if found is None:
@@ -191,14 +181,7 @@ class RayHost:
 
 
 class RayProgramHost(RayHost):
-    """The `dray.training.host.ProgramHost` of one rank for one lease.
-
-    Args:
-        **arguments: of `RayHost`.
-
-    Attributes:
-        acknowledged: the program knows that it was asked to stop.
-    """
+    """The `dray.training.host.ProgramHost` of one rank for one lease."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(is_program=True, **arguments)

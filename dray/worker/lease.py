@@ -26,16 +26,19 @@ class LeaseLost(RuntimeError):
     """The trial now runs on other workers: nothing that this process still does for it counts."""
 
 
+class DriverLost(LeaseLost):
+    """The trial's driver has ended, or can't be reached from this process, in which case the trial is to go on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSettings:
-    """The settings that all trials of an experiment share.
+    """The settings that all trials of an experiment share; those not mentioned are as in the config.
 
     Args:
         config: the experiment's config as plain data, without its secrets.
         secrets: texts to hide in logs and errors; see `dray.masking`.
         data: the config's `data` section, with secrets. Left out of the repr, which Ray's dashboard shows.
         metric: the validation metric that the search compares; of several the first objective.
-        smaller_is_better: whether smaller values of that metric rank first.
         objectives: of the search, if it has several metrics.
         max_length: the search's length; its unit is the search's unit (batches if None).
         rungs: absolute lengths at which the search decides, in the search's unit.
@@ -44,7 +47,6 @@ class SharedSettings:
         time_rungs: with `time_metric`, the lengths at which the search decides, ascending; a trial ends at the last.
         validation_period, checkpoint_period: the longest allowed interval, or None.
         is_single: the searcher is `single`: nothing is compared, so the metric may be missing.
-        stops_on_nan, deterministic, hang_timeout_s, collective_timeout_s, reuse_workers: as in the config.
         environment: environment variables of trials; None for those to unset.
     """
 
@@ -71,12 +73,7 @@ class SharedSettings:
 
     @classmethod
     def of(cls, config: ExperimentConfig, rungs: Sequence[float], device: Device) -> SharedSettings:
-        """Those of an experiment.
-
-        Args:
-            rungs: absolute lengths at which the search decides, as its method counts them.
-            device: what trials train on.
-        """
+        """Those of an experiment whose search decides at these absolute lengths, as its method counts them."""
         searcher = config.searcher
         length, validation, saving = (
             None if each is None else each.to_unit()
@@ -151,9 +148,7 @@ class TrialLease:
     Args:
         number: of the lease; a later lease of the same trial ends it.
         client: the name of the experiment's run.
-        trial_id, trial_seed, hparams: which trial.
         trial_dir: the trial's directory, for everything but checkpoints.
-        store: its checkpoints; the trial resumes from the latest valid one.
         last_step: the greatest length that the search has a report of, in its unit; None if it has none.
         was_completed: the trial had completed and continues because the search was extended: a final report in its
             checkpoint may no longer be final.

@@ -63,10 +63,7 @@ def length_in_program(report: Report, settings: SharedSettings, batch_size: int)
     """The length at a validation that a program reports; None if the search does not compare it.
 
     Batches are the metric `batches` if the program reports one, else `steps_completed`; epochs are the metric `epochs`;
-    with a `time_metric` the length is the metric of that name.
-
-    Raises:
-        SearcherMetricError: the metric is missing, or no length.
+    with a `time_metric` the length is the metric of that name. If it is missing, or no length: `SearcherMetricError`.
     """
     if report.validation is None or not report.compared or not report.validation.keys() >= set(settings.compared):
         return None

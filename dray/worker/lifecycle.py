@@ -57,21 +57,13 @@ class IllegalTransition(RuntimeError):
 
 
 class Lifecycle:
-    """The state of one lease.
-
-    Attributes:
-        state: the present one.
-    """
+    """The state of one lease."""
 
     def __init__(self) -> None:
         self.state: State = "idle"
 
     def on(self, event: Event) -> None:
-        """Take an event.
-
-        Raises:
-            IllegalTransition: it can't happen in this state, which then stays.
-        """
+        """Take an event. One that can't happen in this state raises `IllegalTransition`, and changes nothing."""
         if event not in TRANSITIONS[self.state]:
             raise IllegalTransition(f"a lease that is {self.state!r} can't {event!r}")
         self.state = TRANSITIONS[self.state][event]

@@ -12,21 +12,17 @@ from typing import Any
 
 from dray.desk.connection import Connection, DeskUnreachable
 from dray.desk.messages import DeskReport, Reply, Row
-from dray.worker.lease import LeaseLost, TrialLease
+from dray.worker.lease import DriverLost, LeaseLost, TrialLease
 
 MAX_IN_FLIGHT = 16
 """Unanswered reports after which the trial waits for the oldest answer."""
 
 
 class TrialLink:
-    """Sends reports, in order, and collects the answers.
+    """Sends reports to the trial's driver, in order, and collects the answers; asks the desk, which may be in the same
+    process, whether to stop.
 
     `confirm_commit`, `saved` and `damaged` may be called in another thread.
-
-    Args:
-        driver: the connection to the trial's driver.
-        desk: the connection to the desk, which lends the worker group; it may be the same.
-        lease: the lease that all messages belong to.
     """
 
     def __init__(self, driver: Connection, desk: Connection, lease: TrialLease) -> None:
@@ -101,22 +97,14 @@ class TrialLink:
 
     # ------------------------------------------------------------------ checkpoints
     def confirm_commit(self) -> None:
-        """Ask whether a checkpoint may be committed: a process that lost the lease must not write while another one has
-        it. The driver has then recorded all earlier reports.
-
-        Raises:
-            LeaseLost: the trial runs on other workers.
-        """
+        """Ask whether a checkpoint may be committed, once the driver has recorded all earlier reports: a process
+        that lost the lease must not write while another one has it."""
         if not self._result(self._driver.may_commit(self._lease.number)):
             raise self.lost()
 
     def saved(self, checkpoint: str, batches: int, value: float | None, seconds: float | None = None) -> None:
-        """A checkpoint is committed.
-
-        Args:
-            value: the search's metric at its batch, if known.
-            seconds: how long it took to write and commit, if it has just been.
-        """
+        """A checkpoint is committed, with the search's metric at its batch, if known; `seconds`: how long it took to
+        write, if it has just been."""
         self._driver.tell("saved", self._lease.trial_id, checkpoint, batches, value, seconds)
 
     def damaged(self, checkpoint: str, why: str) -> None:
@@ -127,12 +115,12 @@ class TrialLink:
         """An answer of the driver.
 
         Raises:
-            LeaseLost: the driver has ended, and can record nothing more.
+            DriverLost: it has ended, or can't be reached.
         """
         try:
             return answer.result()
         except DeskUnreachable as error:
-            raise LeaseLost(f"trial {self._lease.trial_id} has lost its driver: {error}") from None
+            raise DriverLost(f"trial {self._lease.trial_id} has lost its driver: {error}") from None
 
     def lost(self) -> LeaseLost:
         """The error to raise when the driver has fenced off this lease."""

@@ -34,14 +34,8 @@ def joined(
 ) -> Iterator[None]:
     """Join a process group with the other ranks of this worker group: see `backend_for`.
 
-    Sets the environment variables that torchrun sets, for libraries and programs that read them.
-
-    Args:
-        context: Ray Train's, of this worker.
-        meet: called by rank 0 with its address (host and port), by the others with None; returns rank 0's address.
-
-    Raises:
-        GpuConflict: torch sees no GPU on a GPU worker, or two workers share one.
+    Sets the environment variables that torchrun sets, for libraries and programs that read them. `meet` is called by
+    rank 0 with its address (host and port), by the others with None; it returns rank 0's address.
     """
     rank, size = context.get_world_rank(), context.get_world_size()
     device = gpu_of_worker(context) if ray.get_gpu_ids() else CPU
@@ -78,11 +72,7 @@ def joined(
 
 
 def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:
-    """The GPU of a worker that Ray gave one.
-
-    Raises:
-        GpuConflict: torch sees none.
-    """
+    """The GPU of a worker that Ray gave one. Raises `GpuConflict` if torch sees none."""
     if not torch.cuda.is_available():
         raise GpuConflict(
             f"Ray gave a worker on {ray.util.get_node_ip_address()} GPU {', '.join(map(str, ray.get_gpu_ids()))}, but "

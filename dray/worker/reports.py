@@ -42,17 +42,8 @@ class LastValidation(NamedTuple):
 class Reports:
     """The reports of one lease, on its chief.
 
-    Args:
-        link: to the driver.
-        lease, settings: the trial.
-        is_program: as in `RayHost`.
-
     Attributes:
-        life: the lease's state.
         unsaved: rows that no checkpoint has yet.
-        checks: of the metrics.
-        rungs: of the search.
-        last_validation: the latest one.
         why_diverged: which loss is NaN, if the trial has diverged.
     """
 
@@ -70,11 +61,8 @@ class Reports:
 
     # ------------------------------------------------------------------ begin and end
     def resume(self, carried: DeskReport, decides: bool) -> LeaseOutcome | None:
-        """Send the report that the trial's checkpoint carries: it may never have reached the driver.
-
-        Returns:
-            How the trial ended, if that was its last report or the search now stops it; otherwise None.
-        """
+        """Send the report that the trial's checkpoint carries, which may never have reached the driver. Returns how
+        the trial ended, if that was its last report or the search now stops it; otherwise None."""
         step, known = carried.step, self._lease.last_step
         is_new = step is not None and (known is None or step > known)
         if self._lease.was_completed and not is_new:
@@ -87,11 +75,8 @@ class Reports:
         return self.life.outcome if stop or carried.final else None
 
     def complete(self) -> LeaseOutcome:
-        """The trial's code has returned: send its final report, unless it has been sent; returns how the trial ended.
-
-        Raises:
-            SearcherMetricError: the search compares a metric that the program never reported.
-        """
+        """The trial's code has returned: send its final report, unless it has been sent; returns how the trial
+        ended."""
         if self.life.state == "reporting":
             self.checks.check_program(None, known=self._is_known)
         if self.life.outcome == "completed" and self.life.state != "completed":
@@ -102,12 +87,7 @@ class Reports:
 
     # ------------------------------------------------------------------ reports of fit()
     def from_fit(self, report: Report) -> bool:
-        """Send a report of `fit()`; returns whether training should stop here.
-
-        Raises:
-            RuntimeError: the trial's `fit()` has ended before.
-            LeaseLost: the trial runs on other workers.
-        """
+        """Send a report of `fit()`; returns whether training should stop here."""
         if self.life.state in ("fitted", "completed"):
             raise RuntimeError(
                 "a trial of an experiment can call fit() only once: the search already has this trial's final report, "
@@ -142,13 +122,7 @@ class Reports:
 
     # ------------------------------------------------------------------ reports of a program's own loop
     def from_program(self, report: Report) -> bool:
-        """Send a report of `dray.core`; returns whether the program should save what it needs, and return.
-
-        Raises:
-            SearcherMetricError: the report lacks the search's metric, or the trial's length in the search's unit.
-            TrialEnded: the program was asked to stop, and keeps reporting.
-            LeaseLost: the trial runs on other workers.
-        """
+        """Send a report of `dray.core`; returns whether the program should save what it needs, and return."""
         self.life.on("report")
         self._started_at = None  # the time before a program's first report is not all start-up
         self.checks.check_program(report, known=self._is_known)
@@ -219,12 +193,9 @@ class Reports:
         )
 
     def carried(self, report: Report) -> DeskReport:
-        """The report that a checkpoint carries. May be called in another thread.
-
-        Args:
-            report: made with the checkpoint. A program's has no metrics: in its place the checkpoint carries the
-                validation at the same batch, since a run that resumes there may have nothing left to report.
-        """
+        """The report that a checkpoint carries. May be called in another thread. A program's report with a
+        checkpoint has no metrics: in its place the checkpoint carries the validation at the same batch, since a run
+        that resumes there may have nothing left to report."""
         last = self.last_validation
         if last.message is not None and last.batches == report.batches:
             return last.message

@@ -34,7 +34,7 @@ from dray.worker.exits import ProgramExits
 from dray.worker.hang import RECORD, dump_collectives, exit_if_hung
 from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.isolation.handlers import redirect_handlers
-from dray.worker.lease import LeaseLost, TrialLease
+from dray.worker.lease import DriverLost, LeaseLost, TrialLease
 from dray.worker.log.trial_log import TrialLog, log_to_stderr, redirect_output, reset_logging
 from dray.worker.spec import ExperimentSpec
 
@@ -62,9 +62,7 @@ def run_trial(
     Args:
         program: the trial's class, or the program to run.
         code: the directory of the user's code, if there is one.
-        lease: the trial.
         driver, desk: the connections to the trial's driver, and to the desk that lends the worker group.
-        experiment: the trial's.
         distributed: the group's ranks.
     """
     kind = RayProgramHost if isinstance(program, Script) else RayHost
@@ -178,6 +176,8 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
         case TrialEnded():
             print(error, file=sys.stderr)
             return Departure(outcome=host.end(), error=host.reports.why_diverged, alone=True)
+        case DriverLost():
+            return lost_driver(error, host.batches)
         case LeaseLost():
             return Departure(outcome="interrupted")
         case pytorch.InvalidHP():
@@ -199,6 +199,11 @@ def _departure(error: BaseException, host: RayHost, code: Path | None, log: Tria
     if may_be_gpus_fault(error):
         failure = replace(failure, node=ray.get_runtime_context().get_node_id())
     return Departure(outcome="errored", error=text, failure=failure)
+
+
+def lost_driver(error: Exception, batches: int = -1) -> Departure:
+    """How a trial leaves whose driver can't be reached: if that has not ended, it restarts the trial."""
+    return Departure(outcome="errored", error=str(error), failure=Failure(kind="node", batches=batches))
 
 
 def _exit_if_hung(host: RayHost, desk: Connection, rank: int, log: TrialLog) -> contextlib.AbstractContextManager[None]:

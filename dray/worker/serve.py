@@ -19,7 +19,7 @@ import ray.train
 
 from dray import core
 from dray.code.startup_hook import run_startup_hook_once
-from dray.desk.connection import Connection, DeskUnreachable, Endpoint
+from dray.desk.connection import Connection, DeskUnreachable
 from dray.desk.messages import Departure
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
@@ -31,18 +31,13 @@ from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import gpu_of_worker, joined
-from dray.worker.run_trial import Program, log_path, run_trial
+from dray.worker.run_trial import Program, log_path, lost_driver, run_trial
 from dray.worker.spec import ExperimentSpec, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An experiment whose code is loaded.
-
-    Attributes:
-        program: what its trials run.
-        code: its directory, if it has one.
-    """
+    """An experiment whose code is loaded: what its trials run, and its directory, if it has one."""
 
     spec: ExperimentSpec
     program: Program
@@ -95,18 +90,14 @@ def _place(experiment: ExperimentSpec) -> Path | None:
 def serve_joined(
     worker: WorkerSpec, desk: Connection, loaded: Loaded | None, distributed: core.DistributedContext
 ) -> None:
-    """Serve leases until the desk has no more, on a rank that has joined its process group.
-
-    Args:
-        desk: the connection to the desk.
-        loaded: the experiment that the group was started for; None if it was started for any.
-        distributed: the group's ranks.
-    """
+    """Serve leases until the desk has no more, on a rank that has joined its process group; `loaded`: the experiment
+    that the group was started for, None if it was started for any."""
     distributed.side_store()  # now, on all ranks together: later each asks for it at another time
     rank = distributed.rank
     snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1)
     number = 0
-    with contextlib.closing(LogUploader()) as uploader, contextlib.closing(Drivers(desk)) as drivers:
+    driver, driver_at = desk, None  # where the present trial reports; None: to the desk's process
+    with contextlib.closing(LogUploader()) as uploader, contextlib.ExitStack() as connected:
         while True:
             granted = desk.next_lease(
                 worker.owner, worker.group, worker.start, rank, distributed.size, number, worker.shape
@@ -120,16 +111,24 @@ def serve_joined(
                 # Before the code is loaded: if that ends the process, it counts as the trial's failure.
                 desk.tell("begun", number)
             try:
-                driver = drivers.connect(endpoint)
+                if endpoint != driver_at:
+                    connected.close()
+                    driver, driver_at = desk, None
+                    if endpoint is not None:
+                        driver = connected.enter_context(contextlib.closing(Connection(endpoint)))
+                        driver_at = endpoint
                 if loaded is None or loaded.spec.run != client:
                     spec = pickle.loads(driver.spec().result())
                     spec.check_node()
                     loaded, code = None, _place(spec)
                     loaded = Loaded(spec, spec.load_trial(), code)
             except Exception as error:
-                if not isinstance(error, DeskUnreachable):  # else the driver has ended, and the desk will notice
+                departure = Departure(outcome="interrupted")
+                if isinstance(error, DeskUnreachable):
+                    departure = lost_driver(error)
+                else:
                     unfit.give_up(desk, client, worker.group, error)
-                desk.tell("leave", number, rank, Departure(outcome="interrupted"))
+                desk.tell("leave", number, rank, departure)
                 continue
             spec, settings = loaded.spec, loaded.spec.settings
             if distributed.size > 1:  # with each lease: a program may have set another
@@ -146,39 +145,6 @@ def serve_joined(
             stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
             departure = replace(departure.masked(settings.secrets), stale=stale)
             desk.tell("leave", number, rank, departure)
-
-
-class Drivers:
-    """The connection to the driver of the trial that has the lease.
-
-    Args:
-        desk: the connection to the desk, which may be in the driver's process.
-    """
-
-    def __init__(self, desk: Connection) -> None:
-        self._desk = desk
-        self._endpoint: tuple[str, int, bytes] | None = None
-        self._driver: Connection | None = None
-
-    def connect(self, endpoint: tuple[str, int, bytes] | None) -> Connection:
-        """The connection to the driver at this host and port, with this key; None: it is the desk's process.
-
-        Raises:
-            DeskUnreachable: it has ended, or can't be reached.
-        """
-        if endpoint is None:
-            return self._desk
-        if self._driver is None or endpoint != self._endpoint:
-            self.close()
-            host, port, key = endpoint
-            self._endpoint, self._driver = endpoint, Connection(Endpoint(host=host, port=port, key=key))
-        return self._driver
-
-    def close(self) -> None:
-        """End the connection."""
-        if self._driver is not None:
-            self._driver.close()
-            self._driver = None
 
 
 def _is_shared_with_driver(lease: TrialLease) -> bool:

@@ -20,9 +20,7 @@ class ExperimentSpec:
 
     Attributes:
         run: name of this run of the experiment, unique on the cluster; also its name at the desk.
-        settings: of all its trials.
         load_trial: loads the trial's class, or the program.
-        log_format: of the log lines of trials.
         needs: what nodes must have; None if the driver has started the cluster on this machine.
     """
 
@@ -33,11 +31,7 @@ class ExperimentSpec:
     needs: Needs | None = None
 
     def check_node(self) -> None:
-        """Check that its trials can run on this node.
-
-        Raises:
-            UnfitNode: they can't.
-        """
+        """Raise `UnfitNode` if its trials can't run on this node."""
         if self.needs is not None:
             self.needs.check_this_node(self.run)
 
@@ -47,13 +41,11 @@ class WorkerSpec:
     """The same for all workers of a group.
 
     Attributes:
-        desk: where the desk listens.
         owner: name of the client that started the group, at the desk.
-        group: name of the group, unique among the owner's groups that exist.
+        group: unique among the owner's groups that exist.
         start: number of the group's start, unique at the desk.
-        shape: of the group: trials run on groups of their shape.
+        shape: trials run on groups of their shape.
         environment: variables for its processes, the same for all experiments of this shape.
-        deterministic: whether PyTorch is to use deterministic algorithms.
         experiment: whose code is loaded before the first lease; None if it may get trials of any experiment.
         shared_by: how many groups of one worker share a slot.
     """

@@ -10,12 +10,8 @@ from dray.errors import ConfigError
 
 
 def give_up(desk: Connection, client: str, group: str, error: Exception) -> None:
-    """Report an error that any process in this one's place would have too; wait until the client's run ends.
-
-    Args:
-        client: at the desk, the owner of the group, or the experiment whose code can't be loaded.
-        group: this process's.
-    """
+    """Report an error that any process in this one's place would have too, to the client that owns the group, or
+    whose code can't be loaded; wait until that client's run ends."""
     desk.broken(client, group, unfit_by(error)).result()
 
 

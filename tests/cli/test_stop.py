@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dray.experiment.stop import NotRunning, stop
+from dray.experiment.interrupts import NotRunning, stop
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from searchers.journal import Journal

@@ -19,9 +19,8 @@ from dray.cluster.checks.node import (
     versions,
     write_sign,
 )
-from dray.errors import ConfigError, ExperimentError
-from dray.experiment.preflight import error_of_unfit_worker
 from dray.storage import Location
+from dray.worker.unfit import unfit_by
 
 HERE = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.9.1+cpu", "dray": "0.1.0"}
 
@@ -135,20 +134,12 @@ def test_a_node_that_is_unfit_is_named_also_by_another_process(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        ("versions", ExperimentError),
-        ("full", ExperimentError),
-        ("unseen", ConfigError),
-        ("refused", ConfigError),
-    ],
+    ("kind", "field"),
+    [("versions", None), ("full", None), ("unseen", "checkpoint_storage"), ("refused", "checkpoint_storage")],
 )
-def test_what_a_config_can_mend_is_its_fault(kind: Any, error: type[Exception]) -> None:
-    told = error_of_unfit_worker(
-        UnfitNode("10.0.0.7 (gpu-1)", Trouble(kind, "has something")), Path("/results/digits-1")
-    )
-    assert type(told) is error
-    assert "node 10.0.0.7 (gpu-1) has something; " in str(told)
-    assert str(told).endswith("; then resume with: dray experiment resume /results/digits-1")
-    if isinstance(told, ConfigError):
-        assert told.faults[0].path == "checkpoint_storage"
+def test_what_a_config_can_mend_is_its_fault(kind: Any, field: str | None) -> None:
+    unfit = unfit_by(UnfitNode("10.0.0.7 (gpu-1)", Trouble(kind, "has something")))
+    path, what = unfit.faults[0] if unfit.faults else (None, unfit.message)
+    assert path == field
+    assert "node 10.0.0.7 (gpu-1) has something; " in what
+    assert unfit.resumable

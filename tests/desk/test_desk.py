@@ -1,484 +1,750 @@
-"""The desk without Ray: its parties are coroutines here. What it decides is tested in test_leases.py."""
+"""The desk's decisions: which group trains which trial, which lease counts, and when a call is answered."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
+import itertools
+from typing import Any, TypeVar
 
 import pytest
 
-from dray.desk import leases
-from dray.desk.desk import Desk
+from dray.desk.desk import CAUSE_GRACE, LEAVE_S, PEERS_GRACE_S, Desk
+from dray.desk.effects import After, Effect, Reply, Tell
+from dray.desk.failure import Failure, FailureKind
+from dray.desk.lease import TRANSITIONS, Client, Group, Lease
 from dray.desk.messages import (
+    ClientLeft,
     Departure,
-    DeskReport,
     GroupEnded,
     GroupReady,
-    HandleStarted,
+    GroupRetired,
     LeaseGranted,
-    Message,
-    ReportReceived,
+    LeaseOutcome,
+    LeaseOver,
     TrialLeft,
+    Unfit,
+    WorkerArrived,
     WorkerUnfit,
 )
-from dray.desk.results import TrialResult
-
-REPORT = DeskReport(step=1, value=0.5)
-FINAL = DeskReport(step=4, value=0.25, final=True)
-
-
-def scene(play: Any) -> Any:
-    """Run a coroutine function that takes a new desk, with a limit on its time."""
-    return asyncio.run(asyncio.wait_for(play(Desk("run")), 30))
-
-
-async def settle() -> None:
-    """Let every task run until it waits."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-def task(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    return asyncio.get_running_loop().create_task(coroutine)
-
-
-async def mail(desk: Desk) -> list[Message]:
-    """Messages for the driver since the last call; [] if there are none."""
-    await settle()
-    reads = task(desk.messages("run", {}))
-    await settle()
-    if reads.done():
-        return list(reads.result())
-    reads.cancel()
-    return []
-
-
-async def grant(desk: Desk) -> LeaseGranted:
-    [granted] = [message for message in await mail(desk) if isinstance(message, LeaseGranted)]
-    await desk.bind(granted.lease, {"number": granted.lease})
-    return granted
-
-
-async def lend(desk: Desk, trial: int, *, group: str = "g", size: int = 1, after: int = 0) -> int:
-    """Have the ranks of a group take up a trial; the lease's number."""
-    ranks = [task(desk.next_lease("run", group, 1, rank, size, after)) for rank in range(size)]
-    await desk.enqueue("run", [trial])
-    granted = await grant(desk)
-    assert granted.trial == trial
-    for rank in ranks:
-        assert await rank == {"number": granted.lease}
-    await desk.begun(granted.lease)
-    return granted.lease
-
-
-async def report(desk: Desk, lease: int, fields: Any) -> asyncio.Task[Any]:
-    """Have a trial send a report for the search, which the driver records."""
-    sent = task(desk.report(lease, fields, True))
-    await settle()
-    recorded = task(desk.messages("run", {lease: 1}))
-    await settle()
-    recorded.cancel()
-    return sent
-
-
-# ------------------------------------------------------------------------------------------------------ worker groups
-def test_ranks_wait_for_a_trial_and_its_parameters() -> None:
-    async def play(desk: Desk) -> None:
-        ranks = [task(desk.next_lease("run", "g", 1, rank, 2, 0)) for rank in range(2)]
-        assert [type(message) for message in await mail(desk)] == [GroupReady]
-        await desk.enqueue("run", [0])
-        await settle()
-        assert not any(rank.done() for rank in ranks)
-        await grant(desk)
-        assert [await rank for rank in ranks] == [{"number": 1}] * 2
-
-    scene(play)
-
-
-def test_a_lease_taken_back_leaves_its_group_free_for_the_next_trial() -> None:
-    async def play(desk: Desk) -> None:
-        rank = task(desk.next_lease("run", "g", 1, 0, 1, 0))
-        await settle()
-        await desk.enqueue("run", [3, 4])
-        await desk.drop(1)
-        await desk.bind(2, {"number": 2})
-        assert await rank == {"number": 2}
-
-    scene(play)
-
-
-def test_ranks_of_a_drained_group_end_when_the_last_has_left_its_trial() -> None:
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3, size=2)
-        wanted = task(desk.stop_wanted(lease))
-        await settle()
-        assert not wanted.done()
-        await desk.drain_group("g")
-        assert await wanted
-        await desk.leave(lease, 0, Departure(outcome="interrupted"))
-        first = task(desk.next_lease("run", "g", 1, 0, 2, lease))
-        await settle()
-        assert not first.done(), "the other may still need it"
-        await desk.leave(lease, 1, Departure(outcome="interrupted"))
-        assert await first is None
-        assert await desk.next_lease("run", "g", 1, 1, 2, lease) is None
-
-    scene(play)
-
-
-def test_an_idle_rank_ends_when_its_group_is_retired_or_has_ended() -> None:
-    async def play(desk: Desk) -> None:
-        retired, ended = task(desk.next_lease("run", "g", 1, 0, 1, 0)), task(desk.next_lease("run", "h", 2, 0, 1, 0))
-        await settle()
-        await desk.group_ended("run", "h", 2, {})
-        assert await ended is None
-        await desk.retire_idle("run", 1)
-        assert await retired is None
-
-    scene(play)
-
-
-def test_a_rank_whose_peer_hangs_ends_after_a_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "PEERS_GRACE_S", 0.05)
-
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3, size=2)
-        await desk.leave(lease, 1, Departure(outcome="errored", error="boom"))
-        assert [(m.outcome, m.error) for m in await mail(desk) if isinstance(m, TrialLeft)] == [("errored", "boom")]
-        # Rank 0 hangs in a collective operation: the processes of both end.
-        assert await desk.next_lease("run", "g", 1, 1, 2, lease) is None
-
-    scene(play)
-
-
-def test_ranks_of_a_group_meet_at_the_address_of_the_first() -> None:
-    async def play(desk: Desk) -> None:
-        second, of_others = task(desk.address(1, None)), task(desk.address(2, None))
-        await settle()
-        assert not second.done()
-        assert await desk.address(1, ("10.0.0.7", 4242)) == await second == ("10.0.0.7", 4242)
-        assert not of_others.done()
-        await desk.group_ended("run", "g", 2, {0: ""})
-        with pytest.raises(asyncio.CancelledError):
-            await of_others
-
-    scene(play)
-
-
-def test_an_unfit_process_says_why_and_waits_for_the_end_of_the_run() -> None:
-    async def play(desk: Desk) -> None:
-        cause = ValueError("no data here")
-        broken = task(desk.broken("run", "g", cause))
-        [message] = await mail(desk)
-        assert isinstance(message, WorkerUnfit)
-        assert (message.group, message.cause) == ("g", cause)
-        assert not broken.done()
-        await desk.close("run")
-        await broken
-
-    scene(play)
-
-
-# ------------------------------------------------------------------------------------------------------------- trials
-def test_a_report_that_decides_waits_for_the_searchs_answer() -> None:
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        sent = await report(desk, lease, REPORT)
-        assert await desk.serve("run", 100) == [TrialResult(number=1, trial=3, step=1, value=0.5)]
-        assert not sent.done()
-        await desk.answer("run", 3, 1, "continue")
-        assert await sent == "continue"
-        handle, sent = task(desk.serve("run", 100)), await report(desk, lease, REPORT)
-        assert [result.number for result in await handle] == [2]
-        await desk.answer("run", 3, 2, "stop")
-        assert await sent == "stop"
-
-    scene(play)
-
-
-def test_the_search_hears_of_a_report_and_of_what_follows_once_the_driver_has_recorded_it() -> None:
-    async def play(desk: Desk) -> None:
-        handle, lease = task(desk.serve("run", 100)), await lend(desk, 3)
-        task(desk.report(lease, REPORT, True))
-        await settle()
-        await desk.group_ended("run", "g", 1, {0: ""})
-        assert any(isinstance(message, ReportReceived) for message in await mail(desk))
-        ended = task(desk.end_trial("run", 3, "errored"))  # Ray may run this call of the driver before the next
-        await settle()
-        assert not handle.done(), "a driver that is killed now has lost the metrics"
-        driver = task(desk.messages("run", {lease: 1}))
-        assert await handle == [TrialResult(number=1, trial=3, step=1, value=0.5)]
-        await desk.answer("run", 3, 1, "continue")
-        await ended
-        assert await desk.serve("run", 100) == [TrialResult(number=2, trial=3, outcome="errored")]
-        driver.cancel()
-
-    scene(play)
-
-
-def test_the_final_report_ends_the_trial_without_waiting() -> None:
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        assert await (await report(desk, lease, FINAL)) == "continue"
-        await desk.leave(lease, 0, Departure(outcome="completed"))
-        assert await desk.serve("run", 100) == [TrialResult(number=1, trial=3, step=4, value=0.25, outcome="completed")]
-
-    scene(play)
-
-
-def test_a_worker_lost_while_it_waits_is_released_and_the_decision_still_counts() -> None:
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        sent = task(desk.report(lease, REPORT, True))
-        await settle()
-        await desk.group_ended("run", "g", 1, {0: ""})
-        driver = task(desk.messages("run", {lease: 1}))
-        assert await sent == "fenced"
-        driver.cancel()
-        assert await desk.report(lease, REPORT, True) == "fenced"
-        assert not await desk.may_commit(lease)
-        assert not await desk.improves(lease, 0.0)
-        assert [result.trial for result in await desk.serve("run", 100) or []] == [3]
-
-    scene(play)
-
-
-def test_a_paused_trial_leaves_its_group_to_the_next_and_continues_when_queued_again() -> None:
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        sent = await report(desk, lease, REPORT)
-        await desk.answer("run", 3, 1, "pause")
-        assert await sent == "pause"
-        await desk.leave(lease, 0, Departure(outcome="paused"))
-        other = await lend(desk, 4, after=lease)
-        await desk.enqueue("run", [3], first=True)
-        await desk.leave(other, 0, Departure(outcome="completed"))
-        again = task(desk.next_lease("run", "g", 1, 0, 1, other))
-        granted = await grant(desk)
-        assert granted.trial == 3
-        assert await again == {"number": granted.lease}
-        await report(desk, granted.lease, REPORT)
-        assert [result.number for result in await desk.serve("run", 7) or []] == [2]
-
-    scene(play)
-
-
-def test_a_checkpoint_is_committed_only_after_the_driver_has_recorded_all_earlier_reports() -> None:
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        await desk.report(lease, REPORT, False)
-        allowed = task(desk.may_commit(lease))
-        await settle()
-        assert not allowed.done()
-        task(desk.messages("run", {lease: 1}))
-        assert await allowed
-
-    scene(play)
-
-
-def test_a_rank_learns_at_once_that_the_run_or_its_lease_ends() -> None:
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        wanted = task(desk.stop_wanted(lease))
-        await settle()
-        await desk.leave(lease, 0, Departure(outcome="completed"))
-        assert not await wanted
-        lease = await lend(desk, 4, after=lease)
-        wanted = task(desk.stop_wanted(lease))
-        await settle()
-        await desk.close("run")
-        assert await wanted
-
-    scene(play)
-
-
-def test_closing_interrupts_those_who_wait_and_grants_no_more() -> None:
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        waiting, idle = await report(desk, lease, REPORT), task(desk.next_lease("run", "other", 1, 0, 1, 0))
-        await desk.enqueue("run", [4])
-        await settle()
-        await desk.close("run")
-        assert await waiting == "interrupt"
-        assert await desk.report(lease, REPORT, False) == "interrupt"
-        await desk.messages("run", {})
-        driver = task(desk.messages("run", {}))
-        await settle()
-        assert not await desk.is_quiet("run")  # trial 3 is out
-        await desk.leave(lease, 0, Departure(outcome="interrupted"))
-        assert await desk.next_lease("run", "g", 1, 0, 1, lease) is None
-        assert await idle is None
-        assert [type(message) for message in await driver] == [TrialLeft]
-        assert not await desk.is_quiet("run"), "the last messages may not have reached the driver"
-        driver = task(desk.messages("run", {}))
-        await settle()
-        assert await desk.is_quiet("run")
-
-    scene(play)
-
-
-# ------------------------------------------------------------------------------------------------------- Tune's handle
-def test_the_handle_gets_each_waiting_result_once_and_those_of_a_trial_one_after_another() -> None:
-    async def play(desk: Desk) -> None:
-        for trial, group in ((3, "g"), (4, "h")):
-            await report(desk, await lend(desk, trial, group=group), REPORT)
-        await desk.end_trial("run", 3, "errored")
-        assert [(r.trial, r.number) for r in await desk.serve("run", 100) or []] == [(3, 1), (4, 2)]
-        more = task(desk.serve("run", 100))
-        await settle()
-        assert not more.done()
-        await desk.answer("run", 4, 2, "continue")
-        await settle()
-        assert not more.done()
-        await desk.answer("run", 3, 1, "continue")
-        assert await more == [TrialResult(number=3, trial=3, outcome="errored")]
-
-    scene(play)
-
-
-def test_later_results_of_a_stopped_trial_are_dropped() -> None:
-    async def play(desk: Desk) -> None:
-        await report(desk, await lend(desk, 3), REPORT)
-        await desk.end_trial("run", 3, "errored")
-        await desk.serve("run", 100)
-        more = task(desk.serve("run", 100))
-        await desk.answer("run", 3, 1, "stop")
-        await settle()
-        assert not more.done()
-
-    scene(play)
-
-
-def test_a_new_handle_gets_unanswered_results_again() -> None:
-    async def play(desk: Desk) -> None:
-        sent = await report(desk, await lend(desk, 3), REPORT)
-        first = await desk.serve("run", 100)
-        # Its process has died in a call, which takes what comes before another process asks.
-        dead = task(desk.serve("run", 100))
-        await settle()
-        await report(desk, await lend(desk, 4, group="h"), REPORT)
-        assert [result.trial for result in await dead] == [4]
-        dead = task(desk.serve("run", 100))
-        await settle()
-        again = await desk.serve("run", 101)
-        assert await dead is None
-        assert again is not None
-        assert again[:1] == first
-        assert [result.trial for result in again] == [3, 4]
-        assert [message.process for message in await mail(desk) if isinstance(message, HandleStarted)] == [101]
-        await desk.answer("run", 3, 1, "continue")
-        assert await sent == "continue"
-
-    scene(play)
-
-
-def test_the_handle_ends_with_the_search() -> None:
-    async def play(desk: Desk) -> None:
-        await report(desk, await lend(desk, 3), REPORT)
-        await desk.serve("run", 100)
-        await desk.answer("run", 3, 1, "continue")
-        waiting = task(desk.serve("run", 100))
-        await settle()
-        assert not waiting.done()
-        await desk.end_search("run")
-        assert await waiting is None
-
-    scene(play)
-
-
-# -------------------------------------------------------------------------------------------- several clients
-async def lend_to_other(desk: Desk) -> None:
-    """A second client, "other", trains its trial 3 in a group of the first, by lease 1."""
-    await desk.add("other", b"spec")
-    await desk.enqueue("other", [3])
-    task(desk.next_lease("run", "g", 1, 0, 1, 0))
-    await settle()
-    await desk.begun(1)
-
-
-def test_a_handle_may_ask_before_its_client_is_there() -> None:
-    async def play(desk: Desk) -> None:
-        early, unknown = task(desk.serve("job", 100)), task(desk.serve("another job", 101))
-        await settle()
-        await desk.add("other", b"spec", handle="job")
-        await desk.end_trial("other", 3, "errored")
-        assert await early == [TrialResult(number=1, trial=3, outcome="errored")]
-        assert not unknown.done()
-        unknown.cancel()
-        await desk.remove("other")
-        await desk.add("again", b"spec", handle="job")  # by a driver that starts over, with the same handle
-        await desk.end_trial("again", 4, "errored")
-        assert await desk.serve("job", 100) == [TrialResult(number=1, trial=4, outcome="errored")]
-
-    scene(play)
-
-
-def test_a_client_is_removed_once_its_trials_have_left() -> None:
-    async def play(desk: Desk) -> None:
-        await lend_to_other(desk)
-        removed = task(desk.remove("other"))
-        await settle()
-        assert await desk.stop_wanted(1), "it is to save and leave"
-        assert not removed.done()
-        await desk.leave(1, 0, Departure(outcome="interrupted"))
-        await removed
-        assert await desk.demands({}) == []
-        await desk.remove("other")  # again, by whoever else saw its end
-
-    scene(play)
-
-
-def test_a_trial_whose_driver_has_died_commits_nothing_that_goes_beyond_the_records() -> None:
-    async def play(desk: Desk) -> None:
-        await lend_to_other(desk)
-        await desk.report(1, REPORT, False)
-        waits = task(desk.may_commit(1))
-        await settle()
-        assert not waits.done()
-        removed = task(desk.remove("other"))
-        assert not await waits
-        await desk.leave(1, 0, Departure(outcome="interrupted"))
-        await removed
-
-    scene(play)
-
-
-def test_a_trial_that_does_not_leave_its_removed_client_in_time_is_evicted() -> None:
-    async def play(desk: Desk) -> None:
-        await lend_to_other(desk)
-        await desk.remove("other", within_s=0.05)
-        assert not await desk.may_commit(1)
-        assert [message.group for message in await mail(desk) if isinstance(message, GroupEnded)] == ["g"]
-
-    scene(play)
-
-
-def test_a_share_that_is_set_counts_for_the_next_lease() -> None:
-    async def play(desk: Desk) -> None:
-        for name in ("a", "b"):
-            await desk.add(name, b"spec")
-        await desk.enqueue("a", [1])
-        await desk.enqueue("b", [2])
-        await desk.set_share("b", 1, 1.0, None)
-        await desk.set_share("gone", 1, 1.0, None)
-        task(desk.next_lease("run", "g", 1, 0, 1, 0))
-        await settle()
-        assert {demand.claim.name: demand.has for demand in await desk.demands({})} == {"a": 0, "b": 1}
-
-    scene(play)
-
-
-def test_all_clients_of_a_shape_hear_that_no_group_of_it_can_run_trials() -> None:
-    async def play(desk: Desk) -> None:
-        for name, shape in (("a", "x"), ("b", "y")):
-            await desk.add(name, b"spec", shape=shape)
-        await desk.unfit("x", ImportError("no torch"))
-        reads = {name: task(desk.messages(name, {})) for name in "ab"}
-        await settle()
-        [message] = reads["a"].result()
-        assert str(message.cause) == "no torch"
-        assert not reads["b"].done()
-        reads["b"].cancel()
-
-    scene(play)
+from dray.desk.shares import QUANTUM
+
+COLLECTIVE = Failure(kind="collective", where="RuntimeError at model.py:3 in train_batch", batches=6)
+M = TypeVar("M")
+
+
+class Scene:
+    """A desk, the calls of ranks, and what it emitted. The client "run" has trials, and owns the groups."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.desk = Desk(self.effects.append)
+        self.desk.add("run")
+
+    @property
+    def run(self) -> Client:
+        return self.desk.clients["run"]
+
+    def add(self, name: str, **share: Any) -> Client:
+        self.desk.add(name, **share)
+        return self.desk.clients[name]
+
+    def take(self, kind: type[M]) -> list[M]:
+        """Take out the effects of this kind since the last call."""
+        found = [each for each in self.effects if isinstance(each, kind)]
+        self.effects[:] = [each for each in self.effects if not isinstance(each, kind)]
+        return found
+
+    def told(self, kind: type[M], client: str = "run") -> list[M]:
+        """The messages of this kind to a client since the last call; of other kinds are not kept."""
+        messages = [each.message for each in self.take(Tell) if each.client == client]
+        return [message for message in messages if isinstance(message, kind)]
+
+    def replies(self) -> dict[Any, Any]:
+        """The answers to calls since the last time."""
+        return {reply.call: reply.value for reply in self.take(Reply)}
+
+    def ask(self, group: str = "g", *, start: int = 1, size: int = 1, after: int = 0, shape: str = "") -> None:
+        """All ranks of a group ask for a lease; the calls are the group's name with the rank."""
+        for rank in range(size):
+            self.desk.next_lease(f"{group}{rank}", "run", group, start, rank, size, after, shape)
+
+    def queue(self, *trials: int, client: str = "run", first: bool = False) -> None:
+        self.desk.enqueue(client, trials, first)
+
+    def take_up(self, *, client: str = "run") -> Lease:
+        """The latest lease of a client gets its parameters, and rank 0 takes it up."""
+        lease = list(self.desk.clients[client].leases.values())[-1]
+        self.desk.bind(client, lease.number, b"parameters")
+        self.desk.begun(None, lease.number)
+        return lease
+
+    def lend(
+        self, trial: int, group: str = "g", *, start: int = 1, size: int = 1, after: int = 0, client: str = "run"
+    ) -> Lease:
+        """Queue a trial, which the ranks of a group get and take up."""
+        self.queue(trial, client=client)
+        self.ask(group, start=start, size=size, after=after)
+        lease = self.take_up(client=client)
+        assert (lease.trial, lease.group.name) == (trial, group)
+        self.effects.clear()
+        return lease
+
+    def leave(self, lease: Lease, rank: int, outcome: LeaseOutcome, error: str = "", **fields: Any) -> list[After]:
+        """A rank leaves; what is to be called later."""
+        self.desk.leave(None, lease.number, rank, Departure(outcome=outcome, error=error, **fields))
+        return self.take(After)
+
+    def end_group(self, group: str = "g", start: int = 1, dead: dict[int, str] | None = None, error: str = "") -> None:
+        self.desk.group_ended("run", group, start, {0: ""} if dead is None else dead, error)
+
+    def granted(self, client: str = "run") -> list[int]:
+        return [message.trial for message in self.told(LeaseGranted, client)]
+
+    def group(self, name: str = "g") -> Group:
+        return self.desk._groups[name]  # noqa: SLF001 - an idle group has no other trace
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+@pytest.mark.parametrize("state", TRANSITIONS)
+def test_an_event_changes_a_leases_state_as_the_table_says_or_raises_and_changes_nothing(
+    scene: Scene, state: Any
+) -> None:
+    group = Group(owner=scene.run, name="g", shape="", start=1, size=1)
+    for event in ("begin", "move", "conclude", "fail", "end"):
+        lease = Lease(number=1, client=scene.run, trial=0, group=group, state=state)
+        if event in TRANSITIONS[state]:
+            lease.on(event)
+            assert lease.state == TRANSITIONS[state][event]
+        else:
+            with pytest.raises(AssertionError, match=f"lease 1 is {state}, which allows no '{event}'"):
+                lease.on(event)
+            assert lease.state == state
+
+
+# ----------------------------------------------------------------------------------------------------------- the queue
+def test_trials_are_granted_in_queue_order_and_a_restarted_one_goes_first(scene: Scene) -> None:
+    scene.queue(0, 1)
+    scene.queue(7, 8, first=True)
+    for group in "abcd":
+        scene.ask(group)
+    assert scene.granted() == [7, 8, 0, 1]
+
+
+def test_each_free_group_gets_a_trial_also_one_that_was_replaced(scene: Scene) -> None:
+    first = scene.lend(0, "a")
+    for group in "bc":
+        scene.ask(group, start=ord(group))
+    scene.leave(first, 0, "completed")
+    scene.ask("a", after=first.number)
+    scene.end_group("b", ord("b"), {})
+    scene.ask("b", start=99)  # the one in its place
+    scene.queue(1, 2, 3, 4)
+    leases = scene.told(LeaseGranted)
+    assert sorted(lease.group for lease in leases) == ["a", "b", "c"]
+    assert [lease.trial for lease in leases] == [1, 2, 3]
+    assert list(scene.run.queue) == [4]
+
+
+def test_a_lease_says_which_gpus_the_group_has(scene: Scene) -> None:
+    types = []
+    for trial, (group, start, gpu_type) in enumerate([("g", 1, "A100"), ("h", 2, ""), ("g", 3, "L4")]):
+        scene.desk.arrived(None, "run", group, start, "node", gpu_type)
+        assert [message.node for message in scene.told(WorkerArrived)] == ["node"]
+        scene.ask(group, start=start)
+        scene.queue(trial)
+        types += [message.gpu_type for message in scene.told(LeaseGranted)]
+        scene.end_group(group, start, {})
+        scene.desk.withdraw("run", [trial])  # the group ended before it took the trial up
+    assert types == ["A100", "", "L4"]
+
+
+def test_ranks_wait_until_all_ask_and_the_driver_has_given_the_parameters(scene: Scene) -> None:
+    scene.queue(0)
+    scene.desk.next_lease("g0", "run", "g", 1, 0, 2, 0)
+    assert not scene.effects
+    scene.desk.next_lease("g1", "run", "g", 1, 1, 2, 0)
+    assert [type(each.message) for each in scene.take(Tell)] == [GroupReady, LeaseGranted]
+    assert not scene.replies()
+    scene.desk.bind("run", 1, b"parameters")
+    assert scene.replies() == {"g0": ("run", None, b"parameters"), "g1": ("run", None, b"parameters")}
+
+
+def test_a_withdrawn_trial_is_not_granted(scene: Scene) -> None:
+    scene.queue(3, 4, 5)
+    scene.desk.withdraw("run", [3, 5, 9])
+    scene.ask("a")
+    scene.ask("b")
+    assert scene.granted() == [4]
+    assert not scene.run.queue
+
+
+def test_a_lease_that_is_dropped_leaves_its_group_free_for_the_next_trial(scene: Scene) -> None:
+    scene.ask()
+    scene.queue(3, 4)
+    scene.desk.drop("run", 1)
+    scene.desk.bind("run", 2, b"parameters")
+    assert scene.granted() == [3, 4]
+    assert scene.replies() == {"g0": ("run", None, b"parameters")}
+
+
+def test_closing_ends_leases_that_nobody_took_up_and_grants_no_more(scene: Scene) -> None:
+    scene.queue(3)
+    scene.ask()
+    [waiting] = scene.run.leases.values()
+    running = scene.lend(4, "h")
+    scene.desk.stop_wanted("stop", running.number)
+    scene.ask("idle")
+    for _ in range(2):
+        scene.desk.close("run")
+    assert (waiting.state, running.state) == ("over", "running")
+    assert scene.replies() == {"g0": None, "idle0": None, "stop": True}
+    scene.queue(5)
+    assert scene.granted() == []
+    scene.leave(running, 0, "interrupted")
+    assert not scene.run.leases
+    scene.ask("h", after=running.number)
+    assert scene.replies() == {"h0": None}
+
+
+# ------------------------------------------------------------------------------------------------------- states, fences
+def test_a_lease_goes_from_granted_to_over(scene: Scene) -> None:
+    scene.queue(3)
+    scene.ask(size=2)
+    [lease] = scene.run.leases.values()
+    states = [lease.state]
+    scene.take_up()
+    states.append(lease.state)
+    for rank in range(2):
+        scene.leave(lease, rank, "completed")
+        states.append(lease.state)
+    assert states == ["granted", "running", "concluded", "over"]
+    messages = [each.message for each in scene.take(Tell)]
+    assert [type(each) for each in messages] == [GroupReady, LeaseGranted, TrialLeft, LeaseOver]
+    assert scene.group().lease is None
+
+
+def test_late_calls_for_an_ended_lease_change_nothing(scene: Scene) -> None:
+    lease = scene.lend(3)
+    scene.leave(lease, 0, "completed")
+    scene.effects.clear()
+    scene.desk.begun(None, lease.number)
+    scene.desk.bind("run", lease.number, b"late")
+    scene.desk.expire(lease.number)
+    scene.desk.drop("run", lease.number)
+    scene.leave(lease, 0, "errored", "late")
+    assert not scene.effects
+    scene.desk.stop_wanted("stop", lease.number)
+    assert scene.replies() == {"stop": False}
+
+
+def test_a_failed_trial_may_be_lent_again_before_its_other_ranks_have_left(scene: Scene) -> None:
+    old = scene.lend(3, "g", size=2)
+    scene.leave(old, 0, "errored", "boom")
+    new = scene.lend(3, "h")
+    assert scene.run.current == {3: new}
+    scene.leave(old, 1, "errored", "boom")
+    assert (scene.run.current, list(scene.run.leases)) == ({3: new}, [new.number])
+
+
+def test_a_trial_resumed_while_it_still_saves_waits_until_it_has_left(scene: Scene) -> None:
+    lease = scene.lend(3)
+    scene.queue(3, 4, first=True)
+    scene.ask("free")
+    assert scene.granted() == [4]
+    scene.leave(lease, 0, "paused")
+    scene.ask(after=lease.number)
+    assert scene.granted() == [3]
+
+
+def test_a_trial_that_dies_while_it_saves_is_not_waited_for(scene: Scene) -> None:
+    lease = scene.lend(3)
+    scene.queue(3, first=True)
+    scene.end_group()
+    scene.ask(start=2)
+    assert scene.granted() == [3]
+    assert lease.state == "over"
+
+
+def test_rank_0_hears_once_whether_to_save_and_leave(scene: Scene) -> None:
+    lease = scene.lend(3)
+    scene.desk.stop_wanted("first", lease.number)
+    assert not scene.replies()
+    scene.leave(lease, 0, "completed")
+    assert scene.replies() == {"first": False}
+    lease = scene.lend(4, after=lease.number)
+    scene.desk.drain("g")
+    scene.desk.stop_wanted("second", lease.number)
+    assert scene.replies() == {"second": True}
+
+
+# ---------------------------------------------------------------------------------------------- groups that drain, end
+def test_the_trial_of_a_drained_group_continues_first_in_another(scene: Scene) -> None:
+    lease = scene.lend(3, size=2)
+    scene.queue(4)
+    scene.desk.stop_wanted("stop", lease.number)
+    scene.desk.drain("g")
+    assert (lease.state, scene.replies()) == ("moving", {"stop": True})
+    scene.leave(lease, 0, "interrupted")
+    scene.ask("g", size=1, after=lease.number)
+    assert not scene.replies(), "the other rank may still need it"
+    scene.leave(lease, 1, "interrupted")
+    assert scene.replies() == {"g0": None}
+    scene.ask("other", start=2)
+    assert scene.granted() == [3]
+
+
+def test_a_node_that_goes_before_its_drained_trial_has_left_costs_no_restart(scene: Scene) -> None:
+    scene.lend(3)
+    scene.desk.drain("g")
+    scene.end_group(dead={0: "Ray has lost the node"})
+    assert not scene.told(TrialLeft)
+    scene.ask(start=2)
+    assert scene.granted() == [3]
+
+
+@pytest.mark.parametrize("end", ["its death", "the grace", "an error of the other"])
+def test_a_drained_trial_that_has_saved_continues_however_its_other_ranks_end(scene: Scene, end: str) -> None:
+    lease = scene.lend(3, size=2)
+    scene.desk.drain("g")
+    scene.leave(lease, 0, "interrupted", alone=True)
+    scene.ask("other", start=2)
+    assert scene.granted() == [], "the other rank has not left"
+    match end:
+        case "its death":
+            scene.end_group(dead={1: ""})
+        case "the grace":
+            scene.desk.expire(lease.number)
+        case _:
+            scene.leave(lease, 1, "errored", "Connection closed by peer", failure=COLLECTIVE)
+    messages = [each.message for each in scene.take(Tell)]
+    assert not [each for each in messages if isinstance(each, TrialLeft)]
+    assert [each.trial for each in messages if isinstance(each, LeaseGranted)] == [3]
+
+
+def test_a_drained_trial_that_fails_while_it_saves_has_failed(scene: Scene) -> None:
+    lease = scene.lend(3)
+    scene.desk.drain("g")
+    scene.leave(lease, 0, "errored", "disk full")
+    assert [message.outcome for message in scene.told(TrialLeft)] == ["errored"]
+    assert not scene.run.queue, "whether it restarts is for the driver"
+
+
+@pytest.mark.parametrize("queued", [[3], []])
+def test_a_group_whose_lease_nobody_took_up_drains_at_once(scene: Scene, queued: list[int]) -> None:
+    scene.queue(*queued)
+    scene.ask()
+    for name in ("g", "g", "unknown"):
+        scene.desk.drain(name)
+    assert scene.replies() == {"g0": None}
+    assert list(scene.run.queue) == queued
+    scene.effects.clear()
+    scene.queue(4)
+    assert not scene.effects
+
+
+def test_idle_groups_are_retired_unless_a_trial_of_their_shape_waits(scene: Scene) -> None:
+    scene.add("other", shape="other")
+    scene.queue(0, client="other")
+    scene.lend(3)
+    for name in "bcd":
+        scene.ask(name)
+    scene.desk.next_lease("starting0", "run", "starting", 1, 0, 2, 0)
+    scene.desk.retire_idle("run", 2)
+    assert scene.replies() == {"d0": None, "c0": None}
+    scene.run.queue.update({4: None})
+    scene.desk.retire_idle("run", 2)
+    assert not scene.group("b").retiring
+
+
+def test_the_end_of_a_groups_processes_ends_its_lease(scene: Scene) -> None:
+    scene.lend(3)
+    scene.end_group()
+    left, over, ended = [each.message for each in scene.take(Tell)]
+    assert isinstance(left, TrialLeft)
+    assert (left.trial, left.outcome) == (3, "errored")
+    assert isinstance(over, LeaseOver)
+    assert isinstance(ended, GroupEnded)
+    assert (ended.group, ended.start, ended.dead, ended.error, ended.is_lost) == ("g", 1, (0,), "", True)
+
+
+def test_a_group_that_died_before_it_took_up_a_trial_gives_it_back(scene: Scene) -> None:
+    scene.queue(3)
+    scene.ask("dead")
+    scene.desk.bind("run", 1, b"")
+    scene.end_group("dead")
+    scene.ask("alive", start=2)
+    messages = [each.message for each in scene.take(Tell)]
+    assert not [each for each in messages if isinstance(each, TrialLeft)]
+    assert [each.group for each in messages if isinstance(each, LeaseGranted)] == ["dead", "alive"]
+
+
+def test_processes_that_outlive_their_start_are_sent_away_and_displace_nobody(scene: Scene) -> None:
+    lease = scene.lend(3)
+    scene.end_group(dead={0: "Ray has lost the node"})
+    scene.ask(start=2)
+    scene.effects.clear()
+    scene.ask(after=lease.number)
+    assert scene.effects == [Reply("g0", None)]
+    scene.queue(4)
+    assert scene.granted() == [4]
+
+
+def test_the_end_of_earlier_processes_is_not_that_of_their_successors(scene: Scene) -> None:
+    lease = scene.lend(3, start=2)
+    scene.end_group(start=1, dead={0: "its node was running low on memory"}, error="could not start")
+    assert [type(each.message) for each in scene.take(Tell)] == [GroupEnded]
+    assert lease.state == "running"
+
+
+def test_ranks_of_a_group_meet_at_the_address_of_the_first(scene: Scene) -> None:
+    scene.desk.address("second", 1, None)
+    scene.desk.address("of another start", 2, None)
+    assert not scene.replies()
+    scene.desk.address("first", 1, ("10.0.0.7", 4242))
+    scene.desk.address("third", 1, None)
+    assert scene.replies() == dict.fromkeys(("first", "second", "third"), ("10.0.0.7", 4242))
+
+
+def test_an_unfit_process_says_why_and_waits_for_the_end_of_the_run(scene: Scene) -> None:
+    why = Unfit(message="no data here")
+    scene.desk.broken("call", "run", "g", why)
+    [message] = scene.told(WorkerUnfit)
+    assert (message.group, message.why) == ("g", why)
+    assert not scene.replies()
+    scene.desk.close("run")
+    assert scene.replies() == {"call": None}
+    scene.desk.broken("late", "run", "g", why)
+    assert scene.replies() == {"late": None}
+
+
+# --------------------------------------------------------------------------------------------- ranks that fail or hang
+def test_ranks_that_fail_alike_end_their_lease_and_with_invalid_hps_keep_their_group(scene: Scene) -> None:
+    lease = scene.lend(3, size=2)
+    assert scene.leave(lease, 1, "invalid_hp", "no") == [After(PEERS_GRACE_S, "expire", (lease.number,))]
+    assert lease.state == "failed"
+    scene.leave(lease, 0, "invalid_hp", "no")
+    assert [message.outcome for message in scene.told(TrialLeft)] == ["invalid_hp"]
+    assert not lease.group.retiring
+    assert scene.lend(4, size=2, after=lease.number).number == lease.number + 1
+
+
+@pytest.mark.parametrize(("outcome", "alone"), [("errored", False), ("stopped", True)])
+def test_a_rank_that_left_first_retires_the_group_after_a_grace(
+    scene: Scene, outcome: LeaseOutcome, alone: bool
+) -> None:
+    lease = scene.lend(3, size=2)
+    assert scene.leave(lease, 0, outcome, "boom", alone=alone) == [After(PEERS_GRACE_S, "expire", (lease.number,))]
+    assert [(message.outcome, message.error) for message in scene.told(TrialLeft)] == [(outcome, "boom")]
+    scene.desk.expire(lease.number)
+    assert (lease.state, lease.group.retiring, lease.group.lease) == ("over", True, None)
+
+
+def test_ranks_that_left_differently_retire_their_group(scene: Scene) -> None:
+    lease = scene.lend(3, size=2)
+    scene.leave(lease, 1, "stopped")
+    scene.leave(lease, 0, "completed")
+    assert lease.group.retiring
+
+
+def test_a_stale_process_has_its_group_replaced_without_a_loss(scene: Scene) -> None:
+    lease = scene.lend(3, size=2)
+    scene.leave(lease, 1, "completed", stale="a thread is still running")
+    scene.leave(lease, 0, "completed")
+    [retired] = scene.told(GroupRetired)
+    assert (retired.group, retired.trial, retired.reason) == ("g", 3, "a thread is still running")
+    scene.queue(4)
+    assert scene.granted() == [], "the next trial is for the processes that replace them"
+    scene.end_group(dead={})
+    [ended] = scene.told(GroupEnded)
+    assert not ended.is_lost
+    scene.ask(start=2, size=2)
+    assert scene.granted() == [4]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_ranks_own_error_counts_before_the_error_of_a_collective_that_it_caused(scene: Scene, first: int) -> None:
+    lease = scene.lend(3, size=2)
+    for rank in (first, 1 - first):
+        if rank == 1:
+            scene.leave(lease, 1, "errored", "its own error")
+        else:
+            scene.leave(lease, 0, "errored", "rank 1 failed", failure=COLLECTIVE)
+    assert [(left.outcome, left.error) for left in scene.told(TrialLeft)] == [("errored", "its own error")]
+
+
+def test_the_error_of_a_collective_counts_where_no_other_comes(scene: Scene) -> None:
+    lease = scene.lend(3, size=2)
+    grace = After(CAUSE_GRACE * PEERS_GRACE_S, "expire", (lease.number,))
+    assert scene.leave(lease, 0, "errored", "from 0", failure=COLLECTIVE) == [grace]
+    scene.desk.expire(lease.number)
+    assert [(left.error, left.failure) for left in scene.told(TrialLeft)] == [("from 0", COLLECTIVE)]
+    lease = scene.lend(3, "h", size=2)
+    scene.leave(lease, 0, "errored", "from 0", failure=COLLECTIVE)
+    scene.leave(lease, 1, "errored", "from 1", failure=COLLECTIVE)
+    assert [left.error for left in scene.told(TrialLeft)] == ["from 0"], "later ones may follow from the first"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["its death", "what the other says", "the grace"])))
+def test_a_death_is_the_cause_of_another_ranks_error_in_a_collective(scene: Scene, order: tuple[str, ...]) -> None:
+    """Unless the driver had to hear of it before Ray knew of the death."""
+    lease = scene.lend(3, size=2)
+    graces: list[After] = []
+    for event in order:
+        match event:
+            case "its death":
+                scene.end_group(dead={1: ""})
+            case "what the other says":
+                graces = scene.leave(lease, 0, "errored", "Connection closed by peer", failure=COLLECTIVE)
+            case "the grace" if graces:
+                scene.desk.expire(lease.number)
+    [left] = scene.told(TrialLeft)
+    if order == ("what the other says", "the grace", "its death"):
+        assert (left.error, left.failure, left.dead) == ("Connection closed by peer", COLLECTIVE, ())
+    else:
+        assert left.error == "the process of rank 1 of worker group g died"
+        # The other rank knows how far the trial came, if it comes to say so.
+        batches = 6 if order.index("what the other says") < order.index("its death") else -1
+        assert (left.failure, left.dead) == (Failure(kind="died", batches=batches), (1,))
+
+
+def test_a_failed_trial_is_reported_once_and_with_its_own_error_even_if_a_process_died(scene: Scene) -> None:
+    failure = Failure(kind="hung", where="KeyError at model.py:3 in train_batch", batches=7)
+    lease = scene.lend(3, size=2)
+    scene.leave(lease, 0, "errored", "KeyError: 'x'", failure=failure)
+    scene.end_group(dead={1: ""})
+    assert [(left.error, left.failure, left.dead) for left in scene.told(TrialLeft)] == [("KeyError: 'x'", failure, ())]
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"), [("", "died"), ("Ray has lost the node", "node"), ("its node was running low on memory", "oom")]
+)
+def test_the_cause_of_a_death_is_the_kind_of_failure(scene: Scene, cause: str, kind: FailureKind) -> None:
+    scene.lend(3)
+    scene.end_group(dead={0: cause})
+    [left] = scene.told(TrialLeft)
+    assert (left.failure, left.dead) == (Failure(kind=kind), (0,))
+    assert left.error == f"a process of worker group g died{f': {cause}' if cause else ''}"
+
+
+@pytest.mark.parametrize(
+    ("size", "dead", "error"),
+    [
+        (2, {}, "a process of worker group g died"),
+        (4, {1: "x", 2: "y"}, "the processes of ranks 1, 2 of worker group g died: x"),
+    ],
+)
+def test_the_error_names_the_ranks_that_died(scene: Scene, size: int, dead: dict[int, str], error: str) -> None:
+    lease = scene.lend(3, size=size)
+    scene.leave(lease, 0, "errored", "Connection reset by peer", failure=COLLECTIVE)
+    scene.end_group(dead=dead)
+    assert [(left.error, left.failure) for left in scene.told(TrialLeft)] == [(error, Failure(kind="died", batches=6))]
+
+
+# -------------------------------------------------------------------------------------------------------- many clients
+def have(scene: Scene, groups: int, shape: str = "") -> None:
+    """So many groups ask for trials, which run."""
+    for number in range(groups):
+        scene.ask(f"{shape}{number}", start=number, shape=shape)
+    begin(scene)
+
+
+def begin(scene: Scene) -> None:
+    """All leases are taken up."""
+    for client in list(scene.desk.clients.values()):
+        for number in list(client.leases):
+            scene.desk.bind(client.name, number, b"")
+            scene.desk.begun(None, number)
+
+
+def finish(scene: Scene, lease: Lease, outcome: LeaseOutcome = "completed") -> None:
+    """A trial leaves, and its group asks for another, which begins."""
+    scene.leave(lease, 0, outcome)
+    scene.ask(lease.group.name, start=lease.group.start, after=lease.number)
+    begin(scene)
+
+
+def trials(client: Client) -> list[int]:
+    return sorted(lease.trial for lease in client.leases.values())
+
+
+def save_and_leave(scene: Scene) -> list[tuple[str, int]]:
+    """Trials that are to save do, and their groups ask for others; returns which did."""
+    leases = [lease for client in scene.desk.clients.values() for lease in client.leases.values()]
+    moving = [lease for lease in leases if lease.state == "moving"]
+    for lease in moving:
+        finish(scene, lease, "interrupted")
+    return [(lease.client.name, lease.trial) for lease in moving]
+
+
+def test_trials_go_to_groups_of_their_shape_alone(scene: Scene) -> None:
+    two = scene.add("of two slots", shape="2")
+    scene.queue(0, client=two.name)
+    have(scene, 2)
+    assert not two.leases
+    have(scene, 1, shape="2")
+    assert trials(two) == [0]
+
+
+def test_each_message_goes_to_the_client_that_it_concerns_and_a_trials_end_to_the_groups_owner_too(
+    scene: Scene,
+) -> None:
+    scene.add("other", endpoint=("host", 1, b"key"))
+    scene.queue(7, client="other")
+    scene.ask()
+    lease = scene.take_up(client="other")
+    assert scene.replies() == {"g0": ("other", ("host", 1, b"key"), b"parameters")}
+    scene.leave(lease, 0, "completed", stale="a thread is still running")
+    assert [(each.client, type(each.message)) for each in scene.take(Tell)] == [
+        ("run", GroupReady),
+        ("other", LeaseGranted),
+        ("other", TrialLeft),
+        ("run", TrialLeft),
+        ("run", GroupRetired),
+        ("other", LeaseOver),
+    ]
+
+
+def test_groups_are_shared_by_weight(scene: Scene) -> None:
+    clients = [scene.add("a"), scene.add("b"), scene.add("c", weight=2)]
+    for client in clients:
+        scene.queue(*range(8), client=client.name)
+    have(scene, 8)
+    assert [len(client.leases) for client in clients] == [2, 2, 4]
+
+
+@pytest.mark.parametrize(("weights", "groups"), [((1, 1, 2), 2), ((1, 3), 2), ((1, 1, 1), 1)])
+def test_shares_are_by_weight_over_time_if_there_are_few_groups(
+    scene: Scene, weights: tuple[int, ...], groups: int
+) -> None:
+    clients = [scene.add(f"weight-{weight}-{number}", weight=weight) for number, weight in enumerate(weights)]
+    for client in clients:
+        scene.queue(*range(8000), client=client.name)
+    have(scene, groups)
+    seconds = dict.fromkeys((client.name for client in clients), 0)
+    for _ in range(1000):  # trials of two seconds
+        for client in clients:
+            seconds[client.name] += 2 * len(client.leases)
+        scene.desk.demands({client.name: seconds[client.name] / client.weight for client in clients})
+        for lease in [lease for client in clients for lease in client.leases.values()]:
+            scene.leave(lease, 0, "completed")
+            scene.ask(lease.group.name, start=lease.group.start, after=lease.number)
+            scene.effects.clear()
+    due = [2000 * groups * weight / sum(weights) for weight in weights]
+    assert list(seconds.values()) == pytest.approx(due, abs=2 * QUANTUM)
+
+
+def test_a_client_has_no_more_slots_than_its_limit_also_if_it_is_set_later(scene: Scene) -> None:
+    limited = scene.add("limited", max_slots=3)
+    scene.queue(*range(8), client="limited")
+    have(scene, 8)
+    assert len(limited.leases) == 3
+    scene.desk.set_share("limited", 1, 1.0, 5)
+    assert (len(limited.leases), limited.priority) == (5, 1)
+    scene.desk.set_share("gone", 1, 1.0, None)
+    assert [(each.claim.groups, each.has) for each in scene.desk.demands({}) if each.claim.name == "limited"] == [
+        (8, 5)
+    ]
+
+
+def test_a_higher_priority_takes_groups_at_once_and_the_others_continue_later(scene: Scene) -> None:
+    usual, urgent = scene.add("usual"), scene.add("urgent", priority=1)
+    scene.queue(0, 1, 2, client="usual")
+    have(scene, 3)
+    scene.queue(8, 9, client="urgent")
+    assert save_and_leave(scene) == [("usual", 1), ("usual", 2)], "the latest ones"
+    assert (trials(urgent), sorted(usual.queue)) == ([8, 9], [1, 2])
+    for lease in list(urgent.leases.values()):
+        finish(scene, lease)
+    assert trials(usual) == [0, 1, 2]
+
+
+def test_a_higher_priority_takes_no_more_than_its_limit(scene: Scene) -> None:
+    scene.add("usual")
+    scene.add("urgent", priority=1, max_slots=1)
+    scene.queue(0, 1, 2, client="usual")
+    have(scene, 3)
+    scene.queue(7, 8, 9, client="urgent")
+    assert save_and_leave(scene) == [("usual", 2)]
+    assert save_and_leave(scene) == []
+
+
+def test_an_equal_priority_waits_for_the_end_of_a_trial(scene: Scene) -> None:
+    first, second = scene.add("first"), scene.add("second", weight=100)
+    scene.queue(0, 1, 2, client="first")
+    have(scene, 2)
+    scene.queue(0, client="second")
+    assert save_and_leave(scene) == []
+    finish(scene, next(iter(first.leases.values())))
+    assert len(second.leases) == 1
+
+
+def test_a_client_that_closes_leaves_the_groups_to_the_others(scene: Scene) -> None:
+    a, b = scene.add("a"), scene.add("b")
+    scene.queue(0, 1, client="a")
+    scene.queue(0, client="b")
+    have(scene, 1)
+    [lease] = a.leases.values()
+    scene.desk.close("a")
+    finish(scene, lease, "interrupted")
+    assert (trials(a), trials(b)) == ([], [0])
+
+
+def test_a_client_is_removed_once_its_trials_have_left(scene: Scene) -> None:
+    scene.add("other")
+    lease = scene.lend(3, client="other")
+    scene.desk.stop_wanted("stop", lease.number)
+    for _ in range(2):
+        scene.desk.remove("other")
+    assert scene.replies() == {"stop": True}
+    assert scene.take(After) == [After(LEAVE_S, "evict", ("other",))]
+    assert not scene.take(ClientLeft)
+    scene.leave(lease, 0, "interrupted")
+    assert [left.client for left in scene.take(ClientLeft)] == ["other"]
+    scene.desk.remove("other")
+    scene.desk.evict("other")
+    assert list(scene.desk.clients) == ["run"]
+
+
+def test_a_trial_that_does_not_leave_its_removed_client_in_time_has_its_group_end(scene: Scene) -> None:
+    scene.add("other")
+    scene.lend(3, client="other")
+    scene.desk.remove("other")
+    scene.desk.evict("other")
+    [ended] = scene.told(GroupEnded)
+    assert (ended.group, ended.is_lost) == ("g", False)
+    assert [left.client for left in scene.take(ClientLeft)] == ["other"]
+
+
+def test_all_clients_of_a_shape_hear_that_no_group_of_it_can_run_trials(scene: Scene) -> None:
+    for name, shape in (("a", "x"), ("b", "y")):
+        scene.add(name, shape=shape)
+    why = Unfit(message="no torch")
+    scene.desk.unfit("x", why)
+    assert [(each.client, each.message.why) for each in scene.take(Tell)] == [("a", why)]  # type: ignore[union-attr]
+
+
+def test_a_shrinking_owner_ends_idle_groups_and_then_those_of_the_lowest_priority(scene: Scene) -> None:
+    scene.add("low", priority=50)
+    scene.add("high", priority=1)
+    for client, trial, name in (("high", 0, "a"), ("low", 1, "b"), ("low", 2, "c")):
+        scene.lend(trial, name, client=client)
+    scene.ask("idle")
+    ended = []
+    for keep in (4, 3, 2, 1):
+        scene.desk.shrink("run", keep, at_once=False)
+        ended.append(" ".join(name for name in ("a", "b", "c", "idle") if scene.group(name).retiring))
+    assert ended == ["", "idle", "c idle", "b c idle"]
+
+
+def test_a_shrinking_owner_that_must_be_quick_has_trials_save_and_leave(scene: Scene) -> None:
+    leases = [scene.lend(trial, name) for trial, name in enumerate("ab")]
+    scene.desk.shrink("run", 1, at_once=False)
+    assert [(lease.state, lease.group.retiring) for lease in leases] == [("running", False), ("running", True)]
+    for _ in range(2):  # it does not matter how often
+        scene.desk.shrink("run", 1, at_once=True)
+    assert [lease.state for lease in leases] == ["running", "moving"]
+    scene.leave(leases[1], 0, "interrupted")
+    assert list(scene.run.queue) == [1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import json
-import queue
 import time
 import tracemalloc
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from dray.desk.results import TrialResult
 from dray.display import display as display_module
 from dray.display.counts import Counts
 from dray.display.display import Display
+from dray.experiment.effects import Effect, Examine, Prune
+from dray.experiment.results import TrialResult
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
@@ -40,19 +40,6 @@ SPACE: dict[str, Any] = {
 }
 
 
-class NoStore:
-    """Stands in for a trial's checkpoints: there are none on the disk."""
-
-    def listed(self) -> list[tuple[int, str]]:
-        return []
-
-    def delete(self, batches: int) -> None:
-        pass
-
-    def force_to_disk(self, batches: int) -> None:
-        pass
-
-
 class Driver:
     """The parts of a driver that know of each trial; trials run one after the other."""
 
@@ -60,7 +47,6 @@ class Driver:
         method = ASHA(max_trials=2000, max_length=RUNGS[-1], num_rungs=len(RUNGS), max_concurrent_trials=1)
         space = parse(SPACE)
         self.search = Search(method, space, seed=0, smaller_is_better=True, log=self._log)
-        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.observers = Observers(ExperimentDirectory(path), {})
         console = Console(file=io.StringIO())
         self.display = Display(
@@ -68,15 +54,18 @@ class Driver:
         )
         self.retention = Retention(
             Policy(),
-            store_of=lambda trial: NoStore(),  # type: ignore[arg-type, return-value]
             needs=lambda trial: checkpoints_needed(self.search.trials[trial]),
-            note=lambda record: None,
-            say=self.said.put,
+            emit=self._put,
         )
         self.numbers = 0
+        self.jobs: list[Prune | Examine] = []
         self.search.start()
         self.display.begin(self.search, [])
-        self.retention.start([])
+        self.retention.recover([])
+
+    def _put(self, effect: Effect) -> None:
+        if isinstance(effect, Prune | Examine):
+            self.jobs.append(effect)
 
     def _log(self, record: Record) -> None:
         self.observers.happened({**json.loads(json.dumps(record)), "time": time.time()}, self.search.trials)
@@ -85,11 +74,18 @@ class Driver:
         for trial in range(len(self.search.trials) - 1, trials):
             self._train(trial)
         self.display.update(Counts(), 1, 1)
-        for turn in range(2):  # the second message comes after all work of the first turn
-            self.retention.damaged(0, f"{trials}-{turn}", "no checkpoint: it only asks for a message")
-            self.said.get(timeout=10)
+        assert not self.jobs
 
     def _train(self, trial: int) -> None:
+        self._train_on(trial)
+        while self.jobs:
+            match self.jobs.pop(0):
+                case Prune() as prune:
+                    self.retention.pruned(prune, prune.delete, [], failed=False)
+                case Examine() as examine:
+                    self.retention.examined(examine)
+
+    def _train_on(self, trial: int) -> None:
         self.search.on(Started(trial=trial))
         for batches in RUNGS:
             value = hash((trial, batches)) % 1009 / 1009
@@ -117,5 +113,4 @@ def test_the_driver_keeps_less_than_a_kilobyte_of_a_trial(tmp_path: Path, monkey
             held.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-        driver.retention.close()
     assert (held[1] - held[0]) / (TRIALS[1] - TRIALS[0]) < 1000

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from dray.config.load import load_config
 from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import TrialLeft
-from dray.display.display import Display
+from dray.experiment.effects import Append, Effect, ShowFailure
 from dray.experiment.restarts import Restarts, failure_fields, failures_in, why_given_up
-from dray.records.directory import ExperimentDirectory
-from searchers.journal import Journal
-
-CONFIG = {
-    "entrypoint": "model_def:Trial",
-    "hyperparameters": {"global_batch_size": 2},
-    "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 16}},
-}
 
 
 def error(batches: int, where: str = "ValueError at model.py:3 in train_batch", kind: FailureKind = "error") -> Failure:
@@ -96,81 +85,88 @@ def test_the_reason_names_the_place() -> None:
     assert why_given_up([died()] * 3, 5) == "its processes died 3 times without progress before its first report"
 
 
-def restarts_of(
-    directory: ExperimentDirectory, journal: Journal, screen: StringIO, records: list[dict[str, Any]]
-) -> Restarts:
-    display = Display(
-        name="x",
-        path=directory.path,
-        metric="loss",
-        smaller_is_better=True,
-        unit="batches",
-        console=Console(file=screen, width=200),
-    )
-    return Restarts(
-        records, config=directory.config(), directory=directory, journal=journal, display=display, has_logs=True
-    )
+class Run:
+    """One run of an experiment, with the records of earlier ones."""
+
+    def __init__(self, *records: Mapping[str, Any], max_restarts: int = 5) -> None:
+        self.effects: list[Effect] = []
+        self.restarts = Restarts(records, max_restarts=max_restarts, emit=self.effects.append)
+
+    @property
+    def records(self) -> list[Mapping[str, Any]]:
+        return [each.record for each in self.effects if isinstance(each, Append)]
+
+    def fail(self, failure: Failure, error: str = "it died", **fields: Any) -> str | None:
+        """How trial 3 ends, if it does not restart."""
+        left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error=error, failure=failure, **fields)
+        return self.restarts.end_of(left)
 
 
-def test_a_lost_node_is_recorded_with_the_last_checkpoint_before_it(tmp_path: Path) -> None:
-    directory = ExperimentDirectory.create(tmp_path / "experiment", load_config({**CONFIG, "max_restarts": 0}), None)
-    with Journal(directory.journal) as journal:
-        restarts = restarts_of(directory, journal, StringIO(), [])
-        left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error="it died", failure=lost())
-        ends = [restarts.end_of(left)]
-        for batches in (8, 16, 16):
-            restarts.saved(3, batches)
-            ends.append(restarts.end_of(left))
+def test_a_lost_node_is_recorded_with_the_last_checkpoint_before_it() -> None:
+    run = Run(max_restarts=0)
+    ends = [run.fail(lost())]
+    for batches in (8, 16, 16):
+        run.restarts.saved(3, batches)
+        ends.append(run.fail(lost()))
     assert ends == [None, None, None, "errored"]
-    assert [record["batches"] for record in Journal.read(directory.journal)] == [-1, 8, 16, 16]
-    assert failures_in(Journal.read(directory.journal)) == {3: [lost(), lost(8), lost(16)]}
+    assert [record["batches"] for record in run.records] == [-1, 8, 16, 16]
+    assert failures_in(run.records) == {3: [lost(), lost(8), lost(16)]}
+    assert run.restarts.counted == {3: 3}
 
 
-def test_a_trial_whose_slots_train_different_models_is_not_restarted(tmp_path: Path) -> None:
-    directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), None)
-    what = "Traceback ...\nRuntimeError: the slots train different models: the gradients of these parameters ..."
-    left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error=what, failure=error(100))
-    with Journal(directory.journal) as journal:
-        assert restarts_of(directory, journal, StringIO(), []).end_of(left) == "errored"
+@pytest.mark.parametrize(
+    ("error_text", "fields", "why"),
+    [
+        (
+            "Traceback ...\nRuntimeError: the slots train different models: the gradients of these parameters ...",
+            {},
+            "a restart would not change that",
+        ),
+        ("disk quota exceeded", {"no_restart": "log_policies forbid it"}, "log_policies forbid it"),
+    ],
+)
+def test_a_trial_that_would_fail_again_is_not_restarted(error_text: str, fields: dict[str, str], why: str) -> None:
+    run = Run()
+    assert run.fail(error(100), error_text, **fields) == "errored"
+    assert run.records[0]["why"] == why
+    assert run.effects[0] == ShowFailure(trial=3, error=error_text, ended=why)
 
 
-def test_progress_between_deaths_is_the_furthest_batch_that_was_reported_or_saved(tmp_path: Path) -> None:
-    directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), None)
-    left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error="it died", failure=died())
-    with Journal(directory.journal) as journal:
-        restarts = restarts_of(directory, journal, StringIO(), [])
-        restarts.saved(3, 8)
-        ends = [restarts.end_of(left)]
-        restarts.reached(3, 12)
-        ends.append(restarts.end_of(left))
-        # Another driver: the trial resumes from its checkpoint, and reports once more what it did before.
-        restarts = restarts_of(directory, journal, StringIO(), list(Journal.read(directory.journal)))
-        restarts.saved(3, 8)
-        ends.append(restarts.end_of(left))
-        restarts.reached(3, 11)
-        ends.append(restarts.end_of(left))
+def test_progress_between_deaths_is_the_furthest_batch_that_was_reported_or_saved() -> None:
+    run = Run()
+    run.restarts.saved(3, 8)
+    ends = [run.fail(died())]
+    run.restarts.reached(3, 12)
+    ends.append(run.fail(died()))
+    # Another driver: the trial resumes from its checkpoint, and reports once more what it did before.
+    again = Run(*run.records)
+    again.restarts.saved(3, 8)
+    ends.append(again.fail(died()))
+    again.restarts.reached(3, 11)
+    ends.append(again.fail(died()))
     assert ends == [None, None, None, "errored"]
-    assert [record["batches"] for record in Journal.read(directory.journal)] == [8, 12, 12, 12]
+    assert [record["batches"] for record in (*run.records, *again.records)] == [8, 12, 12, 12]
 
 
-def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_path: Path) -> None:
-    directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), None)
-    screen = StringIO()
-    with Journal(directory.journal) as journal:
-        restarts = restarts_of(directory, journal, screen, [{"event": "exited", "trial": 3, "reason": "completed"}])
-        left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error="ValueError: over", failure=error(16))
-        assert restarts.end_of(left) is None
-        assert restarts.end_of(left) == "completed"
-    again, end = Journal.read(directory.journal)
+def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps() -> None:
+    run = Run({"event": "exited", "trial": 3, "reason": "completed"})
+    assert [run.fail(error(16)), run.fail(error(16), "over")] == [None, "completed"]
+    again, end = run.records
     assert (again["event"], end["event"]) == ("restarted", "gave_up")
     assert "kept" not in again
     assert end["kept"] == "completed"
     assert failures_in([again, end]) == {3: [error(16)]}
-    assert screen.getvalue().splitlines()[1:] == [
-        "the extension of trial 3 failed for good (the same error twice, after 16 batches: ValueError at model.py:3 in "
-        "train_batch): the same error again",
-        "trial 3 is still completed, with the result and the checkpoint that it had",
-    ]
+    shown = [each for each in run.effects if isinstance(each, ShowFailure)]
+    why = "the same error twice, after 16 batches: ValueError at model.py:3 in train_batch"
+    assert shown[1] == ShowFailure(trial=3, error="over", ended=why, kept="completed")
+
+
+@pytest.mark.parametrize("outcome", ["diverged", "invalid_hp"])
+def test_a_trial_that_diverges_or_refuses_its_hyperparameters_ends_at_once(outcome: Any) -> None:
+    run = Run()
+    left = TrialLeft(lease=1, group="g", trial=3, outcome=outcome, error="the loss is nan")
+    assert run.restarts.end_of(left) == outcome
+    assert run.records == []
 
 
 def test_failures_are_recovered_from_the_journal() -> None:

@@ -1,11 +1,11 @@
-"""Which checkpoints are kept: Determined's policy on its own example, and the registry that carries it out."""
+"""Which checkpoints are kept: Determined's policy on its own example, and the registry with the thread that deletes."""
 
 from __future__ import annotations
 
 import json
 import math
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+import queue
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dray.config.load import load_config
+from dray.experiment.cleaner import Cleaner
+from dray.experiment.effects import Append, Effect, Examine, Prune, Say
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
 from dray.storage import CheckpointStore, Location, store_at, verify
 from dray.worker.host import REPORT_FILE
@@ -108,21 +110,33 @@ class Experiment:
         self.records: list[dict[str, Any]] = []
         self.said: list[str] = []
         self.needs: dict[int, int] = {}
-        self.retention: Retention | None = None
+        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs = 0
 
     def store(self, trial: int) -> CheckpointStore:
         return store_at(self.place.child(f"trial_{trial}"), self.path / f"trial_{trial}")
 
     def begin(self, policy: Policy, trials: list[int] | None = None) -> None:
-        self.retention = Retention(
-            policy,
-            store_of=self.store,
-            needs=lambda trial: self.needs.get(trial, 0),
-            note=lambda record: self.records.append(json.loads(json.dumps(record, allow_nan=False))),
-            say=self.said.append,
-        )
+        self.retention = Retention(policy, needs=lambda trial: self.needs.get(trial, 0), emit=self._perform)
+        self._cleaner = Cleaner(self.retention, store_of=self.store, post=self._posted.put)
         started = [{"event": "started", "trial": trial} for trial in trials or []]
-        self.retention.start([*self.records, *started])
+        self.retention.recover([*self.records, *started])
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Append(record):
+                self.records.append(json.loads(json.dumps(record, allow_nan=False)))
+            case Say(line):
+                self.said.append(line)
+            case Prune() | Examine():
+                self._jobs += 1
+                self._cleaner.put(effect)
+
+    def settle(self) -> None:
+        """Have the thread do all that it is to do, and take its answers."""
+        while self._jobs:
+            self._posted.get(timeout=30)()
+            self._jobs -= 1
 
     def save(self, trial: int, batches: int, value: float | None, *, tell: bool = True) -> None:
         store = self.store(trial)
@@ -131,23 +145,18 @@ class Experiment:
         (staging / REPORT_FILE).write_text(json.dumps({"metric": value}))
         checkpoint = store.commit(staging, batches)
         if tell:
-            assert self.retention is not None
             self.retention.saved(trial, batches, checkpoint, value)
 
     def end(self) -> dict[int, list[int]]:
         """What is there when all is done, by trial."""
-        if self.retention is not None:
-            self.retention.close()
-            self.retention = None
+        self.settle()
         return {trial: [batches for batches, _ in self.store(trial).listed()] for trial in sorted(self.trials)}
 
 
 @pytest.fixture(params=["directory", "object store"])
-def experiment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Experiment]:
+def experiment(request: pytest.FixtureRequest, tmp_path: Path) -> Experiment:
     place = str(tmp_path) if request.param == "directory" else f"memory://results{tmp_path}"
-    experiment = Experiment(tmp_path, place)
-    yield experiment
-    experiment.end()
+    return Experiment(tmp_path, place)
 
 
 def test_checkpoints_that_the_policy_drops_are_removed_and_recorded(experiment: Experiment) -> None:
@@ -173,21 +182,12 @@ def test_an_ended_trial_needs_no_checkpoint(experiment: Experiment) -> None:
     assert experiment.end() == {0: []}
 
 
-def test_a_trial_that_ends_as_its_checkpoints_are_looked_at_loses_the_rest_later(experiment: Experiment) -> None:
-    class Needs(dict[int, int]):
-        """Two checkpoints when first asked, then none."""
-
-        def get(self, trial: int, default: Any = 0) -> int:
-            return self.pop(trial, 0)
-
+def test_a_late_checkpoint_of_an_ended_trial_takes_the_place_of_the_earlier(experiment: Experiment) -> None:
     experiment.begin(Policy(trial_best=0))
-    experiment.needs = Needs()
     for batches in (10, 20):
-        experiment.needs[1] = 2
         experiment.save(1, batches, None)
-        settle(experiment)
-    assert experiment.retention is not None
-    experiment.retention.changed([1])
+        experiment.retention.changed([1])
+        experiment.settle()
     assert experiment.end() == {1: [20]}
 
 
@@ -225,7 +225,6 @@ def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: 
     experiment.begin(Policy(trial_best=0, trial_latest=2))
     for batches in (10, 20):
         experiment.save(0, batches, None)
-    assert experiment.retention is not None
     damaged = experiment.store(0).id_of(20)
     for _ in range(2):
         experiment.retention.damaged(0, damaged, f"{damaged} is damaged: v is missing")
@@ -242,7 +241,6 @@ def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: 
 def test_a_damaged_checkpoint_counts_again_once_it_is_rewritten(experiment: Experiment) -> None:
     experiment.begin(Policy(trial_best=0))
     experiment.save(0, 10, None)
-    assert experiment.retention is not None
     experiment.retention.damaged(0, experiment.store(0).id_of(10), "why")
     experiment.save(0, 10, None)
     experiment.save(0, 20, None)
@@ -263,15 +261,6 @@ class Away:
         monkeypatch.setattr(kind, method, tried)
 
 
-def settle(experiment: Experiment) -> None:
-    """Wait until the thread has done all that it was told so far, and has looked at the rest."""
-    assert experiment.retention is not None
-    for _ in range(2):
-        reached = threading.Event()
-        experiment.retention._work.put(reached.set)  # noqa: SLF001 - only its thread knows what is left
-        assert reached.wait(30)
-
-
 FAILS = "can't delete old checkpoints; will retry when there are new ones: away"
 WORKS = "old checkpoints are deleted again, and none is left over"
 
@@ -286,7 +275,7 @@ def test_each_outage_is_reported_once_and_its_end(
         store.away = away
         for _ in range(2):
             experiment.save(0, next(batches, 100), None)
-            settle(experiment)
+            experiment.settle()
     assert experiment.end() == {0: [100]}
     assert [record.getMessage() for record in caplog.records] == [FAILS, WORKS, FAILS, WORKS]
 
@@ -298,10 +287,9 @@ def test_checkpoints_that_could_not_be_deleted_are_reported_and_deleted_on_resum
     experiment.begin(Policy(trial_best=0))
     for batches in (10, 20, 30):
         experiment.save(0, batches, None)
-        settle(experiment)
+        experiment.settle()
     assert experiment.end() == {0: [30, 20, 10]}
-    told = "can't delete all old checkpoints: away; the rest is deleted when the experiment is resumed"
-    assert [record.getMessage() for record in caplog.records] == [FAILS, told]
+    assert [record.getMessage() for record in caplog.records] == [FAILS]
     store.away = False
     experiment.begin(Policy(trial_best=0), trials=[0])
     assert experiment.end() == {0: [30]}
@@ -314,9 +302,8 @@ def test_checkpoints_of_earlier_runs_are_found_when_the_store_is_back(
         experiment.save(0, batches, 0.5, tell=False)
     away = Away(type(experiment.store(0)), monkeypatch, "listed")
     experiment.begin(Policy(trial_best=0), trials=[0])
-    settle(experiment)
+    experiment.settle()
     away.away = False
-    assert experiment.retention is not None
     experiment.retention.changed([0])
     assert experiment.end() == {0: [30]}
 
@@ -363,7 +350,6 @@ def test_another_checkpoint_is_kept_instead_of_a_missing_one(tmp_path: Path) -> 
     experiment.save(0, 20, None, tell=False)
     checkpoint = experiment.store(0).id_of(20)
     experiment.store(0).delete(20)
-    assert experiment.retention is not None
     experiment.retention.saved(0, 20, checkpoint, None)
     assert experiment.end() == {0: [10]}
 

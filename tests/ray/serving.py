@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import ray
 import yaml
 
 from dray.code.archive import pack
-from dray.groups.lent import DESK
 from dray.serve.client import Server, Unreachable
 from dray.serve.control import State, Submitted
-from dray.serve.manager import NAMESPACE
 from tests.ray.harness import ROOT, TRIALS, descendants, recorded, wait_for
 
 SERVE = """
@@ -165,10 +162,3 @@ def copy_of(code: Path, to: Path, **changes: tuple[str, str]) -> Path:
         assert old in text, (file, old)
         file.write_text(text.replace(old, new))
     return to
-
-
-def kill_desk() -> None:
-    """Kill the process of the server's desk. Its name stays taken while the server has its handle; `ray.kill` would
-    free it."""
-    desk = ray.get_actor(DESK, namespace=NAMESPACE)
-    os.kill(ray.get(desk.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)

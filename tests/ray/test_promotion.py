@@ -51,7 +51,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     config = recorded(record, trials=TRIAL_COUNT, batches=BATCHES, pause_s=0.005, searcher=searcher)
     experiment = dray.Experiment(config, model_dir=TRIALS, path=directory / "experiment")
     result = experiment.run()
-    counts = experiment.last_run.counts
+    counts = experiment.last_run.driver.counts
     assert counts.groups_lost == 0
     return Sweep(record=record, result=result, groups=counts.groups_started)
 

@@ -59,7 +59,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
                 trial=message.trial, batches=message.batches, checkpoint=message.checkpoint, value=message.value
             )
             told.append(saved)
-            trials = experiment.last_run.search.trials
+            trials = experiment.last_run.driver.search.trials
             kept = kept_by(POLICY, told, {trial.id: checkpoints_needed(trial) for trial in trials.values()})
             looks.append(Look(there=len(list(path.glob("trial_*/checkpoint_*"))), implied=len(kept)))
 

@@ -11,10 +11,10 @@ import pytest
 
 import dray
 from dray.serve.client import Refused
-from dray.serve.control import Share, Submitted, WrongState
+from dray.serve.control import Submitted, WrongState
 from tests.ray.harness import TRIALS, attempts, journal, lines, saved_batches
 from tests.ray.scraping import scraped, values
-from tests.ray.serving import Served, copy_of, kill_desk, served
+from tests.ray.serving import Served, copy_of, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
@@ -200,7 +200,7 @@ def test_a_group_of_another_size_takes_the_slots_of_a_lower_priority_and_gives_t
 def test_a_changed_share_counts_at_once(server: Served) -> None:
     running = server.submit("running", trials=4, batches=60, pause_s=0.1)
     server.wait_for(lambda: server.client.experiment(running.name).slots == 2, "both slots in use")
-    server.client.set_share(running.name, Share(max_slots=1))
+    server.client.change(running.name, max_slots=1)
     other = server.submit("other")
     server.wait_until(other, "COMPLETED")
     assert server.client.experiment(running.name).slots == 1
@@ -231,14 +231,6 @@ def test_an_experiment_whose_process_dies_continues_by_itself(server: Served) ->
     server.wait_until(submitted, "COMPLETED")
     check_training(server.record("killed"), trials=1, batches=60)
     assert server.client.experiment(submitted.name).restarts == 1
-
-
-def test_experiments_continue_when_the_desk_has_died(server: Served) -> None:
-    submitted = server.submit("deskless", batches=60, pause_s=0.1)
-    server.wait_for(lambda: has_saved(server, submitted), "a checkpoint")
-    kill_desk()
-    server.wait_until(submitted, "COMPLETED")
-    check_training(server.record("deskless"), trials=1, batches=60)
 
 
 def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> None:

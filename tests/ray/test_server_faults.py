@@ -11,10 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import ray
 
 from dray.serve.control import Submitted
-from tests.ray import serving
 from tests.ray.harness import lines
 from tests.ray.serving import Served, served
 from tests.ray.test_server import check_training
@@ -54,17 +52,7 @@ def kill_worker(server: Served, running: list[Submitted]) -> None:
     server.wait_for(killed, "a process that trains")
 
 
-def kill_desk(server: Served, running: list[Submitted]) -> None:
-    def killed() -> bool:
-        with contextlib.suppress(ValueError, ray.exceptions.RayActorError):  # the next one is about to start
-            serving.kill_desk()
-            return True
-        return False
-
-    server.wait_for(killed, "a desk")
-
-
-@pytest.mark.parametrize("kill", [kill_server, kill_driver, kill_worker, kill_desk])
+@pytest.mark.parametrize("kill", [kill_server, kill_driver, kill_worker])
 def test_three_experiments_survive_ten_deaths(kill: Callable[[Served, list[Submitted]], None], tmp_path: Path) -> None:
     random.seed(kill.__name__)
     with served(tmp_path / "results") as server:

@@ -84,9 +84,9 @@ def check_full_disk(server: Served) -> None:
         server.submit("refused")
     with contextlib.suppress(Refused):  # a record may fit in what is left of a page
         while True:
-            server.client.annotate(paused.name, tags=(), notes="long " * 1000)
+            server.client.change(paused.name, tags=[], notes="long " * 1000)
     with pytest.raises(Refused, match="free some space, and try again"):
-        server.client.annotate(paused.name, tags=(), notes="long " * 1000)
+        server.client.change(paused.name, tags=[], notes="long " * 1000)
     assert server.client.experiment(paused.name).state == "PAUSED"
     assert noted.read_bytes().startswith(before)
 

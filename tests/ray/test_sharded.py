@@ -88,7 +88,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     path = directory / "experiment"
     experiment = dray.Experiment(config(directory, until=directory), model_dir=TRIALS, path=path)
     sweep = Sweep(record=directory / "record", result=experiment.run())
-    assert experiment.last_run.counts.groups_started == 1
+    assert experiment.last_run.driver.counts.groups_started == 1
     return sweep
 
 

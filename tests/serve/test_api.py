@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dray.code.archive import pack
-from dray.serve import listen
+from dray.serve.app import listening
 from dray.serve.control import Submitted
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served
@@ -122,8 +122,8 @@ def test_json_that_is_nested_too_deeply_is_bad_input(served: Served) -> None:
 
 
 def test_a_connection_without_a_request_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "REQUEST_S", 0.1)
-    with listen.listening(served.control, served.results, "127.0.0.1", 18700, TOKEN) as url:
+    monkeypatch.setattr("dray.serve.app.REQUEST_S", 0.1)
+    with listening(served.control, served.results, "127.0.0.1", 18700, TOKEN) as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         for sent in (b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET"):
             with socket.create_connection(address, timeout=30) as connection:

@@ -21,7 +21,7 @@ from dray.serve import address
 from dray.serve.client import Server, Unreachable
 from dray.serve.control import NotSubmitted, Share, WrongState
 from dray.serve.messages import Refused
-from dray.serve.submission import prepared, reject_objects, result_of, run_on_server
+from dray.serve.submission import prepared, reject_objects, run_on_server, why_failed
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Served
 from tests.serve.test_api import CONFIG, model
@@ -156,8 +156,7 @@ def test_an_experiment_is_submitted_and_steered(served: Served, server: Server, 
     with pytest.raises(WrongState, match="digits-1 is PAUSED"):
         server.pause("digits-1")
     assert server.change("digits-1", priority=3).share == Share(priority=3, weight=2.0)
-    assert server.set_share("digits-1", Share(max_slots=2)).share == Share(max_slots=2)
-    assert server.annotate("digits-1", tags=("a",), notes="n").tags == ("a",)
+    assert server.change("digits-1", tags=["a"], notes="n").tags == ("a",)
     assert server.fork("digits-1", {"searcher.max_length": {"batches": 8}}).name == "digits-2"
     assert server.extend("digits-1", max_length=9).state == "QUEUED"
     with pytest.raises(NotSubmitted):
@@ -268,15 +267,16 @@ def test_a_program_gets_the_result(served: Served, model: Path) -> None:
     assert result.path == served.results / "digits-1"
     assert begun == ["digits-1"]
     assert lines
-    served.control.put("digits-1", "ERROR", error="the disk is full")
-    with pytest.raises(ExperimentError, match=r"digits-1 failed: the disk is full$"):
-        result_of(server, "digits-1")
-    served.control.put("digits-1", "ERROR", error="")
-    with pytest.raises(ExperimentError, match="failed: every trial did; see: dray experiment logs digits-1"):
-        result_of(server, "digits-1")
-    served.control.put("digits-1", "PAUSED")
-    with pytest.raises(ExperimentError, match="is PAUSED; continue it with: dray experiment activate digits-1"):
-        result_of(server, "digits-1")
-    served.control.put("digits-1", "COMPLETED")
+    for state, error, why in (
+        ("ERROR", "the disk is full", "digits-1 failed: the disk is full"),
+        ("ERROR", "", "digits-1 failed: every trial did; see: dray experiment logs digits-1"),
+        ("PAUSED", "", "digits-1 is PAUSED; continue it with: dray experiment activate digits-1"),
+    ):
+        served.control.put("digits-1", state, error=error)
+        assert why_failed(server, "digits-1") == why
+
+    def completed(name: str) -> None:
+        served.control.put(name, "COMPLETED")
+
     with pytest.raises(ExperimentError, match="its results are with the server, in /"):
-        result_of(Server(served.url, TOKEN), "digits-1")
+        run_on_server(Server(served.url, TOKEN), load_config(_mapping()), model, say=lines.append, begun=completed)

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dray.config.custom import Custom
+from dray.config.search import build_search
 from dray.desk import messages
 from dray.desk.effects import Reply, Tell
+from dray.desk.lease import Client
 from dray.desk.messages import Message, TrialLeft
 from dray.experiment import driver, effects
 from dray.experiment.driver import ExperimentDriver
@@ -19,7 +21,6 @@ from dray.groups.lender import GroupKind
 from dray.groups.pool import GroupsPlan
 from dray.groups.slots import Slots
 from searchers.journal import Journal
-from searchers.search import Search
 from tests.simulation.cluster import Cluster, Lending
 from tests.simulation.experiment import Experiment
 from tests.simulation.worker import Lease
@@ -143,7 +144,7 @@ class DriverProcess(Loop):
                 self.tune.end()
             if self.lending is not None:
                 self.lending.lost()
-            if self.driver is not None:
+            if self.driver is not None and self.how in ("done", "stopped"):
                 check_replay(self)
             self._ended(self, self.how)
 
@@ -200,7 +201,8 @@ class DriverProcess(Loop):
         self._lend()
         self.post(self._begin)
         self.tune = Tune(self)
-        self.world.at(self.world.random.uniform(0.0, 4.0), self.tune.start)
+        late = self.world.random.random() < 0.05
+        self.world.at(self.world.random.uniform(0.0, 150.0 if late else 4.0), self.tune.start)
         proceed(self, self._main())
 
     def _lend(self) -> None:
@@ -238,7 +240,7 @@ class DriverProcess(Loop):
         if not self.has_failed:
             self.post(self.driver.close)
             self.post(self._look_whether_drained)
-            self.later(STOP_GRACE_S, self._drained.resolve)
+            self.later(STOP_GRACE_S, self._has_not_drained)
             yield self._drained
         self.tune.is_stopping = True
         self.post(self.driver.end)
@@ -266,6 +268,10 @@ class DriverProcess(Loop):
         else:
             self.how = "stopped" if self.interrupted else f"failed: {self.error}"
         self.end()
+
+    def _has_not_drained(self) -> None:
+        if not self._drained.done:
+            raise Failed(f"{self.name}: its trials have not left {STOP_GRACE_S:.0f} s after it was told to close")
 
     def _look_whether_drained(self) -> None:
         self._is_closing = True
@@ -350,6 +356,8 @@ class DriverProcess(Loop):
         assert self.driver is not None
         match message:
             case messages.LeaseGranted(trial=trial, lease=lease):
+                if self.lending.is_own:
+                    check_leases(self.lending.lender.desk.clients[self.name])
                 self.experiment.facts.granted(trial, lease)
                 self.driver.on(message)
             case messages.TrialLeft():
@@ -376,6 +384,9 @@ class DriverProcess(Loop):
         self.lending.send("expect", self.name, self._pending_logs)
 
     def _bind(self, bind: effects.Bind) -> None:
+        assert self.driver is not None
+        if (state := self.driver.search.trials[bind.trial].state) not in driver.RUNNABLE:
+            raise Failed(f"{self.name}: trial {bind.trial} is {state}, and begins")
         lease = Lease(
             number=bind.lease,
             experiment=self.experiment,
@@ -387,22 +398,21 @@ class DriverProcess(Loop):
         self.lending.send("bind", self.name, bind.lease, self.world.keep(lease))
 
 
+def check_leases(client: Client) -> None:
+    """A trial has at most one lease that is not over, but those that have failed."""
+    trials = Counter(lease.trial for lease in client.leases.values() if lease.state != "failed")
+    if more := [trial for trial, leases in trials.items() if leases > 1]:
+        raise Failed(f"{client.name}: trials {more} have several leases")
+
+
 def check_replay(process: DriverProcess) -> None:
-    """What the journal's file says of the search is what the driver knew, or, if it was killed, less."""
+    """What the journal's file says of the search is what the driver knew. (If it was killed, the next one replays it.)"""
     assert process.driver is not None
     search = process.driver.search
-    config = process.experiment.config
-    from dray.config.search import build_search
-
-    data = process.experiment.disk.data
-    records = Journal.parse(data, where=process.name)
-    replayed: Search = build_search(config, lambda record: None, records=records)
-    if process.how in ("done", "stopped"):
-        for trial, view in search.trials.items():
-            if repr(replayed.trials[trial]) != repr(view):  # NaN is not itself
-                raise Failed(f"{process.name}: trial {trial} is {view}, but by its journal {replayed.trials[trial]}")
-        if replayed.done != search.done:
-            raise Failed(f"{process.name}: the search is {search.done}, but by its journal {replayed.done}")
+    records = Journal.parse(process.experiment.disk.data, where=process.name)
+    replayed = build_search(process.experiment.config, lambda record: None, records=records)
+    if repr(replayed.trials) != repr(search.trials) or replayed.done != search.done:  # a NaN is not itself
+        raise Failed(f"{process.name}: by its journal its trials are {replayed.trials}, in place of {search.trials}")
 
 
 class Cleaner:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dray.config.load import load_config
@@ -81,6 +81,22 @@ class Setup:
     weight: float = 1.0
     max_slots: int | None = None
     batch_s: float = 0.3
+
+    def smaller(self) -> Iterator[Setup]:
+        """Those with one thing less."""
+        searcher = dict(self.searcher)
+        for number in range(len(self.errors)):
+            yield replace(self, errors=self.errors[:number] + self.errors[number + 1 :])
+        if self.extensions:
+            yield replace(self, extensions=self.extensions[1:])
+        for trials in (searcher.get("max_trials", self.points) // 2, searcher.get("max_trials", self.points) - 1):
+            if trials > 0 and self.points:
+                yield replace(self, points=trials)
+            elif trials > 0:
+                yield replace(self, searcher=tuple({**searcher, "max_trials": trials}.items()))
+        for change in ({"ranks": 1}, {"report": None}, {"validate": None}, {"checkpoint": None}, {"invalid": 0.0}):
+            if any(getattr(self, name) != value for name, value in change.items()):
+                yield replace(self, **change)
 
 
 def config_of(setup: Setup) -> ExperimentConfig:
@@ -240,7 +256,9 @@ class Facts:
         elif event == "exited":
             if trial in self.ended:
                 self.fail(f"trial {trial} ends twice: {self.ended[trial]}, {record['reason']}")
-            self.ended[trial] = record["reason"]
+            self.ended[trial] = reason = record["reason"]
+            if (reason == "errored") != (trial in self.given_up):
+                self.fail(f"trial {trial} was {reason}, and {'' if trial in self.given_up else 'not '}given up")
         elif event in ("restarted", "gave_up"):
             self._failures[trial] += 1
             if self._failures[trial] > self._leases[trial]:
@@ -254,6 +272,7 @@ class Facts:
                 self.created.add(action["trial"])
             elif action["action"] == "resume":
                 self.ended.pop(action["trial"], None)
+                self.given_up.discard(action["trial"])
 
     # ------------------------------------------------------------------ what the ranks see and do
     def begins(self, lease: int, trial: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -52,6 +53,16 @@ class Schedule:
         text = [f"seed {self.seed}: nodes {self.nodes}, own_cluster {self.own_cluster}, slow_s {self.slow_s}"]
         text += [f"  experiment {number}: {setup}" for number, setup in enumerate(self.setups)]
         return [*text, *(f"  {fault}" for fault in self.faults)]
+
+    def smaller(self) -> Iterator[Schedule]:
+        """Those with one thing less, the largest steps first."""
+        for number in range(len(self.faults)):
+            yield replace(self, faults=self.faults[:number] + self.faults[number + 1 :])
+        for number, setup in enumerate(self.setups):
+            for each in setup.smaller():
+                yield replace(self, setups=(*self.setups[:number], each, *self.setups[number + 1 :]))
+        if self.slow_s > 0.01:
+            yield replace(self, slow_s=0.01)
 
 
 def schedule_of(seed: int, *, faults: bool = True) -> Schedule:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from functools import partial
+from pathlib import Path
 
 from tests.simulation import faults
 from tests.simulation.cluster import Cluster
@@ -41,7 +43,7 @@ class Simulation:
         """
         for experiment in self.experiments:
             self.start(experiment)
-        self.world.run(lambda: len(self.finished) == len(self.experiments), self._waits)
+        self.world.run(self._waits)
         self.world.drain()
         for experiment in self.experiments:
             self._check(experiment)
@@ -66,6 +68,7 @@ class Simulation:
         if how == "done":
             if not experiment.extensions:
                 self.finished.add(experiment.name)
+                self.world.is_over = len(self.finished) == len(self.experiments)
                 return
             experiment.extension.update(experiment.extensions.pop(0))
         self.world.at(self.world.random.uniform(0.0, 20.0), self.start, experiment)
@@ -81,6 +84,30 @@ class Simulation:
             raise Failed(f"{experiment.name}: trials {sorted(left)} have never ended")
 
 
-def run(schedule: Schedule, lines: list[str] | None = None) -> None:
-    """Run a schedule; see `Simulation.run`."""
-    Simulation(schedule, lines).run()
+def failure_of(schedule: Schedule, lines: list[str] | None = None) -> str:
+    """Run a schedule; returns what fails, or ""."""
+    try:
+        Simulation(schedule, lines).run()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"
+    return ""
+
+
+def shrunk(schedule: Schedule, *, at_most: int = 300) -> Schedule:
+    """A smaller schedule that fails as well: fewer trials, and without the faults that don't matter.
+
+    Args:
+        at_most: how many schedules to try.
+    """
+    found = True
+    while found and at_most > 0:
+        found = False
+        for smaller in schedule.smaller():
+            at_most -= 1
+            if failure_of(smaller):
+                schedule, found = smaller, True
+                break
+            if at_most <= 0:
+                break
+    return schedule

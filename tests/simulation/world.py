@@ -23,7 +23,7 @@ TICK_S = 5.0
 """How often processes look around when nothing happens: 0.25 s in reality, where time costs nothing."""
 PATIENCE_S = 600.0
 """After so long without an event nothing will ever happen."""
-MAX_STEPS = 200_000
+MAX_STEPS = 30_000
 
 Steps = Generator["Future | float", Any, Any]
 
@@ -49,7 +49,9 @@ class World:
         wire: encode messages as on a real connection.
     """
 
-    def __init__(self, seed: object, lines: list[str] | None = None, *, wire: bool = False, slow_s: float = 0.3) -> None:
+    def __init__(
+        self, seed: object, lines: list[str] | None = None, *, wire: bool = False, slow_s: float = 0.3
+    ) -> None:
         self.random = Random(f"world:{seed}")
         self.now = 0.0
         self.steps = 0
@@ -57,6 +59,7 @@ class World:
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._pushed = 0
         self._kept: list[Any] = []
+        self.is_over = False
         self.processes: list[Process] = []
         self.links: list[Link] = []
         self.faults: list[tuple[int, Callable[[], None]]] = []
@@ -77,15 +80,15 @@ class World:
         chance = self.random.random()
         return 0.0005 + 0.004 * chance if chance < 0.97 else self.slow_s * self.random.random()
 
-    def run(self, is_over: Callable[[], bool], waits: Callable[[], str]) -> None:
-        """Let everything happen until it is over.
+    def run(self, waits: Callable[[], str]) -> None:
+        """Let everything happen until it `is_over`.
 
         Args:
             waits: what is unfinished, for the error if nothing ever happens again.
         """
         heap, faults = self._heap, self.faults
         next_tick = last_event = 0.0
-        while not is_over():
+        while not self.is_over:
             if heap and heap[0][0] <= next_tick:
                 self.now, _, call, args = heapq.heappop(heap)
                 last_event = self.now
@@ -376,6 +379,8 @@ class Connection:
 
     def _take(self, end: End, message: Any) -> None:
         number, value = message
+        if self._is_gone:
+            return
         if number:
             self._calls.pop(number).resolve(value)
         else:

@@ -24,7 +24,7 @@ from dray.worker.run_trial import run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.model_code import imports_undone
 from tests.ray.harness import recorded
-from tests.workers import connected, experiment_spec
+from tests.workers import experiment_spec, links
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
 ALONE |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -108,7 +108,9 @@ def left(
     desk = Desk(verdict, stops=stops)
     program = load_entrypoint(parse_entrypoint(entrypoint), model)
     ranks = peers or DistributedContext()
-    return run_trial(program, model, lease, connected(desk), experiment_spec(settings), ranks), desk
+    return run_trial(
+        program, model, lease, **links(desk), experiment=experiment_spec(settings), distributed=ranks
+    ), desk
 
 
 @pytest.mark.parametrize("bug", OF_A_CLASS)

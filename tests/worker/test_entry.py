@@ -6,33 +6,30 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from dray.desk.messages import Unfit
 from dray.worker import entry
-from tests.workers import worker_spec
+from tests.workers import connected, worker_spec
 
 
 class Desk:
-    """Keeps why groups are broken."""
+    """Keeps why groups are broken, and on which nodes their processes arrive."""
 
     def __init__(self) -> None:
-        self.causes: list[Exception] = []
+        self.causes: list[str] = []
+        self.arrivals: list[tuple[object, ...]] = []
 
-    def __getattr__(self, method: str) -> Any:
-        class Method:
-            @staticmethod
-            def remote(owner: str, group: str, *arguments: Any) -> None:
-                if method == "broken":
-                    self.causes.append(arguments[0])
+    def broken(self, owner: str, group: str, why: Unfit) -> None:
+        self.causes.append(why.message)
 
-        return Method
+    def arrived(self, *arrival: object) -> None:
+        self.arrivals.append(arrival)
 
 
 def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], gpus: list[int]) -> list[str]:
     """Enter a worker that can't import what it runs; returns the errors that it reports."""
-    monkeypatch.setattr("ray.get", lambda answer: answer)
     monkeypatch.setattr("ray.get_gpu_ids", lambda: gpus)
     here = SimpleNamespace(get_node_id=lambda: "node-7", get_node_labels=lambda: {"ray.io/accelerator-type": "L4"})
     monkeypatch.setattr("ray.get_runtime_context", lambda: here)
@@ -40,8 +37,10 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], g
     monkeypatch.setattr(entry, "skip_rays_exit_handlers", lambda: None)
     monkeypatch.setitem(sys.modules, "dray.worker.serve", None)  # as if it were not there
     desk = Desk()
+    monkeypatch.setattr(entry, "Connection", connected)
     entry.serve_leases(worker_spec(desk, SimpleNamespace(environment=environment)))
-    return [str(cause) for cause in desk.causes]
+    assert desk.arrivals == [("run", "group-0", 1, "node-7", "L4")]
+    return desk.causes
 
 
 def test_a_worker_that_can_not_import_what_it_runs_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,9 +95,8 @@ class Desk:
     """Grants two leases to one rank, then no more."""
 
     def __init__(self, directory: Path) -> None:
-        self._leases = iter(
-            [SimpleNamespace(number=number, client="run", store=None, trial_dir=directory) for number in (1, 2)]
-        )
+        leases = [SimpleNamespace(number=number, store=None, trial_dir=directory) for number in (1, 2)]
+        self._leases = iter([("run", None, pickle.dumps(lease)) for lease in leases])
 
     def next_lease(self, *_: object) -> object:
         return next(self._leases, None)

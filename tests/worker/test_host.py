@@ -18,7 +18,7 @@ from dray.training.units import Batch
 from dray.worker.host import RayHost
 from dray.worker.lease import SharedSettings, TrialLease
 from searchers import Metric, Objectives
-from tests.workers import connected
+from tests.workers import links
 
 SETTINGS = SharedSettings(
     config={},
@@ -52,7 +52,9 @@ def test_metrics_within_an_interval_are_sent_together(
     send_every_s: float, expected: list[list[int]], tmp_path: Path
 ) -> None:
     desk: Any = Desk()
-    host = RayHost(desk=desk, lease=lease_in(tmp_path, send_every_s=send_every_s), settings=SETTINGS, code_dir=None)
+    host = RayHost(
+        driver=desk, desk=desk, lease=lease_in(tmp_path, send_every_s=send_every_s), settings=SETTINGS, code_dir=None
+    )
     for batches in (1, 2, 3):
         assert not host.publish(Report(batches=batches, training={"loss": 0.5}))
     host.close()
@@ -62,7 +64,7 @@ def test_metrics_within_an_interval_are_sent_together(
 def test_the_log_of_a_trial_that_prints_nothing_says_how_far_it_came(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = RayHost(desk=connected(Judge()), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+    host = RayHost(**links(Judge()), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
     report = Report(batches=4, training={"loss": 0.5}, validation={"loss": 0.25})
     with caplog.at_level("INFO"):
         saved = host.commit(host.new_checkpoint(4), report, {})
@@ -74,7 +76,7 @@ def test_a_lost_desk_asks_no_trial_to_stop(tmp_path: Path) -> None:
     """Its next report fails, with a better error."""
     answer: Future[bool] = Future()
     desk: Any = SimpleNamespace(stop_wanted=lambda lease: answer)
-    host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+    host = RayHost(driver=desk, desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
     assert not host.stop_requested()
     answer.set_exception(DeskUnreachable("lost"))
     assert not host.stop_requested()
@@ -83,7 +85,7 @@ def test_a_lost_desk_asks_no_trial_to_stop(tmp_path: Path) -> None:
 def test_a_request_to_stop_is_heard(tmp_path: Path) -> None:
     answer: Future[bool] = Future()
     desk: Any = SimpleNamespace(stop_wanted=lambda lease: answer)
-    host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+    host = RayHost(driver=desk, desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
     assert not host.stop_requested()
     answer.set_result(True)
     assert host.stop_requested()
@@ -113,7 +115,7 @@ class Judge:
 
 def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path) -> None:
     desk = Judge()
-    host = RayHost(desk=connected(desk), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+    host = RayHost(**links(desk), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
     host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
     assert not host.is_best({"loss": 0.6})
     assert host.is_best({"loss": 0.4})
@@ -125,7 +127,7 @@ SEVERAL = replace(SETTINGS, objectives=Objectives((Metric(name="mb", at_most=100
 
 def test_best_validation_of_several_metrics_keeps_the_limits(tmp_path: Path) -> None:
     desk = Judge()
-    host = RayHost(desk=connected(desk), lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
+    host = RayHost(**links(desk), lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
     assert list(host.metrics) == ["loss", "mb"]
     assert not host.is_best({"loss": 0.1, "mb": 101.0})
     assert host.is_best({"loss": 0.5, "mb": 100.0})
@@ -134,7 +136,7 @@ def test_best_validation_of_several_metrics_keeps_the_limits(tmp_path: Path) -> 
 
 def test_report_has_all_metrics_in_the_searches_order_and_so_has_a_checkpoint(tmp_path: Path) -> None:
     desk = Judge()
-    host = RayHost(desk=connected(desk), lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
+    host = RayHost(**links(desk), lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
     for mb in (50.0, 150.0):
         host.publish(Report(batches=1, validation={"loss": 0.5, "mb": mb}, decides=True))
     assert [(report.value, report.metrics) for report in desk.reports] == [(0.5, (50.0, 0.5)), (None, (150.0, 0.5))]
@@ -144,7 +146,7 @@ def test_report_has_all_metrics_in_the_searches_order_and_so_has_a_checkpoint(tm
 
 def test_pulse_changes_with_every_batch_and_every_step_of_a_transfer(tmp_path: Path) -> None:
     lease = lease_in(tmp_path)
-    host = RayHost(desk=None, lease=lease, settings=SETTINGS, code_dir=None)
+    host = RayHost(**links(None), lease=lease, settings=SETTINGS, code_dir=None)
     progress = (0, 0)
     host.watch(lambda: progress)
     first = host.pulse()
@@ -170,7 +172,7 @@ def test_the_checkpoint_that_a_trial_resumes_from_is_verified_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = lease_in(tmp_path)
-    host = RayHost(desk=None, lease=lease, settings=SETTINGS, code_dir=None)
+    host = RayHost(**links(None), lease=lease, settings=SETTINGS, code_dir=None)
     staging = lease.store.stage(3)
     (staging / "state").write_text("x")
     checkpoint = lease.store.commit(staging, 3)

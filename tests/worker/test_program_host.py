@@ -18,7 +18,7 @@ from dray.training.host import ProgramHost, Report
 from dray.training.units import Batch, Epoch, Records, TrainUnit
 from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.lease import SharedSettings, TrialLease
-from tests.workers import connected
+from tests.workers import links
 
 BY_BATCHES = SharedSettings(
     config={},
@@ -54,9 +54,7 @@ class Desk:
     def may_commit(self, lease: int) -> bool:
         return True
 
-    def saved(
-        self, client: str, trial: int, checkpoint: str, batches: int, value: float | None, seconds: float | None
-    ) -> None:
+    def saved(self, trial: int, checkpoint: str, batches: int, value: float | None, seconds: float | None) -> None:
         self.saves.append((batches, value))
         self.save_s.append(seconds)
 
@@ -64,10 +62,10 @@ class Desk:
         self.score = score if self.score is None else min(self.score, score)
         return self.score == score
 
-    def best(self, client: str) -> float | None:
+    def best(self) -> float | None:
         return self.score
 
-    def damaged(self, client: str, trial: int, checkpoint: str, why: str) -> None:
+    def damaged(self, trial: int, checkpoint: str, why: str) -> None:
         self.saves.remove(next(saved for saved in self.saves if f"checkpoint_{saved[0]}" in checkpoint))
 
     def stop_wanted(self, lease: int) -> bool:
@@ -93,7 +91,7 @@ def host_of(
         store=store,
         last_step=last_step,
     )
-    return RayProgramHost(desk=connected(desk), lease=lease, settings=settings, code_dir=None)
+    return RayProgramHost(**links(desk), lease=lease, settings=settings, code_dir=None)
 
 
 def validation(batches: int, /, loss: float = 0.5, **more: float) -> Report:
@@ -315,7 +313,7 @@ def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> No
     lease = TrialLease(
         number=1, client="run", trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None
     )
-    host = RayHost(desk=connected(desk), lease=lease, settings=settings, code_dir=None)
+    host = RayHost(**links(desk), lease=lease, settings=settings, code_dir=None)
     assert list(host.metrics) == [], "so that the executor does not look for it"
     host.publish(Report(batches=1, validation={"accuracy": 0.5}, checkpoint="checkpoint_1"))
     host.publish(Report(batches=2, validation={"accuracy": 0.5}, final=True))
@@ -371,7 +369,7 @@ def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> Non
     lease = TrialLease(
         number=1, client="run", trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None
     )
-    host = RayHost(desk=connected(desk), lease=lease, settings=STOPPING, code_dir=None)
+    host = RayHost(**links(desk), lease=lease, settings=STOPPING, code_dir=None)
     assert not host.publish(Report(batches=1, training={"loss": 0.5}))
     assert host.publish(Report(batches=2, training={"loss": math.nan}))
     # What the loop saves at its end.

@@ -76,7 +76,7 @@ class Needs:
     store: Location | None
 
     def check_this_node(self, run: str) -> None:
-        """Check the node that this process is on.
+        """Check the node that this process is on; `UnfitNode` if no trial can run here.
 
         It takes a few milliseconds. The first process of a run on a node also tries the object store.
         """

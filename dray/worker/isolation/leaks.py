@@ -29,10 +29,8 @@ which takes seconds."""
 class Leaks:
     """Finds threads, child processes and memory that a trial leaves behind.
 
-    Threads and children that exist when the object is created are not the trials'.
-
-    Args:
-        owns_gpu: no other trial uses this process's GPU.
+    Threads and children that exist when the object is created are not the trials'. `owns_gpu`: no other trial uses this
+    process's GPU.
     """
 
     def __init__(self, *, owns_gpu: bool = True) -> None:
@@ -128,12 +126,9 @@ def groups_of_trial(before: Set[str]) -> list[Any]:
 
 
 def end_groups(groups: list[Any]) -> list[str]:
-    """End process groups, on all ranks together, and empty the list.
-
-    Returns:
-        The reasons to run no other trial in this process: something still holds such a group (a global variable, a
-        library's cache, compiled code), which the next trial might use.
-    """
+    """End process groups, on all ranks together, and empty the list. Returns the reasons to run no other trial in
+    this process: something still holds such a group (a global variable, a library's cache, compiled code), which the
+    next trial might use."""
     device = torch.device("cuda" if gpu_in_use() else "cpu")
     if gpu_in_use():
         torch.cuda.synchronize()  # another rank may still need this one's queued collectives, which ending would abort

@@ -27,13 +27,8 @@ from dray.training.parallel import ddp
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting.
-
-    Attributes:
-        name: for messages.
-        get: returns the current value, a copy that can be compared with ``==``.
-        put: sets such a value.
-    """
+    """One setting: its name for messages, how to get its current value, a copy that can be compared with ``==``, and
+    how to set such a value."""
 
     name: str
     get: Callable[[], Any]

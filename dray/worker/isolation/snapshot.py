@@ -58,7 +58,7 @@ class ProcessSnapshot:
         self._leaks = Leaks(owns_gpu=owns_gpu)
 
     def run(self, trial: Callable[[], T], has_failed: Callable[[T], bool] = lambda _: False) -> tuple[T, list[str]]:
-        """Run a trial in a new thread, then restore this process.
+        """Run a trial in a new thread, then restore this process; raises what the trial raises.
 
         Args:
             has_failed: whether its result is a failure. Then its process groups are not ended: a rank that failed alone
@@ -66,9 +66,6 @@ class ProcessSnapshot:
 
         Returns:
             The trial's result, and the reasons to run no other trial in this process; empty if it is clean.
-
-        Raises:
-            BaseException: raised by the trial.
         """
         result: Future[T] = Future()
         groups = group_names()

@@ -21,12 +21,8 @@ _CRASH_LINE = re.compile(r"\s*$|\s+File |\s+\.\.\.|Stack |Thread |Current thread
 
 
 def log_tail(log: Path, start: int = 0) -> str:
-    """The last lines of a trial's log, indented; after a crash, the first lines about it.
-
-    Args:
-        log: need not exist.
-        start: the number of bytes at the file's beginning to leave out.
-    """
+    """The last lines of a trial's log, which need not exist, indented; after a crash, the first lines about it.
+    `start`: the number of bytes at the file's beginning to leave out."""
     return _shown(_read(log, start)[0])
 
 

@@ -77,12 +77,7 @@ log_writer = LogWriter()
 
 
 class TrialLog:
-    """The log file of a trial's rank, while output is redirected to it.
-
-    Attributes:
-        path: of the file.
-        descriptor: a file descriptor; what is written to it is appended to the file.
-    """
+    """The log file of a trial's rank, while output is redirected to it. What is written to `descriptor` is appended."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
@@ -99,11 +94,9 @@ class TrialLog:
 @contextlib.contextmanager
 def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLog]:
     """Append to ``path`` everything that this process and its children print in the block, each line with the UTC time.
+    Each byte of a secret is replaced by an x.
 
     All of it is in the file when the block ends, or soon after the process is killed in it.
-
-    Args:
-        secrets: each byte of a secret in the output is replaced by an x.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = log_writer.pipe_to(path, secrets)

@@ -1,0 +1,390 @@
+"""What the driver of an experiment decides: reports, decisions, failures, leases; one rule at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from dray.config.load import load_config
+from dray.desk.effects import Reply
+from dray.desk.failure import Failure
+from dray.desk.messages import (
+    DeskReport,
+    LeaseGranted,
+    LeaseOutcome,
+    LeaseOver,
+    ReportReceived,
+    TrialLeft,
+    Unfit,
+    WorkerUnfit,
+)
+from dray.errors import ConfigError, ExperimentError, FoundInTraining
+from dray.experiment.driver import ExperimentDriver
+from dray.experiment.effects import Append, Bind, Effect, Fail, Say, ShowFailure, ToDesk
+from dray.experiment.open_search import OpenSearch
+from dray.experiment.results import TrialResult
+from searchers.asha import ASHA
+from searchers.promotion import PromotionASHA
+from searchers.search import Search
+from searchers.space import parse
+
+SPACE = {"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}}
+RUNG, END = 4, 16
+CONFIG = {
+    "entrypoint": "model_def:Trial",
+    "max_restarts": 1,
+    "hyperparameters": {**SPACE, "global_batch_size": 2},
+    "searcher": {"name": "asha", "metric": "loss", "max_length": {"batches": END}, "max_trials": 2, "num_rungs": 2},
+}
+M = TypeVar("M")
+
+
+class Scene:
+    """A driver of a search with two trials, and what it emitted. Tune passes results on when `decide` is called.
+
+    Args:
+        records: of an earlier run.
+        promotion: trials pause at the first rung, and the best continue; otherwise the others stop.
+    """
+
+    def __init__(self, records: Sequence[Mapping[str, Any]] = (), *, promotion: bool = True) -> None:
+        limits = {"max_trials": 2, "max_length": END, "num_rungs": 2, "divisor": 4, "max_concurrent_trials": 2}
+        method = (PromotionASHA if promotion else ASHA)(**limits)  # type: ignore[arg-type]
+        self.journal: list[Mapping[str, Any]] = [json.loads(json.dumps(each)) for each in records]
+        given: Any = {"seed": 0, "smaller_is_better": True, "log": self.journal.append}
+        search = Search.replay(self.journal, method, parse(SPACE), **given)
+        if not search.started:
+            search.start()
+        self.effects: list[Effect] = []
+        self.fetched: list[TrialResult] = []
+        opened = OpenSearch(search=search, config=load_config(CONFIG), records=list(self.journal))
+        self.driver = ExperimentDriver(opened, self.effects.append, resume="resume it")
+        self.driver.begin(self.journal)
+
+    def take(self, kind: type[M]) -> list[M]:
+        """Take out the effects of this kind since the last call; records are kept in the journal, too."""
+        found = [each for each in self.effects if isinstance(each, kind)]
+        self.effects[:] = [each for each in self.effects if not isinstance(each, kind)]
+        if kind is Append:
+            self.journal += [each.record for each in found]  # type: ignore[attr-defined]
+        return found
+
+    def replies(self) -> dict[Any, Any]:
+        return {reply.call: reply.value for reply in self.take(Reply)}
+
+    def to_desk(self) -> list[tuple[Any, ...]]:
+        return [(each.method, *each.args) for each in self.take(ToDesk)]
+
+    def grant(self, lease: int, trial: int) -> None:
+        self.driver.on(LeaseGranted(lease=lease, group="g", trial=trial))
+
+    def report(self, lease: int, step: int = RUNG, value: float = 0.5, *, decides: bool = True) -> str:
+        """Rank 0 reports; its call."""
+        call = f"report of {lease} at {step}"
+        rows = [{"batches": step, "kind": "validation", "name": "loss", "value": value, "epochs": 1.0, "time": 0.0}]
+        report = DeskReport(rows=rows, step=step, value=value, final=step == END)
+        self.driver.report(call, lease, report, decides)
+        return call
+
+    def fetch(self, process: int = 7) -> list[TrialResult] | None:
+        """Tune's handle asks for results; what it gets at once."""
+        self.driver.fetch("fetch", process)
+        return self.replies().get("fetch")
+
+    def decide(self) -> None:
+        """The handle fetches, and Tune passes the results to the search."""
+        if due := self.fetch():
+            self.driver.decide(due)
+
+    def leave(self, lease: int, trial: int, outcome: LeaseOutcome, **fields: Any) -> None:
+        """A trial leaves its group, and the lease is over."""
+        self.driver.on(TrialLeft(lease=lease, group="g", trial=trial, outcome=outcome, **fields))
+        self.driver.on(LeaseOver(lease=lease, group="g", trial=trial))
+
+    def die(self, lease: int, trial: int) -> None:
+        """A trial's processes die."""
+        self.leave(lease, trial, "errored", error="it died", failure=Failure(kind="died"), dead=(0,))
+
+    def state(self, trial: int) -> str:
+        return self.driver.search.trials[trial].state
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """Its trials 0 and 1 have the leases 1 and 2."""
+    scene = Scene()
+    assert scene.to_desk() == [("enqueue", [0, 1], False)]
+    scene.grant(1, 0)
+    scene.grant(2, 1)
+    assert [(bind.lease, bind.trial, bind.last_step) for bind in scene.take(Bind)] == [(1, 0, None), (2, 1, None)]
+    scene.take(Append)
+    return scene
+
+
+# ------------------------------------------------------------------------------------------------------------- reports
+def test_a_decisive_report_is_recorded_then_decided_on_then_answered(scene: Scene) -> None:
+    call = scene.report(1)
+    assert isinstance(scene.effects[0], ReportReceived)
+    assert not scene.replies()
+    due = scene.fetch()
+    assert due == [TrialResult(number=1, trial=0, step=RUNG, value=0.5)]
+    scene.effects.clear()
+    scene.driver.decide(due)
+    assert [each.record["event"] for each in scene.effects if isinstance(each, Append)] == ["reported"]
+    assert all(each.wait for each in scene.take(Append))
+    assert scene.replies() == {call: "pause"}
+    assert scene.to_desk() == [("withdraw", [0])]
+    scene.driver.decide(due)
+    assert not scene.effects, "Tune passes a result again if its handle was replaced"
+    assert scene.driver.counts.decisions == {"pause": 1}
+
+
+def test_a_report_that_nobody_waits_for_is_answered_at_once(scene: Scene) -> None:
+    call = scene.report(1, decides=False)
+    received, reply = [each for each in scene.effects if not isinstance(each, Append)]
+    assert isinstance(received, ReportReceived)
+    assert reply == Reply(call, "continue")
+    scene.driver.close()
+    call = scene.report(1, decides=False)
+    assert scene.replies() == {call: "interrupt"}
+
+
+def test_a_final_report_ends_the_trial_and_later_errors_do_not_count(scene: Scene) -> None:
+    call = scene.report(1, END)
+    assert scene.replies() == {call: "continue"}
+    scene.die(1, 0)
+    assert not scene.take(ShowFailure)
+    assert not scene.to_desk()
+    scene.decide()
+    assert scene.state(0) == "COMPLETED"
+
+
+def test_a_trial_that_is_lent_again_after_its_final_report_is_given_back(scene: Scene) -> None:
+    """Its group was to end, and did so before its processes left."""
+    scene.report(1, END)
+    scene.driver.on(LeaseOver(lease=1, group="g", trial=0))
+    scene.grant(3, 0)
+    assert scene.to_desk() == [("drop", 3)]
+    assert not scene.take(Bind)
+
+
+def test_a_report_of_a_fenced_or_ended_lease_is_refused(scene: Scene) -> None:
+    waiting = scene.report(1)
+    scene.grant(3, 0)  # rank 0 has failed, the other ranks have not left yet
+    assert scene.replies() == {waiting: "fenced"}
+    refused = scene.report(1)
+    unknown = scene.report(99)
+    scene.driver.may_commit("commit", 1)
+    scene.driver.improves("improves", 1, 0.0)
+    scene.driver.may_commit("new commit", 3)
+    assert scene.replies() == {
+        refused: "fenced",
+        unknown: "fenced",
+        "commit": False,
+        "improves": False,
+        "new commit": True,
+    }
+    scene.driver.on(LeaseOver(lease=1, group="g", trial=0))
+    scene.driver.may_commit("new commit", 3)
+    assert scene.replies() == {"new commit": True}
+
+
+def test_the_best_score_is_strictly_better_or_was_lost_with_an_earlier_lease_of_its_trial(scene: Scene) -> None:
+    def improves(lease: int, score: float) -> Any:
+        scene.driver.improves("call", lease, score)
+        return scene.replies()["call"]
+
+    scene.driver.best("best")
+    assert scene.replies() == {"best": None}
+    assert [improves(1, score) for score in (0.5, 0.5, 0.6, 0.4)] == [True, False, False, True]
+    assert not improves(2, 0.4)
+    scene.driver.on(LeaseOver(lease=1, group="g", trial=0))
+    scene.grant(3, 0)
+    assert [improves(3, 0.4), improves(3, 0.4)] == [True, False]
+    scene.driver.best("best")
+    assert scene.replies()["best"] == 0.4
+
+
+def test_warnings_are_printed_and_a_checkpoint_of_an_ended_lease_counts(scene: Scene) -> None:
+    scene.driver.report("call", 1, DeskReport(warning="no metric"), False)
+    assert scene.take(Say) == [Say("warning: trial 0: no metric")]
+    scene.driver.on(LeaseOver(lease=1, group="g", trial=0))
+    scene.driver.saved(None, 0, "id", 4, 0.5, 1.0)
+    assert [each.record["event"] for each in scene.take(Append)] == ["saved"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- Tune
+def test_the_handle_gets_each_result_once_and_those_of_a_trial_one_after_another(scene: Scene) -> None:
+    assert scene.fetch() is None
+    scene.report(1)
+    [first] = scene.replies()["fetch"]
+    scene.report(2, value=0.25)
+    scene.driver.on(LeaseOver(lease=1, group="g", trial=0))
+    scene.grant(3, 0)
+    scene.report(3, value=0.5)  # again, after a restart
+    [second] = scene.fetch() or []
+    assert (first.trial, second.trial) == (0, 1)
+    assert scene.fetch() is None
+    scene.driver.decide([first])
+    assert [result.number for result in scene.replies()["fetch"]] == [3]
+
+
+def test_a_new_handle_gets_unanswered_results_again_and_the_call_of_the_dead_one_ends(scene: Scene) -> None:
+    scene.report(1)
+    first = scene.fetch(7)
+    assert scene.fetch(7) is None
+    scene.driver.fetch("new", 8)
+    assert scene.replies() == {"fetch": None, "new": first}
+    assert scene.driver.counts.handles_started == 2
+
+
+def test_the_handle_ends_with_the_run(scene: Scene) -> None:
+    scene.driver.fetch("fetch", 7)
+    scene.driver.end()
+    assert scene.replies() == {"fetch": None}
+
+
+def test_the_end_of_the_search_closes_the_desks_client_and_ends_the_handle() -> None:
+    scene = Scene(promotion=False)
+    for lease, trial in ((1, 0), (2, 1)):
+        scene.grant(lease, trial)
+        scene.report(lease, END, value=trial)
+    scene.effects.clear()
+    scene.decide()
+    assert scene.driver.search.done is not None
+    assert ("close",) in scene.to_desk()
+    assert scene.fetch() is None
+    scene.driver.fetch("late", 7)
+    assert scene.replies() == {"late": None}
+    assert scene.driver.counts.handles_started == 1
+
+
+def test_a_method_that_fails_ends_the_run_and_trials_may_save() -> None:
+    scene = Scene()
+    scene.grant(1, 0)
+    scene.driver.search.method.on = lambda event: 1 / 0  # type: ignore[method-assign]
+    waiting = scene.report(1)
+    scene.decide()
+    [fail] = scene.take(Fail)
+    assert isinstance(fail.error, ExperimentError)
+    assert str(fail.error) == "the search failed: division by zero"
+    scene.driver.close()
+    assert scene.replies() == {waiting: "interrupt"}
+
+
+# ------------------------------------------------------------------------------------------------------------ failures
+def test_a_failed_trial_restarts_first_in_the_queue_and_is_recorded_before(scene: Scene) -> None:
+    scene.die(1, 0)
+    assert [type(each) for each in scene.effects] == [ShowFailure, Append, ToDesk]
+    assert scene.take(Append)[0].record["event"] == "restarted"
+    assert scene.to_desk() == [("enqueue", [0], True)]
+    assert scene.driver.counts.restarts == {0: 1}
+
+
+def test_a_trial_that_is_given_up_ends_through_tune(scene: Scene) -> None:
+    for lease in (1, 3):
+        scene.die(lease, 0)
+        scene.grant(lease + 2, 0)
+    scene.take(Append)
+    scene.decide()
+    assert scene.state(0) == "ERRORED"
+    assert [each.record["event"] for each in scene.take(Append)] == ["exited"]
+    scene.to_desk()
+    scene.die(5, 0)
+    assert not scene.to_desk(), "it is not to train any more"
+
+
+def test_an_end_follows_the_report_before_it(scene: Scene) -> None:
+    scene.report(1, value=0.5)
+    scene.leave(1, 0, "diverged", error="the loss is nan")
+    assert scene.take(Say) == [Say("trial 0 is stopped (stop_on_nan): the loss is nan")]
+    [report] = scene.fetch() or []
+    assert report.outcome is None
+    scene.driver.decide([report])
+    [end] = scene.fetch() or []
+    assert end.outcome == "diverged"
+
+
+@pytest.mark.parametrize("order", ["pause first", "death first", "restarted first"])
+def test_a_trial_that_dies_with_the_report_on_which_it_is_paused_stays_paused(scene: Scene, order: str) -> None:
+    scene.report(1)
+    if order == "pause first":
+        scene.decide()
+    scene.die(1, 0)
+    if order == "restarted first":
+        scene.grant(3, 0)
+    scene.effects[:] = [each for each in scene.effects if not isinstance(each, ToDesk)]
+    scene.decide()
+    assert scene.state(0) == "PAUSED"
+    expected = {
+        "pause first": [],
+        "death first": [("withdraw", [0])],
+        "restarted first": [("drop", 3), ("withdraw", [0])],
+    }
+    assert scene.to_desk() == expected[order]
+
+
+def test_an_error_that_is_fatal_ends_the_run_with_the_place_in_the_config(scene: Scene) -> None:
+    scene.leave(1, 0, "errored", error="searcher.metric: there is no loss", fatal=True)
+    [fail] = scene.take(Fail)
+    assert isinstance(fail.error, FoundInTraining)
+    assert list(fail.error.faults) == [("searcher.metric", "there is no loss")]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_workers_that_can_run_no_trial_end_the_run(scene: Scene, trained: bool) -> None:
+    if trained:
+        scene.report(1)
+    why = Unfit(faults=[("entrypoint", "no class")], resumable=True)
+    scene.driver.on(WorkerUnfit(group="g", why=why))
+    [fail] = scene.take(Fail)
+    assert type(fail.error) is (FoundInTraining if trained else ConfigError)
+    assert "no class; then resume it" in str(fail.error)
+
+
+# -------------------------------------------------------------------------------------------------------- stop, resume
+def test_closing_interrupts_those_who_wait_and_a_decision_meanwhile_takes_no_lease_back(scene: Scene) -> None:
+    waiting = scene.report(1)
+    scene.driver.close()
+    assert scene.replies() == {waiting: "interrupt"}
+    later = scene.report(2, value=0.25)
+    assert scene.replies() == {later: "interrupt"}
+    assert scene.to_desk() == [("close",)]
+    scene.decide()  # both are paused
+    assert not [each for each in scene.to_desk() if each[0] == "drop"], "they save"
+    assert not scene.replies()
+    assert not scene.driver.is_drained
+    scene.leave(1, 0, "interrupted")
+    scene.leave(2, 1, "interrupted")
+    assert scene.driver.is_drained
+
+
+def test_a_lease_of_a_trial_that_ended_or_paused_meanwhile_is_dropped(scene: Scene) -> None:
+    scene.report(1)
+    scene.decide()
+    scene.leave(1, 0, "paused")
+    scene.effects.clear()
+    scene.grant(3, 0)
+    assert scene.to_desk() == [("drop", 3)]
+    scene.driver.on(LeaseOver(lease=3, group="g", trial=0))
+    assert not scene.take(Bind)
+
+
+def test_the_next_run_continues_from_the_journal(scene: Scene) -> None:
+    scene.driver.improves("best", 1, 0.5)
+    scene.report(1)
+    scene.decide()
+    scene.die(2, 1)
+    scene.take(Append)
+    again = Scene(scene.journal)
+    assert again.to_desk() == [("enqueue", [1], False)], "trial 0 is paused"
+    assert again.driver.counts.restarts == {1: 1}
+    again.driver.best("best")
+    assert again.replies() == {"best": 0.5}
+    again.grant(1, 1)
+    [bind] = again.take(Bind)
+    assert bind.hparams == scene.driver.search.params(1)
+    assert bind.seed == scene.driver.search.seed_of(1)

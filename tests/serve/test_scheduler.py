@@ -1,0 +1,294 @@
+"""What a server decides about its experiments: which has a process, what its end means, what users may do."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.desk.messages import Demand
+from dray.desk.shares import Claim
+from dray.serve.control import Share, WrongState
+from dray.serve.queue import Queue
+from dray.serve.scheduler import (
+    MAX_DEATHS,
+    MAX_PROCESSES,
+    ProcessEnd,
+    RemoveRun,
+    Say,
+    Scheduler,
+    SchedulerEffect,
+    SetShare,
+    SignalProcess,
+    StartProcess,
+)
+
+DIED = ProcessEnd(kind="died", error="killed by signal 9")
+
+
+class Scene:
+    """A server, what it emitted, and what the desk knows of the runs. The queue's journal may be on a full disk."""
+
+    def __init__(self, slots: float = 1) -> None:
+        self.slots = slots
+        self.records: list[Mapping[str, Any]] = []
+        self.disk_is_full = False
+        self.effects: list[SchedulerEffect] = []
+        self.demands: dict[str, Demand] = {}
+        self.queue = Queue([], self._append, clock=lambda: 0.0)
+        self.scheduler = Scheduler(self.queue, self.effects.append, is_preempted=lambda demand: self.is_preempted)
+        self.is_preempted = False
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        if self.disk_is_full:
+            raise OSError(28, "No space left on device")
+        self.records.append(record)
+
+    def submit(self, *names: str, share: Share | None = None) -> None:
+        """Experiments that the processes that created them do not run."""
+        for name in names:
+            self.scheduler.submit(Path(name), share or Share(), has_process=False)
+
+    def demand(self, name: str, *, has: int = 0, waits: int = 0) -> None:
+        """What the desk says of an experiment's run."""
+        claim = Claim(name=f"{name}-run", groups=has + waits, size=1, priority=42, weight=1.0)
+        self.demands[claim.name] = Demand(claim=claim, shape="x", kind="cpu", unit=2, has=has)
+
+    def step(self) -> list[SchedulerEffect]:
+        """What follows from a look at the desk."""
+        self.effects.clear()
+        self.scheduler.step(self.demands, self.slots)
+        return list(self.effects)
+
+    def started(self) -> list[str]:
+        return [each.name for each in self.step() if isinstance(each, StartProcess)]
+
+    def state(self, name: str) -> str:
+        return self.scheduler.experiment(name).state
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+def test_there_is_one_process_more_than_slots_and_one_for_those_that_make_others_yield(scene: Scene) -> None:
+    scene.submit("a", "b", "c")
+    assert scene.started() == ["a", "b"]
+    assert scene.started() == []
+    scene.submit("d", share=Share(priority=1))
+    assert scene.started() == ["d"]
+    scene.scheduler.ended("a", ProcessEnd(kind="COMPLETED"))
+    scene.scheduler.ended("b", ProcessEnd(kind="COMPLETED"))
+    assert scene.started() == ["c"]
+
+
+def test_the_priority_counts_before_the_order_and_there_is_a_most(scene: Scene) -> None:
+    scene.slots = 1000
+    scene.submit(*map(str, range(MAX_PROCESSES)))
+    scene.submit("urgent", share=Share(priority=1))
+    started = scene.started()
+    assert (started[0], len(started)) == ("urgent", MAX_PROCESSES)
+
+
+def test_the_process_that_created_an_experiment_runs_it_if_it_may(scene: Scene) -> None:
+    scene.step()
+    runs = [scene.scheduler.submit(Path(name), Share(), has_process=True)[1] for name in "abc"]
+    assert runs == [True, True, False]
+    assert not scene.scheduler.submit(Path("d"), Share(priority=1), has_process=False)[1], "it has ended"
+    assert scene.started() == ["d"]
+
+
+def test_a_process_that_dies_again_and_again_without_training_fails_its_experiment(scene: Scene) -> None:
+    scene.submit("a")
+    for deaths in range(1, MAX_DEATHS + 1):
+        assert scene.started() == ["a"]
+        scene.scheduler.ended("a", DIED)
+        assert scene.scheduler.experiment("a").restarts == deaths
+    assert scene.started() == []
+    failed = scene.scheduler.experiment("a")
+    assert (failed.state, failed.error) == ("ERROR", "killed by signal 9; it has died 3 times in a row")
+    assert scene.scheduler.activate("a").restarts == 0
+    assert scene.started() == ["a"]
+
+
+def test_training_in_between_and_a_full_disk_do_not_count(scene: Scene) -> None:
+    scene.submit("a")
+    for _ in range(3 * MAX_DEATHS):
+        assert scene.started() == ["a"]
+        scene.demand("a", has=1)
+        scene.step()
+        scene.scheduler.ended("a", DIED)
+        scene.demands.clear()
+        scene.scheduler.left("a-run")
+    assert scene.started() == ["a"]
+    scene.scheduler.disk("the disk is full")
+    scene.scheduler.disk("")
+    scene.scheduler.ended("a", DIED)  # of it, perhaps after there was room again
+    assert scene.scheduler.experiment("a").restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (ProcessEnd(kind="COMPLETED"), "COMPLETED"),
+        (ProcessEnd(kind="ERROR", error="every trial failed"), "ERROR"),
+        (ProcessEnd(kind="failed", error="no such class"), "ERROR"),
+        (ProcessEnd(kind="stopped"), "QUEUED"),
+    ],
+)
+def test_the_end_of_a_process_is_that_of_its_experiment_unless_it_was_stopped(
+    scene: Scene, end: ProcessEnd, state: str
+) -> None:
+    scene.submit("a")
+    scene.step()
+    scene.scheduler.ended("a", end)
+    found = scene.scheduler.experiment("a")
+    assert (found.state, found.error) == (state, end.error)
+
+
+def test_an_end_that_can_not_be_written_down_happens_again(scene: Scene) -> None:
+    scene.submit("a")
+    scene.step()
+    scene.disk_is_full = True
+    with pytest.raises(OSError, match="No space"):
+        scene.scheduler.ended("a", ProcessEnd(kind="COMPLETED"))
+    assert scene.started() == ["a"]
+
+
+def test_on_a_full_disk_no_process_starts_and_users_read_why(scene: Scene) -> None:
+    scene.submit("a")
+    scene.scheduler.disk("the disk is full")
+    scene.scheduler.disk("the disk is full")
+    assert [type(each) for each in scene.effects] == [Say]
+    assert scene.started() == []
+    assert scene.scheduler.experiment("a").error.startswith("the disk is full: experiments that wait")
+    scene.scheduler.disk("")
+    assert scene.effects == [Say("the disk has room again")]
+    assert scene.started() == ["a"]
+
+
+def test_a_run_without_a_process_is_removed_once_and_the_next_process_waits_until_it_has_left(scene: Scene) -> None:
+    scene.submit("a")
+    scene.step()
+    scene.demand("a", has=1)
+    scene.step()
+    scene.scheduler.ended("a", ProcessEnd(kind="stopped"))
+    assert RemoveRun("a-run") in scene.effects
+    assert scene.step() == []
+    scene.demands.clear()
+    scene.scheduler.left("a-run")
+    assert scene.started() == ["a"]
+
+
+def test_an_extension_is_kept_until_its_process_has_opened_the_experiment(scene: Scene) -> None:
+    scene.submit("a")
+    scene.scheduler.extend("a", {"max_trials": 8})
+    assert scene.step() == [StartProcess("a", Path("a"), {"max_trials": 8})]
+    with pytest.raises(WrongState, match="pause it first"):
+        scene.scheduler.extend("a", {"max_trials": 9})
+    scene.scheduler.ended("a", DIED)
+    assert scene.step() == [StartProcess("a", Path("a"), {"max_trials": 8})], "it may have died before"
+    scene.demand("a", waits=1)
+    scene.step()
+    assert scene.queue.item("a").extension == {}
+
+
+def test_a_server_that_ends_stops_its_processes_and_starts_none(scene: Scene) -> None:
+    scene.submit("a", "b", "c")
+    scene.step()
+    scene.effects.clear()
+    scene.scheduler.close()
+    assert scene.effects == [SignalProcess(name, signal.SIGTERM) for name in ("a", "b")]
+    assert not scene.scheduler.is_idle
+    scene.scheduler.ended("a", ProcessEnd(kind="stopped"))
+    scene.scheduler.ended("b", DIED)
+    assert scene.scheduler.is_idle
+    assert scene.step() == []
+    assert all(item.is_due for item in scene.queue.items()), "for the next server"
+
+
+# ----------------------------------------------------------------------------------------------------------- the verbs
+@pytest.mark.parametrize(("wanted", "state"), [("pause", "PAUSED"), ("stop", "STOPPED")])
+def test_an_experiment_stops_at_once_if_it_waits_and_once_its_process_has_ended_otherwise(
+    scene: Scene, wanted: Any, state: str
+) -> None:
+    scene.slots = 0
+    scene.submit("runs", "waits")
+    scene.step()
+    scene.effects.clear()
+    assert scene.scheduler.end("waits", wanted, signal.SIGTERM).state == state
+    assert scene.scheduler.end("runs", wanted, signal.SIGTERM).state == "STOPPING"
+    assert scene.effects == [SignalProcess("runs", signal.SIGTERM)]
+    scene.scheduler.ended("runs", DIED)
+    assert (scene.state("runs"), scene.scheduler.experiment("runs").restarts) == (state, 0)
+    assert scene.started() == []
+    scene.scheduler.activate("runs")
+    assert scene.started() == ["runs"]
+
+
+def test_what_has_ended_can_not_be_stopped_and_what_has_completed_not_activated(scene: Scene) -> None:
+    scene.submit("a")
+    scene.step()
+    scene.scheduler.ended("a", ProcessEnd(kind="COMPLETED"))
+    with pytest.raises(WrongState, match="experiment a has ended"):
+        scene.scheduler.end("a", "stop", signal.SIGTERM)
+    with pytest.raises(WrongState, match="experiment a has completed"):
+        scene.scheduler.activate("a")
+    assert scene.scheduler.extend("a", {"max_trials": 8}).state == "QUEUED"
+
+
+def test_what_can_not_be_written_down_is_not_done(scene: Scene) -> None:
+    scene.submit("a")
+    scene.step()
+    scene.effects.clear()
+    scene.disk_is_full = True
+    with pytest.raises(OSError, match="No space"):
+        scene.scheduler.end("a", "stop", signal.SIGTERM)
+    with pytest.raises(OSError, match="No space"):
+        scene.submit("b")
+    assert not scene.effects
+    assert [(each.name, each.state) for each in scene.scheduler.experiments()] == [("a", "QUEUED")]
+
+
+def test_a_share_that_a_user_sets_reaches_the_desk_until_it_has_it(scene: Scene) -> None:
+    scene.submit("a")
+    scene.step()
+    scene.demand("a", waits=1)
+    scene.scheduler.set_share("a", Share(priority=1, weight=2.0, max_slots=3))
+    assert scene.step() == [SetShare("a-run", 1, 2.0, 6)]
+    assert scene.step() == [SetShare("a-run", 1, 2.0, 6)]
+    annotated = scene.scheduler.annotate("a", ("best",), "lower rates")
+    assert (annotated.tags, annotated.notes) == (("best",), "lower rates")
+
+
+def test_deleted_experiments_are_forgotten_unless_they_run(scene: Scene) -> None:
+    scene.slots = 0
+    scene.submit("runs", "waits")
+    scene.step()
+    scene.scheduler.deleted(["runs", "waits"])
+    assert [each.name for each in scene.scheduler.experiments()] == ["runs"]
+
+
+def test_the_state_says_what_an_experiment_waits_for(scene: Scene) -> None:
+    scene.submit("a")
+    states = [scene.state("a")]
+    scene.step()
+    for has, waits, is_preempted in ((0, 2, True), (2, 0, False), (0, 0, False), (0, 2, True), (0, 2, False)):
+        scene.is_preempted = is_preempted
+        scene.demand("a", has=has, waits=waits)
+        scene.step()
+        states.append(scene.state("a"))
+    assert states == ["QUEUED", "QUEUED", "RUNNING", "RUNNING", "PREEMPTED", "RESTARTING"]
+    assert scene.scheduler.counts() == {"RESTARTING": 1}
+    found = scene.scheduler.experiment("a")
+    assert (found.slots, found.waiting) == (0, 2)
+    scene.demands.clear()
+    scene.scheduler.ended("a", DIED)
+    scene.scheduler.left("a-run")
+    scene.step()
+    assert scene.state("a") == "RESTARTING"

@@ -1,0 +1,41 @@
+"""A worker that reaches the desk but no longer the trial's driver: the trial goes on, as the driver may be there."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dray.desk.connection import ConnectionLost
+from dray.desk.desk import Desk
+from dray.desk.effects import Reply, Tell
+from dray.desk.messages import DeskReport, LeaseGranted, TrialLeft
+from dray.experiment.restarts import Restarts
+from dray.worker.lease import DriverLost
+from dray.worker.link import TrialLink
+from dray.worker.run_trial import lost_driver
+
+
+def test_its_trial_is_restarted() -> None:
+    answer: Future[Any] = Future()
+    answer.set_exception(ConnectionLost("lost the connection to the experiment's desk at 10.0.0.7:8300"))
+    driver: Any = SimpleNamespace(report=lambda *_: answer)
+    lease: Any = SimpleNamespace(number=1, trial_id=3)
+    with pytest.raises(DriverLost) as lost:
+        TrialLink(driver, driver, lease).send(DeskReport(), wait=True)
+    effects: list[Any] = []
+    desk = Desk(effects.append)
+    desk.add("groups", is_owner=True)
+    desk.add("run")
+    desk.enqueue("run", [3], first=False)
+    desk.next_lease("next", "groups", "group-0", 1, 0, 1, 0)
+    [granted] = [each.message for each in effects if isinstance(each, Tell) and isinstance(each.message, LeaseGranted)]
+    desk.begun(None, granted.lease)
+    effects.clear()
+    desk.leave("bye", granted.lease, 0, lost_driver(lost.value, batches=20))
+    assert effects[0] == Reply("bye", None), "one that hangs waits for it before it ends its process"
+    left = next(each.message for each in effects if isinstance(each, Tell) and isinstance(each.message, TrialLeft))
+    assert Restarts([], max_restarts=0, emit=effects.append).end_of(left) is None, "as if its node were lost"
+    assert left.error.startswith("trial 3 has lost its driver: lost the connection to the experiment's desk at 10.0")
