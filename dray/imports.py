@@ -146,11 +146,7 @@ def _origin(name: str, module: ModuleType) -> Path | None:
 
 
 def import_model(name: str, directory: Path) -> ModuleType:
-    """Import a module from ``directory``, which stays at the front of ``sys.path``.
-
-    Raises:
-        EntrypointError: there is no such module, or its import raises.
-    """
+    """Import a module from ``directory``, which stays at the front of ``sys.path``."""
     # Here, not above: a worker imports this module first, and these import more.
     from dray.errors import EntrypointError, ImportRaisedError
 

@@ -73,9 +73,6 @@ class Objectives:
     Args:
         metrics: In the order in which trials' metrics are given and recorded.
 
-    Raises:
-        FieldError: There is no objective, or an objective or constraint is there twice; with paths `searcher.metrics`.
-
     >>> objectives = Objectives((Metric(name="acc", smaller_is_better=False), Metric(name="mb", at_most=100)))
     >>> objectives.normalised((0.9, 150.0))
     Losses(values=(-0.9,), excesses=(0.5,))

@@ -76,13 +76,6 @@ class OptunaSampler:
             counts the trials that are compared, and `multivariate` is true by default. With "nsga2",
             `population_size` is 10 by default.
         objectives: The search's, if it has several metrics: then it learns from losses. Not with "cmaes".
-
-    Attributes:
-        trials: What the sampler knows of the search's trials.
-
-    Raises:
-        FieldError: There is no such sampler, it needs a package that is not installed, or it does not take these
-            options. Paths begin with `searcher.sampler`.
     """
 
     def __init__(

@@ -27,17 +27,11 @@ LEAST_RUNS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungPreview:
-    """A rung.
+    """A rung."""
 
-    Attributes:
-        length: In the unit of `max_length`; None where the search does not set the length of its trials.
-        trials: Trials that reach it; a mean if it depends on chance.
-        last: Those of them that go no further.
-    """
-
-    length: int | None
-    trials: float
-    last: float
+    length: int | None  # None where the search does not set the length of its trials
+    trials: float  # that reach it; a mean if it depends on chance
+    last: float  # that go no further
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +53,10 @@ class BracketPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a search will do if every trial is valid and values come in random order.
-
-    Attributes:
-        brackets: In the order in which their first trials are created.
-        likely: Nine of ten searches have a `total` in this range; None if the total is certain or unknown.
-    """
+    """What a search will do if every trial is valid and values come in random order."""
 
     brackets: tuple[BracketPreview, ...]
-    likely: tuple[float, float] | None = None
+    likely: tuple[float, float] | None = None  # range of the `total` of nine of ten searches, if that is not certain
 
     @property
     def trials(self) -> float:
@@ -85,10 +74,6 @@ def preview(method: Method) -> Preview:
 
     A custom method is simulated once, with random values at each rung, so its numbers of trials are one random outcome.
     This starts the method; make another one to run.
-
-    Raises:
-        TypeError: It is not a method.
-        RuntimeError: It broke a rule in the simulation; see `searchers.testing.check_method`.
 
     >>> from searchers import ASHA
     >>> found = preview(ASHA(max_trials=64, max_length=16, num_rungs=3))

@@ -32,9 +32,6 @@ def rank_correlation(values: Sequence[float], pairs: Sequence[tuple[float, float
         values: Of all trials at the rung, smaller is better.
         pairs: The values at the rung and at the next one, of trials that were chosen by the former, or of all.
 
-    Returns:
-        From -1 to 1; close to `PRIOR` while there are few pairs.
-
     >>> rank_correlation(range(100), [(each, each + 0.5) for each in range(100)]) > 0.97
     True
     """

@@ -66,12 +66,7 @@ def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
 
 
 class RandomSampler:
-    """Independent draws from the space: trial 7's depends only on the seed and on 7.
-
-    Args:
-        space: The space to draw from.
-        seed: Any integer.
-    """
+    """Independent draws from the space: trial 7's depends only on the seed and on 7."""
 
     def __init__(self, space: Space, seed: int) -> None:
         self.space, self.seed = space, seed
@@ -85,12 +80,6 @@ class RandomSampler:
 
 class GridSampler:
     """The points of `Space.grid()`, from the last to the first, as in Determined.
-
-    Args:
-        space: Its numbers need a `count` or a `step`.
-
-    Raises:
-        SpaceError: The space has no finite grid, or one of more than a million points.
 
     >>> from searchers import parse_space
     >>> grid = GridSampler(parse_space({"x": {"type": "int", "minval": 1, "maxval": 3, "count": 3}}))
@@ -122,9 +111,6 @@ class FirstPoints:
         space: The points' space.
         points: For trials 0, 1, ...: complete points of the space, except that constants may be left out.
         sampler: For the other trials. It learns from all trials.
-
-    Raises:
-        SpaceError: A point is not in the space; all faults are named, e.g. `searcher.points[2].lr`.
 
     >>> from searchers import parse_space
     >>> space = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}, "batch": 64})

@@ -67,24 +67,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """The outcome of a simulated search.
+    """The outcome of a simulated search."""
 
-    Attributes:
-        time: Time of the last event, or `until`.
-        done: Why the search ended; None if it was cut at `until`.
-        trials: Trials that were created.
-        ended: How many ended, by reason.
-        trained: Length trained by all trials together, including what failures lost.
-        busy: Time in which workers had a trial, summed over workers; `busy / (workers * time)` is the utilisation.
-        events: Number of events sent to the search.
-    """
-
-    time: float
-    done: DoneReason | None
-    trials: int
+    time: float  # of the last event, or `until`
+    done: DoneReason | None  # None: it was cut at `until`
+    trials: int  # created
     ended: Mapping[Reason, int]
-    trained: float
-    busy: float
+    trained: float  # by all trials together, including what failures lost
+    busy: float  # time in which workers had a trial; `busy / (workers * time)` is the utilisation
     events: int
 
 

@@ -26,15 +26,9 @@ NEARLY_DONE = math.nextafter(1.0, 0.0)
 class TrialCounts:
     """How many trials were created and how many were invalid, in all brackets of a search together.
 
-    Args:
-        max_trials: Trials of the search.
-        max_invalid: Invalid trials that are replaced. After one more the search gives up: no trial is created, live
-            ones run to their end, and the search is done with the reason "invalid_hp". None: 4 per trial, which is
-            enough for a space of which a fifth is valid, and at least 16.
-
-    Attributes:
-        created: Trials created.
-        gave_up: Whether too many were invalid.
+    Invalid trials are replaced, `max_invalid` of them; None: 4 per trial, which is enough for a space of which a fifth
+    is valid, and at least 16. After one more the search gives up: no trial is created, live ones run to their end, and
+    the search is done with the reason "invalid_hp".
     """
 
     def __init__(self, *, max_trials: int, max_invalid: int | None) -> None:
@@ -58,16 +52,9 @@ class TrialCounts:
 
 
 class TrialSlots:
-    """The trials of one search or bracket, and the slots they hold.
+    """The trials of one search or bracket, and the slots they hold; 0 slots = no limit, but `MAX_CONCURRENT`.
 
-    Args:
-        max_trials: Trials to create. Trials with invalid hyperparameters are replaced and don't count.
-        max_concurrent: Slots; 0 = no limit, but at most `MAX_CONCURRENT` are used.
-        max_invalid: As in `TrialCounts`.
-        replaces_invalid: Whether invalid trials are replaced; else they count like any other.
-
-    Attributes:
-        counts: Of the whole search. Brackets share one.
+    Trials with invalid hyperparameters are replaced and don't count, unless `replaces_invalid` is false.
 
     >>> slots = TrialSlots(max_trials=3, max_concurrent=2, max_invalid=0)
     >>> slots.fill()
@@ -80,7 +67,7 @@ class TrialSlots:
     def __init__(
         self, *, max_trials: int, max_concurrent: int, max_invalid: int | None = None, replaces_invalid: bool = True
     ) -> None:
-        self.counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)
+        self.counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)  # brackets share one
         self.max_trials, self._num_slots = max_trials, _num_slots(max_concurrent)
         self._replaces_invalid = replaces_invalid
         self._counted = 0  # trials created, except those that were replaced

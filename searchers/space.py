@@ -36,26 +36,16 @@ Constraint = Callable[[Mapping[str, object]], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """A parsed space, the result of `parse`.
-
-    Attributes:
-        root: Its domains.
-        constraint: Whether a point is allowed; None: all are. It must depend only on the point, or a search can't be
-            reproduced.
-        path: The space's name in errors.
-    """
+    """A parsed space, the result of `parse`."""
 
     root: Nested
-    constraint: Constraint | None = None
-    path: str = "hyperparameters"
+    constraint: Constraint | None = None  # must depend only on the point, or a search can't be reproduced
+    path: str = "hyperparameters"  # its name in errors
 
     def sample(self, rng: Random) -> dict[str, object]:
         """One point: a new dict of JSON values, with sorted keys at every level. Constants draw nothing from `rng`.
 
         A point that the constraint rejects is drawn again from the same `rng`.
-
-        Raises:
-            SpaceError: The constraint rejected 1,000 points in a row.
 
         >>> space = parse({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "batch": 64})
         >>> sorted(space.sample(Random(7)))
@@ -80,9 +70,6 @@ class Space:
         without repeats. A conditional category has the points of its own grid. A space without hyperparameters has no
         points. Points that the constraint rejects are left out. Source: Determined's grid search.
 
-        Raises:
-            SpaceError: A number has neither `count` nor `step`, or there are more than a million points.
-
         >>> parse({"a": {"type": "int", "minval": 0, "maxval": 9, "count": 2}, "b": [1, 2]}).grid()
         [{'a': 0, 'b': [1, 2]}, {'a': 9, 'b': [1, 2]}]
         """
@@ -93,15 +80,7 @@ class Space:
         return [point for point in points if self.allows(point)]
 
     def check(self, point: object, *, path: str) -> dict[str, object]:
-        """The point as it would be sampled: whole floats as integers for `int`, constants filled in.
-
-        Args:
-            point: Given by a user; its numbers may have NumPy types.
-            path: Its name in errors, e.g. `searcher.points[2]`.
-
-        Raises:
-            SpaceError: It is not a point of the space. All faults are named, by path.
-        """
+        """The point as it would be sampled: whole floats as integers for `int`, constants filled in."""
         faults: Faults = []
         try:
             point = hparams_from_json(hparams_to_json(point))
@@ -130,9 +109,6 @@ def parse(
         hyperparameters: Names to domains, as in the example at the top of this file.
         path: Its name in errors.
         constraint: Whether a point is allowed.
-
-    Raises:
-        SpaceError: Something is invalid. `faults` names all of it, by path: "hyperparameters.lr.minval".
     """
     faults: Faults = []
     root = _nested(hyperparameters, path, faults)

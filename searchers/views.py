@@ -52,13 +52,13 @@ class TrialView:
 
     id: int
     state: State = "PENDING"
-    hparams: Mapping[str, object] | None = None
-    best: float | None = None
+    hparams: Mapping[str, object] | None = None  # as drawn when it first started
+    best: float | None = None  # finite
     best_step: float | None = None
     losses: Losses | None = None
-    last: float | None = None
-    last_step: float | None = None
-    stop_requested: bool = False
+    last: float | None = None  # may be NaN
+    last_step: float | None = None  # the greatest reported
+    stop_requested: bool = False  # and not resumed since; it may not have stopped yet
 
     @property
     def ended(self) -> bool:

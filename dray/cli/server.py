@@ -33,7 +33,7 @@ NoServer: TypeAlias = Annotated[
 
 
 def tell(line: str) -> None:
-    """Print a line for the user on standard error."""
+    """Print a line on standard error."""
     typer.echo(line, err=True)
 
 

@@ -49,11 +49,7 @@ class NoSuchAttribute(NotSupported, AttributeError):
 
 
 def lacks(path: str) -> Callable[[type[T]], type[T]]:
-    """Decorates a class of dray's: attributes that only Determined's has (`names.MEMBERS`) raise `NoSuchAttribute`.
-
-    Args:
-        path: Determined's dotted name of the class.
-    """
+    """Decorates a class of dray's: attributes that only Determined's has (`names.MEMBERS`) raise `NoSuchAttribute`."""
 
     def mark(ours: type[T]) -> type[T]:
         for name in MEMBERS:

@@ -52,11 +52,7 @@ class Location:
 
     @classmethod
     def of(cls, where: str | os.PathLike[str] | Location) -> Location:
-        """From a path or a URI, which may contain credentials (`s3://KEY:SECRET@bucket`, `?account_key=...`).
-
-        Raises:
-            ValueError: the URI is invalid; says why.
-        """
+        """From a path or a URI, which may contain credentials (`s3://KEY:SECRET@bucket`, `?account_key=...`)."""
         if isinstance(where, Location):
             return where
         text = os.fspath(where).removeprefix("file://")

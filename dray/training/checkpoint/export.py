@@ -19,14 +19,7 @@ use until then."""
 
 
 class SavedModels:
-    """The models of a checkpoint, whose tensors are read from its files as they are used.
-
-    Attributes:
-        states: their state dicts; sharded tensors have no data there.
-
-    Args:
-        directory: of the checkpoint.
-    """
+    """The models of a checkpoint, whose tensors are read from its files as they are used."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -182,9 +182,6 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
 
     Args:
         models: the trial's, unwrapped: in a Determined checkpoint the parameters' names depend on how it ran.
-
-    Raises:
-        ValueError: it holds what can't be loaded as data, or is no dict.
     """
     old = determined_state(directory)
     path = directory / STATE if old is None else old
