@@ -30,21 +30,12 @@ NEVER_BEST: tuple[State, ...] = ("ERRORED", "INVALID_HP")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
-    """What the search knows of a trial.
+    """What the search knows of a trial. Its values are as measured.
 
-    Attributes:
-        id: Its number, in order of creation.
-        state: PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; PRUNED,
-            COMPLETED, ... when it has ended. If the search is extended, a completed trial may be resumed.
-        hparams: As drawn when it first started; None before.
-        best: Best finite value reported, as measured; None if there is none. With several metrics, the first objective
-            of the report that stands for the trial, if that keeps the constraints: see `losses`.
-        best_step: The step of `best`.
-        losses: With several metrics, those of the report that stands for the trial: that with the least violation, and
-            among equals with the best first objective; None before the first.
-        last: Last value reported, as measured; it may be NaN.
-        last_step: Greatest step reported.
-        stop_requested: A `Stop` was issued, and no `Resume` since. The trial may not have stopped yet.
+    It is PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; PRUNED,
+    COMPLETED, ... when it has ended. If the search is extended, a completed trial may be resumed. With several metrics,
+    the report with the least violation, and among equals with the best first objective, stands for the trial: `losses`
+    are its, and `best` is its first objective, if it keeps the constraints.
 
     >>> TrialView(id=0).after(Exited(trial=0, reason="diverged")).state
     'PRUNED'
