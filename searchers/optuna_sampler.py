@@ -105,10 +105,7 @@ class OptunaSampler:
             self._options = {"population_size": _POPULATION} | self._options
         self._distributions = to_optuna(space, wide_as_float=self._is_tpe)
         self.trials = SamplerTrials(
-            rungs,
-            enough=self._startup or _STARTUP,
-            background=self._is_tpe,
-            all_compared=self._has_notes,
+            rungs, enough=self._startup or _STARTUP, background=self._is_tpe, all_compared=self._has_notes
         )
         self._pareto = objectives is not None
         self._failed_points: set[str] = set()  # as JSON

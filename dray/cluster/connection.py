@@ -103,11 +103,7 @@ def connect(address: str | None) -> Cluster:
     # Another one, if it was shut down and Ray started by the user's code.
     if ray.is_initialized() and kept is not None and ray.get_runtime_context().gcs_address == kept[0]:
         if is_local and kept[1] == _inherited() and _all_live():
-            return Cluster(
-                own=True,
-                local=True,
-                description=f"{kept[2]}, {_count(ray.cluster_resources())}",
-            )
+            return Cluster(own=True, local=True, description=f"{kept[2]}, {_count(ray.cluster_resources())}")
         ray.shutdown()
     if ray.is_initialized():
         return Cluster(

@@ -26,8 +26,7 @@ class LogPolicy(Section):
     place: ClassVar[str] = "log_policies[]"
 
     pattern: str = Field(
-        description="a regular expression to find in the log of a trial that failed",
-        examples=["CUDA out of memory"],
+        description="a regular expression to find in the log of a trial that failed", examples=["CUDA out of memory"]
     )
     action: Literal["cancel_retries"] = Field(
         description="cancel_retries: the trial is not started again", examples=["cancel_retries"]

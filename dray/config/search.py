@@ -42,9 +42,7 @@ def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Meth
             return Single(max_length=length)
         case RandomSearcher():
             return RandomSearch(
-                max_trials=searcher.max_trials,
-                max_concurrent_trials=searcher.max_concurrent_trials,
-                max_length=length,
+                max_trials=searcher.max_trials, max_concurrent_trials=searcher.max_concurrent_trials, max_length=length
             )
         case GridSearcher():
             points = len(GridSampler(config.space))
@@ -166,12 +164,7 @@ def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequ
         chosen = GridSampler(space)
     else:
         chosen = named_sampler(
-            choice.name,
-            space,
-            seed=seed,
-            rungs=rungs,
-            options=choice.options,
-            objectives=searcher.objectives,
+            choice.name, space, seed=seed, rungs=rungs, options=choice.options, objectives=searcher.objectives
         )
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen
