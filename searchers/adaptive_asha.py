@@ -126,7 +126,6 @@ class AdaptiveASHA:
         return self._counts.created
 
     def bracket_of(self, trial: int) -> int:
-        """Index in `brackets` of the trial's bracket."""
         return self._bracket_of[trial]
 
     def start(self) -> list[Action]:
@@ -136,13 +135,11 @@ class AdaptiveASHA:
         ]
 
     def on(self, event: Event) -> list[Action]:
-        """The actions of the trial's bracket."""
         self._counts.check(event.trial)
         number = self._bracket_of[event.trial]
         return self._joined(number, self.brackets[number].on(event))
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Mean of the brackets' progress."""
         # ASHA's progress does not depend on how far its trials are.
         share = sum(bracket.progress({}) for bracket in self.brackets) / len(self.brackets)
         return min(share, NEARLY_DONE) if None in self._outcomes else 1.0

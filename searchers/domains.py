@@ -192,7 +192,6 @@ def built(domain: object, value_of: Callable[[str, Any], Any], name: str = "") -
 
 
 def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
-    """Whether the value differs from the branch in a constant."""
     domains = branch.domains if isinstance(branch, Nested) else ()
     return any(
         isinstance(domain, Const) and name in value and not same(value[name], domain.val) for name, domain in domains

@@ -23,7 +23,6 @@ def shown(faults: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _printable(path: str) -> str:
-    """A path on one line; the names in it are the user's."""
     return path if path.isprintable() else repr(path)[1:-1]
 
 

@@ -60,7 +60,6 @@ class SuccessiveHalving:
         return [kind(length=length, divisor=self.divisor, least=self._least) for length in lengths]
 
     def _set_up(self) -> None:
-        """Create what a variant needs beside the rungs."""
         raise NotImplementedError
 
     def _fill(self) -> list[Action]:
@@ -72,7 +71,6 @@ class SuccessiveHalving:
         raise NotImplementedError
 
     def _exit(self, exited: Exited) -> None:
-        """Record a live trial's end."""
         raise NotImplementedError
 
     def extend_to(self, max_trials: int, max_length: int) -> list[Action]:
@@ -96,7 +94,6 @@ class SuccessiveHalving:
         return self._max_concurrent_trials or math.floor(Fraction(str(self.divisor)) ** (len(self._rungs) - 1))
 
     def start(self) -> list[Action]:
-        """One `Create` for each slot, up to `max_trials`."""
         return self._fill()
 
     def on(self, event: Event) -> list[Action]:

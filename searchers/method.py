@@ -95,12 +95,10 @@ class Fields:
             self.fault(name, f"must be at most {most}, got a larger integer")
 
     def above(self, name: str, value: object, *, limit: float) -> None:
-        """`value` must be a finite number greater than `limit`."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not limit < value < math.inf:
             self.fault(name, f"must be > {limit:g}, got {value!r}")
 
     def one_of(self, name: str, value: object, known: Collection[str]) -> None:
-        """`value` must be one of the `known`."""
         if value not in tuple(known):  # a tuple: `value` may not be hashable
             self.fault(name, f"must be one of {', '.join(known)}, got {value!r}")
 

@@ -40,7 +40,6 @@ class Int:
         return rng.randint(self.minval, self.maxval)
 
     def nearest(self, value: float) -> int:
-        """The closest value of the domain."""
         top = (self.maxval - self.minval) // self.step
         return self.minval + self.step * min(max(round((value - self.minval) / self.step), 0), top)
 
@@ -83,7 +82,6 @@ class Double:
         return rng.uniform(self.minval, self.maxval)
 
     def nearest(self, value: float) -> float:
-        """The closest value of the domain."""
         if self.step is None:
             return min(max(value, self.minval), self.maxval)
         return self._nth(min(max(round((value - self.minval) / self.step), 0), self._steps()))
@@ -133,7 +131,6 @@ class Log:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The smallest and the largest value."""
         ends = float(self.base**self.minval), float(self.base**self.maxval)
         return min(ends), max(ends)
 
@@ -141,7 +138,6 @@ class Log:
         return self.nearest(self.base ** rng.uniform(self.minval, self.maxval))
 
     def nearest(self, value: float) -> float:
-        """The closest value of the domain."""
         if self.step is None:
             return float(value)
         low, high = self.bounds

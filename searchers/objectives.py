@@ -139,7 +139,6 @@ class Objectives:
         return Losses(tuple(values), tuple(excesses))
 
     def are_kept(self, measured: Measured) -> bool:
-        """Whether every metric is finite and every constraint kept."""
         losses = self.normalised(measured)
         return losses is not None and not losses.violation
 

@@ -216,7 +216,6 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
 
 
 def _check_takes(kind: type[BaseSampler], name: str, objectives: Objectives) -> None:
-    """Check that the sampler takes these objectives."""
     if kind.__name__ == "CmaEsSampler":
         given = "; ".join(map(str, objectives.metrics))
         what = f"{name} takes one objective without constraints, but searcher.metrics has: {given}"

@@ -122,7 +122,6 @@ class SamplerTrials:
         return False
 
     def extended(self, rungs: Sequence[float]) -> None:
-        """The search was extended to these rungs."""
         self._next_floor = _floor(rungs)
         self._raise_floor()
 

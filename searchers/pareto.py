@@ -102,7 +102,6 @@ class ParetoOrder:
             self._add(point, other)
 
     def is_among(self, trial: int, count: int) -> bool:
-        """Whether the trial is one of the first `count`."""
         level = self._level.get(trial)
         if level is None:
             place = bisect_left(self._infeasible, (_violation(self._losses[trial]), trial))
@@ -112,7 +111,6 @@ class ParetoOrder:
         return left >= len(self._fronts[level]) or (left > 0 and trial in self._in_order(level)[:left])
 
     def __iter__(self) -> Iterator[int]:
-        """All trials, best first."""
         for level in range(len(self._fronts)):
             yield from self._in_order(level)
         yield from (trial for _, trial in self._infeasible)

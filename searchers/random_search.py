@@ -60,7 +60,6 @@ class RandomSearch:
         return self._slots.max_trials
 
     def start(self) -> list[Action]:
-        """One `Create` for each slot, up to `max_trials`."""
         return self._slots.fill()
 
     def on(self, event: Event) -> list[Action]:

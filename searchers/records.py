@@ -151,7 +151,6 @@ def hparams_to_json(value: object) -> object:
 
 
 def hparams_from_json(value: object) -> object:
-    """The inverse of `hparams_to_json`."""
     match value:
         case {"$float": number, **others} if not others:
             return number_from_json(number)

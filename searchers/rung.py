@@ -106,7 +106,6 @@ class Rung:
         return was_paused
 
     def unpause_all(self) -> list[int]:
-        """Remove all paused trials, and return them by number."""
         trials = sorted(self._paused)
         self._paused.clear()
         return trials
@@ -144,7 +143,6 @@ class Rung:
         return value
 
     def _count(self) -> int:
-        """How many trials are among the best."""
         n = len(self._values)
         return max(n * self._denominator // self._numerator, self._least) if n else 0
 

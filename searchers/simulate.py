@@ -274,7 +274,6 @@ class _Simulator:
             self.train(number, trial, self.time + self.conditions.resume_cost)
 
     def start(self, number: int, trial: _Trial) -> None:
-        """The trial gets a worker."""
         trial.worker, trial.assigned, trial.since = self.free.pop(), self.time, math.inf
         if not self.runs_on(trial, Started(trial=number)):
             return
@@ -323,7 +322,6 @@ class _Simulator:
         trial.worker, trial.since = -1, math.inf
 
     def since_report(self, trial: _Trial) -> float:
-        """Length trained since the last report."""
         if self.time <= trial.since:
             return 0.0
         return min((self.time - trial.since) / trial.rate, self.steps[trial.next] - trial.position)

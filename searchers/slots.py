@@ -37,7 +37,6 @@ class TrialCounts:
         self.extend(max_trials)
 
     def extend(self, max_trials: int) -> None:
-        """Allow for a larger number of trials."""
         self._most = max(16, 4 * max_trials) if self._max_invalid is None else self._max_invalid
         self.gave_up = self._invalid > self._most
 
@@ -46,7 +45,6 @@ class TrialCounts:
         self.gave_up = self._invalid > self._most
 
     def check(self, trial: int) -> None:
-        """Raise an `IllegalEvent` if the trial was never created."""
         if not 0 <= trial < self.created:
             raise never_created(trial, created=self.created)
 
@@ -80,7 +78,6 @@ class TrialSlots:
         self._progress = 0.0
 
     def is_live(self, trial: int) -> bool:
-        """Whether the trial has not ended."""
         if trial in self._live:
             return True
         self.counts.check(trial)
@@ -92,7 +89,6 @@ class TrialSlots:
 
     @property
     def is_full(self) -> bool:
-        """Whether every slot is taken."""
         return len(self._with_slot) >= self._num_slots
 
     @property
@@ -111,7 +107,6 @@ class TrialSlots:
         return self._counted - len(self._live)
 
     def create(self) -> Create:
-        """Create a trial in a free slot."""
         trial = self.counts.created
         self.counts.created += 1
         self._counted += 1
@@ -135,7 +130,6 @@ class TrialSlots:
         return Resume(trial=trial)
 
     def end(self, trial: int, reason: Reason) -> None:
-        """Record the end of a live trial."""
         self._live.remove(trial)
         self._with_slot.discard(trial)
         self._ended[reason] += 1

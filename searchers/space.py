@@ -59,7 +59,6 @@ class Space:
         raise SpaceError([(self.path, what)])
 
     def allows(self, point: Mapping[str, object]) -> bool:
-        """Whether the constraint, if any, allows the point."""
         return self.constraint is None or bool(self.constraint(point))
 
     def grid(self) -> list[dict[str, object]]:

@@ -160,7 +160,6 @@ def _of_determined(arguments: Sequence[str]) -> str:
 
 
 def _of_command(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the command's own function on, without Typer's frames."""
     each = trace
     while each is not None:
         module = each.tb_frame.f_globals["__name__"]

@@ -33,7 +33,6 @@ NoServer: TypeAlias = Annotated[
 
 
 def tell(line: str) -> None:
-    """Print a line on standard error."""
     typer.echo(line, err=True)
 
 
@@ -90,7 +89,6 @@ def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: 
 
 
 def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, detach: bool) -> None:
-    """Submit an experiment, and follow it to its end."""
     from dray.display.text import searched_line
     from dray.serve.submission import submit_file
 

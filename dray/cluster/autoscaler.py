@@ -150,7 +150,6 @@ def activity() -> Activity:
 
 
 def has_state() -> bool:
-    """Whether an autoscaler has stored its state in the cluster."""
     return _activity() is not None
 
 

@@ -14,7 +14,6 @@ from dray.private import is_loopback
 
 
 def known_nodes() -> list[RayNode]:
-    """All nodes, including those that are gone."""
     return [
         RayNode(node["NodeID"], node["NodeManagerAddress"], node["Alive"], node["Resources"], node["Labels"])
         for node in ray.nodes()
@@ -22,7 +21,6 @@ def known_nodes() -> list[RayNode]:
 
 
 def nodes() -> list[RayNode]:
-    """All nodes that are alive."""
     return [node for node in known_nodes() if node.is_alive]
 
 

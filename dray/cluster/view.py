@@ -94,7 +94,6 @@ class ClusterView:
     time: float = 0.0  # seconds since the epoch
 
     def without(self, nodes: Collection[str]) -> ClusterView:
-        """The same without these nodes (ids)."""
         return replace(self, nodes=tuple(node for node in self.nodes if node.id not in nodes))
 
     def resources(self, gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:

@@ -66,7 +66,6 @@ class Watch:
                 failed = True
 
     def answers(self) -> bool:
-        """Whether the head accepts a connection now."""
         try:
             socket.create_connection(self._address, timeout=EVERY_S).close()
         except OSError:

@@ -32,7 +32,6 @@ class BadArchive(ValueError):
 
 
 def pack(directory: Path) -> bytes:
-    """The code in a directory as a ``.tar.gz``."""
     return _pack(code_of(directory))
 
 
@@ -100,7 +99,6 @@ class Archived:
 
     @classmethod
     def of(cls, code: Path) -> Archived:
-        """An experiment's copy of its code."""
         return cls(_pack(copied(code)))
 
     def place(self) -> Path:
@@ -157,7 +155,6 @@ def _keep_all(directory: Path) -> None:
 
 
 def _within(name: str) -> str:
-    """The path of a link in the directory."""
     path = PurePosixPath(name.lstrip("/"))
     if ".." in path.parts:
         raise BadArchive(f"the code has {name!r}, which is outside of its directory")

@@ -33,7 +33,6 @@ class FromDirectory:
     directory: str | Package | Archived
 
     def place(self) -> Path:
-        """The directory of the code, on this machine."""
         return Path(self.directory).resolve() if isinstance(self.directory, str) else self.directory.place()
 
     def __call__(self) -> type[PyTorchTrial] | Script:

@@ -64,7 +64,6 @@ class Code:
 
     @property
     def summary(self) -> str:
-        """The number of files and their size, as text."""
         return f"{counted(len(self.files), 'file')}, {size(self.size)}"
 
     def targets(self) -> Iterator[tuple[str, str]]:

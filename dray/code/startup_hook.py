@@ -85,7 +85,6 @@ def run_startup_hook_once(code: Path, run: str) -> None:
 
 
 def _take_over(listed: bytes) -> None:
-    """Make the environment that ``env -0`` has listed this process's own."""
     after = dict(os.fsdecode(line).split("=", 1) for line in listed.split(b"\0") if b"=" in line)
     set_variables(_changes(os.environ, after))
 

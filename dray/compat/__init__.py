@@ -104,7 +104,6 @@ def path_for_children() -> str:
 
 
 def _real() -> str | None:
-    """Where Determined's own package was imported from; None if it was not."""
     module = sys.modules.get("determined")
     if module is None or _is_ours(module):
         return None
@@ -123,7 +122,6 @@ def real_package_hint() -> str:
 
 
 def find(name: str) -> Any:
-    """The object for a dotted name of Determined's."""
     if name in MODULES:
         return importlib.import_module(name)
     if name in COUNTERPARTS:

@@ -47,7 +47,6 @@ class Custom:
         }
 
     def check(self, searcher: Searcher) -> None:
-        """Check that the objects fit the config."""
         faults = []
         if self.method is not None and not isinstance(searcher, CustomSearcher):
             what = f"must be custom if the method is given from Python, got {searcher.name!r}"
@@ -119,7 +118,6 @@ class Custom:
 
 
 def _made(section: str, make: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Any:
-    """An object of the user's class, made with a section's options."""
     try:
         yaml.safe_dump(dict(options))
     except yaml.YAMLError:

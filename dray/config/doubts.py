@@ -99,7 +99,6 @@ def _exponents(domain: object, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _log_range(low: float, high: float, base: float) -> str:
-    """A log range of these values, as YAML."""
     if low <= 0 or base <= 0 or base == 1:
         return "exponents: {type: log, base: 10, minval: -4, maxval: -1} is 0.0001 to 0.1"
     first, last = sorted(math.log(end, base) for end in (low, high))

@@ -48,7 +48,6 @@ Entrypoint: TypeAlias = ClassName | Script
 
 
 def as_written(entrypoint: Entrypoint | None) -> str | list[str] | None:
-    """The entrypoint as the user wrote it in the config."""
     if entrypoint is None:
         return None
     text = entrypoint.command if isinstance(entrypoint, Script) else str(entrypoint)

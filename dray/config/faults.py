@@ -104,7 +104,6 @@ class _Field(NamedTuple):
 
     @property
     def is_common(self) -> bool:
-        """Whether each kind of the section has the field."""
         return self.section not in KINDS or all(
             self.name in model.model_fields for model in KINDS[self.section].models.values()
         )
@@ -156,7 +155,6 @@ def _unknown_field(section: str, name: str) -> str:
 
 
 def _of_other_kinds(field: _Field) -> str:
-    """That a field belongs to other kinds of the section."""
     kinds = KINDS[field.section]
     needed = " or ".join(each for each, model in kinds.models.items() if field.name in model.model_fields)
     if field.kind == ABSENT:

@@ -66,7 +66,6 @@ def _parsed(raw: Mapping[object, object], minimum: int) -> Length:
 
 
 def _schema(minimum: int) -> dict[str, Any]:
-    """The JSON Schema of a length with a unit."""
     units = {unit: {"type": "integer", "minimum": minimum} for unit in UNITS}
     length = {"type": "object", "properties": units, "additionalProperties": False}
     return length | {"minProperties": 1, "maxProperties": 1}

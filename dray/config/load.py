@@ -110,7 +110,6 @@ def parse_config(content: Mapping[Any, Any]) -> Parsed:
 
 
 def load_storage(section: Mapping[str, Any]) -> Location:
-    """The location that a ``checkpoint_storage`` section gives."""
     origin = "core.init(checkpoint_storage=...)"
     # Only the section is checked: the other fields are those that every config must have.
     alone = {"entrypoint": "python3 program.py", "searcher": {"name": "single", "metric": "any"}}

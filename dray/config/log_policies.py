@@ -99,7 +99,6 @@ def actions(policy: Mapping[str, Any]) -> list[str]:
 
 
 def policies_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``policies`` takes, Determined's older forms included."""
     text = {"type": ["string", "null"]}
     action = {"anyOf": [text, {"type": "object"}]}
     fields: dict[str, Any] = {**dict.fromkeys(("pattern", "name", "signal"), text), "policy": action, "action": action}

@@ -84,7 +84,6 @@ def _searcher(given: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
-    """A search has either one metric or several."""
     if "searcher.metrics" not in given and not any(path.startswith("searcher.metrics") for path in wrong):
         if "searcher.metric" not in given and "searcher.metric" not in wrong:
             yield missing_field("searcher.metric")

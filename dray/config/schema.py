@@ -247,7 +247,6 @@ class ExperimentConfig(Section):
 
     @property
     def space(self) -> Space:
-        """The space that ``hyperparameters`` describe."""
         return self._space
 
     @property
@@ -295,5 +294,4 @@ class ExperimentConfig(Section):
 
 
 def constant(spec: Any) -> Any:
-    """The value of a hyperparameter that is constant."""
     return spec.get("val") if isinstance(spec, Mapping) else spec

@@ -85,7 +85,6 @@ def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
 
 
 def build_sampler(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Sampler:
-    """The sampler of a config, at its start."""
     return _sampler(config, custom, config.space, build_method(config, custom).rungs)
 
 

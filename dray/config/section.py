@@ -51,7 +51,6 @@ class Section(BaseModel):
 
     @classmethod
     def path(cls, field: str) -> str:
-        """The path of a field of this section."""
         return f"{cls.place}.{field}".removeprefix(".")
 
     @classmethod
@@ -101,7 +100,6 @@ class Section(BaseModel):
 
 
 def _or_null(form: dict[str, Any]) -> dict[str, Any]:
-    """A field's JSON Schema that allows null too, which means the default."""
     kept = {key: form[key] for key in ("description", "examples", "default") if form.get(key) is not None}
     form = {key: value for key, value in form.items() if key not in ("description", "examples", "default")}
     null = {"type": "null"}
@@ -125,7 +123,6 @@ def int_if_whole(number: float) -> float:
 
 
 def as_text(raw: object) -> object:
-    """A path as text; other values unchanged."""
     return os.fspath(raw) if isinstance(raw, os.PathLike) else raw
 
 

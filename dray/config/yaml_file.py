@@ -182,7 +182,6 @@ def check_limits(source: Mapping[Any, Any]) -> None:
 
 
 def _fault(value: object) -> str:
-    """Why a file can't have this value; "" if it can."""
     if isinstance(value, int) and not -MAX_NUMBER < value < MAX_NUMBER:
         return f"must be an integer of at most 64 bits, got one of {value.bit_length()} bits"
     if not isinstance(value, str):

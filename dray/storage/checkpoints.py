@@ -193,7 +193,6 @@ class CheckpointStore:
         return _downloaded(self._remote(location), self.trial_dir, only=only)
 
     def filesystem_of(self, checkpoint: str) -> tuple[Any, str]:
-        """The checkpoint's `pyarrow.fs.FileSystem`, and its path there."""
         return self._location(checkpoint).filesystem()
 
     def close(self) -> None:
@@ -218,7 +217,6 @@ class CheckpointStore:
         self.transferred += 1
 
     def _names(self) -> set[str]:
-        """Of what the trial's directory contains."""
         return set(os.listdir(self.trial_dir)) if self.trial_dir.is_dir() else set()
 
     def _location(self, checkpoint: str) -> Location:

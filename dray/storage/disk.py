@@ -91,7 +91,6 @@ def scratch(what: str) -> Iterator[Path]:
 
 
 def scratch_until_exit(what: str) -> Path:
-    """A directory as of `scratch` that is removed when this process ends."""
     directory = contextlib.ExitStack()
     atexit.register(directory.close)
     return directory.enter_context(scratch(what))

@@ -58,7 +58,6 @@ class Outage:
         self._on = False
 
     def began(self, error: BaseException) -> None:
-        """An attempt has failed."""
         if not self._on:
             self._log.warning("%s: %s", self._fails, error)
         self._on = True

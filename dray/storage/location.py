@@ -87,17 +87,14 @@ class Location:
 
     @property
     def path(self) -> Path:
-        """The directory of a local location."""
         assert self.is_local, f"{self.uri} is not a local directory"
         return Path(self.uri)
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.uri.partition("?")[0].rpartition("/")[2]
 
     def child(self, *names: str) -> Location:
-        """The location below this one with these names."""
         base, mark, query = self.uri.partition("?") if not self.is_local else (self.uri, "", "")
         return Location("/".join((base.rstrip("/"), *names)) + mark + query, self.secrets)
 

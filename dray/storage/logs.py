@@ -33,7 +33,6 @@ _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d\.\d{3}Z) ")
 
 
 def stored_as(path: Path) -> str:
-    """The name that a local log has in the store."""
     with path.open("rb") as file:
         first = _STAMP.match(file.read(32))
     if first is None:
@@ -83,7 +82,6 @@ class LogUploader:
             self._logs[path].ended = True
 
     def close(self) -> None:
-        """Upload what is new, and stop."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

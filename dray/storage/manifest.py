@@ -120,7 +120,6 @@ def verify(
 
 
 def never_completed(checkpoint: object) -> CheckpointError:
-    """The error about a directory without a manifest."""
     return CheckpointError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}, so it was never completed")
 
 
@@ -136,7 +135,6 @@ def determined_state(checkpoint: Path) -> Path | None:
 
 
 def is_determined(names: Collection[str]) -> bool:
-    """Whether a directory with files of these names is a checkpoint that Determined wrote."""
     # A part of a checkpoint of dray's may have a file of such a name too, from a callback.
     return DETERMINED_STATE in names and MANIFEST not in names and _PROGRESS not in names
 

@@ -72,8 +72,6 @@ class RemoteDirectory:
         return self._tried("list", listing)
 
     def read(self, name: str) -> bytes:
-        """A small file's content."""
-
         def fetch(filesystem: Any, path: str) -> bytes:
             with filesystem.open_input_stream(f"{path}/{name}") as file:
                 return bytes(file.read())
@@ -81,8 +79,6 @@ class RemoteDirectory:
         return self._tried("read", fetch)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small file, or replace it."""
-
         def put(filesystem: Any, path: str) -> None:
             with filesystem.open_output_stream(f"{path}/{name}") as file:
                 file.write(content)
@@ -121,7 +117,6 @@ class RemoteDirectory:
         _in_parallel(lambda name: self._fetch(directory, name), names)
 
     def delete(self, *, first: str | None = None) -> None:
-        """Remove all files, the file `first` before all others."""
         names = sorted(self.sizes(), key=lambda name: name != first)
         if names and names[0] == first:
             self._remove(names.pop(0))

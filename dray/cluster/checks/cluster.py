@@ -269,7 +269,6 @@ def _shared_directory(storage: Location, checked: ClusterCheck) -> Iterator[tupl
 
 
 def _has(place: Location, name: str) -> bool:
-    """Whether the driver sees a node's file."""
     try:
         if place.is_local:
             return (place.path / name).read_text() == name

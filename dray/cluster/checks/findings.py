@@ -40,7 +40,6 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The address, with the host name if known."""
         return f"{self.address} ({self.host})" if self.host else self.address
 
 
@@ -106,7 +105,6 @@ class ClusterCheck:
                 self.add_note(node.name, f"{disk.path} is {used} full: Ray stores no objects there from 95 % on")
 
     def take_clock(self, node: Node, ahead: float) -> None:
-        """Record how far a node's clock is ahead, and whether that is wrong."""
         node.clock_s = ahead
         if abs(ahead) > MAX_SKEW_S:
             self.add_error(
@@ -116,7 +114,6 @@ class ClusterCheck:
             )
 
     def compare_nodes(self) -> None:
-        """Record what is wrong with the cluster as a whole."""
         nccl = {node.nccl for node in self.nodes if node.gpus and node.nccl}
         if len(nccl) > 1:
             where = ", ".join(f"{node.nccl} on {node.name}" for node in self.nodes if node.gpus)

@@ -32,7 +32,6 @@ def faults(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def provider(config: Mapping[str, Any]) -> str:
-    """The provider's type: ``aws``, ``gcp``, ``local``."""
     return str(config["provider"].get("type"))
 
 
@@ -112,7 +111,6 @@ def _storage(config: Mapping[str, Any]) -> Faults:
 
 
 def _commands(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Each command with the path of its field."""
     return [(path, text) for path, text in _texts(config) if "_commands" in path]
 
 

@@ -141,7 +141,6 @@ def full_disk(places: list[str]) -> Trouble | None:
 
 
 def mounted(place: str) -> str:
-    """Where the disk of this directory is mounted."""
     path = Path(place).resolve()
     return str(next(each for each in (path, *path.parents) if each.is_mount()))
 

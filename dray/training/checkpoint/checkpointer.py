@@ -49,7 +49,6 @@ class Checkpointer:
         return self._save_whole(command, save)
 
     def _save_whole(self, command: Publish, save: Callable[[files.Contents], str | None]) -> str | None:
-        """Save a checkpoint that the chief writes."""
         rank, peers = self.rank, self.rank.peers
         mine = self._rank_state()
         if peers.size > 1:
@@ -99,7 +98,6 @@ class Checkpointer:
         return files.RankState(rng=rng.capture(rank.device), gradients=gradients)
 
     def _contents(self, command: Publish, state: dict[str, Any], ranks: Sequence[files.RankState]) -> files.Contents:
-        """The content of a checkpoint with this model and optimizer state."""
         state["callbacks"] = {name: callback.state_dict() for name, callback in self.rank.callbacks.items()}
         for callback in self.rank.callbacks.values():
             callback.on_checkpoint_save_start(state)
@@ -111,7 +109,6 @@ class Checkpointer:
             callback.on_checkpoint_write_end(str(directory))
 
     def uploaded(self, uuid: str) -> None:
-        """Call this rank's callbacks for a committed checkpoint."""
         for callback in self.rank.callbacks.values():
             callback.on_checkpoint_upload_end(uuid=uuid)
 

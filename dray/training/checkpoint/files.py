@@ -143,7 +143,6 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
 
 
 def read_progress(directory: Path) -> Progress:
-    """The position in training."""
     if determined_state(directory) is not None:
         return determined.read_progress(directory)
     return Progress.from_dict(json.loads((directory / PROGRESS).read_text()))
@@ -164,7 +163,6 @@ def read_division(directory: Path) -> Division | None:
 
 
 def read_trial_seed(directory: Path) -> int | None:
-    """The seed of the trial that wrote a checkpoint; None if unknown."""
     seed = (read_json(directory / METADATA) or {}).get("trial_seed")
     return seed if isinstance(seed, int) else None
 

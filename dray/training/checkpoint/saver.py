@@ -180,7 +180,6 @@ class Saver:
             writing.result()
 
     def finish(self) -> None:
-        """Wait for the last checkpoint."""
         self.answer()
         self.wait()
         full, self._full = self._full, None

@@ -34,7 +34,6 @@ DIRECTORY = "sharded"
 
 
 def file_of(rank: int) -> str:
-    """The name of a rank's file in a checkpoint."""
     return f"{DIRECTORY}/rank_{rank}.safetensors"
 
 
@@ -245,7 +244,6 @@ def _like(own: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def name_of(keys: Keys) -> str:
-    """The name of a tensor in the files, by its keys in the state."""
     return ".".join(map(str, keys))
 
 
