@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 from dray.text import counted
@@ -79,25 +78,15 @@ class ExperimentError(RuntimeError):
 
 
 class DirectoryGone(ExperimentError):
-    """The experiment's directory was deleted, or moved, while it ran."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.path = path
+    """The experiment's directory, the argument, was deleted, or moved, while it ran."""
 
     def __str__(self) -> str:
-        return f"the experiment's directory {self.path} was deleted or moved while it ran, so it was ended"
+        return f"the experiment's directory {self.args[0]} was deleted or moved while it ran, so it was ended"
 
 
 class TakenOver(ExperimentError):
-    """Another driver has taken over the experiment, because this one's heartbeat had stopped."""
-
-    def __init__(self, by: str) -> None:
-        super().__init__(by)
-        self.by = by
+    """Another driver, the argument, has taken over the experiment, because this one's heartbeat had stopped."""
 
     def __str__(self) -> str:
-        return (
-            f"this driver's heartbeat did not reach the object store for a while, and {self.by} has taken over the "
-            "experiment; this driver has exited"
-        )
+        lost = "this driver's heartbeat did not reach the object store for a while"
+        return f"{lost}, and {self.args[0]} has taken over the experiment; this driver has exited"

@@ -33,11 +33,8 @@ class Int:
 
     def sample(self, rng: Random) -> object:
         if self.log:
-            drawn = math.exp(rng.uniform(math.log(self.minval - 0.5), math.log(self.maxval + 0.5)))
-            return self.nearest(drawn)
-        if self.step != 1:
-            return self.minval + self.step * rng.randrange((self.maxval - self.minval) // self.step + 1)
-        return rng.randint(self.minval, self.maxval)
+            return self.nearest(math.exp(rng.uniform(math.log(self.minval - 0.5), math.log(self.maxval + 0.5))))
+        return self.minval + self.step * rng.randrange((self.maxval - self.minval) // self.step + 1)
 
     def nearest(self, value: float) -> int:
         top = (self.maxval - self.minval) // self.step
@@ -52,8 +49,7 @@ class Int:
             return []
         if count >= size:
             return [self.minval + self.step * i for i in range(size)]
-        points = _even(self.minval, self.maxval, count)
-        rounded = [_rounded(point) for point in points]
+        rounded = [_rounded(point) for point in _even(self.minval, self.maxval, count)]
         return [self.nearest(value) for value in rounded] if self.step != 1 else list(rounded)
 
     def check(self, value: object, path: str, faults: Faults) -> object:

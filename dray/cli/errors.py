@@ -72,7 +72,7 @@ def handle_errors() -> Iterator[None]:
     """Turn a command's expected errors into one message and an exit code. `command` wraps every command in it."""
     try:
         yield
-    except (FoundInTraining, SearcherMetricError) as error:
+    except (FoundInTraining, SearcherMetricError, ExperimentError, StorageError, StorageFull, Refused) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
     except (ConfigError, NoExperiment, NotSubmitted, WrongState, BadUse, JournalError) as error:
         # JournalError: damaged, or in use.
@@ -81,8 +81,6 @@ def handle_errors() -> Iterator[None]:
         raise typer.Exit(_print_error(f"{HOOK} {error}", BAD_INPUT)) from None
     except ScriptFailed as error:
         raise typer.Exit(_print_error("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
-    except (ExperimentError, StorageError, StorageFull, Refused) as error:
-        raise typer.Exit(_print_error(str(error), FAILED)) from None
     except BdbQuit:
         raise typer.Exit(_print_error("the debugger was left, which ended the run", FAILED)) from None
     except (PermissionError, ConnectionError) as error:  # ConnectionError also: no such Ray cluster

@@ -115,7 +115,9 @@ class Archived:
                 scratch = Path(tempfile.mkdtemp(dir=root))
                 unpack(io.BytesIO(self.packed), scratch)
                 scratch.rename(place)
-            _use(place)
+            before = _used.pop_all()
+            _used.enter_context(_locked(place, fcntl.LOCK_SH))
+            before.close()
         return place
 
 
@@ -132,12 +134,6 @@ def _locked(directory: Path, lock: int) -> Iterator[None]:
 
 _used = contextlib.ExitStack()
 """Holds the lock of the code that this process has placed last."""
-
-
-def _use(place: Path) -> None:
-    before = _used.pop_all()
-    _used.enter_context(_locked(place, fcntl.LOCK_SH))
-    before.close()
 
 
 def _remove_unused(root: Path) -> None:

@@ -53,12 +53,10 @@ def check_entrypoint_file(entrypoint: Entrypoint | None, model_dir: str | os.Pat
     if entrypoint is None:
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
     directory = _directory(model_dir)
-    if not isinstance(entrypoint, ClassName):
+    if isinstance(entrypoint, ClassName):
+        _check_module(entrypoint.module, directory)
+    else:
         _check_program(entrypoint, directory)
-    elif (file := module_file(directory, entrypoint.module)) is not None:
-        _check_syntax(file, directory)
-    elif not _is_elsewhere(entrypoint.module, directory):
-        raise _error("entrypoint", no_module(entrypoint.module, directory))
 
 
 def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: ClassName) -> None:
@@ -75,12 +73,7 @@ def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: ClassName) -
 
 def _check_program(program: Script, directory: Path) -> None:
     if program.file is None:
-        assert program.module is not None
-        file = module_file(directory, program.module)
-        if file is not None:
-            _check_syntax(file, directory)
-        elif not _is_elsewhere(program.module, directory):
-            raise _error("entrypoint", no_module(program.module, directory))
+        _check_module(str(program.module), directory)
         return
     path = directory / program.file
     if os.path.isdir(path):  # not Path's own, which raise if a name is too long for the file system
@@ -92,18 +85,22 @@ def _check_program(program: Script, directory: Path) -> None:
     _check_syntax(path, directory)
 
 
+def _check_module(name: str, directory: Path) -> None:
+    if (file := module_file(directory, name)) is not None:
+        _check_syntax(file, directory)
+        return
+    # A module outside of the directory may have this name; only its outermost package is checked.
+    outermost = name.partition(".")[0]
+    if module_file(directory, outermost) is not None or importlib.util.find_spec(outermost) is None:
+        raise _error("entrypoint", no_module(name, directory))
+
+
 def _check_syntax(path: Path, directory: Path) -> None:
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         name = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path)
         raise _error("entrypoint", raised(name, directory, error, doing="reading")) from None
-
-
-def _is_elsewhere(module: str, directory: Path) -> bool:
-    """Whether a module outside of the model's directory has this name; only its outermost package is checked."""
-    outermost = module.partition(".")[0]
-    return module_file(directory, outermost) is None and importlib.util.find_spec(outermost) is not None
 
 
 def load_trial_class(entrypoint: ClassName, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:

@@ -53,7 +53,8 @@ def run_startup_hook(code: Path) -> None:
         if lines:
             print("\n".join(lines))
         if after.exists():  # not if the hook has set its own trap
-            _take_over(after.read_bytes())
+            listed = (os.fsdecode(line) for line in after.read_bytes().split(b"\0"))
+            set_variables(_changes(os.environ, dict(line.split("=", 1) for line in listed if "=" in line)))
 
 
 def run_startup_hook_once(code: Path, run: str) -> None:
@@ -82,11 +83,6 @@ def run_startup_hook_once(code: Path, run: str) -> None:
     if outcome["error"] is not None:
         raise StartupHookFailed(outcome["error"])
     set_variables(outcome["environment"])
-
-
-def _take_over(listed: bytes) -> None:
-    after = dict(os.fsdecode(line).split("=", 1) for line in listed.split(b"\0") if b"=" in line)
-    set_variables(_changes(os.environ, after))
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
