@@ -109,10 +109,7 @@ class Fields:
 
 
 def check_extension(**asked: tuple[int | None, int | str]) -> None:
-    """Check the fields of an extension.
-
-    Args:
-        asked: For each field its new value (None: unchanged), and its present one or the reason why it can't grow.
+    """Check the fields of an extension: the new value (None: unchanged), and the present one or why it can't grow.
 
     >>> check_extension(max_trials=(32, 64), max_length=(None, 16))
     Traceback (most recent call last):

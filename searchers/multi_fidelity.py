@@ -62,13 +62,7 @@ class _Trial:
 
 
 class MultiFidelitySampler:
-    """Proposals from a Gaussian process over hyperparameters and rungs.
-
-    Args:
-        space: To draw from.
-        seed: Any integer.
-        rungs: `Method.rungs`. If there are none, a trial's last value counts once it has completed.
-    """
+    """Proposals from a Gaussian process over hyperparameters and rungs."""
 
     def __init__(self, space: Space, *, seed: int, rungs: Sequence[float]) -> None:
         self.space, self.seed = space, seed

@@ -22,16 +22,12 @@ Measured = tuple[float | None, ...]
 class Losses(NamedTuple):
     """A trial's metrics, normalised and all finite.
 
-    Attributes:
-        values: Of the objectives; smaller is better.
-        excesses: By how much each limit of a constraint is exceeded, as a share of the limit; <= 0: it is kept.
-
     >>> Losses((0.3, 12.0), (0.5, -0.1)).violation
     0.5
     """
 
-    values: tuple[float, ...]
-    excesses: tuple[float, ...] = ()
+    values: tuple[float, ...]  # of the objectives; smaller is better
+    excesses: tuple[float, ...] = ()  # over each limit of a constraint, as a share of it; <= 0: it is kept
 
     @property
     def violation(self) -> float:
@@ -41,13 +37,7 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """An objective, or a constraint if it has a limit.
-
-    Attributes:
-        name: Of the validation metric.
-        smaller_is_better: Whether an objective is minimised.
-        at_most, at_least: Limits of a constraint.
-    """
+    """An objective, or a constraint if it has a limit."""
 
     name: str
     smaller_is_better: bool = True
@@ -69,9 +59,6 @@ class Metric:
 @dataclass(frozen=True)
 class Objectives:
     """What a search with several metrics optimises, and which limits it keeps.
-
-    Args:
-        metrics: In the order in which trials' metrics are given and recorded.
 
     >>> objectives = Objectives((Metric(name="acc", smaller_is_better=False), Metric(name="mb", at_most=100)))
     >>> objectives.normalised((0.9, 150.0))

@@ -117,13 +117,7 @@ class Search:
         return actions
 
     def on(self, event: Event) -> list[Action]:
-        """The actions that follow from the event. An event of a trial that has ended gives [] and no record.
-
-        Raises:
-            IllegalEvent: The trial was never created, it reports before it started, or the log can't hold a field, such
-                as a step that is not a number. Nothing has changed.
-            SpaceError: As `params`. Nothing has changed.
-        """
+        """The actions that follow from the event. An event of a trial that has ended gives [] and no record."""
         if isinstance(event, Reported) and (event.metrics or self.objectives is not None):
             event = with_first(event, self.objectives)
         record = event_to_json(event)

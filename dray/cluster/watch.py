@@ -20,13 +20,10 @@ END_S = 5.0
 
 
 class Watch:
-    """A thread that watches until `close()`.
+    """A thread that watches the cluster whose head is at `host:port` until `close()`.
 
-    Args:
-        address: of the cluster's head, `host:port`.
-        draining: called with the ids of draining nodes, every second while there are any; None if this cluster's nodes
-            are never removed.
-        silent: called when the head does not answer.
+    `draining` is called with the ids of draining nodes, every second while there are any; it is None if this cluster's
+    nodes are never removed. `silent` is called when the head does not answer.
     """
 
     def __init__(

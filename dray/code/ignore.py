@@ -48,12 +48,9 @@ _FOREIGN = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"experiment.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """The code in a directory.
+    """The code in a directory, by relative paths, with slashes; a folder comes before its content.
 
-    Attributes:
-        folders, files, links: paths relative to it, with slashes; a folder comes before its content. A link is followed
-            only if it leads to a small file elsewhere, such as a module that several projects share.
-        size: total size of the files, in bytes.
+    A link is followed only if it leads to a small file elsewhere, such as a module that several projects share.
     """
 
     root: Path

@@ -108,10 +108,6 @@ def load_trial_class(entrypoint: ClassName, model_dir: str | os.PathLike[str]) -
 
     The directory stays at the front of ``sys.path`` until another one is given. Modules of the previous one are
     forgotten first, so that two experiments in one process can each have their own ``model_def``.
-
-    Raises:
-        EntrypointError: no such directory, module or class, the module raises when it is imported (with the end of its
-            traceback), or the class is not a ``PyTorchTrial``.
     """
     return _find(import_model(entrypoint.module, _directory(model_dir)), entrypoint.name)
 

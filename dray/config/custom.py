@@ -59,12 +59,7 @@ class Custom:
             raise ConfigError(faults)
 
     def new_method(self, searcher: Searcher) -> Method:
-        """A new method of the class that ``searcher.name`` names, or a copy of the given one.
-
-        Raises:
-            ConfigError: There is no such module or class, it refuses its options, or the object is no ``Method``, or
-                has other lengths than the config; with the field's path.
-        """
+        """A new method of the class that ``searcher.name`` names, or a copy of the given one."""
         if isinstance(searcher, ClassSearcher):
             make = self._found("searcher.name", searcher.name)
             made: Method = _made("searcher", make, searcher.name, searcher.options)

@@ -69,9 +69,6 @@ def parse_entrypoint(entrypoint: object) -> Entrypoint:
     Determined's launchers (``python3 -m determined.launch.torch_distributed [options --] ...``) and their options are
     dropped: a trial's processes exist already. Its harness (``python3 -m determined.exec.harness``) runs a class.
 
-    Raises:
-        ValueError: it is neither; the message says what was given, and what to write.
-
     >>> str(parse_entrypoint("model_def:DigitsTrial"))
     'model_def:DigitsTrial'
     >>> parse_entrypoint("python3 -m determined.launch.torch_distributed python3 train.py --epochs 1").arguments

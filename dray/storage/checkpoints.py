@@ -93,9 +93,6 @@ class CheckpointStore:
         """Turn a directory from `stage` into the checkpoint at this number of batches, atomically, and return its id.
 
         An existing checkpoint is replaced. `known` as in `write_manifest`.
-
-        Raises:
-            OSError: see `dray.storage.writing`; for a remote store also `StorageError`, after minutes of retries.
         """
         write_manifest(staging, known or {})
         target = Path(self.id_of(batches))
@@ -175,11 +172,6 @@ class CheckpointStore:
 
         A remote checkpoint is downloaded by one of the machine's processes, and the copy is kept until `close`. `only`
         as in `verify`.
-
-        Raises:
-            FileNotFoundError: there is no such checkpoint.
-            CheckpointError: it is damaged.
-            StorageError: the store can't be reached.
         """
         opened = self._opened
         if not only:

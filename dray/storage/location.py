@@ -39,15 +39,10 @@ def bucket_uri(scheme: str, bucket: str | None, prefix: str | None, endpoint_url
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A local directory, or a prefix in an object store.
+    """A local directory, or a prefix in an object store."""
 
-    Args:
-        uri: `s3://bucket/prefix?region=...`, or the path of a local directory.
-        secrets: secret arguments of its filesystem as (name, value): access_key and secret_key of S3, account_key of
-            Azure, ... By default the credentials of the environment are used.
-    """
-
-    uri: str
+    uri: str  # `s3://bucket/prefix?region=...`, or the path of a local directory
+    # Names and values: access_key and secret_key of S3, account_key of Azure, ... By default, the environment's.
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod

@@ -96,10 +96,6 @@ def verify(
         without_manifest: also accept, with a warning, a checkpoint of dray without a manifest. For a path given by the
             user: it may be a copy made in `on_checkpoint_write_end`, before the manifest was written.
         only: if not empty, read only these files; of the others the sizes are compared.
-
-    Raises:
-        FileNotFoundError: there is no such directory.
-        CheckpointError: it has no manifest, or one of another version, or files are missing, changed or not listed.
     """
     name = checkpoint if name is None else name
     if not checkpoint.is_dir():

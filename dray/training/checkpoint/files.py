@@ -119,9 +119,8 @@ def contents(
 def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, Listed]:
     """Write files of a checkpoint to its staging directory; returns their entries in the manifest, by name.
 
-    Args:
-        read_soon: leave what is written in the page cache, for a reader. Otherwise it is flushed at once and reuses a
-            few megabytes of cache: on a machine that is short of memory, this takes a fifth of the time.
+    What is `read_soon` stays in the page cache. Otherwise it is flushed at once and reuses a few megabytes of cache: on
+    a machine that is short of memory, this takes a fifth of the time.
     """
     written: dict[str, Listed] = {}
     # Strings: pathlib takes as long as writing the files.

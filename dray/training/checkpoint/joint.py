@@ -71,13 +71,8 @@ class JointCheckpoint:
     def save(self, write: Callable[[], dict[str, Listed]], written: Callable[[Path], None] | None = None) -> str:
         """Write the parts and commit; returns the checkpoint's id.
 
-        Args:
-            write: writes this rank's part; returns its files.
-            written: called on the chief with its directory before the commit; may change files in it.
-
-        Raises:
-            StorageFull: the disk is full, here or where another rank writes.
-            PeerFailed: another rank has failed.
+        `write` writes this rank's part and returns its files. `written` is called on the chief with its directory
+        before the commit, and may change files in it.
         """
         known: dict[str, Listed] = {}
 

@@ -69,12 +69,8 @@ class Saver:
     ) -> str | None:
         """Save a checkpoint; returns its id, or None if it is not committed yet, or the disk is full.
 
-        Args:
-            contents: what this rank writes.
-            report: the report that it belongs to.
-            at_once: commit it before returning.
-            written: called on the chief with its directory between writing and committing.
-            peers: the ranks that write, which call this together; None: this one alone.
+        `at_once`: commit it before returning. `written` is called on the chief with its directory between writing and
+        committing. `peers` are the ranks that write, which call this together; None: this one alone.
         """
         self.wait()
         peers = DistributedContext() if peers is None else peers

@@ -173,11 +173,7 @@ def lacks_data(state: Any) -> bool:
 def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None], *keys: Any) -> T:
     """A loaded state with all its data: sharded as the tensors that it will be loaded into.
 
-    Args:
-        state: from `state-dict.pth`, or another file.
-        directory: of the checkpoint.
-        home: returns the tensor that one of the state belongs to, by its keys; None if there is none.
-        keys: as in `split`.
+    `home` returns the tensor that one of the state belongs to, by its keys, if there is one; `keys` as in `split`.
     """
     stored: StoredTensors | None = None
 
