@@ -1,6 +1,6 @@
 # make demo    the ASHA search of examples/digits on Ray, on this machine
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
-# make test    check, then the slow tests and those on a real Ray; about ten minutes
+# make test    check, then the slow tests and those on a real Ray; about eight minutes
 # make test-all  the same, and the long ones: the deaths of nodes, machines that Ray launches, a store in S3; half an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make test-determined  those with the real Determined 0.38.1, which it installs into build/determined; half an hour
@@ -30,7 +30,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-own test-slow-shared test-slow-rest test-all test-cluster test-determined bench gpu docs soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-slow-ray test-slow-own test-slow-ranks test-slow-rest test-all test-cluster test-determined bench gpu docs soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -74,26 +74,29 @@ test-fast-half: $(INSTALLED)
 test-fast-rest: $(INSTALLED)
 	@$(BIN)/python -m pytest $(FAST) $(addprefix --ignore=,$(HALF))
 
-# Side by side, three on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
+# Side by side, four on two cores: much of a test on a real Ray is waiting. A crash, also at the exit, shows where.
 test: check
-	@$(MAKE) --no-print-directory -j 3 test-slow-own test-slow-shared test-slow-rest
+	@$(MAKE) --no-print-directory -j 4 test-slow-ray test-slow-own test-slow-ranks test-slow-rest
 
 SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
-# Three shares that take about as long: of the tests on Ray, those that start clusters and those that share one, each with
-# a part of the others.
-OWN := tests/browser tests/cli tests/examples tests/experiment $(patsubst %,tests/ray/test_%.py,bad_input cluster fault_matrix interrupt observers secrets sharing sweep)
+# Four shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks and
+# examples without Ray, and the rest.
+OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,bad_input cluster fault_matrix interrupt observers secrets sharing sweep)
 
-SHARED := tests/ray tests/docs tests/migration
+RANKS := tests/api tests/examples tests/pytorch tests/training
+
+test-slow-ray: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/ray $(addprefix --ignore=,$(OWN))
 
 test-slow-own: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(OWN)
 
-test-slow-shared: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(SHARED) $(addprefix --ignore=,$(OWN))
+test-slow-ranks: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(RANKS)
 
 test-slow-rest: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,$(OWN) $(SHARED))
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) $(addprefix --ignore=,tests/ray $(OWN) $(RANKS))
 
 test-all: test
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long

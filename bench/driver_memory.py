@@ -1,11 +1,9 @@
 """What the driver keeps of each trial in memory, over 100,000 trials, without Ray.
 
-The driver's parts are real, and are called in the order of `dray/experiment/run.py`: the search with its journal, the
-queue, Tune's side of the search (`TuneDriver.take`), retention, restarts, timeline, metrics, display, and the observers
-that every experiment has. The desk is played: so are the groups and the trials, which report twice on the way to each
-rung of an ASHA search and save a checkpoint there; some fail once and restart. Messages travel as pickles, as they do
-through Ray, so that nothing is shared that isn't on a cluster. Checkpoints are not written, and nothing waits for the
-disk.
+What decides is real, `ExperimentDriver` and `Desk`, and so is what it writes to: journal, timeline, metrics, display
+and the observers that every experiment has. The groups and the trials are played, which report twice on the way to each
+rung of an ASHA search and save a checkpoint there; some fail once and restart. Reports and results travel as pickles,
+so that nothing is shared that isn't on a cluster. Checkpoints are not written, and nothing waits for the disk.
 
 Memory is what /proc/self/smaps_rollup calls anonymous, once the threads have done their work, the rows of metrics are
 in Parquet, the garbage is collected, and the C library has given back what is free. The slope is that of the least
@@ -24,10 +22,9 @@ import itertools
 import os
 import pickle
 import random
-import threading
 import time
 import tracemalloc
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,10 +35,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from _measure import Paper, Ran, arguments, command, machine, of_kind, perform, run, stamp, verdict
 
 if TYPE_CHECKING:
-    from dray.desk.messages import LeaseGranted, LeaseOutcome, Message, Row
-    from dray.desk.results import TrialResult
-    from dray.worker.lease import TrialLease
-    from searchers.events import Decision
+    from dray.desk.messages import LeaseOutcome, Row
+    from dray.experiment.results import TrialResult
 
 T = TypeVar("T")
 
@@ -66,7 +61,7 @@ SAMPLERS = {"tpe": 20_000, "multi_fidelity": 2_000}
 """Trials of the searches whose samplers learn."""
 
 
-# --------------------------------------------------------------------------------------------- the desk and its groups
+# -------------------------------------------------------------------------------------------------------- the groups
 def travelled(value: T) -> T:
     """The value as it arrives in another process."""
     copy: T = pickle.loads(pickle.dumps(value))
@@ -77,132 +72,12 @@ def travelled(value: T) -> T:
 class Played:
     """A trial on a group."""
 
-    number: int
-    group: str
+    lease: int
     trial: int
-    first: int = 0
+    first: int
     """The rung that it began at, in this lease."""
-    rung: int = 0
-    began: bool = False
+    rung: int
     waits: bool = False
-
-
-class PlayedDesk:
-    """A `DeskConnection` to a desk with groups of its own. It keeps nothing of a trial that has left its group."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._queue: deque[int] = deque()
-        self._free = deque(f"group-{number}" for number in range(GROUPS))
-        self._leases: dict[int, Played] = {}
-        self._of: dict[int, Played] = {}
-        self._messages: list[Message] = []
-        self._results: list[TrialResult] = []
-        self._numbers, self._result_numbers = itertools.count(1), itertools.count(1)
-
-    # what the driver calls
-    def tell(self, method: str, *args: Any, **named: Any) -> None:
-        args, named = travelled((args, named))
-        getattr(self, f"_{method}")(*args, **named)
-
-    def _set_best(self, client: str, score: float | None) -> None:
-        """The score of the best trial so far: of no use here."""
-
-    def _enqueue(self, client: str, trials: Sequence[int], first: bool = False) -> None:
-        if first:
-            self._queue.extendleft(reversed(trials))
-        else:
-            self._queue.extend(trials)
-
-    def _withdraw(self, client: str, trials: Sequence[int]) -> None:
-        for trial in trials:
-            if trial in self._queue:
-                self._queue.remove(trial)
-
-    def _drop(self, lease: int) -> None:
-        self._leave(self._leases[lease])
-
-    def _bind(self, number: int, lease: TrialLease) -> None:
-        played = self._leases[number]
-        reached = lease.last_step or 0
-        played.first = played.rung = sum(reached >= length for length in RUNGS)
-        played.began = True
-
-    def _answer(self, client: str, trial: int, number: int, decision: Decision) -> None:
-        if (played := self._of.get(trial)) is None:
-            return
-        played.rung, played.waits = played.rung + 1, False
-        if decision == "pause":
-            self._leave(played, "paused")
-        elif decision == "stop":
-            self._leave(played, "completed" if played.rung == len(RUNGS) else "stopped")
-
-    def _end_trial(self, client: str, trial: int, outcome: LeaseOutcome) -> None:
-        from dray.desk.results import TrialResult
-
-        self._results.append(TrialResult(number=next(self._result_numbers), trial=trial, outcome=outcome))
-
-    def _end_search(self, client: str) -> None:
-        """No trial is left to train."""
-
-    # what happens on the groups
-    def step(self) -> tuple[list[Message], list[TrialResult]]:
-        """Let every group that can go on report once. Returns messages and results since the last time."""
-        from dray.desk.messages import LeaseGranted
-
-        for played in list(self._leases.values()):
-            if played.began and not played.waits:
-                self._train(played)
-        while self._free and self._queue:
-            played = Played(number=next(self._numbers), group=self._free.popleft(), trial=self._queue.popleft())
-            self._leases[played.number] = self._of[played.trial] = played
-            self._messages.append(LeaseGranted(lease=played.number, group=played.group, trial=played.trial))
-        due = travelled((self._messages, self._results))
-        self._messages, self._results = [], []
-        return due
-
-    def _train(self, played: Played) -> None:
-        """To the next rung: a report on the way, one there, and a checkpoint."""
-        from dray.desk.messages import CheckpointSaved
-        from dray.desk.results import TrialResult
-
-        trial, batches = played.trial, RUNGS[played.rung]
-        value = random.Random(f"{trial}:{batches}").random()
-        self._report(played, rows(batches // 2, "training", value), None)
-        if trial % FAILS_EVERY == 0 and (played.first, played.rung) == (0, 1):
-            self._fail(played)
-            return
-        self._report(played, rows(batches, "validation", value), batches)
-        checkpoint = str(self._directory / f"trial_{trial}" / f"checkpoint_{batches}")
-        self._messages.append(
-            CheckpointSaved(trial=trial, checkpoint=checkpoint, batches=batches, value=value, seconds=0.1)
-        )
-        outcome: LeaseOutcome | None = "completed" if batches == RUNGS[-1] else None
-        number = next(self._result_numbers)
-        self._results.append(TrialResult(number=number, trial=trial, step=batches, value=value, outcome=outcome))
-        played.waits = True
-
-    def _report(self, played: Played, its: list[Row], step: float | None) -> None:
-        from dray.desk.messages import ReportReceived
-
-        self._messages.append(ReportReceived(lease=played.number, trial=played.trial, rows=its, step=step, warning=""))
-
-    def _fail(self, played: Played) -> None:
-        from dray.desk.failure import Failure
-
-        failure = Failure(kind="error", where=f"ValueError model_def.py:{played.number}", batches=played.trial)
-        self._leave(played, "errored", error="ValueError: a bad batch", failure=failure)
-
-    def _leave(self, played: Played, outcome: LeaseOutcome | None = None, **more: Any) -> None:
-        from dray.desk.messages import TrialLeft
-
-        del self._leases[played.number], self._of[played.trial]
-        self._free.append(played.group)
-        if outcome is None:
-            return
-        self._messages.append(
-            TrialLeft(lease=played.number, group=played.group, trial=played.trial, outcome=outcome, **more)
-        )
 
 
 def rows(batches: int, kind: str, value: float) -> list[Row]:
@@ -221,22 +96,9 @@ class Nowhere(io.StringIO):
         return len(text)
 
 
-class NoStore:
-    """Stands in for a trial's checkpoints: there are none on the disk."""
-
-    def listed(self) -> list[tuple[int, str]]:
-        return []
-
-    def delete(self, batches: int) -> None:
-        """Nothing to do."""
-
-    def force_to_disk(self, batches: int) -> None:
-        """Nothing to do."""
-
-
 # ----------------------------------------------------------------------------------------------------------- the driver
 class Driver:
-    """The driver's parts, as `dray.experiment.experiment.Experiment` and `dray.experiment.run.Run` have them.
+    """The driver as `dray.experiment.run.Run` has it, and played groups.
 
     Args:
         directory: does not exist yet.
@@ -249,20 +111,16 @@ class Driver:
 
         from dray.config.custom import Custom
         from dray.config.load import load_config
-        from dray.desk.messages import GroupReady
-        from dray.display.counts import Counts
+        from dray.desk.desk import Desk
         from dray.display.display import Display
+        from dray.experiment.driver import ExperimentDriver
         from dray.experiment.open_search import open_search
-        from dray.experiment.restarts import Restarts
-        from dray.experiment.retention import Policy, Retention, checkpoints_needed
-        from dray.experiment.trial_queue import TrialQueue
         from dray.observers import loggers
         from dray.observers.observer import Observers
         from dray.records.directory import ExperimentDirectory
         from dray.records.metrics import MetricsLog
         from dray.records.timeline import Timeline
         from searchers.journal import Journal
-        from searchers.ray_tune import TuneDriver
 
         checked = load_config(config)
         self._directory = where = ExperimentDirectory.create(directory, checked, None)
@@ -280,43 +138,22 @@ class Driver:
             console=console,
         )
         self._observers.begin(opened.records, search.trials, self.display.say)
-        self._granted: list[LeaseGranted] = []
         self._now = 0.0
         self._metrics = MetricsLog(where.metrics, clock=lambda: self._now)
         self.display.__enter__()
         self.display.begin(search, opened.records)
         self._timeline = Timeline(where.metrics)
-        self._restarts = Restarts(
-            opened.records,
-            config=checked,
-            directory=where,
-            journal=self.journal,
-            display=self.display,
-            has_logs=False,
-        )
-        self._counts = Counts(restarts=self._restarts.counted)
-        self._retention = Retention(
-            Policy.of(checked.checkpoint_storage, smaller_is_better=True),
-            store_of=lambda trial: NoStore(),  # type: ignore[arg-type, return-value]
-            needs=lambda trial: checkpoints_needed(search.trials[trial]),
-            note=lambda record: self.journal.append(record, wait=False),
-            say=self.display.say,
-        )
-        self.desk: Any = PlayedDesk(where.path)
-        self._queue = TrialQueue(
-            search,
-            name="run",
-            directory=where,
-            together=self.journal.together,
-            changed=self._retention.changed,
-        )
-        self._tune = TuneDriver(source=list, directory=where.ray)  # type: ignore[arg-type]  # no handle runs here
-        self._tune.attach(search, lock=self._queue.lock, together=self.journal.together, act=self._act)
-        self._queue.begin(self.desk, lambda value: value)
-        self._retention.start(opened.records)
-        for group in self.desk._free:
-            self._timeline.starts(group, 1)
-            self._read(GroupReady(group=group))
+        self._played: dict[str, Played] = {}
+        self._due: list[TrialResult] = []
+        self._effects: list[Any] = []
+        self.driver = ExperimentDriver(opened, self._effects.append)
+        self.desk = Desk(self._effects.append)
+        self.desk.add("run")
+        self.driver.begin(opened.records)
+        for number in range(GROUPS):
+            self._timeline.starts(f"group-{number}", 1)
+            self._ask(f"group-{number}", 0)
+        self._settle()
 
     def play(self, trials: int) -> None:
         """Go on until so many trials, and one for each group, have been created."""
@@ -324,63 +161,131 @@ class Driver:
             self.step()
 
     def step(self) -> None:
-        """One turn of the driver's loop, and of Tune's."""
+        """Every group that can go on reports, and Tune passes on what the search is to decide on."""
         self._now += STEP_S
-        messages, results = self.desk.step()
-        for message in messages:
-            self._read(message)
-        granted, self._granted = self._granted, []
-        self._queue.bind(granted, revived=self._restarts.ended_before, send_every_s=1.0)
-        if results:
-            self._tune.take(results)  # type: ignore[arg-type]  # as Ray brings them
-            if self._tune.error is not None:
-                raise self._tune.error
-        self._queue.states()
-        self._queue.count_runnable()
+        for group, played in list(self._played.items()):
+            if not played.waits:
+                self._train(group, played)
+                self._settle()
+        self.driver.fetch("fetch", 1)
+        self._settle()
+        due, self._due = self._due, []
+        self.driver.decide(travelled(due))
+        self._settle()
         self._metrics.pack()
-        self.display.update(self._counts, GROUPS, GROUPS)
+        self.display.update(self.driver.counts, GROUPS, GROUPS)
 
-    def _read(self, message: Message) -> None:
-        """As `Run._read`."""
+    # what the groups do
+    def _ask(self, group: str, after: int) -> None:
+        self.desk.next_lease(group, "run", group, 1, 0, 1, after)
+
+    def _train(self, group: str, played: Played) -> None:
+        """To the next rung: a report on the way, one there, and a checkpoint."""
+        from dray.desk.failure import Failure
+        from dray.desk.messages import DeskReport
+
+        trial, batches = played.trial, RUNGS[played.rung]
+        value = random.Random(f"{trial}:{batches}").random()
+        plain = DeskReport(rows=rows(batches // 2, "training", value))
+        self.driver.report(None, played.lease, travelled(plain), decides=False)
+        if trial % FAILS_EVERY == 0 and (played.first, played.rung) == (0, 1):
+            failure = Failure(kind="error", where=f"ValueError model_def.py:{played.lease}", batches=trial)
+            self._leave(group, "errored", error="ValueError: a bad batch", failure=failure)
+            return
+        checkpoint = str(self._directory.path / f"trial_{trial}" / f"checkpoint_{batches}")
+        self.driver.saved(None, trial, checkpoint, batches, value, 0.1)
+        final = batches == RUNGS[-1]
+        report = DeskReport(rows=rows(batches, "validation", value), step=batches, value=value, final=final)
+        played.waits = True
+        self.driver.report(("report", group), played.lease, travelled(report), decides=True)
+
+    def _leave(self, group: str, outcome: LeaseOutcome, **fields: Any) -> None:
+        from dray.desk.messages import Departure
+
+        number = self._played.pop(group).lease
+        self.desk.leave(None, number, 0, Departure(outcome=outcome, **fields))
+        self._ask(group, number)
+
+    def _replied(self, call: Any, value: Any) -> None:
+        match call:
+            case "fetch":
+                self._due = value or []
+            case ("report", group):
+                played = self._played[group]
+                is_last = played.rung == len(RUNGS) - 1
+                played.rung, played.waits = played.rung + 1, False
+                if is_last:
+                    self._leave(group, "completed")
+                elif value != "continue":
+                    self._leave(group, "paused" if value == "pause" else "stopped")
+            case str(group) if value is not None:
+                lease, trial, rung = pickle.loads(value[2])
+                self._played[group] = Played(lease=lease, trial=trial, first=rung, rung=rung)
+                self.desk.begun(None, lease)
+
+    # what the run's shell does
+    def _settle(self) -> None:
+        """As `Run.settle`."""
+        from dray.experiment.effects import Append
+
+        while self._effects:
+            decided = self._effects.copy()
+            self._effects.clear()
+            with self.journal.together():
+                for each in decided:
+                    if isinstance(each, Append):
+                        record = {**each.record, "time": time.time()}
+                        self.journal.append(record, wait=each.wait)
+                        if "actions" in record:
+                            self._observers.happened(record, self.search.trials)
+            for each in decided:
+                self._perform(each)
+
+    def _perform(self, effect: Any) -> None:
+        """As `Run._perform`."""
         from dray.desk import messages
+        from dray.desk.effects import Reply, Tell
+        from dray.experiment import effects
 
-        match message:
-            case messages.GroupReady():
-                self._timeline.ready(message.group, message.time)
-            case messages.LeaseGranted():
-                self._timeline.granted(message.group, message.trial, message.time)
-                self._granted.append(message)
+        match effect:
+            case Reply(call, value):
+                self._replied(call, value)
+            case Tell(_, message):
+                match message:
+                    case messages.GroupReady():
+                        self._timeline.ready(message.group, message.time)
+                        return
+                    case messages.LeaseGranted():
+                        self._timeline.granted(message.group, message.trial, message.time)
+                    case messages.TrialLeft():
+                        self._timeline.left(message.group, message.trial, message.time)
+                self.driver.on(message)
+            case effects.ToDesk(method, args):
+                getattr(self.desk, method)("run", *args)
+            case effects.Bind():
+                rung = sum((effect.last_step or 0) >= length for length in RUNGS)
+                self.desk.bind("run", effect.lease, pickle.dumps((effect.lease, effect.trial, rung)))
             case messages.ReportReceived():
-                self._metrics.append(message.trial, message.rows)
-                self._observers.rows(message.trial, message.rows)
-                self.display.rows(message.trial, message.rows)
-                self._counts.reports += 1
-            case messages.TrialLeft():
-                self._timeline.left(message.group, message.trial, message.time)
-                if message.outcome == "errored" and not self.search.trials[message.trial].ended:
-                    if (reason := self._restarts.end_of(message)) is not None:
-                        self._queue.end(message.trial, reason)
-                    else:
-                        self._queue.retry(message.trial)
-            case messages.CheckpointSaved():
-                self._restarts.saved(message.trial, message.batches)
-                self._retention.saved(message.trial, message.batches, message.checkpoint, message.value)
-
-    def _act(self, answer: Any) -> None:
-        """As `Run._act`."""
-        self._counts.decisions[answer.decision] += 1
-        self._queue.act(answer)
+                self._metrics.append(effect.trial, effect.rows)
+                self._observers.rows(effect.trial, effect.rows)
+                self.display.rows(effect.trial, effect.rows)
+            case effects.Prune():
+                self.driver.retention.pruned(effect, effect.delete, [], failed=False)
+            case effects.Examine():
+                self.driver.retention.examined(effect)
+            case effects.Say(line):
+                self.display.say(line)
+            case effects.ShowFailure():
+                self.display.failure(effect.trial, effect.error, effect.ended, effect.kept)
+            case effects.Fail(error):
+                raise error
 
     def settle(self) -> None:
-        """Let the threads do what they have, and write the rows of metrics."""
+        """Let the observers' thread do what it has, and write the rows of metrics."""
         self._now += 60.0
         self._metrics.pack()
-        for _ in range(2):  # the second comes after the work of the first
-            done = threading.Event()
-            self._retention._work.put(done.set)
-            done.wait()
         self.display._due = 0.0
-        self.display.update(self._counts, GROUPS, GROUPS)
+        self.display.update(self.driver.counts, GROUPS, GROUPS)
         while any(self._observers._new.values()):
             time.sleep(0.1)
             if not any(self._observers._new.values()):
@@ -388,7 +293,6 @@ class Driver:
 
     def close(self) -> None:
         """End the threads."""
-        self._retention.close()
         self._timeline.close()
         self.display.__exit__(None, None, None)
         self._metrics.close()

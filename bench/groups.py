@@ -1,9 +1,9 @@
 """What a worker group costs besides its workers: memory, CPU, and the time to start, to notice a death, and to end.
 
-Real groups of one worker each, on a real desk, on a cluster of this machine with invented CPUs. Their workers wait
+Real groups of one worker each, on a cluster of this machine with invented CPUs. Their workers wait
 instead of loading a trial. Measured, in this order: what starting one more group costs; resident memory and CPU while
-idle; the time from `kill -9` of a worker until the desk notices; and from the order to end a group until its process is
-gone. The cost of a group is the slope over all sizes, by least squares.
+idle; the time from `kill -9` of a worker until the driver notices; and from the order to end a group until its process
+is gone. The cost of a group is the slope over all sizes, by least squares.
 
     python bench/groups.py [--sizes 1 4 8 16] [--save]
 """
@@ -57,39 +57,70 @@ class Held:
 
 
 class Groups:
-    def __init__(self, directory: Path, desk: Any) -> None:
-        self._directory, self._desk = directory, desk
-        self._mail: Any = None
-        self._heard: list[Any] = []
+    """Real groups, and the desk that their workers call, in an event loop of this process."""
+
+    def __init__(self, directory: Path) -> None:
+        from dray.desk.desk import Desk
+        from dray.desk.loop import EventLoop
+
+        self._directory = directory
+        self._heard: list[tuple[float, Any]] = []
+        """Messages of the desk and reports of groups, each with its time."""
+        self._desk = Desk(self._carry_out)
+        self._desk.add("bench", is_owner=True)
+        self._loop = EventLoop("bench")
+        self._loop.listen("127.0.0.1")
+        self._loop.attach(self)
+
+    def _carry_out(self, effect: Any) -> None:
+        from dray.desk.effects import Reply, Tell
+
+        if isinstance(effect, Reply):
+            effect.call.answer(effect.value)  # type: ignore[attr-defined]
+        elif isinstance(effect, Tell):
+            self._hear(effect.message)
+
+    def _hear(self, event: Any) -> None:
+        self._heard.append((time.time(), event))
+
+    def take(self, call: Any) -> None:
+        getattr(self._desk, call.method)(call, *call.args)
+
+    def lost(self, session: Any) -> None:
+        """Its process has ended."""
+
+    def settle(self) -> None:
+        """All is carried out at once."""
+
+    def failed(self, error: BaseException) -> None:
+        raise error
 
     def start(self, number: int) -> Any:
         from dray.groups.group import WorkerGroup
         from dray.groups.slots import Slots
         from dray.worker.spec import ExperimentSpec, WorkerSpec
 
-        settings: Any = SimpleNamespace(environment={})
+        settings: Any = SimpleNamespace()
         held: Any = Held(number)
         spec = WorkerSpec(
-            desk=self._desk,
+            desk=self._loop.endpoint,
             owner="bench",
+            environment={},
             group=f"group-{number}",
             start=number,
             experiment=ExperimentSpec(run="bench", settings=settings, load_trial=held, log_format=""),
             shared_by=1,
-            needs=None,
         )
         slots = Slots(per_trial=1, gpu=False, cpus_per_slot=1, runtime_env={})
-        return WorkerGroup(spec, slots=slots, directory=self._directory, report=lambda event: None)
+        return WorkerGroup(spec, slots=slots, directory=self._directory, report=self._hear)
 
     def wait_for(self, kind: str, number: int) -> float:
-        """When, by the desk's clock, which is this machine's, it got a message of this class about a group."""
-        import ray
-
+        """When there was an event of this class about a group."""
         while True:
-            for message in self._heard:
-                if type(message).__name__ == kind and message.group == f"group-{number}":
-                    return float(message.time)
-            self._heard += ray.get(self._desk.messages.remote("bench", {}))
+            for at, event in self._heard.copy():
+                if type(event).__name__ == kind and event.group == f"group-{number}":
+                    return at
+            time.sleep(0.001)
 
 
 def others() -> dict[int, str]:
@@ -122,12 +153,10 @@ def child(directory: Path, size: int) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    from dray.desk.actor import start_desk
-
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": size, "include_dashboard": False})
     try:
         ray.init(address=cluster.address, log_to_driver=False)
-        groups = Groups(directory, start_desk("desk", "bench", runtime_env={}))
+        groups = Groups(directory)
         started = []
         for number in range(size):
             time.sleep(1.0)
@@ -147,7 +176,7 @@ def child(directory: Path, size: int) -> None:
         for number in range(0, size, 2):
             at = time.time()
             os.kill(pids[number], signal.SIGKILL)
-            stamp("noticed", s=groups.wait_for("GroupEnded", number) - at)
+            stamp("noticed", s=groups.wait_for("ProcessesEnded", number) - at)
         for number in range(1, size, 2):
             began = time.time()
             started[number].end()
@@ -213,7 +242,7 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
             ["from the request for the first group to its function", spread(first, "s")],
             ["the same for each further group, one after another", spread(further, "s")],
             ["CPU for a further group, of all but its worker, in the second after that too", spread(spent, "s")],
-            ["from the death of a worker until the desk hears of it", spread(noticed, "s", 3)],
+            ["from the death of a worker until the driver hears of it", spread(noticed, "s", 3)],
             ["from the order to end a group until its process is gone", spread(over, "s", 3)],
         ],
     )

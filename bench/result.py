@@ -55,9 +55,7 @@ def write(path: Path, epochs: int) -> float:
     from dray.records.result import Result
     from tests.report.simulated import rows
 
-    trials = [
-        (trial, dict(view.hparams)) for trial, view in Result(path).search.trials.items() if view.hparams is not None
-    ]
+    trials = [(trial, dict(each.drawn)) for trial, each in Result(path).reader.trials.items() if each.drawn is not None]
     reports = [(trial, rows(hparams, epoch, 0.0)) for epoch in range(1, epochs + 1) for trial, hparams in trials]
     log, began = MetricsLog(path / "metrics"), time.process_time()
     for trial, report in reports:

@@ -1,8 +1,8 @@
 """How many groups one driver can serve: searches on groups that only report. For a real group's cost: bench/groups.py.
 
 The groups are played by one or two actors that speak the desk's protocol as rank 0 of a group does, without torch and
-Ray Train. All else is real: the driver with its search, journal, metrics and display, the desk, Tune and its handle.
-Trials take no time, so the search runs as fast as driver and desk can, on the same cores as the players. It is an ASHA
+Ray Train. All else is real: the driver with its search, journal, metrics, display and desk, Tune and its handle.
+Trials take no time, so the search runs as fast as the driver can, on the same cores as the players. It is an ASHA
 search with three rungs. Before each decision a trial sends --plain reports that need no decision; the difference
 between two such runs is the cost of one of those. CPU time is read from /proc, without the first 10% and the last 5% of
 the trials.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import pickle
 import random
 import sys
 import threading
@@ -40,13 +41,13 @@ from _measure import (
 
 if TYPE_CHECKING:
     from dray.desk.messages import LeaseOutcome, Message
+    from dray.worker.lease import TrialLease
     from dray.worker.spec import WorkerSpec
 
 GROUPS_PER_PLAYER = 30
 ROWS = 8
 """Numbers in a report: a metric or two, and the usage of time and machine."""
 PARTS = {
-    "ray::Desk": "desk",
     "ray::ResourceTr": "handle",
     "ray::Handle": "handle",  # between two calls of it
     "ray::Players": "players",
@@ -103,24 +104,20 @@ class Players:
 
     def __init__(self, plain: int) -> None:
         self._plain, self._waits, self._sent = plain, list[float](), 0
-        self._endpoint: Any = None
 
-    async def play(self, actor: Any, run: str, group: str, start: int, shape: str, rungs: list[int]) -> None:
+    async def play(self, endpoint: Any, run: str, group: str, start: int, shape: str, rungs: list[int]) -> None:
         """What a group does from its start to the end of the search."""
-        from dray.desk.connection import DeskConnection
+        from dray.desk.connection import Connection
         from dray.desk.messages import Departure
-        from dray.worker.lease import TrialLease
 
-        await actor.arrived.remote(run, group, "", "")
-        if self._endpoint is None:
-            self._endpoint = await actor.endpoint.remote()
-        desk = await asyncio.to_thread(DeskConnection, self._endpoint)
+        desk = await asyncio.to_thread(Connection, endpoint)
+        desk.tell("arrived", run, group, start, "", "")
         number = 0
         while (given := await wrap_future(desk.next_lease(run, group, start, 0, 1, number, shape))) is not None:
-            assert isinstance(given, TrialLease)
-            number = given.number
+            lease: TrialLease = pickle.loads(given[2])
+            number = lease.number
             desk.tell("begun", number)
-            outcome = await self._trial(desk, number, given.trial_id, rungs)
+            outcome = await self._trial(desk, number, lease.trial_id, rungs)
             desk.tell("leave", number, 0, Departure(outcome=outcome))
 
     async def _trial(self, desk: Any, number: int, trial: int, rungs: list[int]) -> LeaseOutcome:
@@ -208,15 +205,15 @@ class Window:
             now = self._now()
             used = {name: value - self._began.get(name, 0.0) for name, value in now.items()}
             trials = now["trials"] - self._half["trials"]
-            grown = {f"{name} grows": (now[name] - self._half[name]) / trials for name in ("rss", "desk rss")}
-            stamp("window", **used, **grown, mb=now["rss"])
+            grows = (now["rss"] - self._half["rss"]) / trials
+            stamp("window", **used, grows=grows, mb=now["rss"])
         elif self._ended == self._trials:
             stamp("last")
 
     def _now(self) -> dict[str, float]:
         used = {"driver": time.process_time(), "wall": time.monotonic(), "rss": memory_mb(os.getpid())["Rss"]}
         for thread in threading.enumerate():
-            if thread.name in ("MainThread", "dray-tune") and thread.native_id is not None:
+            if thread.name in ("dray-driver", "dray-tune") and thread.native_id is not None:
                 used[thread.name] = cpu_s(os.getpid(), thread.native_id)
         for pid, name in parts():
             used[name] = used.get(name, 0.0) + cpu_s(pid)
@@ -230,9 +227,9 @@ def light(directory: Path, groups: int, trials: int, plain: int) -> None:
     from ray.cluster_utils import Cluster
 
     import dray
-    import dray.experiment.workers
+    import dray.groups.lending
 
-    dray.experiment.workers.WorkerGroup = LightGroup  # type: ignore[attr-defined, assignment]
+    dray.groups.lending.WorkerGroup = LightGroup  # type: ignore[attr-defined, assignment]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": groups, "include_dashboard": False})
     try:
         experiment = dray.Experiment(
@@ -298,10 +295,10 @@ def report(paper: Paper, figures: list[Figures]) -> None:
     paper.say(
         "\nSearches on groups that only report: CPU milliseconds a trial; events a second, with all on these cores\n"
     )
-    head = ["groups", "reports a trial", "driver", "of it Tune's thread", "main thread", "desk", "handle", "GCS",
+    head = ["groups", "reports a trial", "driver", "of it Tune's thread", "event loop", "handle", "GCS",
             "raylet", "players", "trials / s", "reports / s", "decisions / s", "decision, median",
             "90th %", "reports lost"]  # fmt: skip
-    columns = ("driver", "dray-tune", "MainThread", "desk", "handle", "gcs", "raylet", "players")
+    columns = ("driver", "dray-tune", "dray-driver", "handle", "gcs", "raylet", "players")
     lines = []
     for f in figures:
         rates = (f.used[each] / f.used["wall"] for each in ("trials", "reports", "decided"))
@@ -317,13 +314,11 @@ def report(paper: Paper, figures: list[Figures]) -> None:
         )
     paper.table(head, lines)
     paper.say("\nMemory\n")
-    head = ["groups", "reports a trial", "driver, at the end", "grows by, a trial", "desk grows by, a trial",
-            "last trial's end to the run's"]  # fmt: skip
+    head = ["groups", "reports a trial", "driver, at the end", "grows by, a trial", "last trial's end to the run's"]
     lines = []
     for f in figures:
-        reports, grows = f.used["reports"] / f.used["trials"], (f.used["rss grows"], f.used["desk rss grows"])
-        grown = (f"{1024 * mb:.1f} kB" for mb in grows)
-        lines.append([str(f.groups), f"{reports:.1f}", f"{f.used['mb']:.0f} MB", *grown, f"{f.wait_to_end:.1f} s"])
+        reports, grown = f.used["reports"] / f.used["trials"], f"{1024 * f.used['grows']:.1f} kB"
+        lines.append([str(f.groups), f"{reports:.1f}", f"{f.used['mb']:.0f} MB", grown, f"{f.wait_to_end:.1f} s"])
     paper.table(head, lines)
     paper.say("Growth: from half of the trials on.")
 
@@ -355,15 +350,15 @@ def costs(figures: list[Figures], name: str) -> Costs:
 
 
 def extrapolate(paper: Paper, figures: list[Figures]) -> None:
-    """The load of driver and desk on a cluster of many slots, one slot per group."""
+    """The load of the driver on a cluster of many slots, one slot per group."""
     paper.say(
         f"\nOn paper: groups of one slot, decided on every {DECIDES_EVERY_S:g} s, and a report every "
         f"{REPORTS_EVERY_S:g} s beside; shares of one processor of this machine\n"
     )
-    growth = 1024 * quantile([f.used["rss grows"] for f in figures], 0.5)
+    growth = 1024 * quantile([f.used["grows"] for f in figures], 0.5)
     lines = []
-    for what, name in (("driver, Tune's thread", "dray-tune"), ("driver, main thread", "MainThread"),
-                       ("driver, all", "driver"), ("desk", "desk"), ("handle", "handle")):  # fmt: skip
+    for what, name in (("driver, Tune's thread", "dray-tune"), ("driver, event loop", "dray-driver"),
+                       ("driver, all", "driver"), ("handle", "handle")):  # fmt: skip
         each = costs(figures, name)
         shares = [
             slots * (each.decision / DECIDES_EVERY_S + each.report / REPORTS_EVERY_S) for slots, _ in EXTRAPOLATED

@@ -1,10 +1,10 @@
-"""A start of many groups from zero, and a storm in which half of their nodes vanish: what driver, desk and GCS do.
+"""A start of many groups from zero, and a storm in which half of their nodes vanish: what driver and GCS do.
 
 The driver first asks for all groups, as it does where an autoscaler starts nodes. Then ten nodes a second join, all
 groups train, and half of the nodes are killed at once. The head is watched for over a minute; then as many nodes join
 again, and the trials end.
 
-Real are GCS, raylets, the driver with its groups (placement groups, threads, the detection of deaths), the desk, Tune
+Real are GCS, raylets, the driver with its groups (placement groups, threads, the detection of deaths), Tune
 and its handle. Played are nodes and workers. A raylet with 50 slots stands for 50 nodes, so one joins every five
 seconds. An actor on each raylet plays the worker processes of all groups placed there: it speaks the desk's protocol
 as rank 0 does, with real checkpoints of a few bytes, and its death is that of all of them. So Ray's own work for each
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -74,8 +75,8 @@ GOAL_START, GOAL_IDLE_S = 1.2, 60.0
 ON_PAPER = 10_000
 END = "end"
 """A file: all trials are to end now."""
-HEAD = ("driver", "desk", "handle", "gcs", "head's raylet")
-TITLES = {"ray::Desk": "desk", "ray::ResourceTr": "handle", "ray::Players": "players", "gcs_server": "gcs"}
+HEAD = ("driver", "handle", "gcs", "head's raylet")
+TITLES = {"ray::ResourceTr": "handle", "ray::Players": "players", "gcs_server": "gcs"}
 
 
 # --------------------------------------------------------------------------------------------- groups that only report
@@ -100,13 +101,14 @@ class Players:
     async def _serve(self, spec: SimpleNamespace) -> None:
         import ray
 
-        from dray.desk.actor import connect
+        from dray.desk.connection import Connection
         from dray.desk.messages import Departure
 
-        await spec.desk.arrived.remote(spec.owner, spec.group, ray.get_runtime_context().get_node_id(), "")
-        desk, number = await asyncio.to_thread(connect, spec.desk), 0
+        desk, number = await asyncio.to_thread(Connection, spec.desk), 0
+        desk.tell("arrived", spec.owner, spec.group, spec.start, ray.get_runtime_context().get_node_id(), "")
         asked = spec.owner, spec.group, spec.start, 0, 1
-        while (lease := await wrap_future(desk.next_lease(*asked, number, spec.shape))) is not None:
+        while (granted := await wrap_future(desk.next_lease(*asked, number, spec.shape))) is not None:
+            lease = pickle.loads(granted[2])
             number = lease.number
             desk.tell("begun", number)
             outcome = await self._trial(desk, lease, spec.group)
@@ -135,7 +137,7 @@ class Players:
                 if not await wrap_future(desk.may_commit(lease.number)):
                     return "interrupted"
                 checkpoint = await asyncio.to_thread(_save, lease.store, at)
-                desk.tell("saved", lease.client, lease.trial_id, checkpoint, at, 1 / at, 0.0)
+                desk.tell("saved", lease.trial_id, checkpoint, at, 1 / at, 0.0)
             if leaves:
                 return "completed" if final else outcomes.get(reply, "interrupted")
             await self._train(REPORTS_EVERY_S)
@@ -419,7 +421,7 @@ class Figures:
     start_mb: Mapping[str, float]
     """The most until all groups train."""
     heard: tuple[float, float]
-    """From the storm to the desk's news of the first and the last lost group."""
+    """From the storm to the driver's news of the first and the last lost group."""
     queued: float
     """From the storm until the last lost trial is queued again."""
     lost: int
@@ -521,7 +523,7 @@ def report(paper: Paper, all_: list[Figures]) -> None:
         ["", *sizes],
         [
             line("trials lost with their groups", lambda f: str(f.lost)),
-            line("the desk knows of the first lost group", lambda f: f"{f.heard[0]:.1f} s"),
+            line("the driver knows of the first lost group", lambda f: f"{f.heard[0]:.1f} s"),
             line("and of the last", lambda f: f"{f.heard[1]:.1f} s"),
             line("the last lost trial is queued again", lambda f: f"{f.queued:.1f} s"),
             line("head's CPU before", lambda f: f"{100 * sum(f.before.values()):.0f} %"),

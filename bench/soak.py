@@ -1,7 +1,7 @@
 """Kills processes of running searches, again and again: in a sweep of short trials, or by the fault matrix.
 
 The sweep: trials of examples/digits on an existing Ray cluster. Every 40 seconds on average a random process is killed
-with -9: a worker, a Tune handle, or the desk. At the end every trial must have ended once, and nothing may be left on
+with -9: a worker or a Tune handle. At the end every trial must have ended once, and nothing may be left on
 the cluster. The memory of the driver and its workers is recorded meanwhile.
 
 The matrix: each case of tests/ray/faults.py several times, each in the middle of a trial of two workers. Its final
@@ -11,7 +11,7 @@ killed, how often it survived, and the time from the death to the next batch tra
 Exits with 1 if a check fails.
 
     python bench/soak.py [--trials 1000] [--every 40] [--seed 0]
-    python bench/soak.py --matrix [--sharded] [--times 10] [--cases "desk,driver"] [--seed 0]
+    python bench/soak.py --matrix [--sharded] [--times 10] [--cases "Tune handle,driver"] [--seed 0]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import dray  # noqa: E402
 from tests.ray.faults import OF_RANKS, ON_A_CLUSTER, ON_THIS_MACHINE, Play, faults_of, weights_of  # noqa: E402
 from tests.ray.harness import DIGITS, Driver, descendants, ends, write_config  # noqa: E402
 
-VICTIMS = {"ray::RayTrainWo": "worker", "ray::ResourceTr": "handle", "ray::Desk": "desk"}
+VICTIMS = {"ray::RayTrainWo": "worker", "ray::ResourceTr": "handle"}
 RAYS_OWN = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv", "raylet", "gcs_server", "log_monitor")
 SAMPLE_S = 2.0
 LEFT_AFTER_S = 60.0

@@ -105,7 +105,7 @@ def child(name: str, directory: Path, trials: int) -> None:
     with _cluster(case) as (address, add_node):
         where = {"model_dir": BENCH / "model", "path": directory / "experiment", "address": address}
         experiment = dray.Experiment(config, method=method, **where)
-        experiment.run(on_message=_Middle(case, trials, add_node))
+        experiment.run(on_message=_Middle(case, trials, add_node, lambda: experiment.last_run.driver.handle))
         stamp_counts(experiment)
 
 
@@ -148,17 +148,15 @@ def _cluster(case: Case) -> Iterator[tuple[str | None, Callable[[], object]]]:
 class _Middle:
     """Listens to the desk's messages, and disturbs the run as the case says once a third of the trials have ended."""
 
-    def __init__(self, case: Case, trials: int, add_node: Callable[[], object]) -> None:
-        self._case, self._third, self._add_node = case, trials // 3, add_node
-        self._ended, self._handles, self._groups, self._done = 0, list[int](), set[str](), False
+    def __init__(self, case: Case, trials: int, add_node: Callable[[], object], handle: Callable[[], int]) -> None:
+        self._case, self._third, self._add_node, self._handle = case, trials // 3, add_node, handle
+        self._ended, self._groups, self._done = 0, set[str](), False
 
     def __call__(self, message: Message) -> None:
-        from dray.desk.messages import GroupEnded, GroupReady, HandleStarted, TrialLeft
+        from dray.desk.messages import GroupEnded, GroupReady, TrialLeft
 
         case = self._case
         match message:
-            case HandleStarted():
-                self._handles.append(message.process)
             case GroupReady():
                 self._groups.add(message.group)
                 stamp("joined", group=message.group)
@@ -171,7 +169,7 @@ class _Middle:
             return
         self._done = True
         if case.kill_handle:
-            os.kill(self._handles[0], signal.SIGKILL)
+            os.kill(self._handle(), signal.SIGKILL)
             stamp("disturbed")
         elif case.added:
             # In a thread, since it takes seconds, and the driver serves others meanwhile.

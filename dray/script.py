@@ -33,8 +33,7 @@ class Script:
 
     Args:
         command: the command as the user wrote it, for messages.
-        file: path of the program, relative to the model directory; None if it is a module.
-        module: name of the module; None if it is a file.
+        file, module: path of the program, relative to the model directory, or its name; one of them is None.
         arguments: the program's ``sys.argv[1:]``.
         written: what the user wrote, if that is not the command's text: a list of words, or a command with one of
             Determined's launchers; else "".

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 def one_line(text: object) -> str:
     r"""A text, or an error's message, on one line.
@@ -46,3 +48,16 @@ def size(count: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def shown(value: object) -> str:
+    """A value for people: floats with five digits, "-" for None and NaN.
+
+    >>> shown(0.1234567), shown(None), shown({"lr": 0.1, "name": "sgd"})
+    ('0.12346', '-', 'lr=0.1 name=sgd')
+    """
+    if value is None or value != value:
+        return "-"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={shown(item)}" for name, item in value.items())
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

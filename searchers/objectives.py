@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from searchers.errors import FieldError, IllegalEvent
@@ -32,7 +33,7 @@ class Losses(NamedTuple):
     @property
     def violation(self) -> float:
         """The sum of the positive excesses; 0 if every constraint is kept."""
-        return sum(excess for excess in self.excesses if excess > 0)
+        return sum([excess for excess in self.excesses if excess > 0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +86,11 @@ class Objectives:
         if faults:
             raise FieldError(faults)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(metric.name for metric in self.metrics)
 
-    @property
+    @cached_property
     def objectives(self) -> tuple[Metric, ...]:
         return tuple(metric for metric in self.metrics if not metric.is_constraint)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import itertools
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,7 +30,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+NUMBERS = itertools.count()
 SLOW_TEST_LIMIT_S = 600.0  # two processes that train, or starting Ray, take minutes on a loaded two-core machine
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files without a test of those that the Makefile chooses, the fast or the slow ones, are not even imported."""
+    fast = config.option.markexpr.startswith("not slow")
+    if not fast and not config.option.markexpr.startswith("(slow"):
+        return None
+    files = [collection_path] if collection_path.is_file() else collection_path.rglob("test_*.py")
+    has_none = all((_all_slow if fast else _no_slow)(file) for file in files if file.suffix == ".py")
+    return has_none or None
+
+
+@functools.cache
+def _all_slow(file: Path) -> bool:
+    return re.search(r"(?m)^pytestmark = [^=]*?\bmark\.(slow|ray|gpu|cluster)\b", file.read_text()) is not None
+
+
+@functools.cache
+def _no_slow(file: Path) -> bool:
+    return re.search(r"\bmark\.(slow|ray|gpu|cluster)\b", file.read_text()) is None
 
 
 def pytest_collection() -> None:
@@ -53,6 +78,14 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty directory. pytest's own is named after its test, and reads the names of all others each time."""
+    path = tmp_path_factory.getbasetemp() / str(next(NUMBERS))
+    path.mkdir()
+    return path
 
 
 @pytest.fixture(scope="session")

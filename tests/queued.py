@@ -106,21 +106,10 @@ class QueuedGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._name = ""
         self._rank, self._size, self._store, self._number = rank, size, store, 0
-        self._refuse_two_ranks_on_one_device()
         self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
         self._aborted, self._splits = threading.Event(), 0
         if dist.group.WORLD is None:
             self.bound_device_id = torch.device("cuda", 0)  # as after init_process_group(device_id=...)
-
-    def _refuse_two_ranks_on_one_device(self) -> None:
-        self._store.set(f"device/{self._rank}", os.environ.get("QUEUED_DEVICE", f"of rank {self._rank}"))
-        devices = [self._store.get(f"device/{rank}") for rank in range(self._size)]
-        for rank, device in enumerate(devices):
-            if device == devices[self._rank] and rank != self._rank:
-                raise dist.DistBackendError(
-                    f"ncclInvalidUsage: Duplicate GPU detected : rank {self._rank} and rank {rank} both on CUDA device "
-                    f"{device.decode()}"
-                )
 
     # ---------------------------------------------------------------------------------------------- the life of it
     def abort(self) -> None:

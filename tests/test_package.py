@@ -24,11 +24,7 @@ def test_public_names_are_loaded_on_first_use() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", dray.__all__)
-def test_public_name_exists(name: str) -> None:
-    assert getattr(dray, name) is not None
-
-
-def test_unknown_name_is_an_attribute_error() -> None:
+def test_public_names_exist_and_an_unknown_one_is_an_attribute_error() -> None:
+    assert all(getattr(dray, name) is not None for name in dray.__all__)
     with pytest.raises(AttributeError, match="module 'dray' has no attribute 'Experimnt'"):
         dray.Experimnt  # noqa: B018

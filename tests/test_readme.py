@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,21 +58,6 @@ def test_driver_uses_public_names() -> None:
     }
     assert used == {"Experiment"}
     assert used <= set(dray.__all__)
-
-
-def test_commands_exist() -> None:
-    shell = "\n".join(block.text for block in blocks("sh", page="README.md"))
-    targets = re.findall(r"^make (\w+)", shell, flags=re.MULTILINE)
-    assert targets == ["demo", "check", "test"]
-    assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE) for target in targets)
-    for command in re.findall(r"^dray (\w+ \w+)", shell, flags=re.MULTILINE):
-        assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0
-
-
-def test_files_exist() -> None:
-    readers = {"model_def.py", "asha.yaml", "driver.py", "train.py"}
-    for name in set(re.findall(r"[\w/-]+\.(?:py|yaml|txt|md)\b", README)) - readers:
-        assert (ROOT / name).exists(), name
 
 
 def test_config_errors_are_as_shown(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

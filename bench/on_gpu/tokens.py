@@ -28,7 +28,7 @@ from small_gpt import (
 )
 
 from dray import pytorch
-from dray.training.flops import counted, peak_flops
+from dray.training.usage import counted, peak_flops
 
 GOAL = 0.99
 TURN = 20

@@ -20,7 +20,7 @@ from dray.cli.arguments import (
     target,
 )
 from dray.cli.errors import FAILED, BadUse
-from dray.cli.reader import read_experiment, reader
+from dray.cli.reader import opened, read_experiment
 from dray.errors import NoExperiment
 from dray.storage import CheckpointError, Location, holds_a_trial
 from dray.text import counted, one_line, size
@@ -41,13 +41,14 @@ def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = F
     """
     with read_experiment(experiment) as read:
         checkpoints = read.checkpoints(None if trial is None else read.trial(trial))
-        values = {(row.trial_id, row.batches): row.value for row in read.validations.itertuples()}
+        trials = read.reader.trials
+        values = {each.id: dict(zip(each.at, each.values, strict=True)) for each in trials.values()}
         found = [
             {
                 "trial": each.trial,
                 "batches": each.batches,
-                "metric": values.get((each.trial, each.batches)),
-                "is_best": read.best_batches.get(each.trial) == each.batches,
+                "metric": values.get(each.trial, {}).get(each.batches),
+                "is_best": each.trial in trials and trials[each.trial].best_batches == each.batches,
                 "size": each.size,
                 "path": each.location.uri,
             }
@@ -70,7 +71,7 @@ def list_(experiment: ExperimentArg, trial: TrialOrAllArg = None, json: Json = F
             )
             for each, row in zip(checkpoints, found, strict=True)
         ]
-        show.table(["trial", "batches", read.config.searcher.first_metric, "", "size", "name"], rows, left=["", "name"])
+        show.table(["trial", "batches", read.reader.metric, "", "size", "name"], rows, left=["", "name"])
         typer.echo(f"in {read.stored.directory.storage}")
 
 
@@ -89,7 +90,7 @@ def verify(experiment: CheckpointArg, trial: TrialOrAllArg = None, json: Json = 
         places = [one]
     else:
         with open_experiment(experiment) as stored:
-            number = None if trial is None else reader(stored).trial(trial)
+            number = None if trial is None else opened(stored).trial(trial)
             # While a driver runs, a checkpoint without a manifest is being written or deleted.
             runs = stored.overview().state in ("RUNNING", "UNKNOWN")
             places = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import dray
-from dray.cli import description, local_runs, overviews, queue, server, show
+from dray.cli import description, overviews, queue, server, show
 from dray.cli.arguments import (
     Changes,
     Config,
@@ -178,9 +178,9 @@ def describe(experiment: ExperimentArg, json: Json = False) -> None:
 
     if (run := local_run(experiment)) is not None:
         if json:
-            show.as_json({**description.overview(local_overview(run)), **local_runs.details(run)})
+            show.as_json({**description.overview(local_overview(run)), **description.local_details(run)})
         else:
-            local_runs.describe(run, local_overview(run))
+            description.describe_local(run, local_overview(run))
         return
     with read_experiment(experiment) as read:
         if json:
@@ -388,15 +388,16 @@ def _ask(question: str) -> None:
 
 def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
     """Print a journal's new records, after the first ``known``."""
-    from dray.records.logs import GrowingFile, event_lines, followed
+    from dray.records.growing import GrowingJournal
+    from dray.records.logs import event_lines, followed
     from searchers.journal import Journal
 
-    lines = GrowingFile(path)
+    journal = GrowingJournal(path)
 
-    def new(_: bool) -> list[str]:
+    def new(final: bool) -> list[str]:
         nonlocal known
-        texts = lines.new_lines()
-        fresh, known = texts[known:], max(0, known - len(texts))
-        return list(event_lines(config, Journal.parse("\n".join([*fresh, ""]).encode(), where=str(path))))
+        records, _ = journal.new_records()
+        fresh, known = records[known:], max(0, known - len(records))
+        return list(event_lines(config, fresh))
 
     show.lines(followed(new, lambda: Journal.writer(path) is not None))

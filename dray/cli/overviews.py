@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from dray.cli import description, show
+from dray.records.overview import Overview
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
-
-if TYPE_CHECKING:
-    from dray.records.overview import Overview
 
 
 def show_all(where: str | None, *, json: bool) -> None:
@@ -31,7 +29,9 @@ def show_all(where: str | None, *, json: bool) -> None:
     if server is not None:
         rows = server.experiments()
         submitted = {row["name"]: row["submitted"] for row in rows if row["submitted"]}
-        found = [_with_state(each, submitted) for each in found] if server.is_here else list(map(_overview, rows))
+        found = (
+            [_with_state(each, submitted) for each in found] if server.is_here else list(map(Overview.from_json, rows))
+        )
     if json:
         show.as_json([{**description.overview(each), "submitted": submitted.get(each.name)} for each in found])
         return
@@ -73,31 +73,3 @@ def _with_state(each: Overview, submitted: Mapping[str, Mapping[str, Any]]) -> O
     if (there := submitted.get(each.name)) is None:
         return each
     return each.on_server(there["state"], there["error"])
-
-
-def _overview(row: Mapping[str, Any]) -> Overview:
-    """The overview of an experiment that only the server can read."""
-    from dray.records.overview import Overview
-
-    same = (
-        "name",
-        "path",
-        "number",
-        "title",
-        "state",
-        "trials",
-        "ended",
-        "failed",
-        "max_trials",
-        "began",
-        "last",
-        "ran_s",
-    )
-    given = {field: row[field] for field in same}
-    return Overview(
-        **given,
-        metric=row["metric"] or "",
-        best=row["best_metric"],
-        best_trial=row["best_trial"],
-        why=row["why"] or "",
-    )

@@ -54,14 +54,20 @@ def ui(
 
     with contextlib.ExitStack() as stack:
         from dray.records.listing import open_experiment
+        from dray.records.lookup import local_run
 
-        stored = None if experiment is None else stack.enter_context(open_experiment(experiment))
+        if experiment is None:
+            path = None
+        elif (run := local_run(experiment)) is not None:
+            path = run.path
+        else:
+            path = stack.enter_context(open_experiment(experiment)).directory.path
         if (page := _page(results_root().resolve(), stack)) is not None:
             typer.echo(f"page              {page}")
-        if stored is not None:
+        if path is not None:
             from dray.report.ui import serve
 
-            serve(stored.directory.path, port=port, say=typer.echo)
+            serve(path, port=port, say=typer.echo)
         elif page is None:
             raise NoExperiment(f"no experiments in {results_root()} yet")
         else:

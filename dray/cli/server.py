@@ -227,14 +227,12 @@ def _summary(name: str) -> None:
     from dray.cli import show
     from dray.cli.reader import read_experiment
     from dray.display.best_trials import best_trials
-    from dray.records.outcomes import divergence_summary, failure_summary
 
     with read_experiment(name) as read:
-        searcher, trials = read.config.searcher, read.result.trials
-        for line in (failure_summary(trials["state"]), divergence_summary(trials)):
+        reader = read.reader
+        for line in (reader.failure_summary(), reader.divergence_summary()):
             if line:
                 typer.echo(show.red(line))
-        show.lines(best_trials(read.result, searcher.first_metric, searcher.sign, width=show.console().width))
-        counts = trials["state"].value_counts()
-        states = ", ".join(f"{count} {str(state).lower()}" for state, count in counts.items())
-        typer.echo(f"{counted(len(trials), 'trial')} ({states}). Results: {read.stored.where}")
+        show.lines(best_trials(reader, width=show.console().width))
+        states = ", ".join(f"{count} {state.lower()}" for state, count in reader.states.items())
+        typer.echo(f"{counted(len(reader.trials), 'trial')} ({states}). Results: {read.stored.where}")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from dray.text import shown
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -81,19 +83,6 @@ def lines(texts: Iterable[str]) -> None:
 def last(items: Sequence[T], tail: int | None) -> Sequence[T]:
     """The last ``tail`` items; None: all."""
     return items if tail is None else items[max(0, len(items) - tail) :]
-
-
-def shown(value: object) -> str:
-    """A value as a table's cell."""
-    match value:
-        case None:
-            return "-"
-        case float():
-            return "-" if math.isnan(value) else f"{value:.5g}"
-        case Mapping():
-            return " ".join(f"{name}={shown(item)}" for name, item in value.items())
-        case _:
-            return str(value)
 
 
 def clock(seconds: float | None, *, exact: bool = False) -> str:

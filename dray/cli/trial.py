@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,11 +12,13 @@ import typer
 from dray.cli import show
 from dray.cli.arguments import ExperimentArg, Follow, Json, TailArg, TrialArg, check_follow
 from dray.cli.errors import BadUse
-from dray.cli.reader import ExperimentReader, last_values, read_experiment
-from dray.records.hparams import flatten
+from dray.cli.reader import last_values, read_experiment
+from dray.text import shown
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from dray.records.trial_record import TrialRecord
 
 app = typer.Typer(help="Inspect trials: their hyperparameters, metrics and logs.", no_args_is_help=True)
 
@@ -42,38 +43,38 @@ def list_(
     dray t list digits --state ERRORED --json | jq '.[].trial'
     """
     with read_experiment(experiment) as read:
-        numbers = read.ranked["trial_id"].tolist() if best else list(read.trials)
+        from dray.records.timeline import gpu_types
+
+        reader = read.reader
+        trials = reader.ranked() if best else list(reader.trials.values())
         if state is not None:
-            states = {row["state"] for row in read.trials.values()}
-            if state.upper() not in states:
-                known = ", ".join(sorted(states)) or "none"
+            if state.upper() not in reader.states:
+                known = ", ".join(sorted(reader.states)) or "none"
                 raise BadUse(f"no trial of {read.stored.name} is in state {state!r}; the trials' states are: {known}")
-            numbers = [each for each in numbers if read.trials[each]["state"] == state.upper()]
+            trials = [each for each in trials if each.state == state.upper()]
+        gpus = gpu_types(read.stored.directory.metrics)
         if json:
-            show.as_json([_trial(read, each) for each in numbers])
+            show.as_json([_json(each, gpus) for each in trials])
             return
-        names = _differing(read.hparams.values(), read.config.hyperparameters)
-        rows = []
-        any_since = any(read.trials[number]["nan_since"] is not None for number in numbers)
-        any_gpu = any("gpu_type" in read.trials[number] for number in numbers)
-        validated = set(read.validations["trial_id"])
-        for number in numbers:
-            row = read.trials[number]
-            drawn = {name: value for name, value in flatten(read.hparams.get(number, {})).items() if name in names}
-            rows.append(
-                (
-                    number,
-                    row["state"],
-                    row["batches"],
-                    "NaN" if math.isnan(row["metric"]) and number in validated else row["metric"],
-                    row["best_metric"],
-                    *([row["nan_since"]] if any_since else []),
-                    row["restarts"],
-                    *([row["gpu_type"]] if any_gpu else []),
-                    drawn,
-                )
+        space = reader.config.hyperparameters
+        every = [name for name in reader.hparam_names if isinstance(space.get(name.partition(".")[0]), Mapping)]
+        names = [name for name in every if name in reader.varying or len(reader.trials) == 1]
+        any_since = any(each.nan_since is not None for each in trials)
+        rows = [
+            (
+                each.id,
+                each.state,
+                each.batches,
+                _reported(each.metric),
+                each.best_metric,
+                *([each.nan_since] if any_since else []),
+                each.restarts,
+                *([gpus.get(each.id, "")] if gpus else []),
+                {name: each.hparams[name] for name in names if name in each.hparams},
             )
-        since, gpu = ["NaN since"] if any_since else [], ["GPU"] if any_gpu else []
+            for each in trials
+        ]
+        since, gpu = ["NaN since"] if any_since else [], ["GPU"] if gpus else []
         headings = ["trial", "state", "batches", "last", "best", *since, "restarts", *gpu, "hyperparameters"]
         show.table(headings, rows, left=["state", "GPU", "hyperparameters"])
 
@@ -86,20 +87,20 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
     dray trial describe latest best
     """
     with read_experiment(experiment) as read:
-        from dray.records.logs import failure_records
-        from dray.records.outcomes import nan_since_text
+        from dray.records.metrics import read_trials
+        from dray.records.reader import nan_since_text
+        from dray.records.timeline import gpu_types
 
-        number = read.trial(trial)
-        about = _trial(read, number)
-        checkpoints = read.checkpoints(number)
-        failed = [record for record in failure_records(read.records) if record.get("trial") == number]
-        rows = read.result.metrics
-        metrics = last_values(rows[(rows["trial_id"] == number) & rows["kind"].isin(["training", "validation"])])
-        logs = read.stored.directory.trial(number) / "logs"
+        directory = read.stored.directory
+        trial_ = read.reader.trials[read.trial(trial)]
+        checkpoints = read.checkpoints(trial_.id)
+        failed = [record for record in read.reader.failures if record["trial"] == trial_.id]
+        metrics = last_values(read_trials(directory.metrics, [trial_.id]))
+        logs = directory.trial(trial_.id) / "logs"
         if json:
             show.as_json(
                 {
-                    **about,
+                    **_json(trial_, gpu_types(directory.metrics)),
                     "metrics": metrics,
                     "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in checkpoints],
                     "errors": [record.get("error") for record in failed],
@@ -107,21 +108,20 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 }
             )
             return
-        name = read.config.searcher.first_metric
-        at = "" if about["best_batches"] is None else f" after {about['best_batches']} batches"
+        best = trial_.best_metric
         show.fields(
             [
-                ("trial", f"{number} of {read.stored.name}  {about['state']}"),
+                ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
+                ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
+                ("trained for", f"{trial_.batches} batches"),
+                ("diverged", show.red(nan_since_text(trial_.nan_since))),
                 (
-                    "hyperparameters",
-                    "\n".join(f"{key} = {show.shown(v)}" for key, v in flatten(about["hparams"]).items()),
+                    f"best {read.reader.metric}",
+                    "" if best is None else f"{shown(best)} after {trial_.best_batches} batches",
                 ),
-                ("trained for", f"{about['batches']} batches"),
-                ("diverged", show.red(nan_since_text(about["nan_since"]))),
-                (f"best {name}", "" if about["best_metric"] is None else f"{show.shown(about['best_metric'])}{at}"),
                 ("last metrics", "\n".join(f"{key} = {_reported(value)}" for key, value in metrics.items())),
-                ("started", about["started"] and show.clock(_seconds(read, number, "started"), exact=True)),
-                ("ended", about["ended"] and show.clock(_seconds(read, number, "ended"), exact=True)),
+                ("started", trial_.started and show.clock(trial_.started, exact=True)),
+                ("ended", trial_.ended and show.clock(trial_.ended, exact=True)),
                 ("checkpoints", "\n".join(each.location.uri for each in checkpoints)),
                 ("logs", "" if read.stored.is_copy else str(logs)),
             ]
@@ -155,10 +155,9 @@ def logs(
     dray t logs digits best -n 20
     """
     with read_experiment(experiment) as read, contextlib.ExitStack() as stack:
-        from dray.records.logs import GrowingFile, followed, trial_lines
+        from dray.records.logs import followed, trial_lines
         from dray.storage.disk import scratch
         from dray.storage.logs import fetch_logs
-        from searchers.journal import Journal
 
         check_follow(follow, json)
         number = read.trial(trial)
@@ -173,13 +172,10 @@ def logs(
             return
         show.lines(show.last(lines, tail))
         if follow:
-            journal, ended = GrowingFile(directory.journal), False
 
             def is_running() -> bool:
-                nonlocal ended
-                for event in _starts_and_ends(number, journal.new_lines()):
-                    ended = event == "exited"  # it starts again if the search is extended
-                return not ended and Journal.writer(directory.journal) is not None
+                read.reader.refresh()  # the trial starts again if the search is extended
+                return bool(read.reader.is_running) and not read.reader.trials[number].has_ended
 
             show.lines(followed(new, is_running))
         elif not lines:
@@ -238,65 +234,23 @@ def metrics(
 
 def _metrics(experiment: str, trial: str | None, *, system: bool) -> tuple[int, pd.DataFrame]:
     from dray.records.lookup import local_run
-    from dray.records.metrics import read_system
+    from dray.records.metrics import read_system, read_trials
 
     run = local_run(experiment)
     if run is not None and trial in (None, "0", "best"):
         return 0, run.metrics(system=system)
     with read_experiment(experiment) as read:
-        number = read.trial(trial)
-        rows = read_system(read.stored.directory.metrics) if system else read.result.metrics
+        number, directory = read.trial(trial), read.stored.directory
+        if not system:
+            return number, read_trials(directory.metrics, [number])
+        rows = read_system(directory.metrics)
         return number, rows[rows["trial_id"] == number]
 
 
-def _trial(read: ExperimentReader, number: int) -> dict[str, Any]:
-    row = read.trials[number]
-    return {
-        "trial": number,
-        "state": row["state"],
-        "hparams": read.hparams.get(number, {}),
-        "batches": row["batches"],
-        "metric": _number(row["metric"]),
-        "best_metric": _number(row["best_metric"]),
-        "best_batches": read.best_batches.get(number),
-        "nan_since": row["nan_since"],
-        "restarts": row["restarts"],
-        "gpu_type": row.get("gpu_type") or None,
-        "started": show.iso(_seconds(read, number, "started")),
-        "ended": show.iso(_seconds(read, number, "ended")),
-    }
+def _json(trial: TrialRecord, gpus: Mapping[int, str]) -> dict[str, Any]:
+    of_trial = {"hparams": trial.drawn or {}, "gpu_type": gpus.get(trial.id) or None}
+    return {**trial.to_json(), **of_trial, "started": show.iso(trial.started), "ended": show.iso(trial.ended)}
 
 
-def _reported(value: float) -> str:
-    return "NaN" if math.isnan(value) else show.shown(value)
-
-
-def _number(value: Any) -> float | None:
-    return None if value != value else float(value)
-
-
-def _seconds(read: ExperimentReader, number: int, column: str) -> float | None:
-    """A time of the table as Unix time; the table's are in UTC, and NaT is none."""
-    value = read.trials[number][column]
-    return float(value.tz_localize("UTC").timestamp()) if value == value else None
-
-
-def _differing(hparams: Collection[Mapping[str, Any]], space: Mapping[str, Any]) -> set[str]:
-    """The names of hyperparameters that differ between trials, or that only some have; with one trial, all drawn."""
-    seen: dict[str, list[str]] = {}
-    for values in hparams:
-        for name, value in flatten(values).items():
-            if isinstance(space.get(name.partition(".")[0]), Mapping):
-                seen.setdefault(name, []).append(str(value))
-    return {
-        name for name, values in seen.items() if len(set(values)) > 1 or len(values) < len(hparams) or len(hparams) == 1
-    }
-
-
-def _starts_and_ends(number: int, lines: list[str]) -> Iterator[str]:
-    """A trial's "started" and "exited" events, from lines of the journal."""
-    for line in lines:
-        if '"started"' in line or '"exited"' in line:  # parsing only these lines is faster
-            record = json_.loads(line)
-            if record.get("trial") == number and record.get("event") in ("started", "exited"):
-                yield record["event"]
+def _reported(value: float | None) -> str:
+    return "NaN" if value is not None and math.isnan(value) else shown(value)

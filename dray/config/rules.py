@@ -16,9 +16,9 @@ from dray.config.resources import SlotRange, even_sizes
 from dray.config.schema import constant
 from dray.config.search import sampling_faults
 from dray.config.searcher import COUNTED, METHODS, SamplerChoice, objectives_of
-from dray.config.sections import FIRST_TRACED, MAX_TRACED
 from dray.errors import Fault
 from dray.script import Script
+from dray.training.plan import FIRST_TRACED, window_fault
 from searchers.domains import Categorical, Const
 from searchers.errors import FieldError
 from searchers.numeric import Int
@@ -59,9 +59,8 @@ def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
         yield Fault("resources.max_slots", what)
     begin = given.get("profiling.begin_on_batch", FIRST_TRACED)
     end = given.get("profiling.end_after_batch", begin)
-    if "profiling.begin_on_batch" not in wrong and not begin <= end < begin + MAX_TRACED:
-        what = f"must be {begin} (begin_on_batch) to {begin + MAX_TRACED - 1}, as traces are held in memory, got {end}"
-        yield Fault("profiling.end_after_batch", what)
+    if "profiling.begin_on_batch" not in wrong and (fault := window_fault(begin, end)):
+        yield Fault("profiling.end_after_batch", fault)
     if "hyperparameters" not in wrong:
         yield from _batch_size(given)
         yield from _slot_range(given)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from dray.core.reporter import Reporter
+from dray.core.train import Reporter
 from dray.storage import CheckpointError, Location
 from dray.storage.manifest import MANIFEST, sha256_of
 from dray.training.checkpoint.joint import JointCheckpoint, open_together
@@ -239,7 +239,7 @@ class CheckpointContext:
         self._host.delete_checkpoint(storage_id)
 
     # -------------------------------------------------------------------------------------------------------- ranks
-    def _in_lockstep(self, mode: DownloadMode) -> contextlib.AbstractContextManager[None]:
+    def _in_lockstep(self, mode: DownloadMode) -> contextlib.AbstractContextManager[Any]:
         if DownloadMode(mode) is DownloadMode.NoSharedDownload:
             return contextlib.nullcontext()
         return all_or_none(self._peers, "reading a checkpoint")

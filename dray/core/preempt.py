@@ -7,7 +7,7 @@ import logging
 import uuid
 from typing import Any
 
-from dray.core.reporter import Reporter
+from dray.core.train import Reporter
 from dray.training.host import ProgramHost
 from dray.training.parallel.distributed import DistributedContext
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dray.core.reporter import Reporter
+from dray.core.train import Reporter
 from dray.training.errors import SearcherMetricError
 from dray.training.host import ProgramHost, Report
 from dray.training.metrics.values import as_number, to_numpy
@@ -37,13 +37,7 @@ class SearcherMode(enum.Enum):
 
 
 class SearcherOperation:
-    """A length to train to.
-
-    Args:
-        length: total length, from the beginning of the trial, in the search's unit.
-        metric: the name of the metric that the search compares; None if it compares several.
-        unit: the search's; None if it measures length by another metric.
-    """
+    """A length to train to, in the search's unit, from the beginning of the trial."""
 
     def __init__(
         self, length: float, reporter: Reporter, *, metric: str | None, unit: Unit | None, is_chief: bool
@@ -58,11 +52,7 @@ class SearcherOperation:
         return int(self._length) if float(self._length).is_integer() else self._length
 
     def report_progress(self, length: float) -> None:
-        """Report the trial's present length, in the unit of `length`. Only logged. On the chief only.
-
-        Raises:
-            RuntimeError: called on another rank, or the operation is completed.
-        """
+        """Report the trial's present length, in the unit of `length`. Only logged. On the chief only."""
         self._check_chief("report_progress")
         if self._completed and length != self.length:
             raise RuntimeError("op.report_progress() was called after op.report_completed(), which ends the operation")
@@ -181,11 +171,7 @@ class SearcherContext:
         """Has no effect."""
 
     def get_configured_units(self) -> Unit | None:
-        """The unit of the search's lengths; None if they are measured by another metric (`searcher.time_metric`).
-
-        Raises:
-            ValueError: the search sets no length.
-        """
+        """The unit of the search's lengths; None if they are measured by another metric (`searcher.time_metric`)."""
         self._check_length()
         if self._searcher is None:
             return Unit.EPOCHS

@@ -1,4 +1,4 @@
-"""Metrics of a program with its own training loop."""
+"""What a program with its own training loop reports: metrics, and what else it says of itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from dray.core.reporter import Reporter
 from dray.training.errors import InvalidHP
 from dray.training.host import ProgramHost, Report
 from dray.training.metrics.tensorboard import TensorBoard
@@ -21,6 +20,35 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.training.usage import Usage
 
 log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Passes a program's reports on to its host; shared by the contexts of the core API.
+
+    Attributes:
+        stop_requested: whether the answer to a report was a request to stop.
+        steps_completed: of the last report; None before the first.
+        uses_operations: whether the search compares metrics of completed operations instead of reported validations.
+    """
+
+    def __init__(self, host: ProgramHost) -> None:
+        self._host = host
+        self._calls = 0
+        self.stop_requested = False
+        self.steps_completed: int | None = None
+        self.uses_operations = False
+        host.watch(lambda: (self.steps_completed or 0, self._calls))
+
+    def publish(self, report: Report) -> None:
+        """Pass a report on to the host. On the chief only."""
+        self.pulse()
+        self.steps_completed = report.batches
+        self.stop_requested = self._host.report(report) or self.stop_requested
+
+    def pulse(self) -> None:
+        """Note progress, for `hang_timeout_s`."""
+        self._calls += 1
+
 
 RUN_METADATA = "run_metadata.json"
 MAX_STEPS = 2**63 - 1
@@ -34,11 +62,8 @@ class EarlyExitReason(enum.Enum):
 
 
 class TensorboardMode(enum.Enum):
-    """What is written for TensorBoard.
-
-    AUTO: the chief writes reported metrics to the trial's event files. MANUAL: nothing; the program may write its own
-    files to `TrainContext.get_tensorboard_path()`.
-    """
+    """AUTO: the chief writes reported metrics for TensorBoard. MANUAL: the program may write its own event files, to
+    `TrainContext.get_tensorboard_path()`."""
 
     AUTO = "AUTO"
     MANUAL = "MANUAL"
@@ -61,7 +86,6 @@ class TrainContext:
         self._usage = Usage(device)
         self._warned = False
 
-    # ------------------------------------------------------------------------------------------------------ metrics
     def report_training_metrics(
         self, steps_completed: int, metrics: Mapping[str, Any], batch_metrics: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
@@ -96,15 +120,8 @@ class TrainContext:
         self._report("validation", steps_completed, metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report metrics of a group: "training", "validation", or one with another name.
-
-        Args:
-            group: a name without a dot, other than "system".
-            steps_completed, metrics: as in `report_training_metrics` and `report_validation_metrics`.
-
-        Raises:
-            TypeError, ValueError, SearcherMetricError: as these; or the group's name is invalid.
-        """
+        """Report metrics of a group: "training", "validation", or one with another name: without a dot, and not
+        "system". Otherwise as `report_training_metrics` and `report_validation_metrics`."""
         if not group or "." in group or group == "system":
             raise ValueError(f"group must be a name without a dot, other than 'system', got {group!r}")
         self._report(group, steps_completed, metrics)
@@ -128,7 +145,7 @@ class TrainContext:
         plain = jsonable(reportable, source=source)
         if group in ("training", "validation"):
             self._write_scalars(group, steps, plain, batch_metrics)
-        self._usage.set_ranks([self._usage.machine()])
+        self._usage.add_ranks(ranks := [self._usage.share()], ranks)
         system = self._usage.flush(at_once=False)
         self._tensorboard.write_system(steps, system or {})
         self._reporter.publish(
@@ -153,7 +170,6 @@ class TrainContext:
             )
         return self._peers.rank > 0
 
-    # -------------------------------------------------------------------------------------------------- TensorBoard
     def get_tensorboard_path(self) -> Path:
         """The directory of this trial's event files; may not exist yet."""
         return self._host.tensorboard_path
@@ -163,11 +179,7 @@ class TrainContext:
         selector: Callable[[Path], bool] | None = None,
         mangler: Callable[[Path, int], Path] | None = None,
     ) -> None:
-        """Has no effect: files in `get_tensorboard_path()` are kept with the trial. With `TensorboardMode.MANUAL` only.
-
-        Raises:
-            RuntimeError: the mode is AUTO.
-        """
+        """Has no effect: files in `get_tensorboard_path()` are kept with the trial. With `TensorboardMode.MANUAL`."""
         if self._mode is TensorboardMode.AUTO:
             raise RuntimeError("upload_tensorboard_files() needs core.init(tensorboard_mode=TensorboardMode.MANUAL)")
 
@@ -182,16 +194,8 @@ class TrainContext:
         for step, values in enumerate(rows, start=steps - len(rows) + 1):
             self._tensorboard.write_metrics(step, values, validation=group == "validation")
 
-    # ---------------------------------------------------------------------------------------------------- the trial
     def report_progress(self, progress: float) -> None:
-        """Report the share of training that is done. Only logged: the search knows its progress from reports.
-
-        Args:
-            progress: from 0 to 1.
-
-        Raises:
-            ValueError: progress is not between 0 and 1.
-        """
+        """Report the share of training that is done, from 0 to 1. Only logged: reports tell the search."""
         if not 0 <= progress <= 1:
             raise ValueError(f"progress must be a number from 0 to 1, got {progress!r}")
         self._reporter.pulse()

@@ -319,7 +319,7 @@ class Connection:
         self._awaited: dict[int, Future[Any]] = {}
         self._loop = asyncio.new_event_loop()
         opened: Future[None] = Future()
-        threading.Thread(target=self._run, args=(opened,), name="dray-desk", daemon=True).start()
+        threading.Thread(target=self._run, args=(opened,), name="dray-connection", daemon=True).start()
         try:
             opened.result()
         except (OSError, asyncio.TimeoutError) as error:
@@ -348,6 +348,11 @@ class Connection:
         """Call a method whose answer nobody needs, which saves half of its cost; if it fails, the desk logs it."""
         if not self._is_closed:
             self._post(partial(self._stream.send, _packed(None, method, *args)))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session has ended otherwise than by `close`: nothing that is told arrives any more."""
+        return self._stream.is_ending and not self._is_closed
 
     def close(self) -> None:
         """End the session, once all calls so far have been sent; what has not been answered fails. Idempotent."""
@@ -379,8 +384,16 @@ class Connection:
         self._closing.set()
 
     def _run(self, opened: Future[None]) -> None:
-        self._loop.run_until_complete(self._live(opened))
-        self._loop.close()
+        try:
+            self._loop.run_until_complete(self._live(opened))
+        except BaseException as error:  # nobody is to wait forever
+            if not opened.done():
+                return opened.set_exception(error)
+            self._stream.end()
+            self._fail_awaited()
+            raise
+        finally:
+            self._loop.close()
 
     async def _live(self, opened: Future[None]) -> None:
         """Connect, again and again, until the session is over; then wait for `close`."""

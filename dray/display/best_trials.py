@@ -3,62 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from dray.records.outcomes import ranked, sound, varying_hparams
-from dray.text import counted
-
-if TYPE_CHECKING:
-    from dray.records.result import Result
+from dray.records.metrics import read_trials
+from dray.records.reader import ExperimentReader
+from dray.text import counted, shown
 
 SHOWN_TRIALS = 10
 
 
-def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[str]:
+def best_trials(reader: ExperimentReader, *, width: int) -> list[str]:
     """The best trials, best first, as lines of a table, with as many hyperparameters and other metrics as fit. Trials
     that failed are left out. No lines if no other has validated."""
-    there = ranked(result.trials, sign)  # trials that have not started have no hyperparameters yet
-    validated = sound(there)
-    if validated.empty:
+    top = reader.eligible()[:SHOWN_TRIALS]
+    if not top:
         return []
-    compared = [str(name).removeprefix("metrics.") for name in there.columns if str(name).startswith("metrics.")]
-    others = _other_metrics(result, metric)
-    top, at_best = validated.head(SHOWN_TRIALS), result.best_batches()
-    columns = {
-        "trial": [str(trial) for trial in top["trial_id"]],
-        "state": [str(s).lower() for s in top["state"]],
-        "batches": [str(at_best[trial]) for trial in top["trial_id"]],
-        metric: list(map(_shown, top["best_metric"])),
+    columns: dict[str, list[object]] = {
+        "trial": [each.id for each in top],
+        "state": [each.state.lower() for each in top],
+        "batches": [each.best_batches for each in top],
     }
-    heading = f"best trials by {metric}:"
-    if compared:
-        heading = f"best trials (front 1 is the Pareto front, {counted((validated['front'] == 1).sum(), 'trial')}):"
-        columns = {name: columns[name] for name in ("trial", "state", "batches")}
-        columns["front"] = list(map(str, top["front"]))
-        columns |= {name: list(map(_shown, top[f"metrics.{name}"])) for name in compared}
-        others = others.drop(columns=[name for name in compared if name in others])
-    if top["nan_since"].notna().any():
-        columns["NaN since"] = top["nan_since"].astype("string").fillna("").tolist()
-    more = {
-        # A dash where a trial has no such hyperparameter: those of another branch of the space.
-        name.removeprefix("hparams."): [
-            "–" if value is None or value != value else _shown(value) for value in top[name]
-        ]
-        for name in varying_hparams(there)
-    }
-    for name in others.columns:
-        more.setdefault(name, [_shown(others[name].get(trial)) for trial in top["trial_id"]])
+    heading = f"best trials by {reader.metric}:"
+    if reader.is_pareto:
+        heading = f"best trials (front 1 is the Pareto front, {counted(len(reader.front()), 'trial')}):"
+        columns["front"] = [reader.fronts()[each.id] for each in top]
+    compared = list(dict.fromkeys(reader.objectives.names))
+    columns |= {name: [each.best_metrics[name] for each in top] for name in compared}
+    if any(each.nan_since is not None for each in top):
+        columns["NaN since"] = [each.nan_since for each in top]
+    more: dict[str, list[object]] = {name: [each.hparams.get(name) for each in top] for name in reader.varying}
+    rows = read_trials(reader.directory.metrics, [each.id for each in top])
+    best = {each.id: each.best_batches for each in top}
+    others = rows[(rows["kind"] == "validation") & (rows["batches"] == rows["trial_id"].map(best))]
+    for name, of_name in others[~others["name"].isin(compared)].groupby("name", sort=True):
+        values = dict(zip(of_name["trial_id"], of_name["value"], strict=True))
+        more.setdefault(str(name), [values.get(each.id) for each in top])
+    cells = {name: list(map(shown, column)) for name, column in columns.items()}
     left_out = []
-    for name, cells in more.items():
-        if sum(_width(each, heads) + 2 for each, heads in {**columns, name: cells}.items()) - 2 <= width:
-            columns[name] = cells
+    for name, column in more.items():
+        wider = {**cells, name: list(map(shown, column))}
+        if sum(_width(each, of_name) + 2 for each, of_name in wider.items()) - 2 <= width:
+            cells = wider
         else:
             left_out.append(name)
     lines = [heading]
-    widths = [_width(name, cells) for name, cells in columns.items()]
-    for row in [tuple(columns), *zip(*columns.values(), strict=True)]:
+    widths = [_width(name, column) for name, column in cells.items()]
+    for row in [tuple(cells), *zip(*cells.values(), strict=True)]:
         lines.append("  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)))
     if left_out:
         lines.append(f"(not shown: {', '.join(left_out)})")
@@ -67,16 +56,3 @@ def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[s
 
 def _width(heading: str, cells: Sequence[str]) -> int:
     return max(map(len, [heading, *cells]))
-
-
-def _other_metrics(result: Result, metric: str) -> pd.DataFrame:
-    """The other validation metrics at each trial's best validation: a column for each metric, by trial."""
-    rows = result.metrics
-    rows = rows[rows["kind"] == "validation"]
-    best = result.best_batches()
-    at_best = rows[rows["batches"] == rows["trial_id"].map(best)]
-    return at_best[at_best["name"] != metric].pivot(index="trial_id", columns="name", values="value")
-
-
-def _shown(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

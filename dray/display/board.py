@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dray.display.forecast import Forecast
-from dray.display.text import number, rough_time, sparkline, speed
+from dray.display.text import rough_time, sparkline, speed
 from dray.records.hparams import flatten
-from dray.text import counted, duration
-from dray.training.metrics.divergence import is_loss
+from dray.text import counted, duration, shown
+from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
 from searchers.objectives import Losses
@@ -180,9 +180,9 @@ class Board:
         ]
         best = self._best()
         if best is not None:
-            at = "" if best.step is None else f" at {amount(number(best.step), self._unit)}"
+            at = "" if best.step is None else f" at {amount(shown(best.step), self._unit)}"
             line = Text.assemble(
-                f"best {self._metric} ", (number(best.value), "bold green"), f", trial {best.trial}{at}"
+                f"best {self._metric} ", (shown(best.value), "bold green"), f", trial {best.trial}{at}"
             )
             lines.append(self._cut(line.append(f": {self._drawn(self._search.trials[best.trial])}", "dim")))
             if front := self._front():
@@ -195,15 +195,15 @@ class Board:
         return Group(*lines)
 
     def _table(self, running: list[TrialView], counts: Counts, width: int, room: int) -> RenderableType:
-        shown, wide = running, width >= WIDE
+        drawn, wide = running, width >= WIDE
         if len(running) > room:
             # The best of them, in the order of all.
             ranked = sorted(running, key=self._score)
-            shown = sorted(ranked[:room], key=lambda view: view.id)
+            drawn = sorted(ranked[:room], key=lambda view: view.id)
         forecast = self._forecast
         rungs = forecast if forecast is not None and not forecast.in_trials else None
         several = rungs is not None and rungs.rungs > 1
-        again = any(counts.restarts[view.id] for view in shown)
+        again = any(counts.restarts[view.id] for view in drawn)
         heading = {"trial": "trial", "rung": "rung", "step": self._unit, "last": self._metric, "best": "best"}
         heading |= {"curve": "", "speed": "batches/s", "again": "restarts"}
         if not wide:
@@ -215,7 +215,7 @@ class Board:
         heading = {name: text for name, text in heading.items() if not left_out.get(name)}
         curve = CURVE_WIDTHS[wide]
         rows = []
-        for view in shown:
+        for view in drawn:
             cells = self._cells(view, rungs, counts, curve)
             rows.append([cells[name] for name in heading])
         widths = [max(len(cell) for cell in column) for column in zip(heading.values(), *rows, strict=True)]
@@ -228,13 +228,13 @@ class Board:
             )
         table.add_column("", no_wrap=True, style="dim")
         rest = max(width - sum(widths) - 2 * len(widths), 0)
-        for view, row in zip(shown, rows, strict=True):
-            drawn = Text(self._drawn(view))
-            drawn.truncate(rest, overflow="ellipsis")
-            table.add_row(*row, drawn)
-        if len(running) == len(shown):
+        for view, row in zip(drawn, rows, strict=True):
+            hparams = Text(self._drawn(view))
+            hparams.truncate(rest, overflow="ellipsis")
+            table.add_row(*row, hparams)
+        if len(running) == len(drawn):
             return table
-        return Group(table, self._cut(f"and {len(running) - len(shown)} more"))
+        return Group(table, self._cut(f"and {len(running) - len(drawn)} more"))
 
     def _cells(self, view: TrialView, rungs: Forecast | None, counts: Counts, curve: int) -> dict[str, str]:
         """A running trial's row of the table, by column."""
@@ -244,9 +244,9 @@ class Board:
         return {
             "trial": str(view.id),
             "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
-            "step": number(round(step, 1)) + ("" if rungs is None else f" of {number(end)}"),
-            "last": number(trained.curve[-1] if trained.curve else view.last),
-            "best": "" if best is None else number(best.value),
+            "step": shown(round(step, 1)) + ("" if rungs is None else f" of {shown(end)}"),
+            "last": shown(trained.curve[-1] if trained.curve else view.last),
+            "best": "" if best is None else shown(best.value),
             "curve": sparkline(list(trained.curve)[-curve:]),
             "speed": speed(trained.speed),
             "again": str(counts.restarts[view.id] or ""),
@@ -327,7 +327,7 @@ class Board:
     def _drawn(self, view: TrialView) -> str:
         """The hyperparameters that are searched over."""
         found = flatten(dict(searched(self._search.space.root, view.hparams or {})))
-        return "  ".join(f"{name}={number(value)}" for name, value in found.items())
+        return "  ".join(f"{name}={shown(value)}" for name, value in found.items())
 
     def _cut(self, text: str | Text) -> Text:
         """One line, cut at the terminal's width."""

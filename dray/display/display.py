@@ -14,17 +14,15 @@ from rich.text import Text
 
 from dray.display.best_trials import best_trials
 from dray.display.board import Board
-from dray.display.screens import Screen, screen_of
-from dray.display.terminal import stderr
+from dray.display.screens import Screen, screen_of, stderr
 from dray.records.directory import results_root
 from dray.records.logs import short_error
-from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason, ranked
 from dray.text import counted, duration
 from searchers.search import Search
 
 if TYPE_CHECKING:
     from dray.display.counts import Counts
-    from dray.records.result import Result
+    from dray.records.reader import ExperimentReader
 
 PLAIN_EVERY_S = (10.0, 60.0)
 """How often a line is printed without a terminal: at first, and from half an hour on."""
@@ -54,7 +52,7 @@ class Display:
         unit: str,
         console: Console | None = None,
     ) -> None:
-        self._path, self._metric, self._sign = path, metric, 1 if smaller_is_better else -1
+        self._path = path
         self._console = console or Console(file=stderr())
         self._board = Board(name=name, metric=metric, smaller_is_better=smaller_is_better, unit=unit)
         self._screen: Screen | None = None
@@ -184,31 +182,29 @@ class Display:
             f"already ended; extend with: dray experiment extend {self._named()} --max-trials N (or --max-length N)"
         )
 
-    def result(self, result: Result) -> None:
+    def result(self, reader: ExperimentReader) -> None:
         """Print what failed, the table of the best trials, and where everything is stored."""
         # All at once, so that it is one output in a notebook.
-        trials = result.trials
-        best = best_trials(result, self._metric, self._sign, width=self._console.width)
-        counts = trials["state"].value_counts()
-        states = ", ".join(f"{count} {str(state).lower()}" for state, count in counts.items())
+        best = best_trials(reader, width=self._console.width)
+        states = ", ".join(f"{count} {state.lower()}" for state, count in reader.states.most_common())
         took = duration(time.monotonic() - self._began)
         named = self._named()
-        failed = failure_summary(trials["state"])
+        failed = reader.failure_summary()
         hints = [f"inspect failures with: dray experiment describe {named}"] if failed else []
         if best:
             hints += [f"inspect with: dray report {named}", f"              dray trial list {named} --best"]
         elif not failed:
             hints.append(f"inspect with: dray experiment describe {named}")
-        shown = Text()
+        text = Text()
         for line, style in (
             (failed, "bold red"),
-            (divergence_summary(trials), "bold red"),
-            (no_best_reason(ranked(trials, self._sign), self._metric), ""),
+            (reader.divergence_summary(), "bold red"),
+            (reader.no_best_reason(), ""),
         ):
-            shown.append(f"{line}\n" if line else "", style)
-        summary = f"{counted(len(trials), 'trial')} ({states}) in {took}. Results: {self._path}"
-        shown.append("\n".join([*best, summary, *hints]))
-        self._console.print(shown, soft_wrap=True)
+            text.append(f"{line}\n" if line else "", style)
+        summary = f"{counted(len(reader.trials), 'trial')} ({states}) in {took}. Results: {self._path}"
+        text.append("\n".join([*best, summary, *hints]))
+        self._console.print(text, soft_wrap=True)
 
     @property
     def _resume(self) -> str:

@@ -1,10 +1,14 @@
-"""Where a picture of the run is shown and updated: below the lines of a terminal, or in a notebook's cell."""
+"""Where a run is shown: below the lines of a terminal that may be closed meanwhile, or in a notebook's cell."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import io
-from typing import Any, Protocol
+import sys
+from collections.abc import Iterator
+from typing import IO, Any, Protocol, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -87,3 +91,35 @@ def _html(picture: RenderableType) -> Any:
     console.print(picture)
     shown = '<pre style="line-height:normal;font-family:Menlo,Consolas,monospace">{code}</pre>'
     return ipython().HTML(console.export_html(inline_styles=True, code_format=shown))
+
+
+def stderr() -> IO[str]:
+    """``sys.stderr``, which drops what is written to a terminal that was closed, so that the run continues."""
+    return cast("IO[str]", _Stderr())
+
+
+class _Stderr:
+    def __init__(self) -> None:
+        # Not looked up for each write: while rich draws a picture, sys.stderr is its own, and names the file below.
+        self._file = sys.stderr
+
+    def write(self, text: str) -> int:
+        with _closed_terminal_ignored():
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _closed_terminal_ignored():
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@contextlib.contextmanager
+def _closed_terminal_ignored() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise

@@ -26,11 +26,6 @@ def sparkline(values: Sequence[float]) -> str:
     )  # fmt: skip
 
 
-def number(value: object) -> str:
-    """A number with four digits; "" for None."""
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def speed(batches: float | None) -> str:
     """Batches per second, with three digits; "" for None."""
     return "" if batches is None else f"{batches:,.0f}" if batches >= 100 else f"{batches:.3g}"

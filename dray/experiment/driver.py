@@ -23,7 +23,6 @@ from dray.experiment.open_search import OpenSearch
 from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults, TrialResult
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
-from dray.records.improvements import Improvements
 from searchers.answers import Answer, decide
 from searchers.errors import SpaceError
 from searchers.events import Started
@@ -75,7 +74,6 @@ class ExperimentDriver:
             needs=lambda trial: checkpoints_needed(self.search.trials[trial]),
             emit=emit,
         )
-        self._improvements = Improvements(config.searcher)
         self._results = PendingResults()
         self._fetching: tuple[Hashable, int] | None = None
         """The handle's call that waits for results, and its process."""
@@ -148,8 +146,6 @@ class ExperimentDriver:
             self._emit(Say(f"warning: trial {trial}: {report.warning}"))
         self._emit(ReportReceived(lease=lease, trial=trial, rows=rows, step=report.step, warning=report.warning))
         self._restarts.reached(trial, max((row["batches"] for row in rows), default=-1))
-        for record in self._improvements.among(trial, rows):
-            self._append(record, wait=False)
         if not decides:
             self._emit(Reply(call, "interrupt" if self._closing else "continue"))
             return

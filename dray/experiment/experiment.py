@@ -303,7 +303,7 @@ class Experiment:
                     raise
             observers.close(done=True)
         result = Result(directory.path, trial=self._trial)
-        display.result(result)
+        display.result(result.reader)
         assert opened.search.done is not None
         _raise_failure(opened.search.done.reason, directory)
         if mirror.missing is not None:

@@ -26,14 +26,13 @@ from dray.environment import device, variables_set
 from dray.experiment.checkpoint_source import with_source
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
-from dray.pytorch.class_entrypoint import train
+from dray.pytorch.trainer import train_class
 from dray.records.secrets import check_secrets
 from dray.script import Script, ScriptFailed
 from dray.training.cluster_info import use_cluster_info
-from dray.training.determinism import deterministic
 from dray.training.host import Reached, Report
-from dray.training.metrics.checks import MetricChecks
-from dray.training.metrics.time_metric import crossed, time_of
+from dray.training.metrics.checks import MetricChecks, crossed, time_of
+from dray.training.rng import deterministic
 from dray.training.units import ENDLESS, in_batches
 from dray.worker.lease import SharedSettings
 
@@ -226,7 +225,7 @@ def _launched_alone() -> dict[str, str]:
 def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig, latest_checkpoint: str | None) -> None:
     max_length = None if config.searcher.counted_length is not None else ENDLESS
     try:
-        train(trial, config.to_dict(), max_length=max_length, latest_checkpoint=latest_checkpoint)
+        train_class(trial, config.to_dict(), max_length=max_length, latest_checkpoint=latest_checkpoint)
     except SystemExit as end:  # would end the whole process without a message
         what = (
             f"{trial.__name__} called sys.exit({end.code!r}) during training; to end training early, call "

@@ -27,7 +27,7 @@ CHECKPOINT_S = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class ExportedMetric:
     """A metric, as Prometheus knows it. `labels`: beside ``experiment``, the name of the experiment's directory."""
 
     kind: Literal["gauge", "counter", "histogram"]
@@ -36,12 +36,12 @@ class Metric:
 
 
 METRICS = {
-    "dray_trials": Metric("gauge", "Trials, by state", ("state",)),
-    "dray_slots_busy": Metric("gauge", "Slots on which trials run"),
-    "dray_decisions_total": Metric("counter", "Answers of the search: continue, stop, pause", ("decision",)),
-    "dray_restarts_total": Metric("counter", "Restarts of trials after failures"),
-    "dray_reports_total": Metric("counter", "Reports of trials that reached the driver"),
-    "dray_checkpoint_seconds": Metric("histogram", "Time to write and commit a checkpoint"),
+    "dray_trials": ExportedMetric("gauge", "Trials, by state", ("state",)),
+    "dray_slots_busy": ExportedMetric("gauge", "Slots on which trials run"),
+    "dray_decisions_total": ExportedMetric("counter", "Answers of the search: continue, stop, pause", ("decision",)),
+    "dray_restarts_total": ExportedMetric("counter", "Restarts of trials after failures"),
+    "dray_reports_total": ExportedMetric("counter", "Reports of trials that reached the driver"),
+    "dray_checkpoint_seconds": ExportedMetric("histogram", "Time to write and commit a checkpoint"),
 }
 """By name, without Ray's prefix."""
 
@@ -100,7 +100,7 @@ class Prometheus:
         return {"experiment": self._experiment, **labels}
 
 
-def _made(name: str, metric: Metric) -> metrics.Metric:
+def _made(name: str, metric: ExportedMetric) -> metrics.Metric:
     labels = ("experiment", *metric.labels)
     match metric.kind:
         case "gauge":

@@ -233,6 +233,9 @@ class Run:
         if self._tune.error is not None:
             raise ExperimentError(f"the search failed: {self._tune.error}") from self._tune.error
         self._interrupts.check()
+        if self.driver.search.done is None:
+            resume = f"dray experiment resume {self._records.directory.path}"
+            raise ExperimentError(f"Ray Tune ended before the search did; resume with: {resume}")
 
     def _close(self, watch: Watch) -> None:
         """Let running trials save, then end Tune and the groups, unless Ray itself is gone."""
@@ -246,14 +249,15 @@ class Run:
             self._tune.stop()
             self._loop.post(self.driver.end)
             self._wait_while(lambda: self._tune.started and not self._tune.ended.done(), TUNE_END_S, watch)
-        self._logs.shutdown()
         self._cleaner.close()
         self._prometheus.update(at_once=True)
         if watch.answers():
             # On a shared cluster workers first release what they hold.
             self._lending.end(at_once=self._cluster.own or self._has_failed)
-        self._timeline.close()
         self._loop.close()
+        # Groups may have ended, and trials have died, until now.
+        self._logs.shutdown()
+        self._timeline.close()
 
     def _wait_while(self, condition: Callable[[], bool], at_most_s: float, watch: Watch) -> None:
         deadline = time.monotonic() + at_most_s

@@ -108,7 +108,7 @@ class WorkerGroup:
                 self._placement,
                 name=f"{self._spec.owner}-{self.name}",
                 resources=self._slots.resources,
-                runtime_env=self._slots.runtime_env,
+                runtime_env=self._slots.env_for_ray,
                 directory=self._directory,
                 is_ending=lambda: self._is_ending,
             )
@@ -137,7 +137,7 @@ class WorkerGroup:
         died = any(isinstance(end, Exception) for end in ends.values())
         ends = self._ends_of_ranks(SURVIVORS_S if died else LEAVE_S)
         # Each node is asked once: one that is gone takes seconds not to answer.
-        kills_of = functools.cache(lambda node: oom_kills_of(node, self._slots.runtime_env))
+        kills_of = functools.cache(lambda node: oom_kills_of(node, self._slots.env_for_ray))
         dead, error = {}, ""
         for rank, end in ends.items():
             if isinstance(end, Exception):

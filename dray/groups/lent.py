@@ -8,7 +8,7 @@ from typing import Any
 
 from dray.cluster.connection import Cluster
 from dray.desk import messages
-from dray.desk.connection import Call, Connection, Endpoint
+from dray.desk.connection import Call, Connection, ConnectionLost, Endpoint
 from dray.desk.messages import Message
 from dray.groups.lender import GroupKind
 
@@ -84,7 +84,13 @@ class LentGroups:
         call.fail("the groups are a server's")
 
     def step(self) -> None:
-        """The server decides how many groups there are."""
+        """The server decides how many groups there are.
+
+        Raises:
+            ConnectionLost: it has forgotten this client: the experiment needs another process.
+        """
+        if self._desk.is_lost:
+            raise ConnectionLost("lost the connection to the server")
 
     def perform(self, effect: Any) -> None:
         """There is nothing that it has decided."""

@@ -37,6 +37,11 @@ class Slots:
         return f"{self.per_trial} x ({gpu}{self._cpus})"
 
     @property
+    def env_for_ray(self) -> dict[str, Any]:
+        """The runtime environment as Ray takes it: after a message its lists are tuples, which Ray refuses."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in self.runtime_env.items()}
+
+    @property
     def taken(self) -> float:
         """How many slots a group takes: a whole number, or 1/n."""
         return self.per_trial if self.shared_by == 1 else 1 / self.shared_by

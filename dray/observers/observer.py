@@ -197,7 +197,7 @@ class Observers:
                 del metrics  # after a resume, all that trials have ever reported
                 if failed:
                     failed = False
-                    self._say(f"{name}: works again, and has everything that it missed")
+                    self._say(f"{name}: is writing again and has caught up")
                 self._pass_on(name, observer)
                 return
             except Exception as error:

@@ -19,16 +19,7 @@ from dray.training import rng
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Which of all batches a replica gets: repeated, then sharded, then skipped.
-
-    Args:
-        repeat: repeat the batches endlessly.
-        skip: batches of this replica to leave out at the beginning.
-        num_replicas, rank: take every num_replicas-th batch, beginning with the rank-th.
-
-    Raises:
-        ValueError: rank is negative, or not below num_replicas.
-    """
+    """Which of all batches a replica gets: repeated, then sharded, then skipped. See `DataLoader.get_data_loader`."""
 
     repeat: bool = False
     skip: int = 0
@@ -58,13 +49,8 @@ class NumberedBatches(BatchSampler):
     """Batches of a sequence of records, any of which can be computed without those before it.
 
     Batch g of the endless, unsharded sequence is batch `g % n` of epoch `g // n`. An epoch's order is a permutation
-    that depends only on the seed and the epoch, so skipping a million batches costs no more than skipping ten.
-
-    Args:
-        records: the indices of the records in their natural order.
-        batch_size, drop_last: as torch's.
-        seed: None for the natural order.
-        shard: which of the batches to give.
+    that depends only on the seed (None: the natural order) and the epoch, so skipping a million batches costs no more
+    than skipping ten.
     """
 
     #: How many batches of a shuffled epoch are made together.
@@ -79,11 +65,8 @@ class NumberedBatches(BatchSampler):
         seed: int | None = None,
         shard: Shard = WHOLE,
     ) -> None:
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self._records = records
-        self._seed = seed
-        self._shard = shard
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self._records, self._seed, self._shard = records, seed, shard
 
     def __len__(self) -> int:
         return self._shard.of(self._per_epoch())
@@ -134,11 +117,9 @@ class SampledBatches(BatchSampler):
     sampler is torch's, or has `set_epoch(epoch)`, which is called with each epoch's number.
 
     Args:
-        sampler: of records, or of batches.
-        batch_size: None if the sampler gives batches.
-        repeat: repeat endlessly, one epoch after another.
+        sampler: of records, or of batches, with batch_size None.
         first: batches to leave out at the beginning.
-        seed: seed of the epochs' orders; not used for a single pass that is not shared.
+        seed: of the epochs' orders; not used for a single pass that is not shared.
         shared: each replica takes some of these batches, so all replicas must have the same ones.
     """
 
@@ -153,13 +134,9 @@ class SampledBatches(BatchSampler):
         seed: int = 0,
         shared: bool = False,
     ) -> None:
-        self._sampler = sampler
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._repeat = repeat
-        self._first = first
-        self._seed = seed
-        self._seeded = repeat or shared
+        self._sampler, self._batch_size, self._drop_last = sampler, batch_size, drop_last
+        self._repeat, self._first = repeat, first
+        self._seed, self._seeded = seed, repeat or shared
 
     def __len__(self) -> int:
         return self._batches_in(len(self._sampler))
@@ -221,10 +198,7 @@ class ReshardedBatches(BatchSampler):
     """
 
     def __init__(self, batches: BatchSampler, *, replicas: int, num_replicas: int, rank: int) -> None:
-        self._batches = batches
-        self._replicas = replicas
-        self._num_replicas = num_replicas
-        self._rank = rank
+        self._batches, self._replicas, self._num_replicas, self._rank = batches, replicas, num_replicas, rank
 
     def __len__(self) -> int:
         # The length of the chief's shard in the earlier run, which was every process's epoch length.
@@ -246,14 +220,11 @@ class SeededBatches(BatchSampler):
 
     Args:
         batches: lists are seeded; batches of other types pass as they are.
-        seed: derived from the trial's seed and the rank.
         first: number of the first batch.
     """
 
     def __init__(self, batches: Any, *, seed: int, first: int) -> None:
-        self._batches = batches
-        self._seed = seed
-        self._first = first
+        self._batches, self._seed, self._first = batches, seed, first
 
     def __len__(self) -> int:
         return len(self._batches)

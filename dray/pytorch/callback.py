@@ -115,11 +115,7 @@ class PyTorchCallback:
 
 
 def checked_callbacks(callbacks: Any) -> dict[str, PyTorchCallback]:
-    """What `build_callbacks()` returned, as a new dict.
-
-    Raises:
-        TypeError: it is no dict of callbacks.
-    """
+    """What `build_callbacks()` returned, as a new dict."""
     if not isinstance(callbacks, dict) or not all(isinstance(each, PyTorchCallback) for each in callbacks.values()):
         raise TypeError(
             f"build_callbacks() must return a dict of pytorch.PyTorchCallback instances by name, got {callbacks!r}"

@@ -26,12 +26,11 @@ from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
 from dray.training.parallel.device import backend_for
 from dray.training.parallel.fully_shard import FullyShard, check_arguments, fully_sharded, whole
 from dray.training.parallel.mesh import device_mesh
-from dray.training.parallel.placement import unscaling_by_placement
-from dray.training.parallel.sharding import connect, is_sharded
+from dray.training.parallel.sharding import connect, is_sharded, unscaling_by_placement
 from dray.training.plan import batches_of
-from dray.training.position import Stop
+from dray.training.precision import warn_if_left_off
 from dray.training.pretrained import share_on_machine, unshare
-from dray.training.tf32 import warn_if_left_off
+from dray.training.progress import Stop
 from dray.training.units import ENDLESS, Epoch
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class PyTorchTrialContext:
     """
 
     def __init__(self, run: TrialRun) -> None:
-        self._run = run
+        self._run, self._optimisation = run, run.optimisation
         self.distributed = run.peers
         self.device = run.device
         self.models = run.optimisation.models
@@ -67,24 +66,14 @@ class PyTorchTrialContext:
         self._warned_of_batch_size = False
         self._checks_tf32 = run.device.type == "cuda" and run.peers.rank == 0
 
-    # ------------------------------------------------------------------------------------------- what the run is
-
     def get_hparams(self) -> dict[str, Any]:
-        """All hyperparameters.
-
-        Raises:
-            ValueError: none were passed to `pytorch.init()`.
-        """
+        """All hyperparameters; a ValueError if none were passed to `pytorch.init()`."""
         if self._run.hparams is None:
             raise ValueError("there are no hyperparameters; pass them to pytorch.init(hparams=...)")
         return self._run.hparams
 
     def get_hparam(self, name: str) -> Any:
-        """One hyperparameter.
-
-        Raises:
-            ValueError: there are no hyperparameters, or none of this name.
-        """
+        """One hyperparameter; a ValueError if there is none of this name."""
         hparams = self.get_hparams()
         if name not in hparams:
             raise ValueError(f"there is no hyperparameter {name!r}; there are: {', '.join(sorted(map(str, hparams)))}")
@@ -97,12 +86,8 @@ class PyTorchTrialContext:
         return hparams[name]
 
     def get_global_batch_size(self) -> int:
-        """Records per batch over all slots: hparams["global_batch_size"], rounded down to a multiple of the slots;
-        with a mesh, of those that get different data.
-
-        Raises:
-            ValueError: the hyperparameter is not set.
-        """
+        """Records per batch over all slots: hparams["global_batch_size"], rounded down to a multiple of the slots
+        (with a mesh, of those that get different data). A ValueError if it is not set."""
         if self._run.global_batch_size is None:
             raise ValueError(
                 "the hyperparameter 'global_batch_size' is not set; give it under hyperparameters in the experiment's "
@@ -111,29 +96,17 @@ class PyTorchTrialContext:
         return self._run.global_batch_size
 
     def get_per_slot_batch_size(self) -> int:
-        """Records per batch on this slot: the `batch_size` for a data loader.
-
-        Raises:
-            ValueError: the hyperparameter global_batch_size is not set.
-        """
+        """Records per batch on this slot: the `batch_size` for a data loader. See `get_global_batch_size`."""
         return self.get_global_batch_size() // self._run.replicas
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """The experiment's config.
-
-        Raises:
-            ValueError: none was passed to `pytorch.init()`.
-        """
+        """The experiment's config; a ValueError if none was passed to `pytorch.init()`."""
         if self._run.config is None:
             raise ValueError("there is no experiment config; pass it to pytorch.init(exp_conf=...)")
         return self._run.config
 
     def get_data_config(self) -> dict[str, Any]:
-        """The section `data` of the experiment's config, with its secrets; {} if it has none.
-
-        Raises:
-            ValueError: no config was passed to `pytorch.init()`.
-        """
+        """The section `data` of the experiment's config, with its secrets; {} if it has none."""
         return self.get_experiment_config().get("data", {})  # type: ignore[no-any-return]
 
     def get_experiment_id(self) -> int:
@@ -232,11 +205,7 @@ class PyTorchTrialContext:
         return self._run.tensorboard.enabled
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Switch the trainer's metrics for TensorBoard on or off.
-
-        Raises:
-            AssertionError: not a bool.
-        """
+        """Switch the trainer's metrics for TensorBoard on or off."""
         if not isinstance(enable_tensorboard_logging, bool):
             raise AssertionError(f"enable_tensorboard_logging must be a bool, got {enable_tensorboard_logging!r}")
         self._run.tensorboard.enabled = enable_tensorboard_logging
@@ -247,9 +216,7 @@ class PyTorchTrialContext:
         It is started with the training, stepped after each batch, and stopped at the end. Traces go to
         `get_tensorboard_path()` unless `on_trace_ready` is given.
 
-        Args:
-            args, kwargs: activities, schedule, record_shapes and so on. Without a schedule all of the training is
-                recorded, in memory.
+        Without a schedule all of the training is recorded, in memory.
         """
         from torch import profiler
 
@@ -277,14 +244,8 @@ class PyTorchTrialContext:
         else:
             raise ValueError(f'set_flops_per_record() takes a positive number or "count", got {flops!r}')
 
-    # --------------------------------------------------------------------------------------- where training is
-
     def current_train_batch(self) -> int:
-        """The number of the current batch, from 0.
-
-        Raises:
-            RuntimeError: training has not started.
-        """
+        """The number of the current batch, from 0; before training a RuntimeError."""
         if self._run.position.batch_idx is None:
             raise RuntimeError(
                 "training has not started, so there is no current batch; call this in train_batch() or later"
@@ -292,27 +253,15 @@ class PyTorchTrialContext:
         return self._run.position.batch_idx
 
     def current_train_epoch(self) -> int:
-        """The epoch of the current batch, from 0.
-
-        Raises:
-            RuntimeError: training has not started.
-        """
+        """The epoch of the current batch, from 0; before training a RuntimeError."""
         return self._run.position.epoch_of(self.current_train_batch())
 
     def is_epoch_start(self) -> bool:
-        """Whether the current batch is the first of its epoch.
-
-        Raises:
-            RuntimeError: training has not started.
-        """
+        """Whether the current batch is the first of its epoch; before training a RuntimeError."""
         return self._run.position.starts_epoch(self.current_train_batch())
 
     def is_epoch_end(self) -> bool:
-        """Whether the current batch is the last of its epoch.
-
-        Raises:
-            RuntimeError: training has not started.
-        """
+        """Whether the current batch is the last of its epoch; before training a RuntimeError."""
         return self._run.position.ends_epoch(self.current_train_batch())
 
     @property
@@ -330,9 +279,6 @@ class PyTorchTrialContext:
 
         One rank's request is enough. Requested before `fit()`, such as in the trial's constructor, it ends training at
         the first of these. It applies to one `fit()`; a later one trains again.
-
-        Raises:
-            AssertionError: not a bool.
         """
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
@@ -341,8 +287,6 @@ class PyTorchTrialContext:
     def get_stop_requested(self) -> bool:
         """Whether this rank has requested a stop."""
         return self._run.position.stop is not Stop.NO
-
-    # --------------------------------------------------------------------------------------------------- wrapping
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -485,13 +429,8 @@ class PyTorchTrialContext:
 
         Returns:
             The object whose `update` you call.
-
-        Raises:
-            AssertionError: it is wrapped already, or of another type.
         """
         return self._run.wrap_reducer(reducer, name, for_training, for_validation)
-
-    # ------------------------------------------------------------------------------------------- within train_batch
 
     def to_device(self, data: Any) -> Any:
         """Move data to `device`: tensors, numeric arrays, objects with a method `to`; and dicts, lists, tuples of them.
@@ -519,7 +458,7 @@ class PyTorchTrialContext:
             self._checks_tf32 = False
             warn_if_left_off(loss, self.device)
         keep = retain_graph or None  # torch's default is create_graph's value
-        amp = self._run.optimisation.amp
+        amp = self._optimisation.amp
         if amp is None:
             loss.backward(gradient, keep, create_graph)  # type: ignore[no-untyped-call]
         else:
@@ -544,15 +483,12 @@ class PyTorchTrialContext:
         Raises:
             ValueError: auto_zero_grads=False with aggregation_frequency > 1.
         """
-        self._run.optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
+        self._optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def wrap_scaler(self, scaler: Any) -> Any:
         """Save a `torch.amp.GradScaler` in checkpoints, and return it. Your code still scales, unscales and updates.
 
-        `context.experimental.use_amp()` does all of this for you.
-
-        Raises:
-            RuntimeError: called twice, after `wrap_model`, or together with `use_amp`.
+        Call it before `wrap_model`. `context.experimental.use_amp()` does all of this for you.
         """
         if self._run.uses_amp:
             raise RuntimeError(
@@ -584,11 +520,8 @@ class PyTorchTrialContext:
     ) -> tuple[Any, Any]:
         """Deprecated: stands for NVIDIA's apex, and now calls `experimental.use_amp()`; use that.
 
-        Args:
-            models, optimizers: returned as they are.
-            enabled: False to do nothing.
-            opt_level: "O0" does nothing; "O1" and "O2" are `use_amp()`.
-            (others): have no effect.
+        Returns models and optimizers as they are. With `enabled=False` and opt_level "O0" it does nothing; the other
+        arguments have no effect.
 
         Raises:
             RuntimeError: there is no CUDA device, or mixed precision is configured already.

@@ -1,4 +1,4 @@
-"""The data loader: which records are in which batch, of which rank, from where on."""
+"""Batches of a TensorDataset, by indexing each tensor once per batch instead of once per record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.utils.data
-from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, Subset, TensorDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter, default_collate
 
 from dray.pytorch.batches import (
     WHOLE,
@@ -19,10 +20,54 @@ from dray.pytorch.batches import (
     Shard,
     drawn_seed,
 )
-from dray.pytorch.rows import TorchLoader
 from dray.pytorch.samplers import DistributedBatchSampler
-from dray.training.parallel.division import Division
+from dray.training.parallel.mesh import Division
 from dray.training.units import is_int
+
+
+class TorchLoader(torch.utils.data.DataLoader[Any]):
+    """Torch's loader, with `rows` in place of its collation where the result is the same."""
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        batches = super()._get_iterator()
+        # A private attribute of torch's, only of iterators without worker processes.
+        fetcher = getattr(batches, "_dataset_fetcher", None)
+        whole = self.dataset
+        while type(whole) is Subset:
+            whole = whole.dataset
+        if fetcher is not None and type(whole) is TensorDataset and self.collate_fn is default_collate:
+            fetch = fetcher.fetch
+            fetcher.fetch = lambda records: rows(self.dataset, records) or fetch(records)
+        return batches
+
+
+def rows(dataset: Any, records: Any) -> list[torch.Tensor] | None:
+    """What `default_collate` makes of these records; None where only calling it can tell.
+
+    >>> dataset = Subset(TensorDataset(torch.arange(10), torch.eye(10)), range(5, 10))
+    >>> rows(dataset, [0, 2])[0]
+    tensor([5, 7])
+    """
+    while type(dataset) is Subset:
+        if not isinstance(dataset.indices, (list, range)) or not _are_ints(records):
+            return None
+        records, dataset = [dataset.indices[record] for record in records], dataset.dataset
+    if type(dataset) is not TensorDataset or not _are_ints(records):
+        return None
+    # Of a tensor in another memory format, such as channels_last, the batch would have that format too.
+    if any(type(each) is not torch.Tensor or not _is_plain(each) for each in dataset.tensors):
+        return None
+    chosen = torch.tensor(records)
+    return [each[chosen] for each in dataset.tensors]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _are_ints(records: Any) -> bool:
+    return type(records) is list and bool(records) and all(type(record) is int for record in records)
+
 
 TorchData: TypeAlias = Mapping[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
 
@@ -108,23 +153,13 @@ class DataLoader:
             raise ValueError("batch_size=None needs a batch_sampler, because training counts batches")
         elif not is_int(batch_size) or batch_size < 1:
             raise ValueError(f"batch_size must be an int >= 1, got {batch_size!r}")
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.sampler = sampler
-        self.num_workers = num_workers
-        self.collate_fn = collate_fn
-        self.pin_memory = pin_memory
-        self.timeout = timeout
-        self.worker_init_fn = worker_init_fn
-        self.multiprocessing_context = multiprocessing_context
-        self.generator = generator
-        self.prefetch_factor = prefetch_factor
-        self.persistent_workers = persistent_workers
+        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        self.shuffle, self.sampler, self.batch_sampler, self.generator = shuffle, sampler, batch_sampler, generator
+        self.num_workers, self.worker_init_fn, self.timeout = num_workers, worker_init_fn, timeout
+        self.multiprocessing_context, self.persistent_workers = multiprocessing_context, persistent_workers
+        self.collate_fn, self.pin_memory, self.prefetch_factor = collate_fn, pin_memory, prefetch_factor
         #: The trial's seed, set by the trainer; None outside training.
         self.seed: int | None = None
-        self.batch_sampler = batch_sampler
 
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
@@ -153,13 +188,8 @@ class DataLoader:
     def _resharded(
         self, division: Division, *, skip: int, num_replicas: int, rank: int
     ) -> torch.utils.data.DataLoader[Any]:
-        """As `get_data_loader(repeat=True, ...)`, but with the global batches of another division of the data.
-
-        For a run that is resumed with another number of processes.
-
-        Args:
-            division: how the trial divided its data when it began.
-        """
+        """As `get_data_loader(repeat=True, ...)`, but with the global batches of another division of the data: that of
+        a run that is resumed with another number of processes."""
         seed, replicas = self._shuffle_seed(), division.replicas
         whole = self._batches(Shard(repeat=True, skip=skip * replicas), seed, division.batch_size)
         batches = ReshardedBatches(whole, replicas=replicas, num_replicas=num_replicas, rank=rank)
@@ -202,12 +232,7 @@ class DataLoader:
         )
 
     def _batches(self, shard: Shard, seed: int = 0, batch_size: int | None = None) -> Any:
-        """The batches of a shard, as lists of records.
-
-        Args:
-            seed: of the order; 0 if only their number is asked for.
-            batch_size: in place of the loader's own.
-        """
+        """The batches of a shard, as lists of records; with `batch_size` in place of the loader's own."""
         batch_size = batch_size or self.batch_size
         records = _indexable(self.dataset, self.sampler) if self.batch_sampler is None else None
         if records is not None:

@@ -17,7 +17,7 @@ from dray.pytorch.trial import PyTorchTrial
 from dray.pytorch.trial_run import TrialRun
 from dray.training.checkpoint import source
 from dray.training.checkpoint.files import Description
-from dray.training.parallel.division import Division
+from dray.training.parallel.mesh import Division
 
 log = logging.getLogger(__name__)
 

@@ -37,11 +37,7 @@ _NOT_ALLOWED = {
 
 
 class TorchBatchProcessorContext:
-    """The context of a `TorchBatchProcessor`. Made by `torch_batch_process`.
-
-    Attributes:
-        device: the device of this process.
-    """
+    """The context of a `TorchBatchProcessor`, made by `torch_batch_process`."""
 
     def __init__(self, core_context: core.Context, outputs: Location) -> None:
         self.device = get_default_device(core_context)
@@ -50,11 +46,7 @@ class TorchBatchProcessorContext:
         self._reducers = ReducerRegistry()
 
     def get_hparams(self) -> dict[str, Any]:
-        """The hyperparameters of the experiment.
-
-        Raises:
-            RuntimeError: this is a local run, which has none.
-        """
+        """The hyperparameters of the experiment; a local run has none: a RuntimeError."""
         info = get_cluster_info()
         if info is None:
             raise RuntimeError(
@@ -80,9 +72,6 @@ class TorchBatchProcessorContext:
 
         Each rank has its own. A file replaces an earlier one of the same name. Results stay when checkpoints are
         deleted.
-
-        Raises:
-            StorageError: the object store can't be written to.
         """
         if self._outputs.is_local:
             self._outputs.path.mkdir(parents=True, exist_ok=True)
@@ -101,18 +90,8 @@ class TorchBatchProcessorContext:
     ) -> Any:
         """Add a metric that is reduced over all ranks at the end, and reported as a validation metric.
 
-        If the run was paused and resumed, it is reported for each part.
-
-        Args:
-            reducer: a function of a flat list of values, or a `MetricReducer`.
-            name: name of the metric; None if the reducer returns a dict of several.
-            for_training, for_validation: have no effect.
-
-        Returns:
-            The object whose `update` you call.
-
-        Raises:
-            AssertionError: it is wrapped already, or of another type.
+        If the run was paused and resumed, it is reported for each part. `for_training` and `for_validation` have no
+        effect; otherwise as `PyTorchTrialContext.wrap_reducer`.
         """
         return self._reducers.wrap_reducer(reducer, name)
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from dray.pytorch.trial_run import TrialRun
-from dray.training.amp import MixedPrecision
-from dray.training.parallel.placement import unscaling_by_placement
+from dray.training.parallel.sharding import unscaling_by_placement
+from dray.training.precision import MixedPrecision
 
 
 class PyTorchExperimentalContext:

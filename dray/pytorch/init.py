@@ -19,11 +19,11 @@ from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
 from dray.training.checkpoint import files
-from dray.training.determinism import deterministic
 from dray.training.parallel.device import check_gpus, own_device
 from dray.training.parallel.distributed import check_peers
 from dray.training.parallel.launcher import process_group
 from dray.training.plan import check_length
+from dray.training.rng import deterministic
 from dray.training.units import TrainUnit, is_int
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def init(
     with contextlib.ExitStack() as stack:
         host = current_host()
         if host is None:
-            seeds = _seed_in(exp_conf) is not None
+            seeds = _reproducibility(exp_conf)[0] is not None
             host, peers, device = stack.enter_context(_local_run(distributed, exp_conf))
         else:
             seeds = True
@@ -114,54 +114,36 @@ def _local_run(
     distributed: DistributedContext | None, exp_conf: dict[str, Any] | None
 ) -> Iterator[tuple[LocalHost, DistributedContext, torch.device]]:
     """What an experiment's worker sets up for a trial, set up here for a local run."""
+    seed, wanted = _reproducibility(exp_conf)
     with contextlib.ExitStack() as stack:
         # Before CUDA is used.
-        stack.enter_context(deterministic(_deterministic_in(exp_conf)))
+        stack.enter_context(deterministic(wanted))
         peers = distributed or stack.enter_context(process_group(exp_conf))
         _check_peers(peers)
         device = _device(peers, exp_conf)
         check_gpus(device, peers.allgather)
-        host = stack.enter_context(_local_host(peers, exp_conf))
-        if peers.rank > 0:
-            stack.enter_context(_only_errors())
+        # Not drawn, which would change the program's own random numbers; 31 bits, as in an experiment: NumPy takes 32.
+        seed = torch.initial_seed() % 2**31 if seed is None else seed
+        # The same directory and seed in all processes.
+        directory, seed = peers.broadcast((new_directory((exp_conf or {}).get("name")), seed))
+        host = stack.enter_context(LocalHost(directory, trial_seed=seed))
+        if peers.rank > 0:  # the chief logs for all ranks
+            ours = logging.getLogger("dray")
+            stack.callback(ours.setLevel, ours.level)
+            ours.setLevel(max(ours.level, logging.ERROR))
         log.info("local run %s, seed %d", host.directory, host.trial_seed)
         yield host, peers, device
 
 
-def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> LocalHost:
-    seed = _seed_in(exp_conf)
-    # Not drawn, which would change the program's own random numbers; 31 bits, as in an experiment: NumPy takes 32.
-    seed = torch.initial_seed() % 2**31 if seed is None else seed
-    mine = LocalHost(new_directory((exp_conf or {}).get("name")), trial_seed=seed)
-    # The same directory and seed in all processes.
-    directory, seed = peers.broadcast((mine.directory, mine.trial_seed))
-    return LocalHost(directory, trial_seed=seed) if peers.rank else mine
-
-
-@contextlib.contextmanager
-def _only_errors() -> Iterator[None]:
-    """Let dray log only errors: the chief logs the rest for all ranks."""
-    ours = logging.getLogger("dray")
-    before = ours.level
-    ours.setLevel(max(before, logging.ERROR))
-    try:
-        yield
-    finally:
-        ours.setLevel(before)
-
-
-def _seed_in(exp_conf: dict[str, Any] | None) -> int | None:
-    seed = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
+def _reproducibility(exp_conf: dict[str, Any] | None) -> tuple[int | None, bool]:
+    """The seed, None if there is none, and whether to be deterministic; a program's config is not checked before."""
+    section = (exp_conf or {}).get("reproducibility") or {}
+    seed, wanted = section.get("experiment_seed"), section.get("deterministic", False)
     if seed is not None and (not is_int(seed) or seed < 0):
         raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int >= 0, got {seed!r}")
-    return seed
-
-
-def _deterministic_in(exp_conf: dict[str, Any] | None) -> bool:
-    wanted = ((exp_conf or {}).get("reproducibility") or {}).get("deterministic", False)
     if not isinstance(wanted, bool):
         raise ValueError(f"exp_conf['reproducibility']['deterministic'] must be true or false, got {wanted!r}")
-    return wanted
+    return seed, wanted
 
 
 def _check_peers(peers: DistributedContext) -> None:

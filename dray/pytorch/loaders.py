@@ -14,7 +14,7 @@ from dray.pytorch.samplers import samplers_in
 from dray.pytorch.trial_run import TrialRun
 from dray.storage import determined_state
 from dray.training.checkpoint import files
-from dray.training.parallel.division import Division
+from dray.training.parallel.mesh import Division
 from dray.training.units import is_int
 
 log = logging.getLogger(__name__)
@@ -22,26 +22,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """This rank's share of the training data.
-
-    Args:
-        batches: iterates over them, from the first one to train on.
-        division: how the data were divided when the trial started; None with a loader of the user's own.
-        begin: the number of the first batch.
-    """
+    """This rank's share of the training data, from the batch numbered `begin` on."""
 
     batches: Any
-    division: Division | None
+    division: Division | None  # when the trial started; None with a loader of the user's own
     begin: int
 
 
 def training_data(loader: Any, run: TrialRun, resumed: Path | None) -> TrainingData:
-    """The training data from the run's first batch on.
-
-    Args:
-        loader: what `build_training_data_loader()` returned.
-        resumed: the directory of the checkpoint that the run resumes from.
-    """
+    """The training data from the run's first batch on, by what `build_training_data_loader()` returned."""
     begin = run.position.initial_batch
     if not isinstance(loader, DataLoader):
         _check_allowed(loader, run, "build_training_data_loader")
@@ -96,9 +85,6 @@ def validation_data(loader: Any, run: TrialRun, *, full_dataset: bool) -> tuple[
 
     The spare batch is for the forward passes of a sharded model, which take all ranks: None if this rank has as many
     batches as any other, or no model is sharded.
-
-    Args:
-        loader: what `build_validation_data_loader()` returned.
     """
     sharded = run.optimisation.has_sharded
     if not isinstance(loader, DataLoader):
@@ -143,19 +129,14 @@ def epoch_length(loader: Any, run: TrialRun) -> int | None:
     """What `batches_per_epoch` of the chief's `training_data` will be, from the trial's own loader."""
     if not isinstance(loader, DataLoader):
         return batches_per_epoch(loader, run)
-    size = run.replicas
-    began = _first_division(Division(replicas=size, batch_size=loader.batch_size), run, None)
-    return _length_or_configured(lambda: loader._epoch_length(began, size), run)
+    began = _first_division(Division(replicas=run.replicas, batch_size=loader.batch_size), run, None)
+    return batches_per_epoch(loader, run, lambda: loader._epoch_length(began, run.replicas))
 
 
-def batches_per_epoch(batches: Any, run: TrialRun) -> int | None:
+def batches_per_epoch(batches: Any, run: TrialRun, length: Callable[[], int] | None = None) -> int | None:
     """The number of batches; else that of the config's records_per_epoch; None if there is neither."""
-    return _length_or_configured(lambda: len(batches), run)
-
-
-def _length_or_configured(length: Callable[[], int], run: TrialRun) -> int | None:
     try:
-        return length()
+        return len(batches) if length is None else length()
     except TypeError:
         records = (run.config or {}).get("records_per_epoch")
         if not records or run.global_batch_size is None:

@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch
 
 from dray.pytorch.callback import PyTorchCallback, overrides
-from dray.pytorch.extended_schedules import follow_length
-from dray.pytorch.lr_scheduler import LRScheduler
+from dray.pytorch.lr_scheduler import LRScheduler, follow_length
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
 from dray.training.checkpoint import files, sharded

@@ -26,28 +26,21 @@ __all__ = [
 ]
 
 
-class RepeatSampler(_Sampler):
-    """The records of another sampler, repeated endlessly; reshuffled each time if that sampler shuffles.
+class _Sampled:
+    """Takes its items, records or batches, from another sampler, and has its length."""
 
-    Its length is that of the other sampler.
-
-    Args:
-        sampler: of records; has a length.
-
-    >>> list(itertools.islice(RepeatSampler(range(2)), 5))
-    [0, 1, 0, 1, 0]
-    """
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
+    def __init__(self, items: Any) -> None:
+        self._items = items
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self._items)
 
+
+class _Repeated(_Sampled):
     def __iter__(self) -> Iterator[Any]:
         while True:
             empty = True
-            for item in self._sampler:
+            for item in self._items:
                 empty = False
                 yield item
             if empty:
@@ -55,44 +48,48 @@ class RepeatSampler(_Sampler):
                 return
 
 
-class RepeatBatchSampler(torch.utils.data.BatchSampler):
+class RepeatSampler(_Repeated, _Sampler):
+    """The records of another sampler, repeated endlessly; reshuffled each time if that sampler shuffles.
+
+    Its length is that of the other sampler.
+
+    >>> list(itertools.islice(RepeatSampler(range(2)), 5))
+    [0, 1, 0, 1, 0]
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        super().__init__(sampler)
+
+
+class RepeatBatchSampler(_Repeated, torch.utils.data.BatchSampler):
     """The batches of another batch sampler, repeated endlessly; a partial last batch comes each time.
 
     Its length is that of the other batch sampler.
-
-    Args:
-        batch_sampler: of batches; has a length.
     """
 
     def __init__(self, batch_sampler: Any) -> None:
+        super().__init__(batch_sampler)
         self.batch_sampler = batch_sampler
 
-    def __len__(self) -> int:
-        return len(self.batch_sampler)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(RepeatSampler(self.batch_sampler))
-
-
-class _EveryNth:
-    """Every num_workers-th item, from the rank-th on."""
-
+class _EveryNth(_Sampled):
     def __init__(self, items: Any, num_workers: int, rank: int) -> None:
         if num_workers < 1:
             raise ValueError(f"num_workers must be >= 1, got {num_workers}")
         if not 0 <= rank < num_workers:
             raise ValueError(f"rank must be >= 0 and < num_workers={num_workers}, got {rank}")
-        self.items, self.num_workers, self.rank = items, num_workers, rank
+        super().__init__(items)
+        self.num_replicas, self._rank = num_workers, rank
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.items), self.num_workers)
-        return whole + (self.rank < rest)
+        whole, rest = divmod(len(self._items), self.num_replicas)
+        return whole + (self._rank < rest)
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self.items), self.rank, None, self.num_workers)
+        return itertools.islice(iter(self._items), self._rank, None, self.num_replicas)
 
 
-class DistributedSampler(_Sampler):
+class DistributedSampler(_EveryNth, _Sampler):
     """This rank's records of another sampler: every num_workers-th.
 
     Its length is exact for each rank, so it may differ by one between ranks; shard after repeating.
@@ -107,64 +104,37 @@ class DistributedSampler(_Sampler):
     """
 
     def __init__(self, sampler: Any, num_workers: int, rank: int) -> None:
-        self.num_replicas = num_workers
-        self._shard = _EveryNth(sampler, num_workers, rank)
-
-    def __len__(self) -> int:
-        return len(self._shard)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._shard)
+        super().__init__(sampler, num_workers, rank)
 
 
-class DistributedBatchSampler(torch.utils.data.BatchSampler):
-    """This rank's batches of another batch sampler: every num_workers-th.
-
-    Its length is exact for each rank, so it may differ by one between ranks; shard after repeating.
-
-    Args:
-        batch_sampler: of batches, in the same order on all ranks.
-        num_workers: number of processes of the trial: `context.distributed.size`.
-        rank: of this process, from 0.
-
-    Raises:
-        ValueError: num_workers < 1, rank < 0, or rank >= num_workers.
-    """
+class DistributedBatchSampler(_EveryNth, torch.utils.data.BatchSampler):
+    """This rank's batches of another batch sampler: every num_workers-th. As `DistributedSampler`."""
 
     def __init__(self, batch_sampler: Any, num_workers: int, rank: int) -> None:
+        super().__init__(batch_sampler, num_workers, rank)
         self.batch_sampler = batch_sampler
-        self.num_replicas = num_workers
-        self._shard = _EveryNth(batch_sampler, num_workers, rank)
-
-    def __len__(self) -> int:
-        return len(self._shard)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._shard)
 
 
-class SkipSampler(_Sampler):
+class _Skipping(_Sampled):
+    def __init__(self, items: Any, skip: int) -> None:
+        super().__init__(items)
+        self.skip = skip
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self._items), self.skip, None)
+
+
+class SkipSampler(_Skipping, _Sampler):
     """Another sampler without its first `skip` records. Skip after repeating, so that the skip happens only once.
 
     Its length is that of the other sampler. Prefer `SkipBatchSampler`: training counts batches, not records.
-
-    Args:
-        sampler: of records.
-        skip: number of records.
     """
 
     def __init__(self, sampler: Any, skip: int) -> None:
-        self._sampler = sampler
-        self._skip = skip
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self._sampler), self._skip, None)
+        super().__init__(sampler, skip)
 
 
-class SkipBatchSampler(torch.utils.data.BatchSampler):
+class SkipBatchSampler(_Skipping, torch.utils.data.BatchSampler):
     """Another batch sampler without its first `skip` batches. Skip after repeating, so that the skip happens only once.
 
     Its length is that of the other batch sampler.
@@ -175,17 +145,24 @@ class SkipBatchSampler(torch.utils.data.BatchSampler):
     """
 
     def __init__(self, batch_sampler: Any, skip: int) -> None:
+        super().__init__(batch_sampler, skip)
         self.batch_sampler = batch_sampler
-        self.skip = skip
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return itertools.islice(iter(self.batch_sampler), self.skip, None)
 
 
-class ReproducibleShuffleSampler(_Sampler):
+class _Reshuffled(_Sampled):
+    def __init__(self, items: Any, seed: int) -> None:
+        super().__init__(items)
+        self._random = np.random.RandomState(seed)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Shuffled by position: NumPy would turn batches of equal length into the rows of one array.
+        items = list(self._items)
+        order = list(range(len(items)))
+        self._random.shuffle(order)
+        return iter([items[i] for i in order])
+
+
+class ReproducibleShuffleSampler(_Reshuffled, _Sampler):
     """Another sampler's records, reshuffled at each iteration, in an order that depends only on `seed`.
 
     Shuffle first, before repeating (an endless sampler can't be shuffled) and before skipping.
@@ -196,41 +173,18 @@ class ReproducibleShuffleSampler(_Sampler):
     """
 
     def __init__(self, sampler: Any, seed: int) -> None:
-        self._sampler = sampler
-        self._random = np.random.RandomState(seed)
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        records = list(self._sampler)
-        self._random.shuffle(records)
-        return iter(records)
+        super().__init__(sampler, seed)
 
 
-class ReproducibleShuffleBatchSampler(torch.utils.data.BatchSampler):
+class ReproducibleShuffleBatchSampler(_Reshuffled, torch.utils.data.BatchSampler):
     """Another batch sampler's batches, reshuffled at each iteration, in an order that depends only on `seed`.
 
     The same records always share a batch: prefer `ReproducibleShuffleSampler`.
-
-    Args:
-        batch_sampler: of batches; finite.
-        seed: the same on all ranks: `context.get_trial_seed()`.
     """
 
     def __init__(self, batch_sampler: Any, seed: int) -> None:
+        super().__init__(batch_sampler, seed)
         self.batch_sampler = batch_sampler
-        self._random = np.random.RandomState(seed)
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        # Shuffled by position: NumPy would turn batches of equal length into the rows of one array.
-        batches = list(self.batch_sampler)
-        order = list(range(len(batches)))
-        self._random.shuffle(order)
-        return iter([batches[i] for i in order])
 
 
 def samplers_in(*samplers: Any) -> list[Any]:

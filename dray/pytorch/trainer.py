@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 from dray.pytorch import loaders
+from dray.pytorch.batch_functions import data_length
 from dray.pytorch.callback import PyTorchCallback, checked_callbacks, hooks_of
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
-from dray.pytorch.fit_arguments import DEFAULT_POLICY, FitArguments, length_of, policy_of
+from dray.pytorch.init import init
 from dray.pytorch.restore import last_checkpoint, load_state, open_checkpoint, resume, start_at
 from dray.pytorch.trial import PyTorchTrial
-from dray.training import pretrained, warm
+from dray.pytorch.trial_run import DEFAULT_POLICY, FitArguments, length_of, policy_of
+from dray.training import pretrained
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
@@ -26,23 +28,14 @@ from dray.training.parallel.exchange import all_or_none
 from dray.training.parallel.fully_shard import is_replaced
 from dray.training.profiling import Window
 from dray.training.progress import Progress
-from dray.training.rank import Rank
-from dray.training.trial import Hooks
+from dray.training.trial import Hooks, Rank, before_training
 from dray.training.units import Batch, TrainUnit
 
 log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains a trial.
-
-    Args:
-        trial: an instance of your `PyTorchTrial`.
-        context: the context that it was made with.
-
-    Raises:
-        TypeError: trial is not a PyTorchTrial.
-    """
+    """Trains a trial, an instance of your `PyTorchTrial`, with the context that it was made with."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         if not isinstance(trial, PyTorchTrial):
@@ -153,7 +146,7 @@ class Trainer:
                         resume(run, resumed, callbacks)
                     elif source is not None:
                         load_state(run, source, callbacks)
-                    for prepare in warm.before_training:
+                    for prepare in before_training:
                         prepare(run.optimisation.models)
                     rank = Rank(
                         trial=trial,
@@ -163,6 +156,9 @@ class Trainer:
                         device=run.device,
                         to_device=run.batch_mover(),
                         peers=run.peers,
+                        # Without a frame of the trial's class where it overrides nothing: called for each batch.
+                        batch_length=trial.get_batch_length if self._has_own("get_batch_length") else data_length,
+                        batch_tokens=trial.get_batch_tokens if self._has_own("get_batch_tokens") else None,
                         sharing=run.mesh_shape.tp,
                     )
                     evaluation = Evaluation(rank=rank, data=validation_data, full_dataset=full_dataset, spare=spare)
@@ -205,17 +201,17 @@ class Trainer:
                     f"optimizer {number} has parameters that wrap_model(parallel=FullyShard(...)) has replaced by "
                     "shards, and would train nothing; create it from the parameters of the wrapped model"
                 )
-        overridden = [
-            name
-            for name in ("evaluate_batch", "evaluate_full_dataset")
-            if getattr(type(self._trial), name) is not getattr(PyTorchTrial, name) or name in vars(self._trial)
-        ]
+        overridden = [name for name in ("evaluate_batch", "evaluate_full_dataset") if self._has_own(name)]
         if len(overridden) != 1:
             raise ValueError(
                 f"{type(self._trial).__name__} must override exactly one of evaluate_batch() and "
                 f"evaluate_full_dataset(); it overrides {'both' if overridden else 'neither'}"
             )
         return overridden == ["evaluate_full_dataset"]
+
+    def _has_own(self, name: str) -> bool:
+        """Whether the trial overrides a method."""
+        return getattr(type(self._trial), name) is not getattr(PyTorchTrial, name) or name in vars(self._trial)
 
     def _profiler(self, first: int) -> torch.profiler.profile | None:
         """The trial's own profiler, or that of the config, for a run that begins at this batch."""
@@ -247,4 +243,33 @@ class Trainer:
         return epoch_length, Hooks(
             batch_metrics=any(hooks.batch_metrics for _, hooks, _ in ranks),
             checkpoints=any(hooks.checkpoints for _, hooks, _ in ranks),
+        )
+
+
+def train_class(
+    trial_class: type[PyTorchTrial],
+    config: Mapping[str, Any],
+    *,
+    max_length: TrainUnit | None = None,
+    latest_checkpoint: str | None = None,
+) -> None:
+    """Train a trial of an experiment whose entrypoint is a class: the config, with all defaults, has what a program
+    would pass to `fit()`; `max_length` is used if the search sets none."""
+    optimizations = config["optimizations"]
+    with init(aggregation_frequency=optimizations["aggregation_frequency"]) as context:
+        trial = trial_class(context)
+        if optimizations["mixed_precision"] != "O0":
+            if context._run.uses_amp or context._run.optimisation.scaler is not None:
+                log.info(
+                    "optimizations.mixed_precision has no effect: %s sets up mixed precision itself",
+                    trial_class.__name__,
+                )
+            else:
+                context.experimental.use_amp()
+        Trainer(trial, context).fit(
+            max_length=max_length,
+            reporting_period=Batch(config["scheduling_unit"]),
+            checkpoint_policy=config["checkpoint_policy"],
+            latest_checkpoint=latest_checkpoint,
+            step_zero_validation=config["perform_initial_validation"],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +11,18 @@ from typing import Any
 import torch
 
 from dray.core import DistributedContext
-from dray.pytorch.batch_functions import ToDevice
-from dray.pytorch.side_stream import SideStream
-from dray.training.flops import Flops
+from dray.pytorch.batch_functions import SideStream, ToDevice
 from dray.training.host import Host
-from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.metrics.reducers import ReducerRegistry, TorchMetricReducer, is_torchmetric
 from dray.training.metrics.tensorboard import TensorBoard
-from dray.training.metrics.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.optimisation import Optimisation
-from dray.training.parallel.division import global_batch_size
-from dray.training.parallel.mesh import mesh_shape
-from dray.training.plan import batches_of
-from dray.training.position import Position
+from dray.training.parallel.mesh import global_batch_size, mesh_shape
+from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_length, check_unit, schedule_of
+from dray.training.progress import Position, Progress
 from dray.training.units import ENDLESS, TrainUnit
+from dray.training.usage import Flops
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,9 +30,6 @@ class TrialRun:
     """One rank's run of a trial.
 
     Args:
-        host: stores checkpoints and receives reports.
-        peers: the ranks of the trial.
-        device: the device of models and batches.
         hparams, config: the hyperparameters and the experiment's config; None for none.
         aggregation_frequency, max_length, enable_tensorboard_logging: the arguments of `pytorch.init()`.
         mesh: its argument; by default the config's.
@@ -40,20 +37,16 @@ class TrialRun:
 
     Attributes:
         seed: the trial's; of a resumed run, that in the checkpoint.
-        mesh_shape: how the ranks are laid out.
         replicas, replica: among how many the data are divided, and which share is this rank's.
         length: how long the trial trains, as far as known.
         optimisation: what the trial has wrapped, and the position in training.
         global_batch_size: records per batch over all slots, None if no hyperparameter sets it.
         asked_length: the trial has asked how many batches it trains in total.
-        flops_per_record: as set by `context.set_flops_per_record`.
         uses_amp: `use_amp()` was called; a CPU may train as usual nevertheless.
-        moves_batches: the trainer moves batches to the device.
         checks_loaders: only a `pytorch.DataLoader` is allowed.
 
     Raises:
-        ValueError: the hyperparameter global_batch_size is not an int, or below the number of slots;
-            aggregation_frequency is below 1; the mesh does not divide the ranks.
+        ValueError: as `pytorch.init`.
     """
 
     host: Host
@@ -90,7 +83,6 @@ class TrialRun:
 
     @property
     def position(self) -> Position:
-        """The position in training."""
         return self.optimisation.position
 
     @property
@@ -133,3 +125,86 @@ class TrialRun:
         if not self.moves_batches:
             return None
         return SideStream(self.to_device, self.device) if self.device.type == "cuda" else self.to_device
+
+
+class _Default(str):
+    """A default that is not identical to an equal argument."""
+
+
+DEFAULT_POLICY = _Default("best")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitArguments:
+    """What a run is to do, in the user's units: see `Trainer.fit`.
+
+    `plan` converts it to batches, once the training data exist: they determine the length of an epoch.
+    """
+
+    length: TrainUnit
+    reporting_period: TrainUnit | None
+    validation_period: TrainUnit | None
+    checkpoint_period: TrainUnit | None
+    policy: Policy
+    step_zero_validation: bool
+    test_mode: bool
+
+    def __post_init__(self) -> None:
+        # Checked again by `plan`, but a wrong type should not wait for the data.
+        for name in ("reporting_period", "validation_period", "checkpoint_period"):
+            check_unit(getattr(self, name), name)
+
+    def plan(self, at: Progress, run: TrialRun) -> Plan:
+        """The plan of a run that begins at `at`."""
+        epoch_length = run.position.epoch_length
+
+        def batches(unit: TrainUnit, name: str) -> int:
+            return batches_of(unit, name=name, epoch_length=epoch_length, global_batch_size=run.global_batch_size)
+
+        def schedule(name: str) -> Schedule | None:
+            return schedule_of(getattr(self, name), name=name, epoch_length=epoch_length)
+
+        total = batches(self.length, "max_length")
+        return Plan(
+            length=min(total, at.batches + 1) if self.test_mode else total,
+            epoch_length=epoch_length,
+            report=schedule("reporting_period"),
+            validate=schedule("validation_period"),
+            checkpoint=schedule("checkpoint_period"),
+            rungs=tuple(sorted({batches(rung, "rung") for rung in run.host.rungs})),
+            policy=self.policy,
+            step_zero_validation=self.step_zero_validation,
+            test_mode=self.test_mode,
+        )
+
+
+def length_of(max_length: TrainUnit | None, run: TrialRun) -> TrainUnit:
+    """The length to train to: the searcher's, else that of `pytorch.init()`, else that of `fit()`."""
+    check_length(max_length, "max_length")
+    known, wanted = run.max_length, run.host.max_length
+    if wanted is not None:
+        for name, given in (("init", known), ("fit", max_length)):
+            if given is not None and given != wanted:
+                log.warning("%s(max_length=%r) is not used: the searcher's max_length is %r", name, given, wanted)
+        return wanted
+    if known is not None and max_length not in (None, known):
+        raise ValueError(
+            f"fit(max_length={max_length!r}) differs from pytorch.init(max_length={known!r}), by which the trial "
+            "may have made its schedules; leave out the one in fit()"
+        )
+    length = max_length if known is None else known
+    if length is None:
+        raise ValueError("fit() needs max_length, for example max_length=pytorch.Epoch(1)")
+    return length
+
+
+def policy_of(policy: str, checkpoint_period: TrainUnit | None, run: TrialRun) -> Policy:
+    """The policy to save by: "best" only where the experiment's best validation is known."""
+    if policy not in POLICIES:
+        raise ValueError(f"checkpoint_policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
+    if policy != "best" or run.host.best_supported:
+        return policy
+    if policy is DEFAULT_POLICY:
+        return "all" if checkpoint_period is None else "none"
+    log.warning("checkpoint_policy='best' works only in an experiment; this run uses 'all'")
+    return "all"

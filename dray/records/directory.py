@@ -10,13 +10,12 @@ import time
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from dray import private
 from dray.code.ignore import Code, code_of
-from dray.config.load import stored_config
-from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError, NoExperiment
 from dray.records.local_runs import reject_local_run
 from dray.records.root import results_root as results_root
@@ -24,6 +23,9 @@ from dray.records.secrets import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
 from dray.text import file_name
+
+if TYPE_CHECKING:
+    from dray.config.schema import ExperimentConfig
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +155,8 @@ class ExperimentDirectory:
 
     def config(self) -> ExperimentConfig:
         """The config that the experiment was created with."""
+        from dray.config.load import stored_config  # not for a list, which needs less of it
+
         return stored_config(self.config_file)
 
 

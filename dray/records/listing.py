@@ -6,12 +6,11 @@ running on another machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dray.errors import NoExperiment
 from dray.records.directory import ExperimentDirectory, results_root
@@ -20,11 +19,11 @@ from dray.records.local_runs import LocalRun, is_local_run
 from dray.records.lookup import Name, experiment_directories, locate, parse_location
 from dray.records.mirror import fetch_without_trials
 from dray.records.numbering import number_of, numbers_by_path
-from dray.records.overview import Glance, Overview, first_metric
+from dray.records.overview import Overview, compared_by
+from dray.records.reader import ExperimentReader
 from dray.storage import Location, RemoteDirectory
 from dray.storage.disk import scratch
 from dray.text import one_line
-from searchers.journal import Journal
 
 AT_ONCE = 8
 
@@ -55,21 +54,27 @@ class StoredExperiment:
         """The name of its directory."""
         return Location.of(self.where).name
 
-    def overview(self) -> Overview:
-        """Its overview.
+    def read(self) -> ExperimentReader:
+        """Its reader, which has read it.
 
         Raises:
             JournalError: its journal is damaged.
+            ValueError, OSError: its config or its metrics are.
         """
-        directory = self.directory
-        # Checked before the journal is read: if a driver ends in between, its last record is read too.
-        if self.is_copy:
-            is_running = _seems_to_run(RemoteDirectory(directory.storage, patience_s=PATIENCE_S))
-        else:
-            is_running = Journal.writer(directory.journal) is not None
-        records = Journal.read(directory.journal) if directory.journal.exists() else []
-        seen = _overview(self.where, directory.config_file.read_bytes(), records, is_running)
-        return replace(seen, number=self.number)
+
+        def seems_to_run() -> bool | None:
+            driver = read_driver(RemoteDirectory(self.directory.storage, patience_s=PATIENCE_S))
+            return None if driver is None else driver.seems_to_run
+
+        is_running = seems_to_run if self.is_copy else None
+        reader = ExperimentReader(self.directory, where=self.where, number=self.number, is_running=is_running)
+        reader.refresh()
+        return reader
+
+    def overview(self) -> Overview:
+        """Its overview; raises as `read`."""
+        with closing(self.read()) as reader:
+            return reader.overview()
 
 
 @contextmanager
@@ -130,38 +135,31 @@ def local_overview(run: LocalRun) -> Overview:
         trials=1,
         ended=int(state == "COMPLETED"),
         max_trials=1,
-        metric=first_metric(run.searcher)[0] if run.searcher else "",
+        metric=compared_by(run.searcher).first.name if run.searcher else "",
         best=None if run.best is None else run.best[0],
         best_trial=None if run.best is None else 0,
         began=min(times, default=None),
         last=max(times, default=None),
         ran_s=max(times, default=0.0) - min(times, default=0.0),
+        is_local=True,
     )
 
 
 def _overview_of_remote(location: Location) -> Overview | None:
-    remote = RemoteDirectory(location, patience_s=PATIENCE_S)
-    try:
-        config = remote.read("experiment.yaml")
-    except FileNotFoundError:
-        return None
-    try:
-        records = Journal.parse(remote.read("journal.jsonl"), where=str(location.child("journal.jsonl")))
-        return _overview(location.uri, config, records, _seems_to_run(remote))
-    except (FileNotFoundError, ValueError) as error:
-        return Overview(name=location.name, path=location.uri, why=str(error))
-
-
-def _seems_to_run(remote: RemoteDirectory) -> bool | None:
-    driver = read_driver(remote)
-    return None if driver is None else driver.seems_to_run
-
-
-def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], is_running: bool | None) -> Overview:
-    glance = Glance(where, config)
-    for record in records:
-        glance.add(record)
-    return glance.overview(is_running)
+    remote, metrics = (RemoteDirectory(each, patience_s=PATIENCE_S) for each in (location, location.child("metrics")))
+    with scratch("list") as copies:
+        directory = ExperimentDirectory(copies / location.name)
+        try:
+            remote.download(directory.path, [directory.config_file.name])
+        except FileNotFoundError:
+            return None
+        try:
+            metrics.download(directory.metrics, metrics.sizes())
+            remote.download(directory.path, [directory.journal.name])
+            directory.write_storage(location)
+            return StoredExperiment(directory=directory, where=location.uri, is_copy=True).overview()
+        except (FileNotFoundError, ValueError) as error:
+            return Overview(name=location.name, path=location.uri, why=str(error))
 
 
 def _children(location: Location) -> list[Location]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError, NoExperiment
-from dray.records.overview import first_metric
+from dray.records.overview import compared_by
+from dray.records.trial_record import TrialRecord
 from dray.storage import CheckpointStore
 from dray.storage.manifest import MANIFEST
 
@@ -42,7 +43,7 @@ def reject_local_run(path: Path) -> None:
     if is_local_run(path):
         raise NoExperiment(
             f"{path.name} is a local run, not an experiment: look at it with dray experiment describe, dray trial "
-            f"metrics, or tensorboard --logdir {path}; give one of its checkpoints by its path, "
+            f"metrics, or dray ui; give one of its checkpoints by its path, "
             f"{path}/checkpoint_N; or give an experiment's number or name, see dray experiment list"
         )
 
@@ -93,14 +94,13 @@ class LocalRun:
         """The best value of the searcher's metric, and after how many batches; None if none is known."""
         if not self.searcher:
             return None
-        name, sign = first_metric(self.searcher)
-        values = [
-            (row["validation"][name], row["batches"])
-            for row in self.rows
-            if isinstance((row.get("validation") or {}).get(name), int | float)
-        ]
-        finite = [each for each in values if abs(each[0]) < float("inf")]
-        return min(finite, key=lambda each: sign * each[0], default=None)
+        trial = TrialRecord(0, compared_by(self.searcher))
+        for row in self.rows:
+            for name, value in (row.get("validation") or {}).items():
+                if name in trial.objectives.names and isinstance(value, int | float):
+                    trial.validated(name, row["batches"], row.get("epochs"), value, row["time"])
+        best, batches = trial.best_metric, trial.best_batches
+        return None if best is None or batches is None else (best, batches)
 
     @property
     def checkpoints(self) -> list[tuple[int, str]]:

@@ -13,6 +13,7 @@ from dray.config.schema import ExperimentConfig
 from dray.desk.failure import LOG_TAIL
 from dray.records.hparams import flatten
 from dray.storage.logs import NAME
+from dray.text import shown
 from dray.training.units import amount
 from searchers.domains import searched
 from searchers.errors import JournalError
@@ -26,59 +27,52 @@ _WHERE = re.compile(r"[^\s:]+ at (.+:\d+ in \S+)")
 _HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{LOG_TAIL})")
 
 
-class GrowingFile:
-    """The lines of a file that another process appends to.
+def read_output(
+    places: Iterable[Path], starts: Mapping[str, int], *, rank: int | None = None, most: int = -1, final: bool = False
+) -> tuple[list[str], dict[str, int]]:
+    """A trial's output, sorted by time; with several ranks, each line begins with its rank.
 
     Args:
-        path: The file, which need not exist yet.
+        places: directories with logs of the trial.
+        starts: where to begin in each file, in bytes; 0 by default.
+        rank: only this rank's output; by default that of all ranks.
+        most: the most bytes that are read of each file; -1: all.
+        final: whether incomplete last lines count.
+
+    Returns:
+        The lines, and where to begin the next time.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
-        self._partial = b""
-
-    def new_lines(self, *, final: bool = False) -> list[str]:
-        """The lines since the last call; with ``final`` also an incomplete last line."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        self._read += len(data)
-        *complete, self._partial = (self._partial + data).split(b"\n")
-        if final and self._partial:
-            complete.append(self._partial)
-            self._partial = b""
-        return [line.decode(errors="replace") for line in complete]
+    # Sorted by name, a rank's files are in the order of their age, with this machine's own file last.
+    found = {path.name: path for place in places for path in place.glob("rank_*.log")}
+    ranks = {name: int(match[1]) for name in sorted(found) if (match := NAME.fullmatch(name))}
+    files = {name: number for name, number in ranks.items() if rank in (None, number)}
+    lines, ends = [], dict[str, int]()
+    for name, number in files.items():
+        with found[name].open("rb") as file:
+            file.seek(starts.get(name, 0))
+            data = file.read(most)
+        if not final:
+            data = data[: data.rfind(b"\n") + 1] or (data if len(data) == most else b"")  # or an endless line
+        ends[name], at = starts.get(name, 0) + len(data), ""
+        for line in data.removesuffix(b"\n").decode(errors="replace").split("\n") if data else ():
+            stamp = STAMP.match(line)
+            at = stamp.group() if stamp else at
+            lines.append((at, f"rank {number} | {line}" if len(set(files.values())) > 1 else line))
+    return [line for _, line in sorted(lines, key=lambda one: one[0])], ends
 
 
 def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[str]]:
-    """The output of a trial's ranks, sorted by time; with several ranks, each line begins with its rank.
-
-    Args:
-        logs: Directories with logs of the trial.
-        rank: Only this rank's output; by default that of all ranks.
+    """The output of a trial's ranks, see `read_output`.
 
     Returns:
-        A function that returns the lines since its last call; its argument is ``final`` of ``GrowingFile.new_lines``.
+        A function that returns the lines since its last call; its argument is whether incomplete last lines count.
     """
-    files: dict[Path, tuple[int, GrowingFile]] = {}
+    starts: dict[str, int] = {}
 
     def new(final: bool) -> list[str]:
-        # Sorted by name, a rank's files are in the order of their age, with this machine's own file last.
-        for path in (path for directory in logs for path in sorted(directory.glob("rank_*.log"))):
-            match = NAME.fullmatch(path.name)
-            if match and rank in (None, int(match.group(1))):
-                files.setdefault(path, (int(match.group(1)), GrowingFile(path)))
-        many = len({number for number, _ in files.values()}) > 1
-        lines, at = [], ""
-        for number, file in files.values():
-            for line in file.new_lines(final=final):
-                stamp = STAMP.match(line)
-                at = stamp.group() if stamp else at
-                lines.append((at, f"rank {number} | {line}" if many else line))
-        return [line for _, line in sorted(lines, key=lambda one: one[0])]
+        nonlocal starts
+        lines, starts = read_output(logs, starts, rank=rank, final=final)
+        return lines
 
     return new
 
@@ -128,9 +122,18 @@ def short_error(error: object) -> list[str]:
     return [lines[-1].strip() if lines else "no reason given"]
 
 
-def failure_records(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The journal's records of failures, after each of which the trial was restarted or given up."""
-    return [record for record in records if record.get("event") in ("restarted", "gave_up")]
+def failure_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A failure's record as the commands and the API give it; its time is in Unix time, in s."""
+    return {
+        "trial": record["trial"],
+        "again": record["event"] == "restarted",
+        "why": record.get("why"),
+        "kept": record.get("kept"),
+        "where": record.get("where") or None,
+        "batches": record.get("batches"),
+        "error": record.get("error"),
+        "time": record.get("time"),
+    }
 
 
 def grouped_failures(records: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -154,10 +157,10 @@ def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space)
             return f"driver started, dray {record.get('version')}"
         case "started":
             drawn = flatten(dict(searched(space.root, record.get("hparams") or {})))
-            return f"{trial} started: {' '.join(f'{name}={_short(value)}' for name, value in drawn.items())}"
+            return f"{trial} started: {' '.join(f'{name}={shown(value)}' for name, value in drawn.items())}"
         case "reported":
-            at = amount(_short(record["step"]), unit)
-            return f"{trial} at {at}: {metric} {_short(record['value'])}{_decided(record)}"
+            at = amount(shown(record["step"]), unit)
+            return f"{trial} at {at}: {metric} {shown(record['value'])}{_decided(record)}"
         case "exited":
             return f"{trial} {_ENDED.get(record['reason'], record['reason'])}{_decided(record)}"
         case "restarted":
@@ -198,7 +201,3 @@ def _decided(record: Mapping[str, Any]) -> str:
             whose = "" if action["trial"] == record.get("trial") else f" trial {action['trial']}"
             words.append(f"{action['action']}{whose}")
     return f" -> {', '.join(words)}" if words else ""
-
-
-def _short(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from dray.code.factory import FromDirectory
 from dray.config.schema import ExperimentConfig
-from dray.config.search import recorded_search
 from dray.errors import ExperimentError
-from dray.records.fronts import Standing, order_of, standings
-from dray.records.hparams import flatten, in_order
 from dray.records.listing import open_experiment
 from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
-from dray.records.outcomes import nan_since, no_best_reason, ranked, sound
 from dray.records.overview import Overview
+from dray.records.reader import ExperimentReader
 from dray.records.timeline import gpu_types, read_timeline
+from dray.records.trial_record import TrialRecord
 from dray.script import Script
 from dray.storage import CheckpointStore
-from searchers.journal import Journal
-from searchers.search import Search
+from dray.text import counted, shown
 
 if TYPE_CHECKING:
     import optuna
     from ray.train import Checkpoint
 
     from dray.pytorch import PyTorchTrial
+
+
+SHOWN = 10
+"""Trials in a notebook's table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +84,35 @@ class Result:
         self._trial = trial
 
     def __repr__(self) -> str:
-        from dray.records.result_repr import as_text
-
-        return as_text(self)
+        try:
+            return f"<dray.Result {self._line()}>"
+        except Exception:  # its files can't be read
+            return f"<dray.Result {self.path}>"
 
     def _repr_html_(self) -> str:
-        from dray.records.result_repr import as_html
+        """A line, and a table of the best trials with the hyperparameters that differ between them."""
+        try:
+            line, reader = self._line(), self.reader
+        except Exception:
+            return f"<p>{escape(repr(self))}</p>"
+        varying = reader.varying
+        rows = [
+            [each.id, each.state, each.batches, each.best_metric, *(each.hparams.get(name) for name in varying)]
+            for each in reader.eligible()[:SHOWN]
+        ]
+        head = "".join(
+            f"<th>{escape(name)}</th>" for name in ["trial", "state", "batches", f"best {reader.metric}", *varying]
+        )
+        body = "".join(f"<tr>{''.join(f'<td>{escape(shown(cell))}</td>' for cell in row)}</tr>" for row in rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        return f"<div><p><b>{escape(line)}</b><br>{escape(str(self.path))}</p>{table}</div>"
 
-        return as_html(self)
+    def _line(self) -> str:
+        """``12: digits-asha-20261121-175912-ab9a, COMPLETED, 16 trials, best validation_loss 0.031 by trial 7``."""
+        seen = self.overview
+        ended = "" if seen.ended == seen.trials else f"{seen.ended} of "
+        best = "" if seen.best is None else f", best {seen.metric} {shown(seen.best)} by trial {seen.best_trial}"
+        return f"{seen.label}, {seen.state}, {ended}{counted(seen.trials, 'trial')}{' ended' if ended else ''}{best}"
 
     @property
     def overview(self) -> Overview:
@@ -140,51 +161,7 @@ class Result:
         of them; 0 if none is) and ``front`` (int: 1 is the Pareto front; missing if a limit is exceeded or the trial
         failed).
         """
-        started, ended, restarts = self._started, self._ended, Counter(self._trials_of("restarted"))
-        views = self.search.trials.values()
-        hparams = [flatten(view.hparams or {}) for view in views]
-        table = pd.DataFrame({"trial_id": [view.id for view in views], "state": [view.state for view in views]})
-        names = dict.fromkeys(name for drawn in hparams for name in drawn)
-        for name in in_order(names, self.config.hyperparameters):
-            table[f"hparams.{name}"] = pd.Series([drawn.get(name) for drawn in hparams])
-        ids = table["trial_id"]
-        table["batches"] = ids.map(self.metrics.groupby("trial_id")["batches"].max()).fillna(0).astype("int64")
-        # Not groupby().last(), which passes over NaN.
-        last = self._validations.drop_duplicates("trial_id", keep="last").set_index("trial_id")
-        table["metric"] = ids.map(last["value"]).astype("float64")
-        table["best_metric"] = ids.map(self._best_rows.set_index("trial_id")["value"]).astype("float64")
-        if (objectives := self.config.searcher.objectives) is not None:
-            there, states = self._standings, dict(zip(ids, table["state"], strict=True))
-            for name in dict.fromkeys(objectives.names):
-                table[f"metrics.{name}"] = ids.map({t: each.metrics[name] for t, each in there.items()}).astype(
-                    "float64"
-                )
-            order = order_of(there, states)
-            table["violation"] = ids.map({t: each.losses.violation for t, each in there.items()}).astype("float64")
-            table["front"] = ids.map({t: order.front_of(t) for t in order}).astype("Int64")
-        table["nan_since"] = ids.map(nan_since(self.metrics, self.config.searcher.first_metric)).astype("Int64")
-        table["restarts"] = [restarts[view.id] for view in views]
-        if types := gpu_types(self._directory.metrics):
-            table["gpu_type"] = ids.map(types).fillna("")
-        for name, times in (("started", started), ("ended", ended)):
-            table[name] = pd.to_datetime([times.get(view.id, math.nan) for view in views], unit="s")
-        return table
-
-    def _trials_of(self, event: str) -> list[int]:
-        """The trials of this event's records."""
-        found = (record.get("trial") for record in self._records if record.get("event") == event)
-        return [trial for trial in found if isinstance(trial, int)]
-
-    @property
-    def _started(self) -> dict[int, float]:
-        """When each trial first started: Unix, s."""
-        return _last_times(reversed(self._records), "started")
-
-    @property
-    def _ended(self) -> dict[int, float]:
-        """When each trial that has ended did: Unix, s. An extension may have resumed a trial after an earlier end."""
-        times = _last_times(self._records, "exited")
-        return {trial: time for trial, time in times.items() if self.search.trials[trial].ended}
+        return table_of(self.reader, gpu_types(self._directory.metrics))
 
     @cached_property
     def best_trial(self) -> BestTrial:
@@ -195,7 +172,7 @@ class Result:
             ExperimentError: no trial has validated, or all that have failed, or exceed a limit; or the best has no
                 checkpoint.
         """
-        return self._best(self._ranked.iloc[0])
+        return self._best(self.reader.best())
 
     @cached_property
     def best_trials(self) -> list[BestTrial]:
@@ -205,38 +182,29 @@ class Result:
         Raises:
             ExperimentError: as ``best_trial``.
         """
-        there = self._ranked
-        front = there[there["front"] == 1] if "front" in there else there.head(1)
-        return [self._best(row) for _, row in front.iterrows()]
+        front = self.reader.front()
+        return [self._best(self.reader.trials[trial]) for trial in front] if front else [self.best_trial]
 
-    @property
-    def _ranked(self) -> pd.DataFrame:
-        """The trials that can be the best, the best first; at least one."""
-        there = ranked(self.trials, self.config.searcher.sign)
-        if there.empty:
-            raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
-        if why := no_best_reason(there, self.config.searcher.first_metric):
-            raise ExperimentError(f"{self.path}: {why}")
-        return sound(there)
-
-    def _best(self, row: pd.Series[Any]) -> BestTrial:
-        trial_id = int(row["trial_id"])
-        batches = int(self.best_batches()[trial_id])
-        store = self._directory.store(trial_id)
-        checkpoint = store.find(batches) or store.latest()
+    def _best(self, trial: TrialRecord | None) -> BestTrial:
+        if trial is None:
+            why = self.reader.no_best_reason()
+            none = f"no trial of {self.path} has validated yet, so there is no best trial"
+            raise ExperimentError(f"{self.path}: {why}" if why else none)
+        assert trial.best_batches is not None
+        assert trial.best_metric is not None
+        store = self._directory.store(trial.id)
+        checkpoint = store.find(trial.best_batches) or store.latest()
         if checkpoint is None:
             raise ExperimentError(
-                f"trial {trial_id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy sets which "
+                f"trial {trial.id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy sets which "
                 "are saved, and checkpoint_storage.save_trial_best how many are kept"
             )
         return BestTrial(
-            trial_id=trial_id,
-            hparams=dict(self.search.trials[trial_id].hparams or {}),
-            metric=float(row["best_metric"]),
-            metrics=self._standings[trial_id].metrics
-            if self.config.searcher.objectives is not None
-            else {self.config.searcher.first_metric: float(row["best_metric"])},
-            batches=batches,
+            trial_id=trial.id,
+            hparams=dict(trial.drawn or {}),
+            metric=trial.best_metric,
+            metrics=trial.best_metrics,
+            batches=trial.best_batches,
             checkpoint=_as_ray_checkpoint(store, checkpoint),
         )
 
@@ -266,18 +234,7 @@ class Result:
         """
         from dray.records.study import create_study  # here, not above: Optuna's import takes half a second
 
-        values = {
-            int(str(trial)): dict(zip(rows["batches"].tolist(), rows["value"].tolist(), strict=True))
-            for trial, rows in self._validations.groupby("trial_id")
-        }
-        trials = self.search.trials
-        return create_study(
-            self.config, trials, started=self._started, ended=self._ended, values=values, storage=storage
-        )
-
-    def best_batches(self) -> pd.Series[int]:
-        """Batches trained at each trial's best validation, by trial_id."""
-        return self._best_rows.set_index("trial_id")["batches"]
+        return create_study(self.reader, storage)
 
     @cached_property
     def config(self) -> ExperimentConfig:
@@ -285,45 +242,46 @@ class Result:
         return self._directory.config()
 
     @cached_property
-    def _records(self) -> list[dict[str, object]]:
-        journal = self._directory.journal
-        return Journal.read(journal) if journal.exists() else []  # there is none before the experiment first runs
+    def reader(self) -> ExperimentReader:
+        """The reader of its journal and metrics.
 
-    @cached_property
-    def search(self) -> Search:
-        """The search as the journal has it, with a view of each trial in ``search.trials``; to look at, not to run."""
-        return recorded_search(self.config, self._records)
-
-    @cached_property
-    def _validations(self) -> pd.DataFrame:
-        rows, metric = self.metrics, self.config.searcher.first_metric
-        return rows[(rows["kind"] == "validation") & (rows["name"] == metric)]
-
-    @cached_property
-    def _standings(self) -> dict[int, Standing]:
-        objectives = self.config.searcher.objectives
-        return {} if objectives is None else standings(self.metrics, objectives)
-
-    @cached_property
-    def _best_rows(self) -> pd.DataFrame:
-        """The earliest best validation of each trial."""
-        if self.config.searcher.objectives is not None:
-            at = [(trial, each.batches) for trial, each in self._standings.items()]
-            return self._validations.set_index(["trial_id", "batches"], drop=False).loc[at].reset_index(drop=True)
-        finite = self._validations[self._validations["value"].abs() < float("inf")]
-        ranked = finite.assign(score=self.config.searcher.sign * finite["value"])
-        return ranked.sort_values(["score", "batches"], kind="stable").drop_duplicates("trial_id")
+        Raises:
+            JournalError: its journal is damaged.
+        """
+        return self._found.read()
 
 
-def _last_times(records: Iterable[Mapping[str, object]], event: str) -> dict[int, float]:
-    """When an event last happened to each trial, in the order of these records."""
-    times: dict[int, float] = {}
-    for record in records:
-        if record.get("event") == event:
-            trial, time = record.get("trial"), record.get("time")
-            if isinstance(trial, int) and isinstance(time, int | float):
-                times[trial] = float(time)
-    return times
+def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = None) -> pd.DataFrame:
+    """`Result.trials`.
+
+    Args:
+        reader: of the experiment.
+        gpu_types: of the GPUs that each trial ran on, if any are known.
+    """
+    trials = list(reader.trials.values())
+    table = pd.DataFrame({"trial_id": [each.id for each in trials], "state": [each.state for each in trials]})
+    for name in reader.hparam_names:
+        table[f"hparams.{name}"] = pd.Series([each.hparams.get(name) for each in trials])
+
+    def numbers(values: Iterable[float | None], kind: Any = "float64") -> pd.Series[Any]:
+        return pd.Series(list(values), dtype="object").astype(kind)
+
+    table["batches"] = numbers((each.batches for each in trials), "int64")
+    table["metric"] = numbers(each.metric for each in trials)
+    table["best_metric"] = numbers(each.best_metric for each in trials)
+    if reader.is_pareto:
+        fronts = reader.fronts()
+        for name in dict.fromkeys(reader.objectives.names):
+            table[f"metrics.{name}"] = numbers(each.best_metrics.get(name) for each in trials)
+        table["violation"] = numbers(each.losses and each.losses.violation for each in trials)
+        table["front"] = numbers((fronts.get(each.id) for each in trials), "Int64")
+    table["nan_since"] = numbers((each.nan_since for each in trials), "Int64")
+    table["restarts"] = numbers((each.restarts for each in trials), "int64")
+    if gpu_types:
+        table["gpu_type"] = [gpu_types.get(each.id, "") for each in trials]
+    table["started"] = pd.to_datetime(numbers(each.started for each in trials), unit="s")
+    table["ended"] = pd.to_datetime(numbers(each.ended for each in trials), unit="s")
+    return table
 
 
 def _as_ray_checkpoint(store: CheckpointStore, checkpoint: str) -> Checkpoint:

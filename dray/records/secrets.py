@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from dray import private
-from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.masking import MASK, PLACES, hidden, leaves
+
+if TYPE_CHECKING:
+    from dray.config.schema import ExperimentConfig
 
 LARGEST = 16 << 20
 """Size in bytes of the largest file of code that is searched for secrets."""

@@ -9,11 +9,9 @@ is a separate one, with comparable values only.
 from __future__ import annotations
 
 import json
-import math
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -23,63 +21,46 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from dray.config.schema import ExperimentConfig
+from dray.records.reader import ExperimentReader
+from dray.records.trial_record import TrialRecord
 from searchers.domains import DOMAINS, Categorical, Const, Nested, parameters
 from searchers.optuna_space import encoded, to_optuna
 from searchers.space import Space
-from searchers.views import TrialView
 
 _ENDS = {"COMPLETED": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED}
 """Other ends are FAIL."""
 
 
-def create_study(
-    config: ExperimentConfig,
-    trials: Mapping[int, TrialView],
-    *,
-    started: Mapping[int, float],
-    ended: Mapping[int, float],
-    values: Mapping[int, Mapping[int, float]],
-    storage: str | BaseStorage | None,
-) -> optuna.Study:
+def create_study(reader: ExperimentReader, storage: str | BaseStorage | None) -> optuna.Study:
     """The study; it has the experiment's name.
 
     Args:
-        config: of the experiment.
-        trials: of its search.
-        started, ended: by trial, in seconds since the epoch.
-        values: by trial, the searcher's metric at each validation, by batches.
+        reader: has read the experiment.
         storage: as for `optuna.create_study`.
     """
+    config = reader.config
     internal, names = to_optuna(config.space), shown(config.space)
 
-    def frozen(view: TrialView) -> FrozenTrial:
-        state = TrialState.WAITING if view.hparams is None else TrialState.RUNNING
-        seen = values.get(view.id, {})
-        finite = [value for value in seen.values() if math.isfinite(value)]
-        best: float | None = None
-        if view.ended:
-            state = _ENDS.get(view.state, TrialState.FAIL)
-            if state != TrialState.FAIL and finite:
-                best = min(finite) if config.searcher.sign == 1 else max(finite)
-            elif state == TrialState.COMPLETE:  # in Optuna such a trial must have a value
+    def frozen(trial: TrialRecord) -> FrozenTrial:
+        state = TrialState.WAITING if trial.drawn is None else TrialState.RUNNING
+        if trial.has_ended:
+            state = _ENDS.get(trial.state, TrialState.FAIL)
+            if state == TrialState.COMPLETE and trial.best_metric is None:  # in Optuna such a trial must have a value
                 state = TrialState.FAIL
-        end = ended.get(view.id, 0.0) if view.ended else None
-        begin = None if state == TrialState.WAITING else started.get(view.id, end or 0.0)
-        params = {} if view.hparams is None else encoded(config.space.root, view.hparams, internal)
-        distributions = {names[name][0]: names[name][1] for name in params}
+        params = {} if trial.drawn is None else encoded(config.space.root, trial.drawn, internal)
+        begin = None if state == TrialState.WAITING else trial.started or trial.ended or 0.0
         return FrozenTrial(
-            number=view.id,
-            trial_id=view.id,
+            number=trial.id,
+            trial_id=trial.id,
             state=state,
-            value=best,
+            value=trial.best_metric if trial.has_ended and state != TrialState.FAIL else None,
             datetime_start=None if begin is None else datetime.fromtimestamp(begin),
-            datetime_complete=None if end is None else datetime.fromtimestamp(end),
+            datetime_complete=datetime.fromtimestamp(trial.ended or 0.0) if trial.has_ended else None,
             params={names[name][0]: names[name][1].to_external_repr(value) for name, value in params.items()},
-            distributions=distributions,
-            user_attrs={"state": view.state},
+            distributions={names[name][0]: names[name][1] for name in params},
+            user_attrs={"state": trial.state},
             system_attrs={},
-            intermediate_values=dict(seen),
+            intermediate_values=dict(zip(trial.at, trial.values, strict=True)),
         )
 
     verbosity = optuna.logging.get_verbosity()
@@ -88,12 +69,12 @@ def create_study(
         study = optuna.create_study(
             storage=storage,
             study_name=config.name,
-            direction="minimize" if config.searcher.sign == 1 else "maximize",
+            direction="minimize" if reader.sign == 1 else "maximize",
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            study.set_metric_names([config.searcher.first_metric])
-        study.add_trials(map(frozen, trials.values()))
+            study.set_metric_names([reader.metric])
+        study.add_trials(map(frozen, reader.trials.values()))
     finally:
         optuna.logging.set_verbosity(verbosity)
     return study

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from dray.config.schema import ExperimentConfig
-from dray.config.search import as_extended, rungs_of
 from dray.config.searcher import SamplerChoice
-from dray.records.directory import ExperimentDirectory
-from dray.records.listing import StoredExperiment
-from dray.records.outcomes import ranked, sound, varying_hparams
-from dray.records.overview import Overview
-from dray.records.result import Result
+from dray.records.metrics import read_metrics, read_system
+from dray.records.reader import ExperimentReader
+from dray.records.result import table_of
+from dray.records.timeline import read_timeline
 from dray.report.importance import Importance, importance
 from dray.training.units import amount
-from searchers.domains import Categorical, Const, Domain, Nested
-from searchers.journal import Journal
+from searchers.domains import Categorical, Domain, parameters
 from searchers.numeric import Int, Log
-from searchers.views import TrialView
 
 MAX_TRIALS = 2_000
 """Most trials in a figure with a point for each: half of them the best, the others evenly by rank."""
@@ -37,7 +32,7 @@ COMPARABLE = 2 / 3
 """Trials are compared at a length that this share of them has reached."""
 
 
-class Metric(NamedTuple):
+class ReportedMetric(NamedTuple):
     """A metric that trials have reported.
 
     Attributes:
@@ -55,53 +50,71 @@ class Metric(NamedTuple):
 
 
 class ReportData:
-    """An experiment as it is now.
+    """An experiment as it was when this was made.
 
     Args:
-        path: its directory.
+        reader: has read it, and may read on.
+
+    Attributes:
+        trials: `dray.Result.trials` by trial_id, with "best_batches", "score" (smaller is better) and "rung" (how many
+            the trial reached).
+        validations: the searcher's metric, of all trials.
+        ranked: the trials that have validated, best first, those that failed last; without those with invalid
+            hyperparameters.
+        eligible: those of them that can be the best.
+        best: the best trial.
+        varying: names of the hyperparameters that differ between trials.
+        along: the x-axis of curves: epochs if the search counts in them and every validation has them, else batches.
+        failures: the journal's records of them.
+        summaries: how many trials failed and diverged, in words.
+        no_best_reason: as of the reader.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.directory = ExperimentDirectory.open(path)
-        self.overview: Overview = StoredExperiment.here(self.directory).overview()
-        self.records: list[dict[str, Any]] = Journal.read(self.directory.journal)
-        self.result = Result(path)
-        self.config: ExperimentConfig = as_extended(self.directory.config(), self.records)
-        self.metric = self.config.searcher.first_metric
-        self.sign = self.config.searcher.sign
+    def __init__(self, reader: ExperimentReader) -> None:
+        with reader.lock:
+            self.directory, self.config, self.overview = reader.directory, reader.config, reader.overview()
+            self.metric, self.sign, self.varying = reader.metric, reader.sign, reader.varying
+            self.rungs, self.unit = reader.rungs, self.config.searcher.unit
+            self.along = "epochs" if self.unit == "epochs" and reader.has_epochs else "batches"
+            records = reader.trials.values()
+            self.trials = table_of(reader).set_index("trial_id", drop=False)
+            self.trials["best_batches"] = pd.array([each.best_batches for each in records], dtype="Int64")
+            self.trials["score"] = self.sign * self.trials["best_metric"]
+            self.trials["rung"] = [rungs_reached(self.rungs, each.last_step) for each in records]
+            columns = {
+                "trial_id": ("int64", [each.id for each in records for _ in each.at]),
+                "batches": ("int64", [at for each in records for at in each.at]),
+                "epochs": ("float64", [epochs for each in records for epochs in each.epochs]),
+                "value": ("float64", [value for each in records for value in each.values]),
+                "time": ("float64", [time for each in records for time in each.times]),
+            }
+            self.validations = pd.DataFrame({name: pd.Series(of, dtype=kind) for name, (kind, of) in columns.items()})
+            self.ranked = self.trials.loc[[each.id for each in reader.ranked()]]
+            self.eligible = self.trials.loc[[each.id for each in reader.eligible()]]
+            best = reader.best()
+            self.best = None if best is None else best.id
+            self.best_hparams = {} if best is None else best.hparams
+            self.failures = list(reader.failures)
+            self.summaries = [each for each in (reader.failure_summary(), reader.divergence_summary()) if each]
+            self.no_best_reason = reader.no_best_reason()
+
+    # ------------------------------------------------------------------ files that only some figures need
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """`dray.Result.metrics`."""
+        return read_metrics(self.directory.metrics)
+
+    @cached_property
+    def system_metrics(self) -> pd.DataFrame:
+        """`dray.Result.system_metrics`."""
+        return read_system(self.directory.metrics)
+
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """`dray.Result.timeline`."""
+        return read_timeline(self.directory.metrics, self.system_metrics)
 
     # ------------------------------------------------------------------ trials
-    @cached_property
-    def trials(self) -> pd.DataFrame:
-        """`table`, by trial_id, with "score" (smaller is better) and "rung" (how many the trial reached)."""
-        table = self.table.set_index("trial_id", drop=False)
-        views = self.views
-        table["score"] = self.sign * table["best_metric"]
-        table["rung"] = [rungs_reached(self.rungs, views[trial].last_step) for trial in table.index]
-        return table
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """`Result.trials`."""
-        return self.result.trials
-
-    @property
-    def views(self) -> Mapping[int, TrialView]:
-        """What the search knows of each trial."""
-        return self.result.search.trials
-
-    @cached_property
-    def ranked(self) -> pd.DataFrame:
-        """The trials that have validated, best first, those that failed last; without those with invalid
-        hyperparameters."""
-        return ranked(self.trials, self.sign)
-
-    @property
-    def best(self) -> int | None:
-        """The best trial, of those that have validated and did not fail."""
-        return next((int(trial) for trial in sound(self.ranked).index), None)
-
     @cached_property
     def shown(self) -> pd.DataFrame:
         """The ranked trials that figures show."""
@@ -112,27 +125,21 @@ class ReportData:
         """The ranked trials whose curves are shown."""
         return _some(self.ranked, MAX_CURVES)
 
-    # ------------------------------------------------------------------ lengths
-    @cached_property
-    def rungs(self) -> tuple[float, ...]:
-        """The rungs of the search, in its unit; () if its method is the user's own."""
-        return rungs_of(self.config)
+    def left_out(self, shown: int, what: str = "trials") -> str:
+        """How many of the ranked trials a figure shows; "" if it shows all."""
+        of = len(self.ranked)
+        best = shown // 2
+        return (
+            ""
+            if shown == of
+            else f"{shown:,} of {of:,} {what} are shown: the {best:,} best, and others evenly by rank."
+        )
 
+    # ------------------------------------------------------------------ lengths
     @property
     def sampler(self) -> str:
         """The name of the sampler."""
         return str(getattr(self.config.searcher, "sampler", SamplerChoice()).name)
-
-    @property
-    def unit(self) -> str:
-        """The search's unit of length."""
-        return self.config.searcher.unit
-
-    @cached_property
-    def along(self) -> str:
-        """The x-axis of curves: epochs if the search counts in them and every row has them, else batches."""
-        known = self.unit == "epochs" and self.validations["epochs"].notna().all()
-        return "epochs" if known else "batches"
 
     def rung_name(self, rung: int) -> str:
         """How far a trial got that has reached this many rungs."""
@@ -143,20 +150,15 @@ class ReportData:
         return amount(f"{length:g}", unit or self.unit)
 
     # ------------------------------------------------------------------ metrics
-    @cached_property
-    def validations(self) -> pd.DataFrame:
-        """The searcher's metric, of all trials."""
-        return self.rows_of(Metric("validation", self.metric))
-
-    def rows_of(self, metric: Metric) -> pd.DataFrame:
+    def rows_of(self, metric: ReportedMetric) -> pd.DataFrame:
         """A metric, of all trials."""
-        rows = self.result.metrics
+        rows = self.metrics
         return rows[(rows["kind"] == metric.kind) & (rows["name"] == metric.name)]
 
     @cached_property
-    def other_metrics(self) -> list[Metric]:
+    def other_metrics(self) -> list[ReportedMetric]:
         """The metrics of which there are curves beside the searcher's, those of validation first."""
-        rows = self.result.metrics
+        rows = self.metrics
         found, points = [], 0
         drawn = rows[rows["trial_id"].isin(self.drawn.index) & rows["value"].notna()]
         sizes = drawn.groupby(["kind", "name", "trial_id"], observed=True).size().clip(upper=MAX_POINTS)
@@ -167,7 +169,7 @@ class ReportData:
                     continue
                 points += int(size)
                 if points <= MAX_OTHER_POINTS:
-                    found.append(Metric(kind, str(name)))
+                    found.append(ReportedMetric(kind, str(name)))
         return found
 
     # ------------------------------------------------------------------ hyperparameters
@@ -175,13 +177,9 @@ class ReportData:
     def domains(self) -> dict[str, Domain]:
         """By dotted name, without constants, and with those of every conditional branch."""
         found: dict[str, Domain] = {}
-        _walk(self.config.space.root, "", found)
+        for each in parameters(self.config.space.root):
+            found.setdefault(re.sub(r"\[\d+\]", "", each.name), each.domain)
         return found
-
-    @cached_property
-    def varying(self) -> list[str]:
-        """Names of the hyperparameters that differ among trials that have validated; others may not have theirs yet."""
-        return [column.removeprefix("hparams.") for column in varying_hparams(self.ranked)]
 
     def is_log(self, name: str) -> bool:
         """Whether it is searched by its logarithm."""
@@ -214,9 +212,9 @@ class ReportData:
         return importance(hparams.rename(columns=lambda name: name.removeprefix("hparams.")), scores)
 
 
-def rungs_reached(rungs: Sequence[float], step: float | None) -> int:
+def rungs_reached(rungs: Sequence[float], step: float) -> int:
     """How many rungs a trial has reached that was trained this far."""
-    return sum((step or 0) >= rung for rung in rungs)
+    return sum(step >= rung for rung in rungs)
 
 
 def rung_name(rungs: Sequence[float], rung: int, unit: str) -> str:
@@ -235,21 +233,10 @@ def some_ranks(number: int, most: int) -> list[int]:
     return [*range(best), *np.linspace(best, number - 1, most - best).astype(int).tolist()]
 
 
+def thinned(points: int, most: int = MAX_POINTS) -> list[int]:
+    """The places of the points of a curve that are drawn: all, or so many evenly, with the first and the last."""
+    return list(range(points)) if points <= most else np.linspace(0, points - 1, most).astype(int).tolist()
+
+
 def _some(ranked: pd.DataFrame, most: int) -> pd.DataFrame:
     return ranked.iloc[some_ranks(len(ranked), most)]
-
-
-def _walk(domain: Domain, name: str, found: dict[str, Domain]) -> None:
-    match domain:
-        case Nested():
-            for part, inner in domain.domains:
-                _walk(inner, f"{name}.{part}" if name else part, found)
-        case Const():
-            pass
-        case Categorical():
-            found.setdefault(name, domain)
-            for choice in domain.vals:
-                if isinstance(choice, Nested):
-                    _walk(choice, name, found)
-        case _:
-            found.setdefault(name, domain)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dray.records.outcomes import sound
-from dray.report.data import MAX_POINTS, Metric, ReportData
+from dray.report.data import ReportData, ReportedMetric, thinned
 from dray.report.scale import logarithms, scaled, ticks_of
 
 Figure = dict[str, Any]
@@ -24,7 +23,7 @@ LEAST_EXPLAINED = 0.1
 """The R² below which a forest's importances mean nothing."""
 
 
-def curves(report: ReportData, metric: Metric | None = None) -> Figure:
+def curves(report: ReportData, metric: ReportedMetric | None = None) -> Figure:
     """A metric, by default the searcher's, over each trial's training: a trace per rung, gaps between trials; the best
     trial on top."""
     x = report.along
@@ -35,7 +34,7 @@ def curves(report: ReportData, metric: Metric | None = None) -> Figure:
     data = []
     for rung in sorted(report.drawn["rung"].unique()):
         trials = report.drawn.index[report.drawn["rung"] == rung]
-        parts = [_thin(by_trial[trial]) for trial in trials if trial in by_trial and trial != best]
+        parts = [by_trial[trial] for trial in trials if trial in by_trial and trial != best]
         data.append(
             _lines(
                 report,
@@ -48,7 +47,7 @@ def curves(report: ReportData, metric: Metric | None = None) -> Figure:
             )
         )
     if best is not None and best in by_trial:
-        data.append(_lines(report, [_thin(by_trial[best])], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
+        data.append(_lines(report, [by_trial[best]], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
     figure = {"data": data, "layout": {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "hovermode": "closest"}}
     title, sign = (report.metric, report.sign) if metric is None else (metric.label, None)
     return scaled(figure, title, rows["value"], sign)
@@ -67,7 +66,7 @@ def _lines(
     xs: list[Any] = []
     ys: list[Any] = []
     trials: list[Any] = []
-    for part in parts:
+    for part in (part.iloc[thinned(len(part))] for part in parts):
         xs += [*part[x].tolist(), None]
         ys += [*part["value"].tolist(), None]
         trials += [*part["trial_id"].tolist(), None]
@@ -86,18 +85,12 @@ def _lines(
     }
 
 
-def _thin(rows: pd.DataFrame) -> pd.DataFrame:
-    if len(rows) <= MAX_POINTS:
-        return rows
-    return rows.iloc[np.linspace(0, len(rows) - 1, MAX_POINTS).astype(int)]
-
-
 def history(report: ReportData) -> Figure:
     """Each trial's best value, at the time of its last validation; and the best value so far."""
     began = report.overview.began or 0.0
     rows = report.validations
     finite = rows[rows["value"].abs() < math.inf].sort_values("time", kind="stable")
-    can_lead = finite[finite["trial_id"].isin(sound(report.ranked).index)]
+    can_lead = finite[finite["trial_id"].isin(report.eligible.index)]
     so_far = (report.sign * can_lead["value"]).cummin()
     steps = can_lead[so_far.diff().fillna(-1) < 0]
     last = finite.groupby("trial_id")["time"].max()
@@ -220,13 +213,21 @@ def slices(report: ReportData) -> dict[str, Figure]:
     return figures
 
 
-def importances(report: ReportData) -> Figure | None:
-    """A bar for each hyperparameter; None if the importances mean nothing."""
+def importances(report: ReportData) -> tuple[Figure | None, str]:
+    """A bar for each hyperparameter, None if the importances mean nothing; and a sentence on them."""
     found = report.importance
-    if found is None or found.explained < LEAST_EXPLAINED:
-        return None
+    if found is None:
+        return None, "Too few trials to tell which hyperparameters mattered."
+    at = report.length(report.compared_at or 0, report.along)
+    if found.explained < LEAST_EXPLAINED:
+        return None, f"The {found.trials:,} trials at {at} do not show which hyperparameters mattered."
+    note = (
+        f"Permutation importance for {report.metric} at {at}, which two thirds of the trials have reached: how much "
+        "worse a random forest predicts a trial's rank when one hyperparameter is shuffled. The forest explains "
+        f"{found.explained:.0%} of the ranks of trials that it has not seen ({found.trials:,} trials)."
+    )
     names = list(found.shares)[::-1]
-    return {
+    figure = {
         "data": [
             {
                 "type": "bar",
@@ -246,6 +247,7 @@ def importances(report: ReportData) -> Figure | None:
             "margin": {"l": 20, "r": 20, "t": 10, "b": 35},
         },
     }
+    return figure, note
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dray.records.outcomes import FAILED, sound
+from dray.records.trial_record import FAILED
 from dray.report import html
 from dray.report.data import ReportData
 from dray.report.figures import BEST_COLOUR, RUNG_COLOURS, Figure
 from dray.report.scale import SPREAD, scaled, ticks_of
-from dray.text import counted
+from dray.text import counted, shown
 from searchers.objectives import Metric, Objectives
 
 GREY = "#b4bcc6"
@@ -29,14 +29,14 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     objectives = report.config.searcher.objectives
     if objectives is None or len(objectives.objectives) < 2:
         return ""
-    kept = sound(report.ranked)
+    kept = report.eligible
     front = kept[kept["front"] == 1]
     names = " and ".join(escape(each.name) for each in objectives.objectives)
     among = f"{counted(len(kept), 'trial')} that keep every limit" if objectives.constraints else f"{len(kept):,}"
     drawn = " The figure has the first two." if len(objectives.objectives) > 2 else ""
     figure = scatter(report, objectives)
     columns = [f"metrics.{name}" for name in names_of(objectives)] + [f"hparams.{name}" for name in report.varying]
-    rows = [[str(trial), str(row["state"]).lower(), *map(html.shown, row[columns])] for trial, row in front.iterrows()]
+    rows = [[str(trial), str(row["state"]).lower(), *map(shown, row[columns])] for trial, row in front.iterrows()]
     heads = [column.partition(".")[2] for column in columns]
     return f"""<section><h2>Pareto front</h2>
 <p>{counted(len(front), "trial")} of {among}: no other is at least as good in {names},
@@ -55,18 +55,18 @@ def scatter(report: ReportData, objectives: Objectives) -> Figure:
     """The first objective over the second: the front, other trials, and in grey those that exceed a limit."""
     upward, along = objectives.objectives[:2]
     there = report.shown[f"metrics.{upward.name}"].notna() & (report.shown["state"] != FAILED)
-    shown = report.shown[there]
-    front = shown[shown["front"] == 1].sort_values(f"metrics.{along.name}")
-    exceeds = shown["violation"] > 0
+    drawn = report.shown[there]
+    front = drawn[drawn["front"] == 1].sort_values(f"metrics.{along.name}")
+    exceeds = drawn["violation"] > 0
     groups = (
-        ("exceeds a limit", shown[exceeds], {"color": GREY, "size": 6, "symbol": "x"}, "markers"),
-        ("other trials", shown[~exceeds & (shown["front"] != 1)], {"color": RUNG_COLOURS[1], "size": 6}, "markers"),
+        ("exceeds a limit", drawn[exceeds], {"color": GREY, "size": 6, "symbol": "x"}, "markers"),
+        ("other trials", drawn[~exceeds & (drawn["front"] != 1)], {"color": RUNG_COLOURS[1], "size": 6}, "markers"),
         ("Pareto front", front, {"color": BEST_COLOUR, "size": 8}, "lines+markers"),
     )
     data = [_trace(name, trials, upward, along, marker, mode) for name, trials, marker, mode in groups if len(trials)]
-    values = shown[f"metrics.{along.name}"].to_numpy(dtype=float)
+    values = drawn[f"metrics.{along.name}"].to_numpy(dtype=float)
     figure = {"data": data, "layout": {"xaxis": _axis(along, values), "hovermode": "closest"}}
-    return scaled(figure, upward.name, shown[f"metrics.{upward.name}"], 1 if upward.smaller_is_better else -1)
+    return scaled(figure, upward.name, drawn[f"metrics.{upward.name}"], 1 if upward.smaller_is_better else -1)
 
 
 def _trace(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from dray.text import shown
 from searchers.domains import Categorical, Const, Domain, Nested
 from searchers.numeric import Double, Int, Log
 
@@ -56,18 +57,6 @@ def _choice(value: Any) -> str:
             return describe_domain(value)[1]
         case _:
             return shown(value)
-
-
-def shown(value: Any) -> str:
-    """A hyperparameter's value."""
-    if value is None or value != value:  # it belongs to a category that the trial did not draw
-        return "–"
-    return number(value) if isinstance(value, float) else str(value)
-
-
-def number(value: Any) -> str:
-    """With five digits."""
-    return f"{float(value):.5g}"
 
 
 def rough(value: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from contextlib import closing
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,16 @@ import pandas as pd
 
 from dray._version import __version__
 from dray.errors import ExperimentError
-from dray.records.hparams import flatten
 from dray.records.listing import open_experiment
-from dray.records.logs import failure_records, grouped_failures, short_error, where
+from dray.records.logs import grouped_failures, short_error, where
 from dray.records.lookup import Name
-from dray.records.outcomes import divergence_summary, failure_summary, nan_since_text, no_best_reason, sound
+from dray.records.reader import nan_since_text
 from dray.records.rungs import rung_estimates
 from dray.report import figures, front, html, slot_time
-from dray.report.data import MAX_CURVES, MAX_TRIALS, ReportData
+from dray.report.data import ReportData
 from dray.report.figures import RANK_SCALE, Figure
-from dray.text import counted
+from dray.text import counted, shown
+from searchers.journal import Journal
 
 ASSETS = Path(__file__).parent
 PLOTS = ASSETS / "plots.js"
@@ -47,10 +48,10 @@ def write_report(path: Name, out: str | os.PathLike[str] | None = None) -> Path:
         ExperimentError: plotly or scikit-learn is not installed.
         JournalError: its journal is damaged.
     """
-    with open_experiment(path) as it:
+    with open_experiment(path) as stored, closing(stored.read()) as reader:
         if out is None:
-            out = f"{it.name}-report.html" if it.is_copy else it.directory.path / "report.html"
-        return _write(ReportData(it.directory.path), Path(out).expanduser())
+            out = f"{stored.name}-report.html" if stored.is_copy else stored.directory.path / "report.html"
+        return _write(ReportData(reader), Path(out).expanduser())
 
 
 def _write(report: ReportData, file: Path) -> Path:
@@ -92,12 +93,13 @@ class _Page:
 
     # ------------------------------------------------------------------ sections
     def _head(self) -> str:
-        report, now, phases = self.report, time.time(), self.report.result.timeline
+        report, now, phases = self.report, time.time(), self.report.timeline
+        path = str(report.directory.path)
         states = report.trials["state"].value_counts()
         words = {"INVALID_HP": "with invalid hyperparameters"}
         counted = ", ".join(f"{count:,} {words.get(str(state), str(state).lower())}" for state, count in states.items())
         none = "none yet" if report.ranked.empty else "none"
-        best = none if report.best is None else html.number(report.ranked.iloc[0]["best_metric"])
+        best = none if report.best is None else shown(report.ranked.iloc[0]["best_metric"])
         slot_s = float(((phases["end"] - phases["start"]) * phases["slots"]).sum())
         tiles = [
             (f"best {report.metric}", best),
@@ -108,12 +110,11 @@ class _Page:
         began = report.overview.began
         created = f"Created {html.clock(began)}. " if began else ""
         state = report.overview.state.lower()
-        failed, diverged = failure_summary(report.trials["state"]), divergence_summary(report.trials)
-        troubles = "".join(f'<p class="trouble">{escape(each)}.</p>' for each in (failed, diverged) if each)
+        troubles = "".join(f'<p class="trouble">{escape(each)}.</p>' for each in report.summaries)
         return f"""<header>
 <p class="state {state}">{state.replace("_", " ")}</p>
 <h1>{escape(report.config.name)}</h1>
-<p class="quiet">{created}As of {html.clock(now)}: {counted}. <span class="path">{escape(str(report.path))}</span></p>
+<p class="quiet">{created}As of {html.clock(now)}: {counted}. <span class="path">{escape(path)}</span></p>
 {troubles}
 <div class="tiles">{"".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)}
 </div></header>"""
@@ -140,7 +141,7 @@ class _Page:
         rows = [(name, *html.describe_domain(report.domains[name])) for name in report.domains]
         same = [column for column in report.trials.columns if column.startswith("hparams.")]
         constants = [
-            (name, "constant", html.shown(_first(report.trials[column])))
+            (name, "constant", shown(_first(report.trials[column])))
             for column in same
             if (name := column.removeprefix("hparams.")) not in report.domains
             and name not in report.varying
@@ -153,39 +154,36 @@ class _Page:
     def _best(self) -> str:
         report = self.report
         if (trial := report.best) is None:
-            why = no_best_reason(report.ranked, report.metric)
-            return f"<section><h2>The best trial</h2><p>{escape(why)}.</p></section>"
-        row = report.ranked.iloc[0]
-        at = int(report.result.best_batches()[trial])
-        drawn = report.views[trial].hparams or {}
+            return f"<section><h2>The best trial</h2><p>{escape(report.no_best_reason)}.</p></section>"
+        row = report.trials.loc[trial]
         hparams = html.table(
-            ["hyperparameter", "value"], [(name, html.shown(value)) for name, value in flatten(drawn).items()]
+            ["hyperparameter", "value"], [(name, shown(value)) for name, value in report.best_hparams.items()]
         )
-        quoted = shlex.quote(str(report.path))
+        path = str(report.directory.path)
+        quoted = shlex.quote(path)
         shell = (
             f"# its weights, a state_dict, and its hyperparameters\ndray checkpoint export {quoted} -o model\n"
             f"# the whole checkpoint\ndray checkpoint download {quoted} -o checkpoint"
         )
-        python = f"import dray\n\nresult = dray.Result({str(report.path)!r})\ntrial = result.load_best_trial()"
+        python = f"import dray\n\nresult = dray.Result({path!r})\ntrial = result.load_best_trial()"
         columns = [f"hparams.{name}" for name in report.varying]
-        top = sound(report.ranked).head(BEST_SHOWN)
-        at_best = report.result.best_batches()
+        top = report.eligible.head(BEST_SHOWN)
         since = top["nan_since"].notna().any()
         rows = [
             [
                 str(index),
                 str(one["state"]).lower(),
-                f"{at_best[one['trial_id']]:,}",
-                html.number(one["best_metric"]),
-                *([nan_since_text(one["nan_since"])] if since else []),
-                *(html.shown(value) for value in one[columns]),
+                f"{one['best_batches']:,}",
+                shown(one["best_metric"]),
+                *([nan_since_text(None if pd.isna(one["nan_since"]) else one["nan_since"])] if since else []),
+                *(shown(value) for value in one[columns]),
             ]
             for index, one in top.iterrows()
         ]
         ten = html.table(["trial", "state", "batches", report.metric, *([""] if since else []), *report.varying], rows)
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(report.metric)}
-<b>{html.number(row["best_metric"])}</b> after {at:,} batches.</p>
+<b>{shown(row["best_metric"])}</b> after {row["best_batches"]:,} batches.</p>
 {hparams}
 <p>Get it from a shell or from Python:</p>
 <pre>{escape(shell)}</pre>
@@ -200,7 +198,7 @@ class _Page:
         return f"""<section><h2>Learning curves</h2>
 {html.controls("curves", curves, [report.metric, *curves["others"]])}
 {self._place("curves", curves, tall=True)}
-<p class="quiet">{self._left_out(len(report.drawn), MAX_CURVES, "curves")}{coloured}</p>
+<p class="quiet">{report.left_out(len(report.drawn), "curves")} {coloured}</p>
 <h3>Best value over time</h3>
 {html.controls("history", history := figures.history(report))}
 {self._place("history", history)}
@@ -208,7 +206,7 @@ class _Page:
 
     def _rungs(self) -> str:
         report = self.report
-        found = rung_estimates(report.config, report.records)
+        found = rung_estimates(report.config, Journal.read(report.directory.journal))
         if not any(each.compared for each in found):
             return ""
         rows = [
@@ -231,7 +229,7 @@ rung would have it: near 0, the rung tells nothing of the next. Estimated from t
         report = self.report
         if not report.varying:
             return ""
-        left_out = self._left_out(len(report.shown), MAX_TRIALS, "trials")
+        left_out = report.left_out(len(report.shown))
         parts = [f"<section><h2>Hyperparameters</h2>{self._importance()}<h3>Parallel coordinates</h3>"]
         width = 90 * (len(report.varying) + 1)
         parts.append(
@@ -256,22 +254,15 @@ rung would have it: near 0, the rung tells nothing of the next. Estimated from t
         return "\n".join(parts)
 
     def _importance(self) -> str:
-        report, found = self.report, self.report.importance
-        if found is None:
-            return "<p>Too few trials to tell which hyperparameters mattered.</p>"
-        at = report.length(report.compared_at or 0, report.along)
-        figure = figures.importances(report)
+        figure, note = figures.importances(self.report)
         if figure is None:
-            return f"<p>The {found.trials:,} trials at {at} do not show which hyperparameters mattered.</p>"
-        place = self._place("importances", figure, height=90 + 34 * len(found.shares))
-        return f"""<h3>Importance</h3>{place}
-<p class="quiet">Permutation importance for {escape(report.metric)} at {at}, which two thirds of the trials have
-reached: how much worse a random forest predicts a trial's rank when one hyperparameter is shuffled. The forest explains
-{found.explained:.0%} of the ranks of trials that it has not seen ({found.trials:,} trials).</p>"""
+            return f"<p>{escape(note)}</p>"
+        place = self._place("importances", figure, height=90 + 34 * len(figure["data"][0]["y"]))
+        return f'<h3>Importance</h3>{place}\n<p class="quiet">{escape(note)}</p>'
 
     def _failures(self) -> str:
         report = self.report
-        failed = failure_records(report.records)
+        failed = report.failures
         invalid = int((report.trials["state"] == "INVALID_HP").sum())
         note = f"<p>{counted(invalid, 'trial', ',')} had invalid hyperparameters.</p>" if invalid else ""
         if not failed:
@@ -305,12 +296,6 @@ reached: how much worse a random forest predicts a trial's rank when one hyperpa
         self.figures[name] = figure
         style = f' style="height:{height}px"' if height else ""
         return f'<div class="plot{" tall" if tall else ""}" id="{name}"{style}></div>'
-
-    def _left_out(self, shown: int, most: int, what: str) -> str:
-        there = len(self.report.ranked)
-        if shown == there:
-            return ""
-        return f"{shown:,} of {there:,} {what} are shown: the {most // 2:,} best, and others evenly by rank. "
 
 
 def _first(values: pd.Series[Any]) -> Any:

@@ -46,7 +46,7 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     Args:
         place: takes a figure into the page, by a name and perhaps a height, and returns its HTML.
     """
-    table = report.result.timeline
+    table = report.timeline
     if table.empty:
         return ""
     spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
@@ -170,7 +170,7 @@ def shares(report: ReportData) -> Figure:
 
 
 def _timed(report: ReportData) -> tuple[pd.DataFrame, float, str, float]:
-    table = report.result.timeline
+    table = report.timeline
     began = report.overview.began or 0.0
     unit_s, unit = time_unit(float(table["end"].max() - began))
     return table, unit_s, unit, began
@@ -178,7 +178,7 @@ def _timed(report: ReportData) -> tuple[pd.DataFrame, float, str, float]:
 
 def _system(report: ReportData) -> str:
     """What trials used of their machines."""
-    rows = report.result.system_metrics
+    rows = report.system_metrics
     names = {
         "batches_per_second": "batches per second",
         "records_per_second": "records per second",

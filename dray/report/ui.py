@@ -1,4 +1,4 @@
-"""``dray ui``: serves TensorBoard and optuna-dashboard for one experiment, to browsers on this machine."""
+"""Serves TensorBoard and optuna-dashboard for experiments, to browsers on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from typing import Any
 
 from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
-from dray.records.result import Result
+from dray.records.local_runs import is_local_run
+from dray.records.reader import ExperimentReader
 
 HOST = "localhost"
+PORT = 6006
+"""Of TensorBoard; optuna-dashboard gets the next one."""
+FRESH_S = 0.5
+"""An experiment is read this often at most."""
 PORTS = 100
 """How many ports are tried to find a free one."""
 
@@ -25,7 +30,7 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
     Only browsers on this machine reach them; from another: ``ssh -L 6006:localhost:6006 -L 6007:localhost:6007``.
 
     Args:
-        path: the experiment's directory.
+        path: the directory of an experiment, or of a local run, which has no study.
         port: of TensorBoard; optuna-dashboard gets the next one. Ports in use are skipped.
         say: prints the addresses.
 
@@ -33,14 +38,14 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
         NoExperiment: there is none.
         ExperimentError: no port is free.
     """
-    directory = ExperimentDirectory.open(path)
     with contextlib.suppress(KeyboardInterrupt):
         tensorboard = free_port(port)
-        say(f"TensorBoard       {start_tensorboard(directory.path, tensorboard)}")
-        if importlib.util.find_spec("optuna_dashboard") is None:
-            say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
-        else:
-            say(f"optuna-dashboard  {start_dashboard(directory.path, free_port(tensorboard + 1))}")
+        say(f"TensorBoard       {start_tensorboard(path, tensorboard)}")
+        if not is_local_run(path):
+            if importlib.util.find_spec("optuna_dashboard") is None:
+                say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
+            else:
+                say(f"optuna-dashboard  {start_dashboard(path, free_port(tensorboard + 1))}")
         say("press Ctrl-C to stop them")
         threading.Event().wait()
 
@@ -88,29 +93,46 @@ class _Dashboard:
     """optuna-dashboard as a WSGI application, made again with a new study when the experiment has changed."""
 
     def __init__(self, path: Path) -> None:
-        self._directory = ExperimentDirectory.open(path)
+        self._reader = ExperimentReader(ExperimentDirectory.open(path))
         self._lock = threading.Lock()
         self._made: Any = None
-        self._made_from: list[tuple[str, int]] | None = None
+        self._version = -1
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         with self._lock:
-            if self._made_from != (now := self._files()):
-                self._made, self._made_from = self._make(), now
+            self._reader.refresh(max_age_s=FRESH_S)
+            if self._version != self._reader.version:
+                self._made, self._version = self._make(), self._reader.version
         return self._made(environ, start_response)
-
-    def _files(self) -> list[tuple[str, int]]:
-        """The files that a study is made from, and when they were last written."""
-        found = []
-        for file in (self._directory.journal, *sorted(self._directory.metrics.glob("*"))):
-            with contextlib.suppress(FileNotFoundError):
-                found.append((file.name, file.stat().st_mtime_ns))
-        return found
 
     def _make(self) -> Any:
         import optuna_dashboard
         from optuna.storages import InMemoryStorage
 
+        from dray.records.study import create_study
+
         storage = InMemoryStorage()
-        Result(self._directory.path).study(storage)
+        create_study(self._reader, storage)
         return optuna_dashboard.wsgi(storage)
+
+
+class Boards:
+    """Each is started once, and runs until the server ends; only browsers on its machine reach them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[Path, dict[str, str | None]] = {}
+
+    def start(self, directory: ExperimentDirectory) -> dict[str, str | None]:
+        """The addresses of both; None for one that is not installed.
+
+        Raises:
+            ExperimentError: no port is free.
+        """
+        with self._lock:
+            found = self._found.setdefault(directory.path, {"tensorboard": None, "optuna_dashboard": None})
+            if found["tensorboard"] is None:
+                found["tensorboard"] = start_tensorboard(directory.path, free_port(PORT))
+            if found["optuna_dashboard"] is None and importlib.util.find_spec("optuna_dashboard") is not None:
+                found["optuna_dashboard"] = start_dashboard(directory.path, free_port(PORT + 1))
+            return dict(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -16,6 +16,7 @@ from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line
 from searchers.errors import JournalError
+from searchers.records import number_to_json
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,18 @@ def answer(value: Any, *, status: int = 200) -> web.Response:
 def refuse(status: int, why: str, faults: Sequence[tuple[str, str]] = ()) -> web.Response:
     """An error, with the faults of a config if it has some: pairs of a field and what is wrong with it."""
     return answer({"error": why, **({"faults": [list(fault) for fault in faults]} if faults else {})}, status=status)
+
+
+def plain(value: Any) -> Any:
+    """A value as strict JSON: numbers that are not finite become "nan", "inf" and "-inf"."""
+    match value:
+        case float():
+            return number_to_json(value)
+        case Mapping():
+            return {str(name): plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+    return value
 
 
 @web.middleware

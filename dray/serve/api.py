@@ -16,11 +16,11 @@ from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
 from dray.code.ignore import leads_to_code
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
-from dray.serve import events, fork, patch
+from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer
 from dray.serve.control import ACTIVE, Control, Submitted
 from dray.serve.messages import API, to_json
-from dray.serve.names import experiment_path
+from dray.serve.requests import change_of, delete, experiment_path, whole
 from dray.storage.disk import scratch
 from dray.text import one_line
 
@@ -111,7 +111,7 @@ class Api:
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
-        name, change = request.match_info["name"], patch.parsed(await _body(request))
+        name, change = request.match_info["name"], change_of(await _body(request))
 
         def apply() -> Submitted:
             now = self._control.experiment(name)
@@ -127,15 +127,13 @@ class Api:
             return answer(to_json(await asyncio.to_thread(apply)))
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
-        from dray.serve.delete import delete
-
         path = experiment_path(self._results, request.match_info["name"])
         await _call(self._submitters, delete, self._control, path)
         return web.Response(status=204)
 
     async def _extend(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
-        wanted = {name: patch.whole(body, name) for name in ("max_trials", "max_length")}
+        wanted = {name: whole(body, name) for name in ("max_trials", "max_length")}
         if set(body) - set(wanted) or not any(wanted.values()):
             raise BadInput("give max_trials, max_length or both, as integers from 1, and nothing else")
 
@@ -156,7 +154,7 @@ class Api:
         path, clock = experiment_path(self._results, name), asyncio.get_running_loop().time
         until = clock() + wait_s
         while True:
-            news = await _call(self._readers, events.after, self._control, path, after)
+            news = await _call(self._readers, logs.events_after, self._control, path, after)
             if news.lines or news.state not in ACTIVE or clock() >= until or self._ending.is_set():
                 return answer(asdict(news))
             after = news.next  # records without a line

@@ -13,7 +13,7 @@ from pathlib import Path
 from aiohttp import web
 
 from dray.errors import ExperimentError
-from dray.serve import api, auth, openapi, site, views
+from dray.serve import api, auth, site, views
 from dray.serve.answers import errors_as_json
 from dray.serve.control import Control
 
@@ -33,7 +33,6 @@ def make_app(control: Control, results: Path, *, token: str, hosts: Collection[s
     app = web.Application(client_max_size=MAX_BODY, middlewares=[errors_as_json, auth.guard(token, hosts)])
     app.on_response_prepare.append(auth.add_headers)
     app.add_routes([auth.login(token)])
-    app.add_routes([openapi.route()])
     writing = api.Api(control, results)
     app.add_routes(writing.routes())
     app.on_shutdown.append(writing.end_polls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -10,24 +10,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dray.errors import NoExperiment
-from dray.records.logs import GrowingFile
+from dray.errors import ExperimentError, NoExperiment
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import local_overview
+from dray.records.local_runs import METRICS, LocalRun, local_runs
 from dray.records.numbering import numbers_by_path
-from dray.records.overview import Glance, Overview
-from dray.serve.curves import other_curves
-from dray.serve.live import Live
-from dray.serve.live_report import Made, made_of, make
-from dray.serve.names import experiment_path
+from dray.records.overview import Overview
+from dray.records.reader import ExperimentReader
+from dray.serve.figures import CachedFigures, cached, figures_of
+from dray.serve.requests import experiment_path
+from dray.serve.trials import other_curves
 from dray.text import one_line
 from searchers.errors import JournalError
-from searchers.journal import Journal
 
 SCAN_S = 5.0
 """How often the directory is searched for new experiments, and those that nobody runs are looked at."""
 FRESH_S = 1.0
 """What was looked at this lately is not looked at again."""
 FORGET_S = 120.0
-"""For so long an experiment stays in memory that nobody looks at."""
+"""For so long an experiment stays in memory that does not run, and that nobody looks at."""
+VIEW_S = 0.5
+"""What somebody looks at is read this often at most."""
 LOOKED_AT_S = 30.0
 FOLLOW_S = 2.5
 """How often metrics of experiments that are looked at are read at least: after more than five seconds their writer may
@@ -38,14 +41,34 @@ PATIENCE_S = 1.0
 
 @dataclass(slots=True)
 class _Entry:
-    """An experiment in the list."""
+    """An experiment, or a local run.
+
+    Attributes:
+        reader: while it runs, or is looked at.
+        overview: as it was last read; None: never.
+        is_local: it is a local run.
+        size: of its journal then, or its metrics, in bytes.
+        read_at: when it was last checked for changes.
+        viewed_at: when somebody last looked at it alone.
+    """
 
     path: Path
-    journal: GrowingFile
-    glance: Glance | None = None
+    reader: ExperimentReader | None = None
     overview: Overview | None = None
-    running: bool = False
-    looked_at: float = 0.0
+    is_local: bool = False
+    size: int = -1
+    read_at: float = 0.0
+    viewed_at: float = -math.inf
+
+    @property
+    def is_running(self) -> bool:
+        return self.overview is not None and self.overview.state == "RUNNING"
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it should be checked for changes."""
+        fresh_s = FRESH_S if self.is_running or self.overview is None else SCAN_S
+        return time.monotonic() - self.read_at > fresh_s
 
 
 class Experiments:
@@ -58,13 +81,13 @@ class Experiments:
     def __init__(self, results: Path) -> None:
         self.results = results
         self._entries: dict[str, _Entry] = {}
+        self._local: list[_Entry] = []
         self._numbers: dict[Path, int] = {}
         self._scanned = 0.0
         self._list_lock = threading.Lock()
-        self._lock = threading.Lock()
-        self._live: dict[str, Live] = {}
+        self._lock = threading.Lock()  # of entries, and their readers
         self._follower: threading.Thread | None = None
-        self._made: dict[tuple[str, str], Made] = {}
+        self._made: dict[tuple[str, str], CachedFigures] = {}
         self._expected: dict[tuple[str, str], float] = {}
 
     # ------------------------------------------------------------------ the list
@@ -80,50 +103,67 @@ class Experiments:
                 self._scan()
                 self._scanned = now
             for name in also:
-                if name not in self._entries:
-                    self._find(name)
-            for entry in self._entries.values():
-                age = time.monotonic() - entry.looked_at
-                if age > (FRESH_S if entry.running or entry.overview is None else SCAN_S):
+                with suppress(NoExperiment):
+                    self._entry(name)
+            for entry in (every := [*self._local, *self._entries.values()]):
+                if entry.is_stale:
                     if time.monotonic() - now > PATIENCE_S:
                         break
                     self._look(entry)
-            found = {name: entry.overview for name, entry in self._entries.items() if entry.overview is not None}
-            left = len(self._entries) - len(found)
+            found = {entry.path.name: entry.overview for entry in every if entry.overview is not None}
+            left = len(every) - len(found)
         return dict(sorted(found.items(), key=lambda item: (item[1].began or 0, item[0]))), left
 
     def _scan(self) -> None:
         names = {path.name for path in self.results.iterdir()} if self.results.is_dir() else set()
-        for name in names - set(self._entries):
-            self._find(name)
-        for name in list(self._entries):
-            if name not in names or not (self._entries[name].path / "experiment.yaml").is_file():
-                del self._entries[name]
+        for name in names | set(self._entries):
+            with suppress(NoExperiment):
+                self._entry(name)
         self._numbers = numbers_by_path()
+        known = {entry.path: entry for entry in self._local}
+        self._local = [known.get(path) or _Entry(path, is_local=True) for path in local_runs(self.results)]
 
-    def _find(self, name: str) -> None:
-        try:
-            path = experiment_path(self.results, name)
-        except NoExperiment:
-            return
-        self._entries[name] = _Entry(path, GrowingFile(path / "journal.jsonl"))
+    def _entry(self, name: str) -> _Entry:
+        """An experiment's entry, perhaps a new one.
+
+        Raises:
+            NoExperiment: there is none, or no longer.
+        """
+        with self._lock:
+            try:
+                path = experiment_path(self.results, name)
+            except NoExperiment:
+                if (entry := self._entries.pop(name, None)) is not None:
+                    self._release(entry)
+                raise
+            return self._entries.setdefault(name, _Entry(path))
 
     def _look(self, entry: _Entry) -> None:
-        entry.looked_at = time.monotonic()
+        entry.read_at = time.monotonic()
         try:
-            # Checked before the journal is read: if a driver ends in between, its last record is read too.
-            entry.running = Journal.writer(entry.path / "journal.jsonl") is not None
-            lines = entry.journal.new_lines()
-            if entry.glance is None:
-                entry.glance = Glance(str(entry.path), (entry.path / "experiment.yaml").read_bytes())
-            for line in lines:
-                entry.glance.add(json.loads(line))
-            seen = entry.glance.overview(entry.running)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            # Perhaps a torn line that resuming has removed: all is read again the next time.
-            entry.glance, entry.journal = None, GrowingFile(entry.path / "journal.jsonl")
+            size = (entry.path / (METRICS if entry.is_local else "journal.jsonl")).stat().st_size
+        except OSError:
+            size = 0
+        if entry.overview is not None and not entry.is_running and size == entry.size:
+            return
+        entry.size = size
+        try:
+            if entry.is_local:
+                seen = local_overview(LocalRun(entry.path))
+            else:
+                seen = self._refreshed(entry, max_age_s=VIEW_S).overview()
+        except (OSError, ValueError) as error:
             seen = Overview(name=entry.path.name, path=str(entry.path), why=one_line(error))
         entry.overview = replace(seen, number=self._numbers.get(entry.path))
+        self._forget(entry)
+
+    def _refreshed(self, entry: _Entry, *, max_age_s: float) -> ExperimentReader:
+        with self._lock:
+            if entry.reader is None:
+                entry.reader = ExperimentReader(ExperimentDirectory(entry.path))
+            reader = entry.reader
+        reader.refresh(max_age_s=max_age_s)
+        return reader
 
     def overview(self, name: str) -> Overview:
         """One of them.
@@ -131,92 +171,92 @@ class Experiments:
         Raises:
             NoExperiment: there is none.
         """
-        experiment_path(self.results, name)
+        entry = self._entry(name)
         with self._list_lock:
-            if name not in self._entries:
-                self._find(name)
-            entry = self._entries[name]
-            if entry.overview is None or time.monotonic() - entry.looked_at > FRESH_S:
+            if entry.overview is None or time.monotonic() - entry.read_at > FRESH_S:
                 self._look(entry)
             assert entry.overview is not None
             return entry.overview
 
     # ------------------------------------------------------------------ one of them
-    def open(self, name: str) -> Live:
+    def open(self, name: str) -> ExperimentReader:
         """One of them, as it is now.
 
         Raises:
             NoExperiment: there is none.
             JournalError: its journal is damaged.
+            ExperimentError: another of its files is.
         """
-        path = experiment_path(self.results, name)
+        entry = self._entry(name)
+        entry.viewed_at = time.monotonic()
         with self._lock:
-            self._forget()
-            live = self._live.get(name)
-            if live is None:
-                live = self._live[name] = Live(path)
             if self._follower is None:
                 self._follower = threading.Thread(target=self._follow, name="dray-follow", daemon=True)
                 self._follower.start()
-        live.refresh()
-        return live
+        try:
+            return self._refreshed(entry, max_age_s=VIEW_S)
+        except JournalError:
+            raise
+        except ValueError as error:
+            raise ExperimentError(f"{name} can't be read: {one_line(error)}") from error
 
     def _follow(self) -> None:
         """Read what is new as long as somebody looks."""
         while True:
             time.sleep(FOLLOW_S)
             with self._lock:
-                self._forget()
-                if not self._live:
+                viewed = [each for each in self._entries.values() if time.monotonic() - each.viewed_at < FORGET_S]
+                if not viewed:
                     self._follower = None
                     return
-                followed = list(self._live.values())
-            for live in followed:
-                with suppress(JournalError, OSError):  # who asks for it is told
-                    live.refresh(asked=False)
+            for entry in viewed:
+                with suppress(ValueError, OSError):  # who asks for it is told
+                    self._refreshed(entry, max_age_s=VIEW_S)
 
-    def figures(self, name: str, kind: str, *, now: bool = False) -> tuple[Made, float]:
+    def _forget(self, entry: _Entry) -> None:
+        """Keep no more than its overview if it does not run, and nobody looks at it."""
+        with self._lock:
+            if not entry.is_running and time.monotonic() - entry.viewed_at > FORGET_S:
+                self._release(entry)
+
+    def _release(self, entry: _Entry) -> None:
+        if entry.reader is not None:
+            entry.reader.close()
+            entry.reader = None
+        for key in [key for key in self._made if key[0] == entry.path.name]:
+            del self._made[key]
+            self._expected.pop(key, None)
+
+    def figures(self, name: str, kind: str, *, now: bool = False) -> tuple[bytes, float]:
         """Figures of an experiment; made again if they are old enough for what they cost. And for how many seconds they
         will not be.
 
         Args:
             name: of the experiment.
-            kind: one of `live_report.KINDS`.
+            kind: one of `figures.KINDS`.
             now: make them again in any case.
         """
-        live = self.open(name)
-        return self._paced((name, kind), live, lambda: make(live, kind), now=now)
+        return self._paced(name, kind, lambda reader: figures_of(reader, kind), now=now)
 
-    def curves(self, name: str, metric: tuple[str, str]) -> tuple[Made, float]:
+    def curves(self, name: str, metric: tuple[str, str]) -> tuple[bytes, float]:
         """The curves of another metric than the searcher's, by its kind and name; paced as `figures`."""
-        live = self.open(name)
-        return self._paced((name, " ".join(metric)), live, lambda: made_of(live, lambda: other_curves(live, *metric)))
+        return self._paced(name, " ".join(metric), lambda reader: other_curves(reader, *metric))
 
     def _paced(
-        self, key: tuple[str, str], live: Live, make_it: Callable[[], Made], *, now: bool = False
-    ) -> tuple[Made, float]:
-        made, figures = self._made.get(key), self._looked_at_figures()
-        if made is None or now or (made.version != live.version and made.wait_s(figures) <= 0):
-            made = self._made[key] = make_it()
+        self, name: str, what: str, make: Callable[[ExperimentReader], bytes], *, now: bool = False
+    ) -> tuple[bytes, float]:
+        reader, key = self.open(name), (name, what)
+        began = time.monotonic()
+        figures = max(1, sum(began < expected for expected in list(self._expected.values())))
+        made = self._made.get(key)
+        if made is None or now or (made.version != reader.version and made.wait_s(figures) <= 0):
+            made = self._made[key] = cached(reader, lambda: make(reader))
         wait_s = max(0.0, made.wait_s(figures))
         self._expected[key] = time.monotonic() + wait_s + LOOKED_AT_S
-        return made, wait_s
-
-    def _looked_at_figures(self) -> int:
-        now = time.monotonic()
-        return max(1, sum(now < expected for expected in list(self._expected.values())))
+        return made.body, wait_s
 
     def looked_at(self) -> int:
         """How many experiments are looked at now."""
         now = time.monotonic()
         with self._lock:
-            return max(1, sum(now - live.asked < LOOKED_AT_S for live in self._live.values()))
-
-    def _forget(self) -> None:
-        for name, live in list(self._live.items()):
-            if time.monotonic() - live.asked > FORGET_S or not live.directory.config_file.exists():
-                live.close()
-                del self._live[name]
-                for key in [key for key in self._made if key[0] == name]:
-                    del self._made[key]
-                    self._expected.pop(key, None)
+            return max(1, sum(now - entry.viewed_at < LOOKED_AT_S for entry in self._entries.values()))

@@ -169,15 +169,10 @@ class Manager:
                 self._sessions.pop(client, None)
                 self._scheduler.left(client)
             case effects.StartProcess(name, path, extension):
-                try:
-                    process = self._processes[name] = self._spares.take()
-                except OSError:  # such as no memory
-                    self._scheduler.ended(name, ProcessEnd(kind="stopped"))
-                    raise
-                process.send(commands.Open(path=path, **extension))
-                process.send(commands.Run())
+                self._start(name, commands.Open(path=path, **extension))
             case effects.SignalProcess(name, number):
-                self._processes[name].signal(number)
+                if (process := self._processes.get(name)) is not None:  # it may just have ended
+                    process.signal(number)
             case effects.SetShare(run, priority, weight, most):
                 self._lending.send("set_share", run, priority, weight, most)
             case effects.RemoveRun(run):
@@ -188,6 +183,18 @@ class Manager:
                 if isinstance(effect, PoolClosed) and effect.error:
                     self._say(f"no trials of this kind can run: {effect.error}")
                 self._lending.perform(effect)
+
+    def _start(self, name: str, command: commands.Open) -> None:
+        try:
+            process = self._processes[name] = self._spares.take()
+        except OSError:  # no memory for it, say: tried again
+            self._scheduler.ended(name, ProcessEnd(kind="stopped"))
+            raise
+        process.path = command.path
+        process.send(command)
+        process.send(commands.Run())
+        if process.exit_code is not None:  # it ended before it was known whose it is
+            self._ended(process)
 
     def _look(self) -> None:
         """What is looked at now and then: the disk, deleted experiments, and the spare process."""
@@ -200,8 +207,8 @@ class Manager:
 
     def _ended(self, process: Driver) -> None:
         """An experiment's process has ended. Called in a thread."""
-        if process.opened is not None:
-            end = _end_of(process, process.opened.path)
+        if process.path is not None:
+            end = _end_of(process, process.path)
             self._loop.post(self._note_end, process, end)
 
     def _note_end(self, process: Driver, end: ProcessEnd) -> None:

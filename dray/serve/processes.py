@@ -29,6 +29,7 @@ class Driver:
     process has.
 
     Attributes:
+        path: of the experiment that it is to open, or has created; None before.
         has_begun: it has received the experiment.
         opened: the experiment; None before it is created or opened.
         failure: why the experiment can't be opened, or its search has failed; None if nothing was reported.
@@ -42,6 +43,7 @@ class Driver:
         self._process = context.Process(target=drive, args=(its, server, home), name="dray-experiment", daemon=True)
         self._ended = ended
         self._answered = threading.Event()
+        self.path: Path | None = None
         self.has_begun = False
         self.opened: Opened | None = None
         self.failure: Failed | None = None
@@ -85,7 +87,7 @@ class Driver:
                     case Begun():
                         self.has_begun = True
                     case Opened() as opened:
-                        self.opened = opened
+                        self.opened, self.path = opened, opened.path
                         self._answered.set()
                     case Failed() as failed:
                         self.failure = failed

@@ -1,4 +1,4 @@
-"""The page: static files without data, which anybody may have; their scripts ask the API."""
+"""What the server has without data: the page's files, which anybody may have, and the API's description."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import hashlib
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import yaml
 from aiohttp import web
 
 from dray.report.page import PLOTS
+from dray.serve.answers import answer
+from dray.serve.messages import API
 
 PAGE = Path(__file__).parent / "page"
 FILES = {path.name: path for path in (PLOTS, *PAGE.iterdir())}
@@ -20,8 +24,24 @@ _ONE_DAY = "max-age=86400"
 
 
 def routes() -> list[web.RouteDef]:
-    """The page and its files, for an application."""
-    return [web.get("/", _index), web.get(PLOTLY, _plotly), web.get("/static/{file:[\\w-]+\\.(?:js|css|svg)}", _file)]
+    """The page and its files, and the API's description, for an application."""
+    return [
+        web.get("/", _index),
+        web.get(PLOTLY, _plotly),
+        web.get("/static/{file:[\\w-]+\\.(?:js|css|svg)}", _file),
+        web.get(f"{API}/openapi.json", _openapi),
+    ]
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """The OpenAPI 3.1 document, from ``openapi.yaml`` beside this file."""
+    found: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("openapi.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+async def _openapi(request: web.Request) -> web.StreamResponse:
+    return answer(openapi())
 
 
 async def _index(request: web.Request) -> web.StreamResponse:

@@ -9,25 +9,27 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from dray.errors import NoExperiment
 from dray.records.checkpoints import list_checkpoints
-from dray.records.metrics import read_trial
-from dray.serve import curves, live_report, log_pieces, table
-from dray.serve.answers import BadInput
-from dray.serve.boards import Boards
-from dray.serve.control import Control, NotSubmitted
+from dray.records.logs import failure_fields
+from dray.records.metrics import read_trials
+from dray.records.overview import Overview
+from dray.records.reader import ExperimentReader
+from dray.report.ui import Boards
+from dray.serve import figures, logs, trials
+from dray.serve.answers import BadInput, plain
+from dray.serve.control import Control, NotSubmitted, Submitted
 from dray.serve.experiments import Experiments
-from dray.serve.fields import about_fields, failure_fields, overview_fields
-from dray.serve.live import Live
 from dray.serve.messages import API, to_json
-from dray.serve.trial import plain
 from dray.storage import StorageError
 
-T = TypeVar("T")
+Read = Callable[[web.Request], bytes | tuple[bytes, float]]
+"""Returns JSON; perhaps also for how many seconds it will stay the same."""
 THREADS = 4
 PACE_S = 2.5
 """How often a page should ask for its experiment."""
@@ -39,38 +41,56 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
     """The reading routes, for an application."""
     views = Views(control, results)
     one = f"{API}/experiments/{{name}}"
+    reads: dict[str, Read] = {
+        f"{API}/experiments": views.experiments,
+        one: views.experiment,
+        f"{one}/config": views.config,
+        f"{one}/trials": views.trials,
+        f"{one}/trials/{{trial:\\d{{1,9}}}}": views.trial,
+        f"{one}/trials/{{trial:\\d{{1,9}}}}/metrics": views.metrics,
+        f"{one}/curves": views.curves,
+        f"{one}/figures/{{kind}}": views.figures,
+    }
     return [
-        web.get(f"{API}/experiments", views.experiments),
-        web.get(one, views.experiment),
-        web.get(f"{one}/config", views.config),
-        web.get(f"{one}/trials", views.trials),
-        web.get(f"{one}/trials/{{trial:\\d{{1,9}}}}", views.trial),
-        web.get(f"{one}/trials/{{trial:\\d{{1,9}}}}/metrics", views.metrics),
+        *(web.get(path, views.answering(read)) for path, read in reads.items()),
         web.get(f"{one}/trials/{{trial:\\d{{1,9}}}}/logs", views.logs),
-        web.get(f"{one}/curves", views.curves),
-        web.get(f"{one}/figures/{{kind}}", views.figures),
         web.post(f"{one}/boards", views.boards),
     ]
 
 
 class Views:
-    """Args:
-    control: knows what was submitted.
-    results: the results directory.
+    """What is read, in threads.
+
+    Args:
+        control: knows what was submitted.
+        results: the results directory.
     """
 
     def __init__(self, control: Control, results: Path) -> None:
         self._control, self._all = control, Experiments(results)
         self._threads = ThreadPoolExecutor(THREADS, "dray-views")
         # Threads of their own, one for each kind: a forest takes seconds.
-        self._figures = {kind: ThreadPoolExecutor(1, f"dray-{kind}") for kind in live_report.KINDS}
-        self._fetched, self._boards = log_pieces.Fetched(), Boards()
+        self._figures = {kind: ThreadPoolExecutor(1, f"dray-{kind}") for kind in figures.KINDS}
+        self._fetched, self._boards = logs.FetchedLogs(), Boards()
 
-    async def experiments(self, request: web.Request) -> web.StreamResponse:
+    def answering(self, read: Read) -> Handler:
+        """Answers with the JSON that a method returns; or with 304 if the browser has it already."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            pool = self._figures.get(request.match_info.get("kind", ""), self._threads)
+            found = await asyncio.get_running_loop().run_in_executor(pool, read, request)
+            body, wait_s = found if isinstance(found, tuple) else (found, None)
+            headers = {"ETag": f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'}
+            if wait_s is not None:
+                headers["Retry-After"] = str(math.ceil(wait_s))
+            if request.headers.get("If-None-Match") == headers["ETag"]:
+                return web.Response(status=304, headers=headers)
+            return web.Response(body=body, content_type="application/json", charset="utf-8", headers=headers)
+
+        return answer
+
+    def experiments(self, request: web.Request) -> bytes:
         """``experiments``: see `overview_fields`; ``status``: the server's; ``unread``: how many are missing yet."""
-        return await self._answer(request, self._experiments)
-
-    def _experiments(self) -> bytes:
         submitted = {each.name: each for each in self._control.experiments()}
         found, unread = self._all.overviews(also=submitted)
         rows = [
@@ -79,121 +99,114 @@ class Views:
         ]
         return _encoded({"experiments": rows, "unread": unread, "status": to_json(self._control.status())})
 
-    async def experiment(self, request: web.Request) -> web.StreamResponse:
+    def experiment(self, request: web.Request) -> bytes:
         """As in ``experiments``, with what its page needs to know to ask for more."""
         name = request.match_info["name"]
+        try:
+            submitted = self._control.experiment(name)
+        except NotSubmitted:
+            submitted = None
+        try:
+            overview = self._all.overview(name)
+        except NoExperiment:
+            if submitted is None:
+                raise
+            return _encoded(overview_fields(name, None, submitted))
+        reader, row = self._all.open(name), overview_fields(name, overview, submitted)
+        with reader.lock:
+            pace = max(PACE_S, PACE_EACH_S * self._all.looked_at())
+            return _encoded({**row, **about_fields(reader), "pace": pace, "status": to_json(self._control.status())})
 
-        def read() -> bytes:
-            try:
-                submitted = self._control.experiment(name)
-            except NotSubmitted:
-                submitted = None
-            try:
-                overview = self._all.overview(name)
-            except NoExperiment:
-                if submitted is None:
-                    raise
-                return _encoded(overview_fields(name, None, submitted))
-            live, row = self._all.open(name), overview_fields(name, overview, submitted)
-            with live.lock:
-                pace = max(PACE_S, PACE_EACH_S * self._all.looked_at())
-                return _encoded({**row, **about_fields(live), "pace": pace, "status": to_json(self._control.status())})
-
-        return await self._answer(request, read)
-
-    async def config(self, request: web.Request) -> web.StreamResponse:
+    def config(self, request: web.Request) -> bytes:
         """The text of its experiment.yaml: ``config``."""
+        reader = self._all.open(request.match_info["name"])
+        return _encoded({"config": reader.directory.config_file.read_text()})
 
-        def read() -> bytes:
-            live = self._all.open(request.match_info["name"])
-            return _encoded({"config": live.directory.config_file.read_text()})
-
-        return await self._answer(request, read)
-
-    async def trials(self, request: web.Request) -> web.StreamResponse:
-        """``trials``: the rows that were asked for, see `table.Query`; ``found``: how many there are; ``of``: without
+    def trials(self, request: web.Request) -> bytes:
+        """``trials``: the rows that were asked for, see `trials.Query`; ``found``: how many there are; ``of``: without
         a search."""
-        asked = table.Query(
+        wanted = trials.Query(
             sort=request.query.get("sort", "trial"),
             descending=request.query.get("descending") == "1",
             search=request.query.get("search", "")[:500],
             offset=_number(request, "offset", 0, 10**9),
-            limit=_number(request, "limit", 50, table.MAX_ROWS),
+            limit=_number(request, "limit", 50, trials.MAX_ROWS),
         )
+        reader = self._all.open(request.match_info["name"])
+        with reader.lock:
+            found = trials.find(list(reader.trials.values()), wanted)
+            rows = [trials.row(trial) for trial in found[wanted.offset : wanted.offset + wanted.limit]]
+            head = f'{{"found":{len(found)},"of":{len(reader.trials)},"offset":{wanted.offset},"trials":['
+            return head.encode() + b",".join(rows) + b"]}"
 
-        def read() -> bytes:
-            live = self._all.open(request.match_info["name"])
-            with live.lock:
-                found = table.find(list(live.trials.values()), asked)
-                rows = [it.row() for it in found[asked.offset : asked.offset + asked.limit]]
-                head = f'{{"found":{len(found)},"of":{len(live.trials)},"offset":{asked.offset},"trials":['
-                return head.encode() + b",".join(rows) + b"]}"
-
-        return await self._answer(request, read)
-
-    async def trial(self, request: web.Request) -> web.StreamResponse:
+    def trial(self, request: web.Request) -> bytes:
         """A row of ``trials``, with ``rank``, nested ``drawn`` hyperparameters, ``checkpoints`` and ``failures``."""
-
-        def read() -> bytes:
-            live, trial = self._trial(request)
-            with live.lock:
-                it = live.trials[trial]
-                failures = [failure_fields(each) for each in live.failures if each.get("trial") == trial]
-                found = {
-                    **it.fields(),
-                    "rank": live.rank_of(trial),
-                    "of": len(live.ranked()),
-                    "drawn": plain(it.view.hparams),
-                    "failures": failures,
-                }
-            try:
-                found["checkpoints"] = [
-                    {
-                        "batches": each.batches,
-                        "size": each.size,
-                        "complete": each.is_complete,
-                        "path": each.location.uri,
-                    }
-                    for each in list_checkpoints(live.directory, trial)
-                ]
-            except (StorageError, OSError) as error:
-                found |= {"checkpoints": [], "checkpoints_error": str(error)}
-            return _encoded(found)
-
-        return await self._answer(request, read)
-
-    async def metrics(self, request: web.Request) -> web.StreamResponse:
-        """``series``: each metric with ``kind``, ``name``, ``batches``, ``epochs``, ``values`` and ``times``."""
-
-        def read() -> bytes:
-            live, trial = self._trial(request)
-            rows = read_trial(live.directory.metrics, trial)
-            series = [
-                {
-                    "kind": kind,
-                    "name": name,
-                    "batches": mine["batches"].tolist(),
-                    "epochs": plain(mine["epochs"].tolist()),
-                    "values": plain(mine["value"].tolist()),
-                    "times": plain(mine["time"].tolist()),
-                }
-                for (kind, name), mine in rows.groupby(["kind", "name"], sort=True)
+        reader, number = self._trial(request)
+        with reader.lock:
+            trial, ranked = reader.trials[number], reader.ranked()
+            found = {
+                **plain(trial.to_json()),
+                "rank": ranked.index(trial) + 1 if trial in ranked else None,
+                "of": len(ranked),
+                "drawn": plain(trial.drawn),
+                "failures": [failure_fields(each) for each in reader.failures if each["trial"] == number],
+            }
+        try:
+            found["checkpoints"] = [
+                {"batches": each.batches, "size": each.size, "complete": each.is_complete, "path": each.location.uri}
+                for each in list_checkpoints(reader.directory, number)
             ]
-            return _encoded({"trial": trial, "metric": live.metric, "series": series})
+        except (StorageError, OSError) as error:
+            found |= {"checkpoints": [], "checkpoints_error": str(error)}
+        return _encoded(found)
 
-        return await self._answer(request, read)
+    def metrics(self, request: web.Request) -> bytes:
+        """``series``: each metric with ``kind``, ``name``, ``batches``, ``epochs``, ``values`` and ``times``."""
+        reader, trial = self._trial(request)
+        rows = read_trials(reader.directory.metrics, [trial])
+        series = [
+            {
+                "kind": kind,
+                "name": name,
+                "batches": mine["batches"].tolist(),
+                "epochs": plain(mine["epochs"].tolist()),
+                "values": plain(mine["value"].tolist()),
+                "times": plain(mine["time"].tolist()),
+            }
+            for (kind, name), mine in rows.groupby(["kind", "name"], sort=True)
+        ]
+        return _encoded({"trial": trial, "metric": reader.metric, "series": series})
+
+    def curves(self, request: web.Request) -> bytes | tuple[bytes, float]:
+        """Learning curves, see `trials.curves`; of another metric with ``metric=KIND NAME``."""
+        name, wanted = request.match_info["name"], request.query.get("metric", "")
+        reader = self._all.open(name)
+        if not wanted:
+            with reader.lock:
+                return trials.curves(reader)
+        kind, _, metric = wanted.partition(" ")
+        if (kind, metric) not in reader.metrics:
+            raise BadInput(f"metric={wanted[:80]}: no trial has reported it")
+        return self._all.curves(name, (kind, metric))
+
+    def figures(self, request: web.Request) -> tuple[bytes, float]:
+        """Figures of the report: see `figures.CachedFigures`; made anew with ``now=1``."""
+        name, kind = request.match_info["name"], request.match_info["kind"]
+        if kind not in figures.KINDS:
+            raise BadInput(f"{kind[:40]}: there are no such figures; there are {', '.join(figures.KINDS)}")
+        return self._all.figures(name, kind, now=request.query.get("now") == "1")
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        """A piece of a trial's output after ``after``, see `log_pieces.piece`; with ``whole=1`` all of it as a file."""
+        """A piece of a trial's output after ``after``, see `logs.piece`; with ``whole=1`` all of it as a file."""
         after, whole = request.query.get("after", ""), request.query.get("whole") == "1"
 
         def read() -> dict[str, Any]:
-            live, trial = self._trial(request)
-            running = live.trials[trial].view.state == "RUNNING"
-            found = log_pieces.piece(self._fetched.places(live.directory, trial), after, whole=whole)
+            reader, trial = self._trial(request)
+            running = reader.trials[trial].state == "RUNNING"
+            found = logs.piece(self._fetched.places(reader.directory, trial), after, whole=whole)
             return {**found, "running": running}
 
-        found = await self._in_thread(read)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, read)
         if not whole:
             return web.json_response(found)
         name = f"{request.match_info['name']}-trial-{request.match_info['trial']}.log"
@@ -201,76 +214,21 @@ class Views:
         headers = {"Content-Disposition": f'attachment; filename="{safe}"'}
         return web.Response(text="\n".join([*found["lines"], ""]), headers=headers)
 
-    async def curves(self, request: web.Request) -> web.StreamResponse:
-        """Learning curves, see `curves.encode`; of another metric with ``metric=KIND NAME``."""
-        name, wanted = request.match_info["name"], request.query.get("metric", "")
-
-        def read() -> bytes:
-            live = self._all.open(name)
-            with live.lock:
-                return curves.curves(live)
-
-        def read_other() -> tuple[bytes, float]:
-            kind, _, metric = wanted.partition(" ")
-            if (kind, metric) not in self._all.open(name).metrics:
-                raise BadInput(f"metric={wanted[:80]}: no trial has reported it")
-            made, wait_s = self._all.curves(name, (kind, metric))
-            return made.body, wait_s
-
-        return await (self._paced(request, read_other) if wanted else self._answer(request, read))
-
-    async def figures(self, request: web.Request) -> web.StreamResponse:
-        """Figures of the report: see `live_report.Made`; made anew with ``now=1``."""
-        name, kind = request.match_info["name"], request.match_info["kind"]
-        if kind not in live_report.KINDS:
-            raise BadInput(f"{kind[:40]}: there are no such figures; there are {', '.join(live_report.KINDS)}")
-        now = request.query.get("now") == "1"
-
-        def read() -> tuple[bytes, float]:
-            made, wait_s = self._all.figures(name, kind, now=now)
-            return made.body, wait_s
-
-        return await self._paced(request, read, self._figures[kind])
-
     async def boards(self, request: web.Request) -> web.StreamResponse:
         """Start TensorBoard and optuna-dashboard for an experiment, for browsers on the server's machine."""
-        found = await self._in_thread(lambda: self._boards.start(self._all.open(request.match_info["name"]).directory))
-        return web.json_response(found)
 
-    # ------------------------------------------------------------------ pieces
-    async def _paced(
-        self, request: web.Request, read: Callable[[], tuple[bytes, float]], pool: ThreadPoolExecutor | None = None
-    ) -> web.StreamResponse:
-        """As `_answer`; ``read`` also returns for how many seconds the answer will stay the same."""
-        waits: list[float] = []
+        def start() -> dict[str, str | None]:
+            return self._boards.start(self._all.open(request.match_info["name"]).directory)
 
-        def body() -> bytes:
-            found, wait_s = read()
-            waits.append(wait_s)
-            return found
+        return web.json_response(await asyncio.get_running_loop().run_in_executor(self._threads, start))
 
-        answered = await self._answer(request, body, pool)
-        answered.headers["Retry-After"] = str(math.ceil(waits[0]))
-        return answered
-
-    def _trial(self, request: web.Request) -> tuple[Live, int]:
-        live, trial = self._all.open(request.match_info["name"]), int(request.match_info["trial"])
-        if trial not in live.trials:
-            raise NoExperiment(f"{live.path.name} has no trial {trial}; it has {len(live.trials)}, numbered from 0")
-        return live, trial
-
-    async def _in_thread(self, read: Callable[[], T], pool: ThreadPoolExecutor | None = None) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool or self._threads, read)
-
-    async def _answer(
-        self, request: web.Request, read: Callable[[], bytes], pool: ThreadPoolExecutor | None = None
-    ) -> web.StreamResponse:
-        """The JSON that ``read`` returns; or 304 if the browser has it already."""
-        body = await self._in_thread(read, pool)
-        tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
-        if request.headers.get("If-None-Match") == tag:
-            return web.Response(status=304, headers={"ETag": tag})
-        return web.Response(body=body, content_type="application/json", charset="utf-8", headers={"ETag": tag})
+    def _trial(self, request: web.Request) -> tuple[ExperimentReader, int]:
+        reader, trial = self._all.open(request.match_info["name"]), int(request.match_info["trial"])
+        if trial not in reader.trials:
+            raise NoExperiment(
+                f"{reader.directory.path.name} has no trial {trial}; it has {len(reader.trials)}, numbered from 0"
+            )
+        return reader, trial
 
 
 def _number(request: web.Request, name: str, default: int, most: int) -> int:
@@ -282,3 +240,35 @@ def _number(request: web.Request, name: str, default: int, most: int) -> int:
 
 def _encoded(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def overview_fields(name: str, overview: Overview | None, submitted: Submitted | None) -> dict[str, Any]:
+    """An experiment as the list shows it.
+
+    ``state`` is as in `Overview.on_server` if it was submitted, else as in `Overview`; ``submitted`` is null if it was
+    not.
+    """
+    seen = Overview(name=name, path="", state="STOPPED") if overview is None else overview
+    if submitted is not None:
+        seen = seen.on_server(submitted.state, submitted.error)
+    return {**seen.to_json(), "submitted": None if submitted is None else to_json(submitted)}
+
+
+def about_fields(reader: ExperimentReader) -> dict[str, Any]:
+    """What the page of an experiment shows beside `overview_fields`."""
+    best, config, searcher = reader.best(), reader.config, reader.config.searcher
+    return {
+        "version": reader.version,
+        "smaller_is_better": reader.sign == 1,
+        "objectives": [] if searcher.objectives is None else [each.name for each in searcher.objectives.objectives],
+        "front": reader.front(),
+        "searcher": searcher.name,
+        "max_length": searcher.length,
+        "unit": searcher.unit,
+        "description": config.description,
+        "labels": list(config.labels),
+        "states": reader.states,
+        "best_hparams": None if best is None else plain(best.hparams),
+        "varying": reader.varying,
+        "failures": len(reader.failures),
+    }

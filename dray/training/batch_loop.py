@@ -10,28 +10,17 @@ from functools import partial
 from typing import Any
 
 from dray.training.errors import DataExhausted
-from dray.training.flops import counted
 from dray.training.metrics.training import TrainingMetrics
 from dray.training.parallel.agreement import Agreement
-from dray.training.rank import Rank
-from dray.training.trial import by_name, epoch_start_of
-from dray.training.usage import Usage
+from dray.training.trial import Rank, by_name, epoch_start_of
+from dray.training.usage import Usage, counted
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
 class BatchLoop:
-    """Trains on batches, and advances the position.
-
-    Args:
-        rank: the user's code on this rank, and what it trains.
-        data: an endless iterator, already at the right position.
-        agreement: knows at which batch all ranks stop.
-        metrics: collects what `train_batch` returns.
-        usage: records the time spent waiting for data, and what was trained.
-        profiler: a `torch.profiler.profile`, stepped after each batch.
-    """
+    """Trains on batches, and advances the position. For the fields see `Executor`."""
 
     rank: Rank
     data: Iterator[Any]
@@ -47,48 +36,63 @@ class BatchLoop:
             self._train_batch = partial(self._count_flops, self._train_batch)
         self._epoch_starts = [epoch_start_of(callback) for callback in self.rank.callbacks.values()]
 
-    def train(self, until: int) -> None:
+    def train(self, until: int) -> list[Any]:
         """Train until `until` batches have been trained in total, or to where the ranks agree to stop.
 
-        Raises:
-            DataExhausted: the data ended before.
+        Returns what this rank contributes to the reducers.
         """
-        rank, position, optimisation = self.rank, self.rank.position, self.rank.optimisation
-        to_device, add, profiler = rank.to_device, self.metrics.add, self.profiler
-        get_batch_length, get_batch_tokens = rank.trial.get_batch_length, rank.trial.get_batch_tokens
-        epoch_length, aggregates = position.epoch_length, optimisation.aggregation_frequency > 1
+        optimisation = self.rank.optimisation
+        optimisation.training_mode()
+        self._train(until)
+        optimisation.reshard()
+        return self.rank.reducers.per_slot(training=True)
+
+    def _train(self, until: int) -> None:
+        rank, position, optimisation, agreement = self.rank, self.rank.position, self.rank.optimisation, self.agreement
+        batch_length, batch_tokens = rank.batch_length, rank.batch_tokens
+        to_device, profiler, add, clock = rank.to_device, self.profiler, self.metrics.add, time.perf_counter
+        aggregates = optimisation.aggregation_frequency > 1
         amp, schedulers = optimisation.amp, optimisation.lr_schedulers
-        agreement, usage, clock = self.agreement, self.usage, time.perf_counter
+        epoch_length = position.epoch_length or 0
+        epoch_idx, batch_in_epoch = divmod(position.trained, epoch_length) if epoch_length else (0, position.trained)
+        waited_s, records, tokens = 0.0, 0, 0
         if position.trained >= agreement.stop_at and agreement.must_stop(position.trained):
             return
-        # The range first in zip(), so that no batch is drawn that is not trained on.
-        since = clock()
-        for batch_idx, batch in zip(range(position.trained, until), self.data, strict=False):
-            usage.data_s += clock() - since
-            usage.records += get_batch_length(batch)  # raises for an empty batch, or one of an unknown type
-            usage.tokens += get_batch_tokens(batch)
-            if to_device is not None:
-                batch = to_device(batch)
-            position.batch_idx = batch_idx
-            epoch_idx, batch_in_epoch = divmod(batch_idx, epoch_length) if epoch_length else (0, batch_idx)
-            if batch_in_epoch == 0:
-                for epoch_start in self._epoch_starts:
-                    epoch_start(epoch_idx)
-            if aggregates:
-                optimisation.before_batch()
-            add(self._train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
-            if schedulers or amp is not None:
-                optimisation.after_batch(batch_idx)
-            if profiler is not None:
-                profiler.step()
-            position.trained = batch_idx + 1
-            if batch_in_epoch + 1 == epoch_length:
-                for callback in rank.callbacks.values():
-                    callback.on_training_epoch_end(epoch_idx)
-            # Before another batch is drawn: that may draw random numbers, which the resumed run must draw itself.
-            if batch_idx + 1 >= agreement.stop_at and agreement.must_stop(batch_idx + 1):
-                return
+        try:
+            # The range first in zip(), so that no batch is drawn that is not trained on.
             since = clock()
+            for batch_idx, batch in zip(range(position.trained, until), self.data, strict=False):
+                waited_s += clock() - since
+                records += batch_length(batch)  # raises for an empty batch, or one of an unknown type
+                if batch_tokens is not None:
+                    if (count := batch_tokens(batch)) is None:
+                        raise TypeError("get_batch_tokens() must return a number, the tokens in the batch; got None")
+                    tokens += count
+                if to_device is not None:
+                    batch = to_device(batch)
+                position.batch_idx = batch_idx
+                if batch_in_epoch == 0:
+                    for epoch_start in self._epoch_starts:
+                        epoch_start(epoch_idx)
+                if aggregates:
+                    optimisation.before_batch()
+                add(self._train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
+                if schedulers or amp is not None:
+                    optimisation.after_batch(batch_idx)
+                if profiler is not None:
+                    profiler.step()
+                position.trained = batch_idx + 1
+                batch_in_epoch += 1
+                if batch_in_epoch == epoch_length:
+                    for callback in rank.callbacks.values():
+                        callback.on_training_epoch_end(epoch_idx)
+                    epoch_idx, batch_in_epoch = epoch_idx + 1, 0
+                # Before another batch is drawn: that may draw random numbers, which the resumed run must draw itself.
+                if batch_idx + 1 >= agreement.stop_at and agreement.must_stop(batch_idx + 1):
+                    return
+                since = clock()
+        finally:
+            self.usage.trained(records, tokens, waited_s)
         if position.trained < until:
             raise DataExhausted(
                 f"the training data ended after {position.trained} batches, but training continues to {until} or more; "
@@ -98,7 +102,7 @@ class BatchLoop:
     def _count_flops(self, train_batch: Callable[..., Any], *, batch: Any, **at: int) -> Any:
         """Train on the first batch, and count its FLOPs."""
         self._train_batch = train_batch
-        records = self.rank.trial.get_batch_length(batch)
+        records = self.rank.batch_length(batch)
         metrics, flops = counted(partial(train_batch, batch=batch, **at))
         self.usage.flops_per_record = flops / records
         log.info("training takes %.4g FLOPs a record, forward and backward", flops / records)

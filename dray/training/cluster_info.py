@@ -46,8 +46,6 @@ class ClusterInfo:
     """Where this process runs.
 
     Args:
-        task_type: "TRIAL".
-        trial: which trial this is.
         latest_checkpoint: the checkpoint to pass to `Trainer.fit(latest_checkpoint=...)`; None for a fresh trial.
         slot_ids: the trial's slots on this node, one per worker.
         container_addrs: the address of each of the trial's nodes.

@@ -32,11 +32,7 @@ class ShouldExit(Exception):
 
 
 class TrialEnded(ShouldExit):
-    """The program kept reporting after the search stopped it; this ends it.
-
-    Args:
-        why: the reason, for the log.
-    """
+    """The program kept reporting after the search stopped it; this ends it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(skip_exit_checkpoint=True)

@@ -1,32 +1,126 @@
-"""Validation: what each rank computes over its share of the data, and the metrics of all shares."""
+"""Validation metrics of batches, and their reduction over batches and ranks."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dray.training.metrics import validation
-from dray.training.metrics.reducers import Reducer, check_names
-from dray.training.metrics.values import jsonable
-from dray.training.rank import Rank
-from dray.training.trial import by_name
+import numpy as np
+import torch
+
+from dray.training.metrics.reducers import Reducer, check_names, reduce_values
+from dray.training.metrics.values import detached, jsonable, to_numpy
+from dray.training.trial import Rank, by_name
+
+
+class ValidationMetrics:
+    """What `evaluate_batch` returned for each batch on this rank."""
+
+    def __init__(self) -> None:
+        self._batches = 0
+        self._columns: dict[str, list[Any]] = {}
+
+    def add(self, metrics: Any) -> None:
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"evaluate_batch() must return a dict of metrics, got {metrics!r} of type {type(metrics).__name__}"
+            )
+        columns = self._columns
+        if self._batches == 0:
+            columns.update((name, []) for name in metrics)
+        if metrics.keys() != columns.keys():
+            raise ValueError(
+                "evaluate_batch() must return the same metrics for every batch: "
+                f"{sorted(columns)} before, {sorted(metrics)} now"
+            )
+        self._batches += 1
+        for name, value in metrics.items():
+            if type(value) is torch.Tensor and value.is_cpu and value.dim() == 0 and value.dtype in _NUMPY:
+                # Fast path for most metrics: there is no device to wait for, and a number needs no copy.
+                columns[name].append(np.array(value.item(), _NUMPY[value.dtype]))
+            else:
+                columns[name].append(detached(value))
+
+    def take(self) -> list[dict[str, Any]]:
+        """Every batch's metrics, with tensors as NumPy arrays, all fetched from the device together."""
+        columns = {name: _fetch(values) for name, values in self._columns.items()}
+        return [{name: column[i] for name, column in columns.items()} for i in range(self._batches)]
+
+
+#: The dtypes that `to_numpy` gives tensors of these.
+_NUMPY = {
+    torch.float64: np.float64,
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.float32,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.bool: np.bool_,
+}
+
+
+def _fetch(values: list[Any]) -> Sequence[Any]:
+    # Tensors of the same dtype, as they mostly are, are fetched together. Stacking several dtypes would change them.
+    if {type(value) for value in values} == {torch.Tensor} and len({value.dtype for value in values}) == 1:
+        with contextlib.suppress(RuntimeError):  # different shapes or devices
+            return [np.asarray(row) for row in to_numpy(torch.stack(values))]
+    return [to_numpy(value) for value in values]
+
+
+def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:
+    """The reducer for each metric, from what `evaluation_reducer()` returned."""
+    if isinstance(choice, Reducer):
+        return dict.fromkeys(names, choice)
+    if not isinstance(choice, dict) or not all(isinstance(reducer, Reducer) for reducer in choice.values()):
+        raise TypeError(
+            f"evaluation_reducer() must return a pytorch.Reducer or a dict of them by metric name, got {choice!r}"
+        )
+    if choice.keys() != set(names):
+        raise ValueError(
+            f"evaluation_reducer() must name exactly the metrics of evaluate_batch(): {sorted(names)}, got "
+            f"{sorted(choice)}"
+        )
+    return choice
+
+
+def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Reducer]) -> dict[str, float]:
+    """One rank's share of the validation metrics."""
+    reduced = {}
+    for name, reducer in reducers.items():
+        values = [row[name] for row in rows]
+        try:
+            reduced[name] = reduce_values(reducer, values)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"evaluate_batch() returned {values[0]!r} of type {type(values[0]).__name__} for the metric "
+                f"{name!r}, which can't be reduced over batches ({error}); return a number, or use "
+                "context.wrap_reducer()"
+            ) from error
+    return reduced
+
+
+def combine_ranks(
+    parts: Sequence[tuple[Mapping[str, float], int]], reducers: Mapping[str, Reducer]
+) -> dict[str, float]:
+    """Validation metrics over all ranks, from the (metrics, number of batches) of the ranks that had any."""
+    if len(parts) == 1:
+        return dict(parts[0][0])
+    counts = [count for _, count in parts]
+    return {
+        name: reduce_values(reducer, [metrics[name] for metrics, _ in parts], counts)
+        for name, reducer in reducers.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One rank's share of a validation.
+    """One rank's share of a validation."""
 
-    Args:
-        metrics: over its own batches.
-        reduced: its values for the reducers that the trial has wrapped.
-        reducers: how each metric is reduced over ranks.
-        batches: the number of its batches.
-    """
-
-    metrics: Mapping[str, Any]
-    reduced: list[Any]
+    metrics: Mapping[str, Any]  # over its own batches
+    reduced: list[Any]  # for the reducers that the trial has wrapped
     reducers: Mapping[str, Reducer] = field(default_factory=dict)
     batches: int = 0
 
@@ -36,22 +130,18 @@ class Evaluation:
     """Evaluates a trial's models on one rank.
 
     Args:
-        rank: the user's code on this rank, and what it validates.
         data: None on the ranks that don't evaluate.
         full_dataset: evaluate by `evaluate_full_dataset`, on the chief; with a sharded model on all ranks, as each has
             a part of the weights, and the chief's metrics count.
         spare: one batch for the ranks that have one less than others, who wait for them: a forward pass of a sharded
             model takes all. What comes of it does not count.
-
-    Attributes:
-        batches: how many batches of the latest validation are done.
     """
 
     rank: Rank
     data: Any
     full_dataset: bool
     spare: Any = None
-    batches: int = field(default=0, init=False)
+    batches: int = field(default=0, init=False)  # of the latest validation that are done
 
     def __post_init__(self) -> None:
         trial = self.rank.trial
@@ -75,9 +165,9 @@ class Evaluation:
         rows = self._of_batches(test_mode)
         for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_end(rows)
-        reducers = validation.reducers_of(self.rank.trial.evaluation_reducer(), list(rows[0])) if rows else {}
+        reducers = reducers_of(self.rank.trial.evaluation_reducer(), list(rows[0])) if rows else {}
         share = Share(
-            metrics=validation.reduce_batches(rows, reducers),
+            metrics=reduce_batches(rows, reducers),
             reduced=self.rank.reducers.per_slot(training=False),
             reducers=reducers,
             batches=len(rows),
@@ -90,10 +180,10 @@ class Evaluation:
         return share
 
     def _of_batches(self, test_mode: bool) -> list[dict[str, Any]]:
-        metrics = validation.ValidationMetrics()
-        evaluate_batch, get_batch_length = self._evaluate_batch, self.rank.trial.get_batch_length
+        metrics = ValidationMetrics()
+        evaluate_batch, batch_length = self._evaluate_batch, self.rank.batch_length
         for batch_idx, batch in enumerate(self.data):
-            get_batch_length(batch)
+            batch_length(batch)
             metrics.add(evaluate_batch(batch=self._on_device(batch), batch_idx=batch_idx))
             self.batches = batch_idx + 1
             if test_mode:
@@ -134,6 +224,6 @@ class Evaluation:
                 "evaluate_batch() must return the same metrics on every rank, got "
                 + ", ".join(str(sorted(share.metrics)) for share in shares)
             )
-        own = validation.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
+        own = combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
         check_names(reduced, own, "evaluate_batch()")
         return {**own, **reduced}

@@ -20,11 +20,11 @@ from dray.training.batch_loop import BatchLoop
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
-from dray.training.flops import Flops
+from dray.training.hints import Hints
 from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Outcome, Publish, Train, Validate, drive
+from dray.training.metrics.checks import check_metrics
 from dray.training.metrics.reducers import check_names
-from dray.training.metrics.searcher_metric import check_metrics
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.training import (
     Sums,
@@ -36,48 +36,31 @@ from dray.training.metrics.training import (
     sums_of,
 )
 from dray.training.metrics.values import jsonable, to_numpy
-from dray.training.optimisation import Unwrapped
 from dray.training.parallel.agreement import Agreement
 from dray.training.parallel.ddp import DDPModel
 from dray.training.parallel.exchange import Leave, Reason, on_chief
 from dray.training.parallel.gradient_check import GradientCheck, Norms
 from dray.training.parallel.sharding import is_sharded, sync_buffers
 from dray.training.plan import Plan
-from dray.training.position import Stop
-from dray.training.progress import Progress
-from dray.training.rank import Rank
-from dray.training.trial import Hooks
-from dray.training.usage import MachineUsage, Usage
+from dray.training.progress import Progress, Stop
+from dray.training.trial import Hooks, Rank
+from dray.training.usage import Flops, Usage, UsageShare
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingShare:
-    """What each rank shares with the others after training.
+    """What each rank shares with the others after training."""
 
-    Args:
-        trained: batches trained in total.
-        leave: why the rank leaves, if it does.
-        steps: how many optimizer steps it has made.
-        sums: of its metrics, for the averages.
-        reduced: its values for the reducers that the trial has wrapped.
-        scalars: its metrics of each batch, if TensorBoard shows them.
-        machine: its machine usage.
-        stopped: the chief knows that the search has stopped the trial where it was saved last.
-        work: records and tokens that it has trained.
-        norms: of the gradients that its optimizers stepped with.
-    """
-
-    trained: int
+    trained: int  # batches in total
     leave: Leave | None
     steps: int
     sums: Sums
     reduced: list[Any] | None
-    scalars: Values | None
-    machine: MachineUsage | None
-    stopped: bool
-    work: tuple[float, float]
+    scalars: Values | None  # each batch's metrics, if TensorBoard shows them
+    usage: UsageShare
+    stopped: bool  # the chief knows that the search has stopped the trial where it was saved last
     norms: Norms
 
 
@@ -86,15 +69,11 @@ class Executor:
     """Performs the commands of one rank.
 
     Args:
-        rank: the user's code on this rank, what it trains, and the other ranks.
         host: called on the chief only, with the exceptions that `Host` lists.
         training_data: an endless iterator, already at the right position.
-        evaluation: validates.
-        checkpointer: saves checkpoints.
         hooks: which hooks callbacks of any rank have.
         scalars: where the chief writes metrics for TensorBoard.
         profiler: a `torch.profiler.profile`, stepped after each batch.
-        flops_per_record: for the figures of throughput.
     """
 
     rank: Rank
@@ -129,8 +108,7 @@ class Executor:
         if rank.peers.size > 1 and not optimisation.has_sharded:
             optimisation.gradient_check = GradientCheck(optimisation.models)
         optimisation.begin()
-        # A callback may save them.
-        self._unwrapped = None if rank.callbacks else Unwrapped(rank.trial, optimisation.models)
+        self._hints = Hints(rank)
         # Metrics that are not published yet.
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
@@ -178,7 +156,6 @@ class Executor:
             self.host.watch(lambda: last)
 
     def perform(self, command: Command) -> Outcome:
-        """Perform a command of the loop."""
         began, before = time.perf_counter(), self.rank.position.trained
         match command:
             case Train():
@@ -194,8 +171,6 @@ class Executor:
         self._usage.record(phase, time.perf_counter() - began, self.rank.position.trained - before)
         return outcome
 
-    # ------------------------------------------------------------------------------------------------------- train
-
     def train(self, command: Train) -> Outcome:
         rank, position, agreement, metrics = self.rank, self.rank.position, self.agreement, self._metrics
         optimisation, check = rank.optimisation, rank.optimisation.gradient_check
@@ -205,14 +180,11 @@ class Executor:
         first = position.trained
         if check is not None:
             check.begin(command.until)
-        reduced, leave = agreement.section(lambda: self._train_batches(command.until), training=True)
+        reduced, leave = agreement.section(lambda: self._batches.train(command.until), training=True)
+        taken, late = agreement.catch(lambda: (metrics.take_values(), [] if check is None else check.norms()))
+        leave = leave or late
         # After an abort the metrics are garbage, or can't be read at all.
-        values, late = agreement.catch(metrics.take_values)
-        leave = leave or late
-        norms, late = agreement.catch(check.norms) if check is not None else ([], None)
-        leave = leave or late
-        if leave is not None and leave.aborted:
-            values = None
+        values, norms = ({}, []) if taken is None or (leave is not None and leave.aborted) else taken
         stopped: bool | None = False
         if leave is None or leave.reason is not Reason.FAILED:
             stopped, late = agreement.catch(self.checkpointer.saver.answer)
@@ -221,19 +193,17 @@ class Executor:
             trained=position.trained,
             leave=leave,
             steps=optimisation.steps,
-            sums=sums_of(values or {}),
+            sums=sums_of(values),
             reduced=reduced,
             scalars=values if self.scalars.enabled else None,
-            machine=self._usage.machine(),
+            usage=self._usage.share(),
             stopped=bool(stopped),
-            work=self._usage.take_work(),
-            norms=norms or [],
+            norms=norms,
         )
         ranks = agreement.exchange(mine, leave)
-        self._usage.set_ranks([each.machine for each in ranks])
         distinct = rank.distinct(ranks)
-        self._usage.add_work([each.work for each in distinct])
-        scalars = [each.scalars for each in distinct if each.scalars is not None]
+        self._usage.add_ranks([each.usage for each in ranks], [each.usage for each in distinct])
+        scalars = [each.scalars for each in distinct if each.scalars]
         if metrics.keep_times and scalars and not ranks[0].stopped:
             self.scalars.write_batches(first, metrics.times, rows_of(scalars))
         leave = agreement.agree([each.leave for each in ranks], training=True)
@@ -245,10 +215,7 @@ class Executor:
             if check is not None:
                 check.compare([each.norms for each in ranks])
             if rank.is_chief:
-                optimisation.warn_if_untrained()
-                optimisation.warn_if_in_eval()
-                if self._unwrapped is not None:
-                    self._unwrapped.warn_if_changed()
+                self._hints.warn()
         averages: dict[str, Any] = {}
         if leave is None or not leave.aborted:
             averages.update(average_sums([each.sums for each in distinct]))
@@ -272,8 +239,7 @@ class Executor:
         """Whether what was trained can be saved, though a rank leaves.
 
         Args:
-            torn: ranks have made different numbers of steps. Whole models are the chief's; of a sharded one, some
-                shards would be older than others.
+            torn: ranks have made different numbers of steps: some shards would be older than others.
         """
         if not leave.save or not self.rank.optimisation.has_sharded:
             return leave.save
@@ -285,19 +251,10 @@ class Executor:
             )
         return not lost
 
-    def _train_batches(self, until: int) -> list[Any]:
-        """Train to this many batches in total; returns what this rank contributes to the reducers."""
-        self.rank.optimisation.training_mode()
-        self._batches.train(until)
-        self.rank.optimisation.reshard()
-        return self.rank.reducers.per_slot(training=True)
-
     def _workload_end(self, averages: dict[str, Any]) -> None:
         batches = average_batches(self.rank.distinct(self.rank.peers.allgather(self._metrics.take_batches())))
         for callback in self.rank.callbacks.values():
             callback.on_training_workload_end({**self._counts(), **averages}, batches)
-
-    # ---------------------------------------------------------------------------------------------------- validate
 
     def validate(self, command: Validate) -> Outcome:
         evaluation = self.evaluation
@@ -334,8 +291,6 @@ class Executor:
             shown.setdefault(name, value)
         reached = self.host.reached(self._validation)
         return compare and self.host.is_best(self._validation), reached
-
-    # ----------------------------------------------------------------------------------------------------- publish
 
     def publish(self, command: Publish) -> Outcome:
         rank, position = self.rank, self.rank.position

@@ -20,35 +20,20 @@ Reached = Literal["nothing", "rung", "end"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was measured since the last report, and the checkpoint that was made with it.
+    """What was measured since the last report, and the checkpoint that was made with it."""
 
-    Args:
-        batches: batches trained in total, per slot.
-        epochs: the same in epochs; None if the data has no length.
-        training: metrics averaged over the batches since the last report and over ranks; None if nothing was trained.
-        validation: metrics of a validation at `batches`; None if there was none.
-        decides: the loop waits here for the search's decision (at a rung, or the end).
-        final: this is the last report.
-        interrupted: the run was asked to stop, and ends here to be resumed later.
-        checkpoint: the id that `Host.commit` returned; None if nothing was saved, or it is not committed yet.
-        system: time and machine usage of `dray.training.usage`; only in some reports.
-        groups: further metrics of a program with its own loop, by the name of their group.
-        length: the trial's length in the search's unit, if a program states it; None: derived from the others.
-        compared: whether a search may compare this validation.
-    """
-
-    batches: int
-    epochs: float | None = None
-    training: Mapping[str, object] | None = None
+    batches: int  # trained in total, per slot
+    epochs: float | None = None  # the same in epochs; None if the data has no length
+    training: Mapping[str, object] | None = None  # averaged over the batches since the last report and over ranks
     validation: Mapping[str, object] | None = None
-    decides: bool = False
+    decides: bool = False  # the loop waits here for the search's decision (at a rung, or the end)
     final: bool = False
-    interrupted: bool = False
-    checkpoint: str | None = None
-    system: Mapping[str, float] | None = None
-    groups: Mapping[str, Mapping[str, object]] | None = None
-    length: float | None = None
-    compared: bool = True
+    interrupted: bool = False  # the run was asked to stop, and ends here to be resumed later
+    checkpoint: str | None = None  # what `Host.commit` returned; None if nothing was saved, or it is not committed yet
+    system: Mapping[str, float] | None = None  # figures of `dray.training.usage`; only in some reports
+    groups: Mapping[str, Mapping[str, object]] | None = None  # further metrics of a program with its own loop
+    length: float | None = None  # in the search's unit, if a program states it; None: derived from the others
+    compared: bool = True  # whether a search may compare this validation
 
 
 class Host(Protocol):
@@ -95,34 +80,20 @@ class Host(Protocol):
     def is_best(self, validation: Mapping[str, object]) -> bool:
         """Whether this validation is the best of the experiment. Called with `checkpoint_policy="best"`, unless a
         checkpoint is saved in any case, because the report decides."""
-        ...
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
-        """What this validation has reached, if the search measures length by a metric. Called at every validation.
-
-        Raises:
-            SearcherMetricError: the metric is missing, or its value is not a length.
-        """
-        ...
+        """What this validation has reached, if the search measures length by a metric. Called at every validation; a
+        SearcherMetricError if the metric is missing, or its value is not a length."""
 
     def training(self, plan: Plan, begin: int, peers: DistributedContext) -> AbstractContextManager[None]:
-        """The block in which a plan is performed, from batch `begin` on. Entered and left together by every rank.
-
-        Raises:
-            KeyboardInterrupt: at its end, on every rank, if the user has interrupted the training of any.
-        """
-        ...
+        """The block in which a plan is performed, from batch `begin` on. Entered and left together by every rank; ends
+        with a KeyboardInterrupt on every rank if the user has interrupted the training of any."""
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        """Poll this function, in any thread, on every rank.
-
-        It returns the rank's (batches trained, batches of the latest validation).
-        """
-        ...
+        """Poll this function, in any thread, on every rank, for its (batches trained, batches validated)."""
 
     def new_checkpoint(self, batches: int) -> Path:
         """An empty directory to write a checkpoint into, at this many batches."""
-        ...
 
     def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         """Commit the files in `staging` as the checkpoint at `report.batches`, all or nothing; returns its id.
@@ -130,35 +101,26 @@ class Host(Protocol):
         `known` are files by name whose checksums are known, with all that `add_to_checkpoint` returned on other
         machines.
         """
-        ...
 
     def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
         """Upload a part of a checkpoint that the chief on another machine commits, to a remote store; returns its
         files, for `commit`."""
-        ...
 
     def open_checkpoint(self, checkpoint: str) -> Path:
-        """The directory of a checkpoint, verified. Called on the first rank of each machine, or on every rank.
-
-        Raises:
-            FileNotFoundError, CheckpointError: there is no such checkpoint, or it is damaged.
-        """
-        ...
+        """The directory of a checkpoint, verified. Called on the first rank of each machine, or on every rank; a
+        FileNotFoundError or CheckpointError if there is none, or it is damaged."""
 
     def last_checkpoint(self) -> str | None:
         """The id that `fit(latest_checkpoint="last")` stands for; None: there is none, training begins at batch 0."""
-        ...
 
     def stop_requested(self) -> bool:
         """Whether training is to stop soon, to be resumed later: at a batch that all ranks agree on, with a checkpoint.
 
         Called repeatedly on every rank, not in the training's thread. One rank's request stops all.
         """
-        ...
 
     def publish(self, report: Report) -> bool:
         """Pass on a report; returns whether training should stop here."""
-        ...
 
 
 @runtime_checkable
@@ -176,11 +138,9 @@ class ProgramHost(Host, Protocol):
 
     def open_checkpoint(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
         """As `Host.open_checkpoint`; with `only`, just these files are verified, in any rank and at any time."""
-        ...
 
     def opened(self) -> None:
         """The program has called `core.init()`. On every rank."""
-        ...
 
     def report(self, report: Report) -> bool:
         """Pass on a report; returns whether the program should save what it needs and return.
@@ -192,24 +152,15 @@ class ProgramHost(Host, Protocol):
                 does not have the trial's length in the search's unit.
             TrialEnded: the program was asked to stop before, and kept reporting.
         """
-        ...
 
     def interrupted(self) -> None:
         """The program knows that it is asked to stop, and ends soon, to be resumed later."""
-        ...
 
     def checkpoint_id(self, batches: int) -> str:
         """The id of the checkpoint that `commit` makes at this many batches."""
-        ...
 
     def delete_checkpoint(self, checkpoint: str) -> None:
-        """Delete a checkpoint of this trial.
-
-        Raises:
-            ValueError: it is another trial's.
-        """
-        ...
+        """Delete a checkpoint of this trial; a ValueError if it is another trial's."""
 
     def best_validation(self) -> float | None:
         """The best value of the search's metric reported by any trial; None if there is none, or no search."""
-        ...

@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
-from dray.training.amp import MixedPrecision
-from dray.training.parallel import ddp, placement, sharding
+from dray.training.parallel import ddp, sharding
 from dray.training.parallel.gradient_check import GradientCheck
-from dray.training.position import Position
+from dray.training.precision import MixedPrecision
 from dray.training.pretrained import with_shared, without_shared
-from dray.training.trial import Scheduler
+from dray.training.progress import Position
 from dray.training.units import is_int
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-log = logging.getLogger(__name__)
+
+class Scheduler(Protocol):
+    """See `dray.pytorch.LRScheduler`."""
+
+    def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class Optimisation:
-    """The models, optimizers and LR schedulers of a trial.
-
-    Args:
-        position: has the current batch.
-        aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
-        average_aggregated_gradients: divide the sum by that number.
-
-    Raises:
-        ValueError: aggregation_frequency is below 1.
-    """
+    """The models, optimizers and LR schedulers of a trial. Gradients are summed over `aggregation_frequency` batches
+    before an optimizer steps, and with `average_aggregated_gradients` divided by that number."""
 
     def __init__(
         self, position: Position, aggregation_frequency: int = 1, average_aggregated_gradients: bool = True
@@ -61,7 +56,6 @@ class Optimisation:
         #: Each module's mode before a validation; empty in training.
         self._modes: list[tuple[torch.nn.Module, bool]] = []
         self._synchronising = True
-        self._warns_of_eval = True
 
     @cached_property
     def has_sharded(self) -> bool:
@@ -101,18 +95,6 @@ class Optimisation:
         for module in in_eval:
             if module.training:
                 module.eval()
-
-    def _trains_in_eval(self) -> bool:
-        """Whether a model that is trained, or a part of it with dropout, is in eval mode. A frozen part may be."""
-        trained = {id(each) for optimizer in self.optimizers for each in _parameters(optimizer) if each.requires_grad}
-        models = [bare(model) for model in self.models]
-        return any(
-            any(id(parameter) in trained for parameter in part.parameters())
-            and (part in models or any(isinstance(each, _DropoutNd) for each in part.modules()))
-            for model in models
-            for part in model.modules()
-            if not part.training
-        )
 
     def training_mode(self) -> None:
         """Set each module's mode to what it was before the validations since the last batch."""
@@ -169,78 +151,65 @@ class Optimisation:
         scaler: Any = None,
     ) -> None:
         """Average, clip, step, zero; does nothing in a batch before the last of its aggregation."""
-        frequency = self.aggregation_frequency
-        if frequency > 1:
-            if not auto_zero_grads:
-                raise ValueError(
-                    f"step_optimizer(auto_zero_grads=False) can't be combined with "
-                    f"aggregation_frequency={frequency}, where gradients must be zeroed after each optimizer step; "
-                    "leave auto_zero_grads at True"
-                )
-            if not self.steps_now:
-                return
-            if self.average_aggregated_gradients:
-                _divide([parameter.grad for parameter in _parameters(optimizer)], frequency)
-        amp = self.amp
+        if self.aggregation_frequency > 1 and not self._ends_aggregation(optimizer, auto_zero_grads):
+            return
         self.steps += 1
         if not self.has_trained:
             self.has_trained = self._has_gradient(optimizer)
         if self.gradient_check is not None:
             self.gradient_check.before_step(optimizer, self.position.batch_idx)
-        clip = None
-        if clip_grads is not None:
-            clip = partial(self._clip, clip_grads, _parameters(optimizer))
-        with (
-            contextlib.nullcontext() if amp is None else amp.updating(),
-            placement.groups_placed_alike(optimizer) if self.has_sharded else contextlib.nullcontext(),
-        ):
-            if amp is not None and scaler is None:
-                amp.step(optimizer, clip)
+        if self.amp is not None or self.has_sharded:
+            self._step(optimizer, clip_grads, scaler)
+        else:
+            if clip_grads is not None:
+                clip_grads(parameters_of(optimizer))
+            if scaler is None:
+                optimizer.step()
             else:
-                if clip is not None:
-                    clip()
-                if scaler is not None:
-                    scaler.step(optimizer)
-                else:
-                    optimizer.step()
+                scaler.step(optimizer)
         if auto_zero_grads:
             optimizer.zero_grad()
-        self.reshard()
+        if self._fsdp_modules:
+            self.reshard()
 
-    def _clip(self, clip_grads: Callable[[Any], Any], parameters: list[torch.Tensor]) -> None:
-        with placement.gradients_on_one_mesh(parameters) if self.has_sharded else contextlib.nullcontext():
-            clip_grads(parameters)
-
-    def warn_if_in_eval(self) -> None:
-        """Warn once if batches were trained in eval mode; not before them, as train_batch() may set the mode itself."""
-        if self._warns_of_eval and self._trains_in_eval():
-            log.warning(
-                "a model that an optimizer trains is in eval mode, or a part of it with dropout is: it trains without "
-                "dropout. If that is not meant, call model.train() in the trial's constructor; from_pretrained() of "
-                "transformers returns models in eval mode"
+    def _ends_aggregation(self, optimizer: torch.optim.Optimizer, auto_zero_grads: bool) -> bool:
+        """Whether the optimizer steps in this batch; then its gradients are averaged."""
+        frequency = self.aggregation_frequency
+        if not auto_zero_grads:
+            raise ValueError(
+                f"step_optimizer(auto_zero_grads=False) can't be combined with aggregation_frequency={frequency}, "
+                "where gradients must be zeroed after each optimizer step; leave auto_zero_grads at True"
             )
-        self._warns_of_eval = False
+        if self.steps_now and self.average_aggregated_gradients:
+            _divide([parameter.grad for parameter in parameters_of(optimizer)], frequency)
+        return self.steps_now
 
-    def warn_if_untrained(self) -> None:
-        """Warn once if batches have trained no wrapped model."""
-        batches = self.position.trained - self.position.initial_batch
-        if self.has_trained or batches < 4 * self.aggregation_frequency:
-            return
-        self.has_trained = True
-        log.warning(
-            "the first %d batches have trained no wrapped model: %s",
-            batches,
-            "no context.step_optimizer(optimizer) was called after context.backward(loss) in train_batch(). "
-            "Calling optimizer.step() yourself ignores the configured clipping, aggregation and loss scaling"
-            if self.steps == 0
-            else "the optimizers' parameters are in no wrapped model, or had no gradients. Call "
-            "context.backward(loss), and use the model that context.wrap_model() returned, in train_batch() and for "
-            "the optimizer: only that one is saved in checkpoints",
-        )
+    def _step(self, optimizer: torch.optim.Optimizer, clip_grads: Callable[[Any], Any] | None, scaler: Any) -> None:
+        """A step in mixed precision, or of a sharded model."""
+        amp, plain = self.amp, contextlib.nullcontext()
+
+        def clip() -> None:
+            if clip_grads is not None:
+                parameters = parameters_of(optimizer)
+                with sharding.gradients_on_one_mesh(parameters) if self.has_sharded else plain:
+                    clip_grads(parameters)
+
+        with (
+            plain if amp is None else amp.updating(),
+            sharding.groups_placed_alike(optimizer) if self.has_sharded else plain,
+        ):
+            if amp is not None and scaler is None:
+                amp.step(optimizer, None if clip_grads is None else clip)
+            else:
+                clip()
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
 
     def _has_gradient(self, optimizer: torch.optim.Optimizer) -> bool:
         wrapped = {id(parameter) for model in self.models for parameter in model.parameters()}
-        return any(each.grad is not None and id(each) in wrapped for each in _parameters(optimizer))
+        return any(each.grad is not None and id(each) in wrapped for each in parameters_of(optimizer))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of models, optimizers, LR schedulers and the scaler, if any, for a checkpoint."""
@@ -257,11 +226,7 @@ class Optimisation:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: the numbers of models, optimizers or schedulers, or names or shapes of parameters, differ.
-        """
+        """Restore what `state_dict` returned; a ValueError if numbers, names or shapes differ."""
         self.load_models(state)
         for index, (optimizer, saved) in enumerate(
             zip(self.optimizers, state.get("optimizers_state_dict", ()), strict=False)
@@ -281,11 +246,8 @@ class Optimisation:
     def load_models(self, state: dict[str, Any]) -> None:
         """Restore the models only. Raises as `load_state_dict`."""
         left_out = state.get("pretrained_sha256") or [{}] * len(self.models)
-
-        def load(index: int, model: torch.nn.Module, saved: dict[str, Any]) -> None:
-            model.load_state_dict(with_shared(model, saved, left_out[index]))
-
-        _load_all([bare(model) for model in self.models], state, "models_state_dict", "model", load)
+        models = [bare(model) for model in self.models]
+        _load_all(models, state, "models_state_dict", "model", lambda n, own: with_shared(models[n], own, left_out[n]))
 
     @property
     def has_lost_gradients(self) -> bool:
@@ -316,16 +278,12 @@ class Optimisation:
                 parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
 
 
-def _load_state_dict(_: int, target: Any, saved: Any) -> None:
-    target.load_state_dict(saved)
-
-
 def _load_all(
     targets: Sequence[Any],
     state: dict[str, Any],
     key: str,
     kind: str,
-    load: Callable[[int, Any, Any], None] = _load_state_dict,
+    completed: Callable[[int, Any], Any] = lambda _, saved: saved,
 ) -> None:
     saved = state.get(key)
     if saved is None or len(saved) != len(targets):
@@ -335,7 +293,7 @@ def _load_all(
         )
     for index, (target, part) in enumerate(zip(targets, saved, strict=True)):
         try:
-            load(index, target, part)
+            target.load_state_dict(completed(index, part))
         except (RuntimeError, ValueError, KeyError) as error:
             raise ValueError(
                 f"{kind} {index} of the checkpoint does not fit the trial's: {error}; load it into the trial class "
@@ -354,7 +312,7 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -374,31 +332,3 @@ def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:
             alike[type(part), part.device, part.dtype, part.layout].append(part)
     for found in alike.values():
         torch._foreach_div_(found, divisor)
-
-
-class Unwrapped:
-    """The models among a trial's attributes that are in no wrapped model, so that checkpoints do not hold them."""
-
-    def __init__(self, trial: object, models: list[torch.nn.Module]) -> None:
-        saved = {id(each) for model in models for each in model.parameters()}
-        attributes = getattr(trial, "__dict__", {}).items()
-        modules = {name: value for name, value in attributes if isinstance(value, torch.nn.Module)}
-        self._parameters = {
-            name: [each for each in module.parameters() if id(each) not in saved and not each.is_inference()]
-            for name, module in modules.items()
-        }
-        self._versions = {name: self._version(name) for name in self._parameters}
-
-    def warn_if_changed(self) -> None:
-        """Warn once of each that training changes, such as an average of the weights."""
-        for name in [name for name, version in self._versions.items() if self._version(name) != version]:
-            del self._versions[name]
-            log.warning(
-                "training changes self.%s, which is not wrapped: checkpoints do not hold it, so a trial that resumes "
-                "has it as its constructor makes it. Let it pass through context.wrap_model(), or save it in a "
-                "callback's state_dict()",
-                name,
-            )
-
-    def _version(self, name: str) -> int:
-        return sum(each._version for each in self._parameters[name])

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Literal
 
 from dray.training.progress import Progress
-from dray.training.units import Batch, Epoch, Records, TrainUnit
+from dray.training.units import Batch, Epoch, Records, TrainUnit, is_int
 
 Policy = Literal["best", "all", "none"]
 POLICIES: tuple[Policy, ...] = ("best", "all", "none")
@@ -41,27 +41,18 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training run to perform.
+    """A training run to perform."""
 
-    Args:
-        length: total batches, counted from the trial's first one, also when resuming.
-        epoch_length: batches per epoch, None if the data has no length (one endless epoch).
-        report, validate, checkpoint: when to publish training metrics, validate and save; None: only at the end.
-        rungs: batches at which the search decides: there the trial validates, saves and publishes in any case.
-        policy: save after a validation that is the experiment's best ("best"), after any ("all"), or after none.
-        step_zero_validation: validate before the first batch of a fresh run.
-        test_mode: validate on one batch. (`length` is such that only one is trained.)
-    """
-
-    length: int
-    epoch_length: int | None = None
+    length: int  # total batches, counted from the trial's first one, also when resuming
+    epoch_length: int | None = None  # batches per epoch, None if the data has no length (one endless epoch)
+    # When to publish training metrics, validate and save; None: only at the end.
     report: Schedule | None = None
     validate: Schedule | None = None
     checkpoint: Schedule | None = None
-    rungs: tuple[int, ...] = ()
-    policy: Policy = "all"
-    step_zero_validation: bool = False
-    test_mode: bool = False
+    rungs: tuple[int, ...] = ()  # batches at which the search decides: there the trial validates, saves and publishes
+    policy: Policy = "all"  # save after a validation that is the experiment's best ("best"), after any, or after none
+    step_zero_validation: bool = False  # validate before the first batch of a fresh run
+    test_mode: bool = False  # validate on one batch; `length` is such that only one is trained
 
     def next_due(self, batches: int) -> int:
         """The total batches at which something is due next, more than `batches`."""
@@ -94,13 +85,19 @@ class Plan:
         return self.policy == "all" or (self.policy == "best" and is_best)
 
 
-def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global_batch_size: int | None = None) -> int:
-    """A length in batches.
+FIRST_TRACED = 10
+MAX_TRACED = 1000
 
-    Raises:
-        ValueError: it is not an int, below 1, in epochs without a sized training loader, or in records without a global
-            batch size.
-    """
+
+def window_fault(begin: int, end: object) -> str:
+    """What is wrong with `end_after_batch` as the last batch that torch's profiler traces; "" if nothing."""
+    if is_int(end) and begin <= end < begin + MAX_TRACED:
+        return ""
+    return f"must be {begin} (begin_on_batch) to {begin + MAX_TRACED - 1}, as traces are held in memory, got {end!r}"
+
+
+def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global_batch_size: int | None = None) -> int:
+    """A length in batches; a ValueError if it has none."""
     if not isinstance(length.value, int):
         raise ValueError(f"{name}={length!r} is a schedule; a length needs an int, such as {type(length).__name__}(10)")
     if length.value < 1:
@@ -130,12 +127,7 @@ def check_unit(unit: TrainUnit | None, name: str) -> None:
 
 
 def schedule_of(unit: TrainUnit | None, *, name: str, epoch_length: int | None) -> Schedule | None:
-    """A period or a schedule, in batches. An int of zero or less means every batch (or epoch).
-
-    Raises:
-        TypeError: it is neither a Batch nor an Epoch.
-        ValueError: it is in epochs, without a sized training loader.
-    """
+    """A period or a schedule, in batches. An int of zero or less means every batch (or epoch)."""
     check_unit(unit, name)
     if unit is None:
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerAction, profile, tensorboard_trace_handler
 
+from dray.training.plan import FIRST_TRACED, window_fault
 from dray.training.units import is_int
 
 log = logging.getLogger(__name__)
@@ -19,18 +20,8 @@ MAX_EVENTS = 100_000
 
 
 class Window(profile):
-    """Traces some batches. A run that ends in the window, also by an error, writes what it has.
-
-    Args:
-        first: the number of the run's first batch.
-        rank: for the names of the files.
-        directory: where they are written.
-        device: the memory of a GPU is recorded too.
-        begin_on_batch, end_after_batch: the first and the last batch, from 0.
-
-    Raises:
-        ValueError: they are no such numbers; a program's config is not checked before.
-    """
+    """Traces the batches from `begin_on_batch` to `end_after_batch` of a run whose first batch has the number `first`.
+    A run that ends in the window, also by an error, writes what it has."""
 
     def __init__(
         self,
@@ -39,17 +30,15 @@ class Window(profile):
         rank: int,
         directory: Path,
         device: torch.device,
-        begin_on_batch: int = 10,
+        begin_on_batch: int = FIRST_TRACED,
         end_after_batch: int | None = None,
     ) -> None:
         self._begin = begin_on_batch
-        if not is_int(begin_on_batch) or begin_on_batch < 0:
+        if not is_int(begin_on_batch) or begin_on_batch < 0:  # a program's config is not checked before
             raise ValueError(f"profiling.begin_on_batch must be an int >= 0, got {begin_on_batch!r}")
         self._end = begin_on_batch + BATCHES - 1 if end_after_batch is None else end_after_batch
-        if not is_int(self._end) or self._end < begin_on_batch:
-            raise ValueError(
-                f"profiling.end_after_batch must be an int >= {begin_on_batch}, begin_on_batch, got {end_after_batch!r}"
-            )
+        if fault := window_fault(begin_on_batch, self._end):
+            raise ValueError(f"profiling.end_after_batch {fault}")
         self._first, self._name, self._directory = first, f"rank{rank}", directory
         self._records_memory = device.type == "cuda"
         super().__init__(schedule=self._action, on_trace_ready=self._write)

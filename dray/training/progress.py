@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -40,3 +41,49 @@ class Progress:
     @classmethod
     def from_dict(cls, data: Mapping[str, int | None]) -> Progress:
         return cls(batches=data["batches"] or 0, validated=data.get("validated"), saved=data.get("saved"))
+
+
+class Stop(enum.Enum):
+    """Whether the trial's own code has asked to stop. A request counts for one run of the loop."""
+
+    NO = 0
+    REQUESTED = 1
+    #: Training has ended since the request.
+    OBEYED = 2
+
+
+class Position:
+    """The position in a training run. `Progress` is made of it, once per command of the loop."""
+
+    __slots__ = ("batch_idx", "epoch_length", "initial_batch", "stop", "trained")
+
+    def __init__(self) -> None:
+        self.epoch_length: int | None = None  # batches per epoch, None for one endless epoch
+        self.stop = Stop.NO  # whether the trial has asked to stop at the next boundary
+        self.start(0)
+
+    def start(self, batches: int) -> None:
+        """Set the batch that a run starts at."""
+        self.batch_idx: int | None = None  # the batch being trained, from 0, None before training
+        self.initial_batch = self.trained = batches  # in total; one that is interrupted does not count
+        if self.stop is Stop.OBEYED:
+            self.stop = Stop.NO
+
+    def end(self) -> None:
+        """Training has ended: a request to stop has been obeyed."""
+        if self.stop is Stop.REQUESTED:
+            self.stop = Stop.OBEYED
+
+    @property
+    def epochs(self) -> float | None:
+        """Epochs trained, with fractions; None if they have no length."""
+        return None if self.epoch_length is None else self.trained / self.epoch_length
+
+    def epoch_of(self, batch_idx: int) -> int:
+        return 0 if self.epoch_length is None else batch_idx // self.epoch_length
+
+    def starts_epoch(self, batch_idx: int) -> bool:
+        return batch_idx % self.epoch_length == 0 if self.epoch_length else batch_idx == 0
+
+    def ends_epoch(self, batch_idx: int) -> bool:
+        return (batch_idx + 1) % self.epoch_length == 0 if self.epoch_length else False

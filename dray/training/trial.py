@@ -1,93 +1,62 @@
-"""Protocols of what the executor calls. `dray.pytorch` has the classes that users extend."""
+"""One rank's part of a trial, and protocols of what is called; `dray.pytorch` has the classes that users extend."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.optimisation import Optimisation
+from dray.training.parallel.distributed import DistributedContext
+from dray.training.progress import Position
+
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Trial(Protocol):
     """See `dray.pytorch.PyTorchTrial`."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]: ...
-
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]: ...
-
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]: ...
-
     def evaluation_reducer(self) -> Any: ...
-
-    def get_batch_length(self, batch: Any) -> int: ...
-
-    def get_batch_tokens(self, batch: Any) -> int: ...
 
 
 class Callback(Protocol):
     """See `dray.pytorch.PyTorchCallback`."""
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None: ...
-
     def on_trial_shutdown(self) -> None: ...
-
     def on_training_start(self) -> None: ...
-
     def on_training_epoch_start(self, epoch_idx: int) -> None: ...
-
     def on_training_epoch_end(self, epoch_idx: int) -> None: ...
-
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None: ...
-
     def on_validation_start(self) -> None: ...
-
     def on_validation_epoch_start(self) -> None: ...
-
     def on_validation_epoch_end(self, outputs: list[Any]) -> None: ...
-
     def on_validation_end(self, metrics: dict[str, Any]) -> None: ...
-
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None: ...
-
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None: ...
-
     def on_checkpoint_end(self, checkpoint_dir: str) -> None: ...
-
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None: ...
-
     def on_checkpoint_upload_end(self, uuid: str) -> None: ...
-
     def state_dict(self) -> dict[str, Any]: ...
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Whether callbacks of any rank have hooks that cost something on all ranks.
+    """Whether callbacks of any rank have hooks that cost something on all ranks."""
 
-    Args:
-        batch_metrics: `on_training_workload_end`, which gets the metrics of each batch.
-        checkpoints: a hook for written checkpoints: training waits for the write.
-    """
-
-    batch_metrics: bool
-    checkpoints: bool
-
-
-class Scheduler(Protocol):
-    """See `dray.pytorch.LRScheduler`."""
-
-    def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+    batch_metrics: bool  # on_training_workload_end, which gets the metrics of each batch
+    checkpoints: bool  # a hook for written checkpoints: training waits for the write
 
 
 def by_name(method: Callable[..., Any], *names: str, required: int | None = None) -> Callable[..., Any]:
@@ -142,3 +111,42 @@ def epoch_start_of(callback: Callback) -> Callable[[int], None]:
         "%s.on_training_epoch_start() without epoch_idx is deprecated; add the parameter", type(callback).__name__
     )
     return lambda epoch_idx: hook()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rank:
+    """The user's code on one rank, what it trains, and the other ranks.
+
+    Args:
+        to_device: moves a batch to the device; None leaves batches where they are.
+        peers: the ranks of the trial.
+        batch_length, batch_tokens: the trial's `get_batch_length`, and its `get_batch_tokens` if it has one.
+        sharing: how many neighbouring ranks get the same data, by tensor parallelism.
+    """
+
+    trial: Trial
+    callbacks: Mapping[str, Callback]
+    optimisation: Optimisation
+    reducers: ReducerRegistry
+    device: torch.device
+    to_device: Callable[[Any], Any] | None
+    peers: DistributedContext
+    batch_length: Callable[[Any], int]
+    batch_tokens: Callable[[Any], int] | None = None
+    sharing: int = 1
+
+    def distinct(self, ranks: Sequence[T]) -> Sequence[T]:
+        """What all ranks have, without that of ranks that had the same data as another."""
+        return ranks[:: self.sharing]
+
+    @property
+    def is_chief(self) -> bool:
+        return self.peers.rank == 0
+
+    @property
+    def position(self) -> Position:
+        return self.optimisation.position
+
+
+#: Called with the trial's models, in its thread.
+before_training: list[Callable[[Sequence[torch.nn.Module]], None]] = []

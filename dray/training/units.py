@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import TypeGuard
 
 
-def is_int(value: object) -> bool:
+def is_int(value: object) -> TypeGuard[int]:
     """Whether a value is an int, and not a bool.
 
     >>> is_int(3), is_int(True), is_int(3.0)

@@ -1,24 +1,66 @@
-"""Where a trial's time goes, its throughput, and its load on the machine: measured at its reports, not per batch.
-
-A statistic that can't be measured is left out; it must not end the training.
-"""
+"""FLOPs of training: a GPU's peak, and the model's own, as torch counts them."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import re
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
-from dray.training.flops import Flops, peak_flops
+#: FLOPs for one record, or that they are to be counted in the first batch; None: not known.
+Flops: TypeAlias = float | Literal["count"] | None
+
+_PEAK_TFLOPS: list[tuple[str, float]] = [
+    ("GB300", 2500), ("B300", 2250), ("GB200", 2500), ("B200", 2250),
+    ("GH200", 989), ("H200 NVL", 836), ("H200", 989), ("H100 NVL", 835), ("H100 PCIE", 756), ("H100", 989),
+    ("L40S", 362), ("L40", 181), ("L4", 121), ("RTX 4090", 165), ("RTX 3090", 71),
+    ("A100", 312), ("A40", 150), ("A30", 165), ("A10G", 70), ("A10", 125),
+    ("V100", 125), ("T4", 65),
+    ("MI355X", 2500), ("MI325X", 1307), ("MI300X", 1307), ("MI300A", 981), ("MI250X", 191.5),
+]  # fmt: skip
+"""Dense bfloat16 (float16 where there is none) by the vendors' data sheets, and words of the GPU's name; the first that
+matches counts. torch sees each half of an MI250X as a GPU."""
+
+
+def peak_flops(gpu: str) -> float | None:
+    """The peak of a GPU in FLOPs per second, without sparsity, by torch's name of it; None if it is not known.
+
+    >>> peak_flops("NVIDIA H100 80GB HBM3")
+    989000000000000.0
+    >>> peak_flops("NVIDIA A100-SXM4-40GB MIG 1g.5gb")  # a part of a GPU
+    """
+    words = set(re.split(r"\W+", gpu.upper()))
+    if "MIG" in words:
+        return None
+    return next((tflops * 1e12 for name, tflops in _PEAK_TFLOPS if words.issuperset(name.split())), None)
+
+
+def counted(function: Callable[..., Any]) -> tuple[Any, int]:
+    """The result of a function, and the FLOPs of its matrix products, convolutions and attention, with their backward.
+
+    Compiled code runs without its compiler meanwhile.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # Else torch would never compile code that it meets first in this mode. Without dynamo nothing is compiled.
+    has_compiler = "torch._dynamo" in sys.modules
+    eager = torch.compiler.set_stance("force_eager") if has_compiler else contextlib.nullcontext()
+    with eager, warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
+        warnings.filterwarnings("ignore", ".*when there are global hooks on modules")  # the counter's own
+        result = function()
+    return result, counter.get_total_flops()
+
 
 log = logging.getLogger(__name__)
 
@@ -35,25 +77,15 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class MachineUsage:
-    """The machine usage of one rank and its DataLoader workers; None is what could not be measured.
+    """The machine usage of one rank and its DataLoader workers; None is what could not be measured."""
 
-    Attributes:
-        cpu_cores: seconds of CPU time per second.
-        memory_gb: resident memory in GB; what processes share is counted in each.
-        gpu_memory_gb: GPU memory reserved by torch, in GB.
-        gpu_peak_memory_gb: the most that tensors have held of it since the trial began, in GB.
-        gpu_alloc_retries: how often torch found too little free memory, and gave back all that it could to have more.
-        gpu_ooms: how often it was out of memory nevertheless.
-        gpu_percent: percentage of time in which something ran on the GPU; needs ``pynvml``.
-    """
-
-    cpu_cores: float | None = None
-    memory_gb: float | None = None
-    gpu_memory_gb: float | None = None
-    gpu_peak_memory_gb: float | None = None
-    gpu_alloc_retries: float | None = None
-    gpu_ooms: float | None = None
-    gpu_percent: float | None = None
+    cpu_cores: float | None = None  # seconds of CPU time per second
+    memory_gb: float | None = None  # resident; what processes share is counted in each
+    gpu_memory_gb: float | None = None  # reserved by torch
+    gpu_peak_memory_gb: float | None = None  # the most that tensors have held of it since the trial began
+    gpu_alloc_retries: float | None = None  # torch found too little free memory, and gave back all that it could
+    gpu_ooms: float | None = None  # it was out of memory nevertheless
+    gpu_percent: float | None = None  # of the time in which something ran on the GPU; needs pynvml
 
 
 OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
@@ -68,22 +100,21 @@ OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
 """How a value is reduced over ranks."""
 
 
+@dataclass(frozen=True, slots=True)
+class UsageShare:
+    """One rank's part of a report."""
+
+    machine: MachineUsage | None
+    records: float
+    tokens: float
+
+
 class Usage:
-    """Measures one rank's usage.
-
-    Args:
-        device: the device that it trains on.
-        flops_per_record: for forward and backward, of all ranks that share a record.
-
-    Attributes:
-        data_s: seconds spent waiting for data so far, a part of the training time in `record`.
-        records, tokens: trained by this rank since `take_work`.
-    """
+    """Measures one rank's usage. `flops_per_record` is for forward and backward, of all ranks that share a record."""
 
     def __init__(self, device: torch.device, flops_per_record: Flops = None) -> None:
-        self.data_s = 0.0
         self.flops_per_record = flops_per_record
-        self.records = self.tokens = 0.0
+        self._data_s = self._records = self._tokens = 0.0
         self._work = 0.0, 0.0
         self._spent = dict.fromkeys(("training", "validating", "checkpointing", "waiting"), 0.0)
         self._saved = 0.0
@@ -97,6 +128,14 @@ class Usage:
         self._ranks: Sequence[MachineUsage] = ()
         self._slots = 1
 
+    def trained(self, records: float, tokens: float, data_s: float) -> None:
+        """Add what this rank has trained, and how long it waited for data, a part of the training time in `record`."""
+        self._records, self._tokens, self._data_s = (
+            self._records + records,
+            self._tokens + tokens,
+            self._data_s + data_s,
+        )
+
     def record(self, phase: str, seconds: float, batches: int = 0) -> None:
         """Add time of a phase: training, validating, or waiting (for the search or the other ranks)."""
         self._spent[phase] += seconds
@@ -109,8 +148,7 @@ class Usage:
         self._spent["checkpointing"] += seconds
         self._saved += seconds
 
-    def machine(self) -> MachineUsage | None:
-        """This rank's machine usage, at most a second old."""
+    def _measure(self) -> MachineUsage | None:
         now = time.monotonic()
         elapsed = now - self._measured_at
         if elapsed >= MEASURE_EVERY_S or (self._machine is None and elapsed > 0.05):
@@ -149,21 +187,22 @@ class Usage:
         before, self._cpu_s = self._cpu_s, _cpu_s_of(processes)
         return sum(seconds - before.get(process, 0.0) for process, seconds in self._cpu_s.items())
 
-    def set_ranks(self, ranks: Sequence[MachineUsage | None]) -> None:
-        """Take the machine usage of all ranks."""
+    def share(self) -> UsageShare:
+        """This rank's machine usage, at most a second old, and what it has trained since the last call."""
+        share = UsageShare(self._measure(), float(self._records), float(self._tokens))
+        self._records = self._tokens = 0.0
+        return share
+
+    def add_ranks(self, ranks: Sequence[UsageShare], distinct: Sequence[UsageShare]) -> None:
+        """Add the shares of all ranks.
+
+        Args:
+            distinct: those of ranks that have trained on different data.
+        """
         self._slots = len(ranks)
-        self._ranks = [machine for machine in ranks if machine is not None]
-
-    def take_work(self) -> tuple[float, float]:
-        """This rank's records and tokens since the last call."""
-        work = float(self.records), float(self.tokens)
-        self.records = self.tokens = 0.0
-        return work
-
-    def add_work(self, ranks: Sequence[tuple[float, float]]) -> None:
-        """Add the work of the ranks that have trained on different data."""
+        self._ranks = [share.machine for share in ranks if share.machine is not None]
         records, tokens = self._work
-        self._work = records + sum(each[0] for each in ranks), tokens + sum(each[1] for each in ranks)
+        self._work = records + sum(each.records for each in distinct), tokens + sum(each.tokens for each in distinct)
 
     def flush(self, *, at_once: bool) -> dict[str, float] | None:
         """The usage since the last call, if it is time for a report or `at_once`; phases without any time left out.
@@ -177,8 +216,8 @@ class Usage:
             return None
         training = self._spent["training"]
         seconds = {
-            "training_s": max(training - self.data_s, 0.0),
-            "data_s": self.data_s,
+            "training_s": max(training - self._data_s, 0.0),
+            "data_s": self._data_s,
             "validating_s": self._spent["validating"],
             "checkpointing_s": self._spent["checkpointing"],
             "waiting_s": self._spent["waiting"],
@@ -191,7 +230,7 @@ class Usage:
             values = [getattr(machine, name) for machine in self._ranks]
             if known := [value for value in values if value is not None]:
                 found[name] = reduce(known)
-        self.data_s = 0.0
+        self._data_s = 0.0
         self._spent = dict.fromkeys(self._spent, 0.0)
         self._flushed_at, self._batches, self._work = now, 0, (0.0, 0.0)
         return found or None

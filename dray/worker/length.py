@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from dray.training.errors import SearcherMetricError
 from dray.training.host import Reached, Report
-from dray.training.metrics.time_metric import crossed, time_of
+from dray.training.metrics.checks import crossed, time_of
 from dray.training.metrics.values import as_number
 from dray.training.units import Batch, Epoch
 from dray.worker.lease import SharedSettings

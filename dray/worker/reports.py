@@ -12,8 +12,7 @@ from dray.desk.messages import DeskReport, LeaseOutcome, Reply
 from dray.hosts.unsaved import UnsavedRows
 from dray.training.errors import TrialEnded
 from dray.training.host import Reached, Report
-from dray.training.metrics.checks import MetricChecks
-from dray.training.metrics.time_metric import time_of
+from dray.training.metrics.checks import MetricChecks, time_of
 from dray.training.metrics.values import as_number
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.length import Rungs, length_in_fit, length_in_program

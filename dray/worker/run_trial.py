@@ -21,7 +21,7 @@ from dray.desk.connection import Connection
 from dray.desk.failure import LOG_TAIL, Failure, failure_of, may_be_gpus_fault, users_line, with_users_line
 from dray.desk.messages import Departure, LeaseOutcome
 from dray.hosts import use_host
-from dray.pytorch.class_entrypoint import train
+from dray.pytorch.trainer import train_class
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.remote import PATIENCE_S
 from dray.text import counted, one_line
@@ -126,7 +126,7 @@ def _run_class(trial_class: type[pytorch.PyTorchTrial], code: Path | None, host:
     if is_chief:
         since = "" if host.latest_checkpoint is None else f", from {host.latest_checkpoint}"
         log.info("trial %d starts%s: %s", host.trial_id, since, dict(host.lease.hparams))
-    train(
+    train_class(
         trial_class,
         host.settings.config,
         # If the search measures length by a metric, it alone decides when the trial ends.

@@ -23,9 +23,9 @@ from dray.desk.connection import Connection, DeskUnreachable
 from dray.desk.messages import Departure
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
-from dray.training.determinism import deterministic
 from dray.training.parallel import ddp
 from dray.training.parallel.device import GpuConflict
+from dray.training.rng import deterministic
 from dray.worker import unfit
 from dray.worker.gpu_share import limit_gpu_memory, wait_for_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot

@@ -118,19 +118,16 @@ FAULTS = {"leave": leave, "drop": drop, "invalid": invalid, "fail": fail, "exit"
 SCENARIOS: list[Scenario] = [
     *((kind, rank, "before backward 4", 1) for kind in FAULTS for rank in (0, 1)),
     *(("fail", 1, place, 1) for place in ("before forward 4", "between models 4", "before step 4")),
-    *(("leave", 1, place, 1) for place in ("before forward 4", "on_training_epoch_start 1", "before step 4")),
+    ("leave", 1, "on_training_epoch_start 1", 1),
     # The other one goes on for a batch before it needs anything of this rank.
     *((kind, 1, "before backward 4", 2) for kind in ("leave", "fail")),
-    *(
-        (kind, rank, place, 1)
-        for kind, rank in (("leave", 1), ("fail", 1), ("invalid", 0))
-        for place in ("on_training_workload_end", "evaluate 1", "on_validation_end")
-    ),
-    *(
-        (kind, rank, place, 1)
-        for kind, rank in (("fail", 1), ("invalid", 0), ("leave", 1))
-        for place in ("on_trial_startup", "build_training_data_loader", "on_training_start", "on_checkpoint_upload_end")
-    ),
+    ("fail", 1, "on_trial_startup", 1),
+    ("invalid", 0, "build_training_data_loader", 1),
+    ("leave", 1, "on_training_start", 1),
+    ("leave", 1, "on_training_workload_end", 1),
+    ("fail", 1, "evaluate 1", 1),
+    ("invalid", 0, "on_validation_end", 1),
+    ("fail", 1, "on_checkpoint_upload_end", 1),
 ]
 
 

@@ -6,17 +6,15 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
+from tests.pytorch.fakes import FakeHost, Ones, OneWeight
 
 Mode = pytorch.LRScheduler.StepMode
 
@@ -53,33 +51,12 @@ def test_evaluate_batch_is_called_by_keyword(fit: Fit) -> None:
     assert seen == [0, 1, 2]
 
 
-@pytest.mark.api("1.3")
-def test_one_tensor_is_reported_as_the_loss(fit: Fit, host: FakeHost) -> None:
-    class Bare(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            return super().train_batch(batch, epoch_idx, batch_idx)["loss"]
-
-    fit(Bare, max_length=Batch(1))
-    assert host.reports[-1].training == {"loss": 1.0}
-
-
 @pytest.mark.api("1.4", "1.9")
 def test_a_trial_has_no_callbacks_and_averages_by_default(host: FakeHost) -> None:
     with use_host(host), pytorch.init() as context:
         trial = OneWeight(context)
         assert pytorch.PyTorchTrial.build_callbacks(trial) == {}
         assert trial.evaluation_reducer() is pytorch.Reducer.AVG
-
-
-@pytest.mark.api("1.4")
-def test_the_name_of_a_callback_is_the_key_of_its_state(fit: Fit, host: FakeHost) -> None:
-    class Stateful(pytorch.PyTorchCallback):
-        def state_dict(self) -> dict[str, Any]:
-            return {"patience": 3}
-
-    fit(OneWeight, prepare=lambda trial: trial.callbacks.update(early=Stateful()), max_length=Batch(1))
-    state = torch.load(Path(host.checkpoints()[0]) / "state-dict.pth", weights_only=True)
-    assert state["callbacks"] == {"early": {"patience": 3}}
 
 
 @pytest.mark.api("1.9", "6.1")
@@ -108,109 +85,6 @@ def test_the_length_of_each_batch_is_asked_once(fit: Fit) -> None:
     assert asked == [2] * (4 + 3)
 
 
-@pytest.mark.api("1.14")
-def test_models_and_optimizers_take_turns_as_the_trial_says(fit: Fit, host: FakeHost) -> None:
-    """The second model steps first, and twice in every second batch; the first one in the others only."""
-
-    class Turns(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            second = nn.Linear(1, 1, bias=False)
-            nn.init.zeros_(second.weight)
-            self.second = context.wrap_model(second)
-            self.other = context.wrap_optimizer(torch.optim.SGD(self.second.parameters(), lr=self.lr))
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx % 2:
-                return super().train_batch(batch, epoch_idx, batch_idx)
-            for _ in range(2):
-                loss = ((self.second(batch) - 1) ** 2).mean()
-                self.context.backward(loss)
-                self.context.step_optimizer(self.other)
-            return {"loss": loss}
-
-    trial = fit(Turns, max_length=Batch(5))
-    assert (trial.weight, float(trial.second.weight.detach())) == (one_weight(2), one_weight(6))
-    saved = torch.load(Path(host.checkpoints()[0]) / "state-dict.pth", weights_only=True)
-    assert [state["weight"].item() for state in saved["models_state_dict"]] == [one_weight(2), one_weight(6)]
-    assert len(saved["optimizers_state_dict"]) == 2
-
-
-@pytest.mark.api("2.1", "2.2", "2.3")
-@pytest.mark.parametrize("given", ["8", 8.0, True, None])
-def test_init_refuses_a_batch_size_that_is_no_int(host: FakeHost, given: Any) -> None:
-    with (
-        use_host(host),
-        pytest.raises(ValueError, match=r"hparams\['global_batch_size'\] must be an int, got"),
-        pytorch.init(hparams={"global_batch_size": given}),
-    ):
-        pass
-
-
-@pytest.mark.api("2.15")
-def test_a_context_shows_what_was_wrapped_and_where_it_is(host: FakeHost) -> None:
-    with use_host(host), pytorch.init() as context:
-        trial = OneWeight(context)
-        schedule = torch.optim.lr_scheduler.StepLR(trial.optimizer, 1)
-        context.wrap_lr_scheduler(schedule, Mode.MANUAL_STEP)
-        assert (context.models, context.optimizers) == ([trial.model], [trial.optimizer])
-        assert isinstance(context.lr_schedulers[0], pytorch.LRScheduler)
-        assert isinstance(context.device, torch.device)
-        assert isinstance(context.distributed, DistributedContext)
-        assert isinstance(context.experimental, pytorch.PyTorchExperimentalContext)
-
-
-@pytest.mark.api("2.24", "9.2", "9.7")
-def test_the_state_of_a_wrapped_scaler_is_saved_and_restored(fit: Fit, host: FakeHost) -> None:
-    class Scaling(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            self.scaler = context.wrap_scaler(torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1))
-            super().__init__(context)
-            self.scales: list[float] = []
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            self.scales.append(self.scaler.get_scale())
-            loss = self.loss(batch)
-            self.context.backward(self.scaler.scale(loss))
-            self.scaler.unscale_(self.optimizer)
-            self.context.step_optimizer(self.optimizer, scaler=self.scaler)
-            self.scaler.update()
-            return loss
-
-    whole = fit(Scaling, max_length=Batch(3))
-    assert whole.scales == [4.0, 8.0, 16.0]
-    assert whole.weight == one_weight(3)
-    saved = torch.load(Path(host.checkpoints()[0]) / "state-dict.pth", weights_only=True)
-    assert saved["scaler_state_dict"]["scale"] == 32.0
-    resumed = fit(Scaling, max_length=Batch(5), latest_checkpoint=host.checkpoints()[0])
-    assert resumed.scales == [32.0, 64.0]
-    assert resumed.weight == one_weight(5)
-
-
-@pytest.mark.api("2.14", "2.28")
-@pytest.mark.parametrize("automatic", [True, False])
-def test_batches_are_moved_unless_the_trial_does_it_by_itself(fit: Fit, automatic: bool) -> None:
-    seen: list[type] = []
-
-    class Moving(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            if not automatic:
-                context.experimental.disable_auto_to_device()
-
-        def build_training_data_loader(self) -> pytorch.DataLoader:
-            return pytorch.DataLoader(Ones(4), batch_size=2, collate_fn=lambda rows: torch.stack(rows).numpy())
-
-        build_validation_data_loader = build_training_data_loader
-
-        def loss(self, batch: Any) -> torch.Tensor:
-            seen.append(type(batch))
-            return super().loss(self.context.to_device(batch))
-
-    assert fit(Moving, max_length=Batch(2)).weight == one_weight(2)
-    assert set(seen) == {torch.Tensor if automatic else np.ndarray}
-
-
 @pytest.mark.api("3.2")
 def test_methods_return_the_ranks_too() -> None:
     context = DistributedContext(
@@ -226,68 +100,6 @@ class Silent:
         raise AssertionError("nothing is to be said here")
 
     def close(self) -> None: ...
-
-
-@pytest.mark.api("4.1")
-def test_a_data_loader_has_torchs_arguments_and_defaults() -> None:
-    ours, torchs = defaults(pytorch.DataLoader), defaults(torch.utils.data.DataLoader)
-    # None and False both mean that the order is the dataset's.
-    torchs["shuffle"] = torchs["shuffle"] or False
-    assert ours == {name: torchs[name] for name in ours}
-    assert list(inspect.signature(pytorch.DataLoader).parameters)[:13] == [
-        "dataset",
-        "batch_size",
-        "shuffle",
-        "sampler",
-        "batch_sampler",
-        "num_workers",
-        "collate_fn",
-        "pin_memory",
-        "drop_last",
-        "timeout",
-        "worker_init_fn",
-        "multiprocessing_context",
-        "generator",
-    ]
-    assert keyword_only(pytorch.DataLoader) == {"prefetch_factor", "persistent_workers"}
-
-
-@pytest.mark.api("4.1", "4.3")
-def test_torchs_loader_gets_the_arguments() -> None:
-    def setup(worker: int) -> None: ...
-
-    given: dict[str, Any] = {
-        "num_workers": 2,
-        "collate_fn": list,
-        "pin_memory": True,
-        "timeout": 7.0,
-        "prefetch_factor": 3,
-        "persistent_workers": True,
-    }
-    made = pytorch.DataLoader(range(5), batch_size=2, worker_init_fn=setup, multiprocessing_context="spawn", **given)
-    torchs = made.get_data_loader()
-    assert isinstance(torchs, torch.utils.data.DataLoader)
-    assert {name: getattr(torchs, name) for name in given} == given
-    assert torchs.multiprocessing_context.get_start_method() == "spawn"
-    assert len(made) == len(torchs) == 3
-
-
-@pytest.mark.api("4.7")
-def test_shuffled_data_resume_in_the_same_order(fit: Fit, host: FakeHost) -> None:
-    class Watching(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.order: list[list[int]] = []
-
-        def build_training_data_loader(self) -> pytorch.DataLoader:
-            return pytorch.DataLoader(range(10), batch_size=2, shuffle=True)
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            self.order.append(batch.tolist())
-            return super().train_batch(torch.ones(2, 1), epoch_idx, batch_idx)
-
-    whole = fit(Watching, max_length=Batch(9), checkpoint_period=Batch(3)).order
-    assert fit(Watching, max_length=Batch(9), latest_checkpoint=host.checkpoints()[0]).order == whole[3:]
 
 
 @pytest.mark.api("5.2")
@@ -316,46 +128,6 @@ def test_schedules_step_after_train_batch(fit: Fit, mode: Mode, frequency: int, 
     assert fit(Watching, max_length=Batch(6)).rates == expected
 
 
-@pytest.mark.api("6.2")
-def test_a_reducer_is_reset_then_reduced_a_slot_then_over_slots_for_each_workload(fit: Fit, host: FakeHost) -> None:
-    class Recording(pytorch.MetricReducer):
-        def __init__(self) -> None:
-            self.log: list[Any] = []
-
-        def reset(self) -> None:
-            self.log.append("reset")
-
-        def update(self) -> None:
-            self.log.append("update")
-
-        def per_slot_reduce(self) -> int:
-            self.log.append("slot")
-            return 7
-
-        def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> float:
-            self.log.append(per_slot_metrics)
-            return 0.5
-
-    class Reducing(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.reducer = context.wrap_reducer(Recording(), name="auc")
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            self.reducer.update()
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            self.reducer.update()
-            return super().evaluate_batch(batch, batch_idx)
-
-    workload = ["reset", "update", "update", "slot", [7]]
-    trial = fit(Reducing, max_length=Batch(2), validation_period=Batch(2))
-    assert trial.reducer.log == [*workload, "reset", *["update"] * 3, "slot", [7]]
-    assert (host.reports[-1].training or {})["auc"] == 0.5
-    assert (host.reports[-1].validation or {})["auc"] == 0.5
-
-
 @pytest.mark.api("7.5")
 def test_a_workload_ends_at_every_boundary_of_any_kind(fit: Fit) -> None:
     ends: list[int] = []
@@ -374,25 +146,6 @@ def test_a_workload_ends_at_every_boundary_of_any_kind(fit: Fit) -> None:
         checkpoint_policy="none",
     )
     assert ends == [4, 5, 8, 10, 12, 13]
-
-
-@pytest.mark.api("7.6")
-def test_a_validation_by_batches_is_one_epoch_of_validation(fit: Fit) -> None:
-    log: list[Any] = []
-
-    class Watching(pytorch.PyTorchCallback):
-        def on_validation_epoch_start(self) -> None:
-            log.append("start")
-
-        def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-            log.append([{name: float(value) for name, value in row.items()} for row in outputs])
-
-    class Counting(OneWeight):
-        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            return {"index": torch.tensor(float(batch_idx))}
-
-    fit(Counting, prepare=lambda trial: trial.callbacks.update(watching=Watching()), max_length=Batch(1))
-    assert log == ["start", [{"index": 0.0}, {"index": 1.0}, {"index": 2.0}]]
 
 
 @pytest.mark.api("8.1", "2.10")
@@ -441,18 +194,6 @@ def test_fit_has_determineds_arguments_in_their_order(fit: Fit) -> None:
         "step_zero_validation": False,
         "test_mode": False,
     }
-
-
-@pytest.mark.api("8.3b")
-@pytest.mark.parametrize(
-    ("wanted", "asked", "trained"), [(Batch(4), Batch(2), 4), (None, Batch(2), 2), (Batch(4), None, 4)]
-)
-def test_the_searchers_length_counts_where_there_is_one(
-    fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture, wanted: Any, asked: Any, trained: int
-) -> None:
-    host.max_length = wanted
-    assert fit(OneWeight, max_length=asked).weight == one_weight(trained)
-    assert ("is not used" in caplog.text) == (wanted is not None and asked is not None)
 
 
 @pytest.mark.api("8.4b")

@@ -1,18 +1,15 @@
-"""A browser without a window, Chromium, driven by its own driver; and experiments to look at."""
+"""A browser without a window, Chromium, driven by its own driver; and an experiment to look at."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dray
 from tests.report.simulated import simulated
-
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,18 +58,6 @@ def browser(chromium: Any) -> Any:
     return chromium
 
 
-def simulated_search(directory: Path) -> Path:
-    return simulated(directory / "simulated", 64).path
-
-
-def digits_search(directory: Path) -> Path:
-    return dray.Experiment(DIGITS / "asha.yaml", model_dir=DIGITS, path=directory / "digits").run().path
-
-
-@pytest.fixture(
-    scope="session",
-    params=[simulated_search, pytest.param(digits_search, marks=[pytest.mark.ray, pytest.mark.long])],
-    ids=["simulated", "digits"],
-)
-def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
-    return dray.Result(request.param(tmp_path_factory.mktemp("browser")))
+@pytest.fixture(scope="session")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
+    return dray.Result(simulated(tmp_path_factory.mktemp("browser") / "simulated", 64).path)

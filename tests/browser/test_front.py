@@ -1,26 +1,17 @@
-"""The Pareto front as a browser draws it, in the report and on the server's page: each trial where it belongs."""
+"""The Pareto front as a browser draws it, in the report: each trial where it belongs."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium.webdriver.common.by import By
-from selenium.webdriver.support.wait import WebDriverWait
 
 import dray
 from dray.report import write_report
 from dray.report.figures import BEST_COLOUR
 from dray.report.front import GREY
-from dray.serve.app import make_app
-from dray.serve.auth import LOOPBACK
 from tests.browser.test_report import CHOOSE, DRAWN, same
 from tests.report.simulated import simulated
-from tests.serve.conftest import TOKEN, listening
-from tests.serve.fake import FakeControl
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -76,57 +67,4 @@ def test_table_has_the_front_the_best_in_the_first_objective_first(page: Any, re
     """)
     front = result.trials[result.trials["front"] == 1].sort_values("best_metric")
     assert list(map(int, first)) == front["trial_id"].tolist()
-
-
-def test_page_has_no_error(page: Any) -> None:
     assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
-
-
-def test_report_of_one_metric_has_no_front(tmp_path: Path) -> None:
-    text = write_report(simulated(tmp_path / "one", 8).path).read_text()
-    assert "<h2>Pareto front</h2>" not in text
-    assert "<h2>The best trial</h2>" in text
-
-
-@pytest.fixture(scope="module")
-def at_server(browser: Any, result: dray.Result) -> Iterator[Any]:
-    """The server's page of the experiment."""
-    results = result.path.parent
-    control, ports, up, stopped = FakeControl(results), [0], threading.Event(), threading.Event()
-    control.put(result.path.name, "COMPLETED")
-
-    def note(port: int) -> None:
-        ports[0] = port
-        up.set()
-
-    app = make_app(control, results, token=TOKEN, hosts=LOOPBACK)
-    thread = threading.Thread(target=listening, args=(app, note, stopped))
-    thread.start()
-    assert up.wait(30)
-    browser.get(f"http://127.0.0.1:{ports[0]}/login?token={TOKEN}")
-    browser.get(f"http://127.0.0.1:{ports[0]}/#/e/{result.path.name}")
-    yield browser
-    browser.get("about:blank")
-    stopped.set()
-    thread.join(30)
-
-
-PLOT = """
-const heading = [...document.querySelectorAll("h2")].find(each => each.textContent === "Pareto front");
-if (!heading) return null;
-heading.scrollIntoView();
-const plot = heading.closest("section").querySelector(".js-plotly-plot");
-return plot && plot.data && plot.data.map(each => [each.name, each.customdata]);
-"""
-
-
-def test_server_page_shows_the_front(at_server: Any, result: dray.Result) -> None:
-    wait = WebDriverWait(at_server, 60)
-    front = result.trials[result.trials["front"] == 1].sort_values("best_metric")["trial_id"].tolist()
-    traces = dict(wait.until(lambda page: page.execute_script(PLOT)))
-    assert set(traces[f"Pareto front ({len(front)})"]) == set(front)
-    exceed = result.trials[result.trials["violation"] > 0]["trial_id"]
-    assert set(traces[f"exceeds a limit ({len(exceed)})"]) == set(exceed)
-    tiles = [each.text.split("\n") for each in at_server.find_elements(By.CSS_SELECTOR, ".tiles > div")]
-    assert [str(len(front)), "on the Pareto front"] in [each[:2] for each in tiles]
-    assert any(each[1:] == ["best validation_loss", f"trial {front[0]}"] for each in tiles)

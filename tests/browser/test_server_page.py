@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from tests.serve.fake import FakeControl
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-MANY = 10_000
+MANY = 1_000
 PATIENCE_S = 60
 
 
@@ -194,58 +193,14 @@ def test_a_running_experiment_is_followed(site: Site) -> None:
     site.until(lambda: "running" in site.texts("tr[data-key='4']")[0])
 
 
-TYPED = """
-const [text, rounds, done] = arguments, search = document.querySelector("section input[type=search]");
-const section = search.closest("section"), times = [];
-async function key(value) {
-  const began = performance.now();
-  const drawn = new Promise(resolve => {
-    const seen = new MutationObserver(() => {
-      if (JSON.parse(section.dataset.drawn)[0] === value) { seen.disconnect(); resolve(); }
-    });
-    seen.observe(section, { attributes: true, attributeFilter: ["data-drawn"] });
-  });
-  search.value = value;
-  search.dispatchEvent(new Event("input"));
-  await drawn;
-  document.body.getBoundingClientRect();  // laid out, too
-  return performance.now() - began;
-}
-(async () => {
-  for (let end = 1; end <= text.length; end++) {
-    const tries = [];
-    for (let round = 0; round < rounds; round++) {
-      tries.push(await key(text.slice(0, end)));
-      await key(text.slice(0, end - 1));
-    }
-    times.push(Math.min(...tries));
-  }
-  await key(text);
-  done(times);
-})();
-"""
-
-
-def typed(site: Site, text: str, rounds: int) -> list[float]:
-    """Search in a table of 10,000 trials; how many milliseconds each key took in the quickest of so many rounds."""
+def test_a_table_of_1_000_trials_is_searched(site: Site) -> None:
     site.open("#/e/many")
     site.one("tr[data-key]")
-    return list(site.browser.execute_async_script(TYPED, text, rounds))
-
-
-@pytest.mark.long  # other tests at the same time make it slower
-def test_each_key_in_a_table_of_10_000_trials_takes_less_than_100_ms(site: Site) -> None:
-    times = typed(site, "adam lr<0.005", rounds=3)
-    print("ms per key:", [round(each, 1) for each in times])
-    assert max(times) < 100
-
-
-def test_a_table_of_10_000_trials_is_searched(site: Site) -> None:
-    typed(site, "adam lr<0.005", rounds=0)
+    site.one("section input[type=search]").send_keys("adam lr<0.005")
     trials = Result(site.results / "many").trials
     wanted = trials[(trials["hparams.optimizer"] == "adam") & (trials["hparams.lr"] < 0.005)]
-    assert f"{len(wanted):,} found" in " ".join(site.texts("section [role=status]"))
-    assert "200 of 10,000 shown: the best 100 and 100 evenly by rank." in site.texts("section [role=status]")
+    site.until(lambda: f"{len(wanted):,} found" in " ".join(site.texts("section [role=status]")))
+    assert "200 of 1,000 shown: the best 100 and 100 evenly by rank." in site.texts("section [role=status]")
 
 
 def test_trials_of_two_experiments_are_compared(site: Site) -> None:
@@ -334,21 +289,32 @@ def test_what_a_trial_printed_is_text_and_is_followed(site: Site) -> None:
     assert "lr" in site.texts("table[aria-label=Hyperparameters] th")
 
 
+QUICK = "const real = setTimeout; window.setTimeout = (call, ms) => real(call, ms / 50);"
+"""The page's clock goes fifty times as fast: it asks every tenth of a second."""
+
+
 def test_a_hidden_tab_asks_nothing(site: Site) -> None:
-    site.open("#/")
-    site.one("tbody tr.row")
-    asked = "return performance.getEntriesByType('resource').filter(it => it.name.includes('/api/')).length"
-    hide = "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }});"
-    site.js(hide.format("true") + "document.dispatchEvent(new Event('visibilitychange'))")
-    time.sleep(1)
-    before = site.js(asked)
-    time.sleep(6)
-    assert site.js(asked) == before
-    site.js(hide.format("false") + "document.dispatchEvent(new Event('visibilitychange'))")
-    site.until(lambda: site.js(asked) > before)
+    command = site.browser.execute_cdp_cmd
+    script = command("Page.addScriptToEvaluateOnNewDocument", {"source": QUICK})
+    try:
+        site.open("#/")
+        site.browser.refresh()
+        site.one("tbody tr.row")
+        asked = "return performance.getEntriesByType('resource').filter(it => it.name.includes('/api/')).length"
+        hide = "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }});"
+        site.until(lambda: site.js(asked) > 5, "questions while it is seen")
+        site.js(hide.format("true") + "document.dispatchEvent(new Event('visibilitychange'))")
+        before = site.js(asked)
+        site.browser.execute_async_script("setTimeout(arguments[0], 50 * 500)")
+        assert site.js(asked) <= before + 2, "two were on their way"
+        site.js(hide.format("false") + "document.dispatchEvent(new Event('visibilitychange'))")
+        site.until(lambda: site.js(asked) > before + 2)
+    finally:
+        command("Page.removeScriptToEvaluateOnNewDocument", script)
+        site.browser.refresh()
 
 
-def test_the_page_fits_its_screens_light_and_dark_and_leaves_the_machine_alone(site: Site, tmp_path: Path) -> None:
+def test_the_page_fits_its_screens_light_and_dark_and_leaves_the_machine_alone(site: Site) -> None:
     command = site.browser.execute_cdp_cmd
     try:
         for width, theme in ((1400, "light"), (390, "dark")):
@@ -359,9 +325,8 @@ def test_the_page_fits_its_screens_light_and_dark_and_leaves_the_machine_alone(s
                 site.open(place)
                 site.browser.refresh()
                 site.one("tbody tr")
-                time.sleep(1)
+                site.browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
                 assert site.js("return document.documentElement.scrollWidth") <= width, (name, width)
-                assert site.browser.save_screenshot(str(tmp_path / f"{name}-{width}-{theme}.png"))
                 loaded = site.js("return performance.getEntriesByType('resource').map(it => it.name)")
                 assert {each for each in loaded if not each.startswith(site.url)} == set()
         background = site.js("return getComputedStyle(document.body).backgroundColor")

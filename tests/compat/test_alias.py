@@ -63,6 +63,7 @@ def ours(name: str) -> str:
     return COUNTERPARTS[known] + name[len(known) :]
 
 
+@pytest.mark.slow
 @pytest.mark.api("10.2")
 def test_every_counterpart_is_the_same_object(alias: None) -> None:
     assert {name for name, here in COUNTERPARTS.items() if found(name) is not found(here)} == set()

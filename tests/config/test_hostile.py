@@ -106,6 +106,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, str],
     return {name: errors[str(path)] for name, path in paths.items()}, memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_ends_in_one_short_error(name: str, loaded: tuple[Mapping[str, str], int]) -> None:
     error = loaded[0][name]
@@ -114,6 +115,7 @@ def test_a_hostile_file_ends_in_one_short_error(name: str, loaded: tuple[Mapping
     assert len(error.splitlines()) <= 22
 
 
+@pytest.mark.slow
 def test_hostile_files_take_little_memory(loaded: tuple[Mapping[str, str], int]) -> None:
     assert loaded[1] < MEMORY
 
@@ -207,6 +209,3 @@ def test_the_longest_name_makes_a_directory(tmp_path: Path, monkeypatch: pytest.
     long = load_config(config(name="\N{CJK UNIFIED IDEOGRAPH-8A13}" * MAX_NAME))
     ExperimentDirectory.create(new_path(long), long, None)
     assert len(list(tmp_path.iterdir())) == 1
-
-
-# ------------------------------------------------------------------------------------------------ dray migrate

@@ -189,6 +189,11 @@ def test_calls_fail_when_the_desk_is_gone(desk: Connection, server: Server) -> N
         desk.note("later").result(30)
 
 
+def test_an_error_of_its_thread_leaves_nobody_waiting(server: Server) -> None:
+    with pytest.raises(AttributeError, match="'tuple' object has no attribute 'host'"):
+        Connection(("127.0.0.1", 1, b""))  # type: ignore[arg-type]  # as of another version
+
+
 def test_calls_fail_at_once_when_the_listener_is_closed(server: Server) -> None:
     desk = Connection(server.endpoint)
     waiting = desk.take()

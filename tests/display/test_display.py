@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -17,13 +16,17 @@ from dray.display import display as display_module
 from dray.display.board import Board
 from dray.display.display import Display
 from dray.display.text import sparkline
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
 from searchers.asha import ASHA
 from searchers.events import Event, Exited, Reported, Started
+from searchers.journal import Journal
 from searchers.method import Method
 from searchers.objectives import Metric, Objectives
 from searchers.random_search import RandomSearch
 from searchers.search import Search
 from searchers.space import parse
+from tests.records.story import happened
 
 LONG_PATH = Path("/results/" + "a-long-name/" * 12)
 
@@ -44,35 +47,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class FakeCounts:
     restarts: ClassVar[Counter[int]] = Counter()
-
-
-class FakeResult:
-    """Four trials, one of which never validated."""
-
-    trials = pd.DataFrame(
-        {
-            "trial_id": [0, 1, 2, 3],
-            "state": ["COMPLETED", "PRUNED", "COMPLETED", "ERRORED"],
-            "hparams.lr": [0.1, 0.2, 0.3, 0.4],
-            "hparams.layers": [[1, 2], None, [3], [3]],  # trial 1 has another branch of the space
-            "hparams.same": [64, 64, 64, None],  # the last has not started
-            "hparams.same_list": [[1], [1], [1], None],
-            "batches": [20, 10, 20, 0],
-            "metric": [0.5, 0.75, 0.25, None],
-            "best_metric": [0.5, 0.625, 0.125, None],
-            "nan_since": pd.array([None] * 4, "Int64"),
-        }
-    )
-    metrics = pd.DataFrame(
-        [
-            {"trial_id": trial, "batches": batches, "kind": kind, "name": name, "value": value}
-            for trial, batches, value in ((0, 20, 0.9), (1, 5, 0.7), (1, 10, 0.1), (2, 15, 0.95))
-            for kind, name in (("validation", "accuracy"), ("training", "loss"))
-        ]
-    )
-
-    def best_batches(self) -> Any:
-        return pd.Series({0: 20, 1: 5, 2: 15})
 
 
 class Screen:
@@ -231,20 +205,6 @@ def test_line_shows_diverged_trials_until_they_recover(monkeypatch: pytest.Monke
     assert " · 2 running · 1 diverged (NaN) · " in shown.text.splitlines()[-1]
 
 
-def test_failed_trial_is_not_the_best() -> None:
-    failed: list[Event] = [Started(trial=1), Reported(trial=1, step=1, value=0.0), Exited(trial=1, reason="errored")]
-    assert "best error 0.5 (trial 0)" in line(search(*ended(0, 0.5), *failed))
-
-
-def test_invalid_trial_is_not_the_best() -> None:
-    invalid: list[Event] = [
-        Started(trial=1),
-        Reported(trial=1, step=1, value=0.0),
-        Exited(trial=1, reason="invalid_hp"),
-    ]
-    assert "best error 0.5 (trial 0)" in line(search(*ended(0, 0.5), *invalid))
-
-
 def test_picture_has_the_best_trial_and_a_row_for_each_running_trial() -> None:
     made = search(*ended(0, 0.5), Started(trial=1), Reported(trial=1, step=2, value=0.7), Started(trial=2))
     told = {1: [*rows(1, 1, 0.9), *rows(1, 2, 0.7, speed=312.4), *rows(1, 2.5)], 2: rows(2, 0.2, speed=9.87)}
@@ -257,7 +217,7 @@ def test_picture_has_the_best_trial_and_a_row_for_each_running_trial() -> None:
     assert heading.split() == ["trial", "epochs", "error", "batch/s"]
     assert trials == [
         "    1  2.5 of 10    0.7  █▁              312",
-        "    2  0.2 of 10                        9.87",
+        "    2  0.2 of 10      -                 9.87",
     ]
 
 
@@ -276,7 +236,7 @@ def test_best_includes_validations_between_rungs() -> None:
     told = {1: [*rows(1, 3, 0.25), *rows(1, 4, 0.375), *rows(1, 5, float("nan"))]}
     lines = picture(made, told, width=120)
     assert lines[3] == "best error 0.25, trial 1 at 3 epochs:"
-    assert lines[-1].split()[3:6] == ["10", "nan", "0.25"]
+    assert lines[-1].split()[3:6] == ["10", "-", "0.25"]
 
 
 def test_picture_shows_values_as_measured_where_larger_is_better() -> None:
@@ -316,15 +276,6 @@ def test_picture_fits_the_terminal_and_shows_the_best_trials() -> None:
     assert [line.split()[0] for line in lines[5:]] == ["2", "5", "7", "and"]
     assert lines[-1] == "and 5 more"
     assert len(lines) < 10
-
-
-def test_picture_shows_restarts_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = search(Started(trial=0), Started(trial=1))
-    assert "restarts" not in picture(made, {})[-3]
-    monkeypatch.setattr(FakeCounts, "restarts", Counter({1: 2}))
-    *_, heading, first, second = picture(made, {})
-    place = heading.index("restarts") + len("restarts") - 1
-    assert (first[place : place + 1], second[place]) == ("", "2")
 
 
 def test_curve_of_a_resumed_trial_has_its_earlier_values() -> None:
@@ -480,120 +431,51 @@ def test_a_failure_outside_user_code_shows_its_last_line_and_only_so_many_are_sh
     assert "dray experiment describe" in told[-1]
 
 
-def test_a_failure_with_a_cause_shows_its_own_last_line() -> None:
-    screen = Screen()
-    between = "The above exception was the direct cause of the following exception:"
-    screen.display.failure(0, f"{TRACEBACK}\n{between}\n\n{TRACEBACK.replace('lr', 'momentum')}")
-    assert screen.text == "trial 0 failed: KeyError: 'momentum'\n"
+def ending(directory: ExperimentDirectory, **screen: Any) -> list[str]:
+    """The lines at the end of a run."""
+    shown = Screen(**screen)
+    shown.display.result(StoredExperiment.here(directory).read())
+    return shown.text.splitlines()
 
 
-def test_an_error_without_a_message_is_shown_too() -> None:
-    screen = Screen()
-    screen.display.failure(0, " \n")
-    assert screen.text == "trial 0 failed: no reason given\n"
+def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: Path) -> None:
+    assert ending(happened(tmp_path / "story")) == [
+        "1 of 9 trials failed",
+        "1 trial diverged: NaN since batch 20 (trial 4)",
+        "best trials by validation_loss:",
+        "trial      state  batches  validation_loss  NaN since     lr  net.hidden  size",
+        "    0  completed       20            0.126          -      0           0    90",
+        "    3     pruned       10              0.2          -  0.375           3   300",
+        "    7    running       20             0.25          -  0.875           7    40",
+        "    2     paused       10              0.3          -   0.25           2    20",
+        "    5  completed       20             0.35          -  0.625           5    80",
+        "    4     pruned       10             0.45         20    0.5           4    30",
+        "(not shown: accuracy)",
+        "9 trials (2 completed, 2 pruned, 1 errored, 1 paused, 1 invalid_hp, 1 running, 1 pending) in 0:00. Results: "
+        f"{LONG_PATH}",
+        f"inspect failures with: dray experiment describe {LONG_PATH}",
+        f"inspect with: dray report {LONG_PATH}",
+        f"              dray trial list {LONG_PATH} --best",
+    ]
 
 
-def table(screen: Screen) -> list[list[str]]:
-    """The cells of the final table, its headings first."""
-    screen.display.result(FakeResult())  # type: ignore[arg-type]
-    lines = screen.text.splitlines()
-    assert lines[:2] == ["1 of 4 trials failed", "best trials by error:"]
-    return [line.replace("[1, 2]", "[1,2]").split() for line in lines[2:6]]
+def test_table_of_the_best_fits(tmp_path: Path) -> None:
+    lines = ending(happened(tmp_path / "story"), width=60)
+    assert max(map(len, lines[3:10])) <= 60
+    assert lines[10] == "(not shown: net.hidden, accuracy, size)"
 
 
-def test_table_has_the_best_first_and_omits_hyperparameters_that_all_trials_share() -> None:
-    assert table(Screen()) == [
-        ["trial", "state", "batches", "error", "lr", "layers", "accuracy"],
-        ["2", "completed", "15", "0.125", "0.3", "[3]", "0.95"],
-        ["0", "completed", "20", "0.5", "0.1", "[1,2]", "0.9"],
-        ["1", "pruned", "5", "0.625", "0.2", "–", "0.7"],
-    ], "batches and other metrics are those of the best validation"
-
-
-def test_table_has_as_many_columns_as_fit() -> None:
-    screen = Screen(width=40)
-    assert table(screen)[0] == ["trial", "state", "batches", "error", "lr"]
-    assert screen.text.splitlines()[6] == "(not shown: layers, accuracy)"
-    assert max(map(len, screen.text.splitlines()[2:6])) <= 40
-
-
-def test_table_is_sorted_the_other_way_if_larger_is_better() -> None:
-    assert [row[0] for row in table(Screen(smaller_is_better=False))[1:]] == ["1", "0", "2"]
-
-
-def test_end_counts_trials_by_state_and_names_the_directory() -> None:
-    screen = Screen()
-    screen.display.result(FakeResult())  # type: ignore[arg-type]
-    assert "4 trials (2 completed, 1 pruned, 1 errored) in 0:00. Results: " + str(LONG_PATH) in screen.text
-    assert f"inspect with: dray report {LONG_PATH}\n              dray trial list {LONG_PATH} --best\n" in screen.text
-
-
-def test_end_without_a_validation_has_no_table_and_says_how_to_inspect_failures() -> None:
-    class Failed(FakeResult):
-        trials = FakeResult.trials.iloc[3:]
-
-    screen = Screen()
-    screen.display.result(Failed())  # type: ignore[arg-type]
-    assert screen.text == (
-        f"1 of 1 trial failed\n1 trial (1 errored) in 0:00. Results: {LONG_PATH}\n"
-        f"inspect failures with: dray experiment describe {LONG_PATH}\n"
+def test_no_trial_is_the_best_if_every_validated_trial_failed(tmp_path: Path) -> None:
+    directory = happened(tmp_path / "story")
+    with Journal(directory.journal) as journal:
+        for trial in range(9):
+            journal.append({"event": "exited", "trial": trial, "reason": "errored", "actions": []})
+    lines = ending(directory)
+    assert lines[0] == "9 of 9 trials failed"
+    why = (
+        "no best trial, because every trial that validated failed; the best of these is trial 1 (validation_loss 0.01)"
     )
-
-
-class TwoFailed(FakeResult):
-    """The best and the second best of four trials failed."""
-
-    trials = FakeResult.trials.assign(state=["ERRORED", "PRUNED", "ERRORED", "PENDING"])
-
-
-def test_failures_come_first_in_red_and_failed_trials_are_not_among_the_best() -> None:
-    screen = Screen(terminal=True)
-    screen.display.result(TwoFailed())  # type: ignore[arg-type]
-    assert screen.text.startswith("\x1b[1;31m2 of 4 trials failed\x1b[0m\n")
-    plain = Screen()
-    plain.display.result(TwoFailed())  # type: ignore[arg-type]
-    lines = plain.text.splitlines()
-    assert lines[:2] == ["2 of 4 trials failed", "best trials by error:"]
-    assert lines[3].replace("[1, 2]", "[1,2]").split() == ["1", "pruned", "5", "0.625", "0.2", "–", "0.7"]
-    assert lines[4].startswith("4 trials (")
-    assert f"inspect failures with: dray experiment describe {LONG_PATH}" in lines
-
-
-def test_no_trial_is_the_best_if_every_validated_trial_failed() -> None:
-    class AllFailed(FakeResult):
-        trials = FakeResult.trials.assign(state="ERRORED")
-
-    screen = Screen()
-    screen.display.result(AllFailed())  # type: ignore[arg-type]
-    assert screen.text.splitlines()[:3] == [
-        "4 of 4 trials failed",
-        "no best trial, because every trial that validated failed; the best of these is trial 2 (error 0.125)",
-        f"4 trials (4 errored) in 0:00. Results: {LONG_PATH}",
-    ]
-
-
-def test_trials_that_diverged_are_counted_and_named() -> None:
-    class Diverged(FakeResult):
-        trials = FakeResult.trials.assign(nan_since=pd.array([None, 10, 18, 3], "Int64"), state="COMPLETED")
-
-    screen = Screen()
-    screen.display.result(Diverged())  # type: ignore[arg-type]
-    lines = screen.text.splitlines()
-    assert lines[0] == "3 trials diverged: NaN since batch 10 (trial 1), 18 (trial 2), 3 (trial 3)"
-    assert lines[2].split()[:6] == ["trial", "state", "batches", "error", "NaN", "since"]
-    assert [line.split()[:5] for line in lines[3:5]] == [
-        ["2", "completed", "15", "0.125", "18"],
-        ["0", "completed", "20", "0.5", "0.1"],
-    ]
-
-
-def test_end_without_metrics_or_failures_does_not_mention_failures() -> None:
-    class Quiet(FakeResult):
-        trials = FakeResult.trials.iloc[:1].assign(metric=None, best_metric=None)
-
-    screen = Screen()
-    screen.display.result(Quiet())  # type: ignore[arg-type]
-    assert screen.text.endswith(f"\ninspect with: dray experiment describe {LONG_PATH}\n")
+    assert lines[2:4] == [why, f"9 trials (9 errored) in 0:00. Results: {LONG_PATH}"]
 
 
 def test_an_experiment_in_the_default_storage_is_called_by_its_name(
@@ -601,7 +483,5 @@ def test_an_experiment_in_the_default_storage_is_called_by_its_name(
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
     screen = Screen(path=tmp_path / "digits-1")
-    screen.display.result(FakeResult())  # type: ignore[arg-type]
-    assert screen.text.endswith("inspect with: dray report digits-1\n              dray trial list digits-1 --best\n")
     screen.display.interrupted()
     assert screen.text.endswith("resume with: dray experiment resume digits-1\n")

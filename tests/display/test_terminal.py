@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dray.display.terminal import stderr
+from dray.display.screens import stderr
 
 
 def test_drawing_and_printing_continue_when_the_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,20 +199,6 @@ def test_wandb_callback_logs_reports(tmp_path: Path) -> None:
     assert sum("training/loss" in row for row in history) >= 6
 
 
-def test_loggers_of_the_page_are_valid() -> None:
-    found = [load_config({**BASE, **yaml.safe_load(block.text)}) for block in blocks("yaml", page="tracking.md")]
-    assert [config.to_dict()["loggers"] for config in found] == [
-        {"mlflow": {}, "wandb": {}},
-        {
-            "mlflow": {"tracking_uri": "http://mlflow:5000", "experiment_name": "digits"},
-            "wandb": {"project": "digits", "mode": "offline"},
-        },
-    ]
-
-
-BASE = {"entrypoint": "model_def:Trial", "searcher": {"name": "single", "metric": "loss", "max_length": {"epochs": 1}}}
-
-
 def test_every_page_of_the_section_is_tested_here() -> None:
     [section] = [
         item["How to"] for item in yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text())["nav"] if "How to" in item

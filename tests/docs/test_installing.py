@@ -48,7 +48,7 @@ def python(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("installer", INSTALLERS)
+@pytest.mark.parametrize("installer", ["pip", pytest.param("uv", marks=pytest.mark.long)])
 def test_installation_from_git_is_complete(installer: str, requirement: str, python: Path, tmp_path: Path) -> None:
     def run(*words: str | Path) -> str:
         done = subprocess.run(words, cwd=tmp_path, env=CLEAN, capture_output=True, text=True)

@@ -8,10 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
 from dray import pytorch
-from dray.config.load import load_config
 from dray.hosts import use_host
 from tests.docs.pages import PAGES, blocks, files
 from tests.forks.process import run_script, torchrun
@@ -86,12 +84,6 @@ def test_snippets_on_checkpoints_resume_and_load(tmp_path: Path, monkeypatch: py
     assert all(
         (p == q).all() for p, q in zip(names["model"].parameters(), names["trial"].model.parameters(), strict=True)
     )
-
-
-def test_config_is_valid(project: Path) -> None:
-    config = load_config(project / "const.yaml")
-    assert config.hyperparameters == HPARAMS
-    assert yaml.safe_load((project / "const.yaml").read_text())["entrypoint"] == "model_def:DigitsTrial"
 
 
 def test_names_on_the_page_exist() -> None:

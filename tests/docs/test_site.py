@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from tests.browser.conftest import browser, chromium  # noqa: F401 - fixtures
 from tests.docs.pages import DOCS, PAGES, ROOT
 
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
@@ -107,3 +110,17 @@ def test_site(site: Path) -> None:
         # Markdown that was not understood remains in the text.
         left = re.findall(r"^[ \t]*(?:[-*] |\|.*\||#+ ).*$|```|\*\*", page.text, flags=re.MULTILINE)
         assert left == [], name
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("chromedriver") is None, reason="needs chromium and chromedriver")
+def test_search_finds_a_page_from_disk(site: Path, browser: Any) -> None:  # noqa: F811
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    browser.get((site / "index.html").as_uri())
+    browser.execute_script("document.querySelector('[data-md-toggle=search]').click()")
+    browser.find_element("css selector", "[data-md-component=search-query]").send_keys("early stopping")
+    found = WebDriverWait(browser, 60).until(lambda _: browser.find_elements("css selector", ".md-search-result__link"))
+    first = found[0].get_attribute("href").partition("?")[0].partition("#")[0]
+    assert first == (site / "early-stopping.html").as_uri()

@@ -17,12 +17,11 @@ import torch
 from dray import import_from_path, pytorch
 from dray.config.load import load_config
 from dray.hosts import use_host
-from tests.examples.scripts import EXAMPLES
 from tests.pytorch.fakes import FakeHost
 
 pytestmark = pytest.mark.slow  # it imports transformers and peft
 
-FINETUNE = EXAMPLES / "finetune"
+FINETUNE = Path(__file__).parents[2] / "examples" / "finetune"
 HPARAMS = {"global_batch_size": 8, "model": "", "block": 32, "rank": 4, "lr": 1e-2, "fully_shard": False}
 CACHED: Any = sys.modules["dray.pytorch.cached"]
 

@@ -16,10 +16,9 @@ import yaml
 from dray import import_from_path, pytorch
 from dray.config.load import load_config
 from dray.hosts import use_host
-from tests.examples.scripts import EXAMPLES, run_script
 from tests.pytorch.fakes import FakeHost
 
-GAN = EXAMPLES / "gan"
+GAN = Path(__file__).parents[2] / "examples" / "gan"
 HPARAMS = yaml.safe_load((GAN / "const.yaml").read_text())["hyperparameters"]
 
 
@@ -38,12 +37,6 @@ def test_distance_of_equal_sets_is_0_and_of_shifted_ones_the_square_of_the_shift
     shift = torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0])
     assert model_def.frechet_distance(images, images) == pytest.approx(0.0, abs=1e-6)
     assert model_def.frechet_distance(images, images + shift) == pytest.approx(5.0, rel=1e-5)
-
-
-def test_distance_of_wider_sets_is_the_square_of_the_deviations_difference(model_def: ModuleType) -> None:
-    images = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
-    images = images - images.mean(0)
-    assert model_def.frechet_distance(images, 3 * images) == pytest.approx(4 * float(images.T.cov().trace()), rel=1e-5)
 
 
 @pytest.mark.api("1.14")
@@ -85,12 +78,3 @@ def test_images_come_near_to_digits_in_40_epochs(model_def: ModuleType, tmp_path
         )
     distances: list[Any] = [r.validation["frechet_distance"] for r in host.reports if r.validation]
     assert distances[-1] < distances[0] / 2
-
-
-@pytest.mark.slow
-@pytest.mark.api("2.16", "3.5", "6.3")
-def test_script_trains_under_torchrun(tmp_path: Path) -> None:
-    printed, reports = run_script(GAN / "train.py", "--epochs", "8", home=tmp_path / "home", processes=2)
-    assert reports[-1]["batches"] == 8 * 22  # 1,437 images, 2 x 32 a batch
-    assert reports[-1]["validation"]["frechet_distance"] < 38  # from 43
-    assert len(printed.split("\n\n")) == 4  # one rank shows three images

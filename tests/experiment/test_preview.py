@@ -115,7 +115,7 @@ def test_lengths_are_in_the_searchs_unit(length: dict[str, Any], unit: str) -> N
 
 
 def test_a_search_that_may_skip_rungs_says_that_more_trials_may_continue() -> None:
-    config = load_config(EXAMPLES / "asha.yaml")
+    config = load_config(EXAMPLES / "asha.yaml", ["searcher.max_trials=8"])
     skips = config.model_copy(
         update={"searcher": config.searcher.model_copy(update={"skip_uninformative_rungs": True})}
     )

@@ -21,8 +21,6 @@ import pytest
 
 import dray
 from dray.cli import main as command
-from dray.config.entrypoint import as_written
-from dray.config.load import load_config
 from tests.migration.models import HERE, MODELS
 from tests.migration.real import PYTHON, planned, run, trials
 from tests.migration.told import KINDS, Told, difference, with_dray
@@ -61,13 +59,6 @@ def test_goldens_are_of_the_trials_that_the_search_begins(name: str) -> None:
     for slots in (1, 2):
         recorded = {trial: (told["hparams"], told["seed"]) for trial, told in golden(name, slots).items()}
         assert recorded == planned(MODELS[name])
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_experiment_file_is_taken_as_it_is(name: str) -> None:
-    config = load_config(MODELS[name].file)
-    assert config.name == name
-    assert as_written(config.entrypoint) == MODELS[name].read()["entrypoint"]
 
 
 @pytest.mark.parametrize("name", MODELS)

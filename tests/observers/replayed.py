@@ -1,33 +1,31 @@
-"""Passes an experiment that is not running to an observer."""
+"""What an observer receives of an experiment that is over."""
 
 from __future__ import annotations
 
-import pandas as pd
-
-import dray
+from dray.config.search import recorded_search
 from dray.observers.observer import Make, News
 from dray.records.directory import ExperimentDirectory
+from dray.records.metrics import read_trials
+from dray.records.result import Result
+from searchers.journal import Journal
 
 
 def replay_to(directory: ExperimentDirectory, make: Make) -> None:
-    """What an observer gets when the experiment is resumed, and ends at once; here, not in a thread."""
-    result = dray.Result(directory.path)
-    times = result.trials.set_index("trial_id")[["started", "ended"]].to_dict("index")
-    rows = {trial: part.to_dict("records") for trial, part in result.metrics.groupby("trial_id")}
-    observer = make()
+    """Pass an experiment to an observer as one update."""
+    search = recorded_search(directory.config(), Journal.read(directory.journal))
+    trials, observer = Result(directory.path).reader.trials, make()
     observer.update(
         [
             News(
                 view=view,
-                started=_seconds(times[trial]["started"]),
-                ended=_seconds(times[trial]["ended"]),
-                rows=rows.get(trial, []),
+                started=trials[trial].started,
+                ended=trials[trial].ended,
+                rows=[
+                    {str(name): value for name, value in row.items()}
+                    for row in read_trials(directory.metrics, [trial]).to_dict("records")
+                ],
             )
-            for trial, view in result.search.trials.items()
+            for trial, view in search.trials.items()
         ]
     )
-    observer.close(result.search.done is not None)
-
-
-def _seconds(time: pd.Timestamp) -> float | None:
-    return None if pd.isna(time) else time.timestamp()
+    observer.close(search.done is not None)

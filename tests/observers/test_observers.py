@@ -220,7 +220,7 @@ def test_a_failed_observer_receives_everything_again_at_the_end(tmp_path: Path) 
     tell(story)
     assert begun.wait(30)  # what is made at the end alone has no second chance
     story.close(done=True)
-    assert story.said[1:] == ["notes: works again, and has everything that it missed"]
+    assert story.said[1:] == ["notes: is writing again and has caught up"]
     assert len(made) == 2
     assert (made[1].told, made[1].done) == (TOLD, True)
 
@@ -251,7 +251,7 @@ def test_a_failed_observer_is_created_again_during_the_run(tmp_path: Path, monke
 
     def say(text: str) -> None:
         story.said.append(text)
-        if "works again" in text:
+        if "caught up" in text:
             again.set()
 
     def make() -> Notebook:
@@ -264,7 +264,7 @@ def test_a_failed_observer_is_created_again_during_the_run(tmp_path: Path, monke
     assert again.wait(30)
     assert story.said == [
         "notes: can't write for now, the search continues: OSError: no space left",
-        "notes: works again, and has everything that it missed",
+        "notes: is writing again and has caught up",
     ]
     late = {"batches": 20, "epochs": 0.0, "kind": "validation", "name": "error", "value": 0.125, "time": 0.0}
     assert story.observers is not None

@@ -31,29 +31,6 @@ class Shown(Regression):
         return {"loss": loss, "rank": torch.tensor(float(rank)), "at": float(2 * batch_idx + rank)}
 
 
-class Measured(Regression):
-    """Metrics of torchmetrics over everything that was seen, with states that add up and states that do not."""
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        # Here, not above: it brings scipy, and every run of pytest reads this file.
-        import torchmetrics
-
-        super().__init__(context)
-        self.error = context.wrap_reducer(torchmetrics.MeanSquaredError(), name="error")
-        both = torchmetrics.MetricCollection([torchmetrics.R2Score(), torchmetrics.SpearmanCorrCoef()])
-        self.both = context.wrap_reducer(both, for_training=False)
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        self.error.update(self.model(batch[0]).detach(), batch[1])
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        predicted = self.model(batch[0])
-        self.error.update(predicted, batch[1])
-        self.both.update(predicted[:, 0], batch[1][:, 0])
-        return super().evaluate_batch(batch, batch_idx)
-
-
 class CompiledBefore(Regression):
     def wrap(self, model: nn.Module) -> Any:
         return self.context.wrap_model(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
@@ -122,7 +99,6 @@ class Half(Regression):
 KINDS: dict[str, Any] = {
     "plain": Regression,
     "shown": Shown,
-    "measured": Measured,
     "compiled before": wrapped_by(CompiledBefore),
     "compiled after": wrapped_by(CompiledAfter),
     "branches": wrapped_by(Branches),

@@ -158,14 +158,14 @@ def variant(base: type[Trial], **attributes: Any) -> type[Trial]:
 
 # ------------------------------------------------------------------------------------------------------------ scenarios
 
-LONG: dict[str, Any] = {"max_length": Batch(200), "validation_period": Batch(50)}
+LONG: dict[str, Any] = {"max_length": Batch(60), "validation_period": Batch(15)}
 
 
 SHORT: dict[str, Any] = {"max_length": Batch(40), "validation_period": Batch(20)}
 
 
 CLIPPED: dict[str, Any] = {"clip": 0.1, "dtype": torch.float64}
-"""In float64: float32's rounding errors of the norm grow to whole numbers over 200 batches."""
+"""In float64: float32's rounding errors of the norm grow to whole numbers over hundreds of batches."""
 
 
 def losses_of_four(directory: Path) -> dict[str, Any]:
@@ -189,7 +189,8 @@ def aggregated(directory: Path) -> dict[str, Any]:
     found = {}
     for averages in (True, False):
         optimizations = {"aggregation_frequency": 4, "average_aggregated_gradients": averages}
-        fit = {**SHORT, "init": {"exp_conf": {"optimizations": optimizations}}, "validation_period": Batch(6)}
+        init = {"exp_conf": {"optimizations": optimizations}}
+        fit: dict[str, Any] = {"max_length": Batch(16), "validation_period": Batch(6), "init": init}
         for name, kind in kinds.items():
             found[name, averages] = ranks(kind, directory / f"{name} {averages}", **fit)
     return found

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dray.pytorch import DataLoader
 from dray.pytorch.batches import SampledBatches, SeededBatch
-from dray.training.parallel.division import Division
+from dray.training.parallel.mesh import Division
 
 
 class Counting:

@@ -18,7 +18,7 @@ from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.storage import CheckpointError, CheckpointStore, verify
 from dray.training.checkpoint import files as checkpoint
-from dray.training.parallel.division import Division
+from dray.training.parallel.mesh import Division
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight

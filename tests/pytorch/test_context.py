@@ -67,21 +67,6 @@ def test_the_global_batch_size_as_a_hyperparameter_warns(
     assert "get_per_slot_batch_size" in caplog.text
 
 
-@pytest.mark.api("2.1", "2.2", "2.4")
-def test_nothing_given_is_a_value_error(host: FakeHost) -> None:
-    bare = make(host)
-    for ask in (
-        bare.get_hparams,
-        lambda: bare.get_hparam("lr"),
-        bare.get_global_batch_size,
-        bare.get_per_slot_batch_size,
-        bare.get_experiment_config,
-        bare.get_data_config,
-    ):
-        with pytest.raises(ValueError, match=r"pytorch\.init\("):
-            ask()
-
-
 @pytest.mark.api("2.2")
 def test_without_a_batch_size_the_error_names_the_field_of_the_config(host: FakeHost) -> None:
     with pytest.raises(ValueError, match="under hyperparameters in the experiment's config"):
@@ -92,15 +77,6 @@ def test_without_a_batch_size_the_error_names_the_field_of_the_config(host: Fake
 def test_the_batch_is_split_over_the_slots(host: FakeHost) -> None:
     two = make(host, hparams={"global_batch_size": 9}, peers=ranks(2))
     assert (two.get_per_slot_batch_size(), two.get_global_batch_size()) == (4, 8)
-
-
-@pytest.mark.api("2.3")
-@pytest.mark.parametrize(
-    ("size", "says"), [(1, "less than the trial's 2 slot"), ("8", "must be an int"), (True, "an int")]
-)
-def test_a_batch_size_that_can_not_be_split_is_refused_at_once(host: FakeHost, size: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        make(host, hparams={"global_batch_size": size}, peers=ranks(2))
 
 
 @pytest.mark.api("2.4")
@@ -175,18 +151,6 @@ def test_the_private_names_that_determineds_examples_ask_for(fit: Fit) -> None:
     assert seen == [(None, None), (5, 0), (5, 1)]
 
 
-@pytest.mark.api("2.13")
-def test_before_training_there_is_no_where(context: PyTorchTrialContext) -> None:
-    for ask in (
-        context.current_train_epoch,
-        context.current_train_batch,
-        context.is_epoch_start,
-        context.is_epoch_end,
-    ):
-        with pytest.raises(RuntimeError, match="training has not started"):
-            ask()
-
-
 @pytest.mark.api("2.15", "2.17", "2.22")
 def test_wrapping_returns_and_lists_what_was_wrapped(context: PyTorchTrialContext) -> None:
     model = nn.Linear(1, 1)
@@ -197,44 +161,6 @@ def test_wrapping_returns_and_lists_what_was_wrapped(context: PyTorchTrialContex
     assert context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH) is schedule
     assert (context.models, context.optimizers) == ([model], [optimizer])
     assert context.lr_schedulers[0].get_last_lr() == [0.1]
-
-
-@pytest.mark.api("2.17", "2.22")
-def test_what_can_not_be_wrapped_is_refused(context: PyTorchTrialContext) -> None:
-    modes = pytorch.LRScheduler.StepMode
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="the LR scheduler's optimizer is not wrapped"):
-        context.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), modes.STEP_EVERY_EPOCH)
-    context.wrap_optimizer(optimizer)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    with pytest.raises(ValueError, match="MANUAL_STEP"):
-        context.wrap_lr_scheduler(plateau, modes.STEP_EVERY_EPOCH)
-    assert context.wrap_lr_scheduler(plateau, modes.MANUAL_STEP) is plateau
-    with pytest.raises(ValueError, match="backward_passes_per_step must be at least 1, got 0"):
-        context.wrap_optimizer(optimizer, backward_passes_per_step=0)
-    with pytest.raises(TypeError, match=r"needs a torch\.nn\.Module"):
-        context.wrap_model(lambda x: x)  # type: ignore[type-var]
-    with pytest.raises(TypeError, match=r"needs a torch\.optim\.Optimizer"):
-        context.wrap_optimizer(model)  # type: ignore[type-var]
-    context.wrap_model(model)
-    with pytest.raises(ValueError, match="twice with the same model"):
-        context.wrap_model(model)
-
-
-@pytest.mark.api("2.24")
-def test_a_scaler_is_wrapped_once_and_before_the_model(context: PyTorchTrialContext) -> None:
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    assert context.wrap_scaler(scaler) is scaler
-    with pytest.raises(RuntimeError, match="twice"):
-        context.wrap_scaler(scaler)
-
-
-@pytest.mark.api("2.24")
-def test_a_scaler_after_the_model_is_too_late(context: PyTorchTrialContext) -> None:
-    context.wrap_model(nn.Linear(1, 1))
-    with pytest.raises(RuntimeError, match="before wrap_model"):
-        context.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False))
 
 
 @pytest.mark.api("2.18")

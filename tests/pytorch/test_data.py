@@ -196,34 +196,6 @@ def test_worker_processes_load_the_same_batches() -> None:
     assert found == [batch.tolist() for batch in itertools.islice(alone.get_data_loader(repeat=True, skip=1), 4)]
 
 
-class Stream(torch.utils.data.IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
-@pytest.mark.api("4.2")
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"dataset": Stream()}, "IterableDataset"),
-        ({"batch_size": None}, "needs a batch_sampler"),
-        ({"batch_size": 0}, "batch_size must be"),
-        ({"num_workers": -1}, "num_workers must be >= 0, got -1"),
-        ({"timeout": -1}, "timeout must be"),
-        ({"prefetch_factor": 2}, "needs num_workers > 0"),
-        ({"persistent_workers": True}, "needs num_workers > 0"),
-        ({"sampler": [1], "shuffle": True}, "not both"),
-        *(
-            ({"batch_sampler": [[1]], **other}, "batch_sampler can't be combined with")
-            for other in ({"batch_size": 2}, {"shuffle": True}, {"sampler": [1]}, {"drop_last": True})
-        ),
-    ],
-)
-def test_arguments_that_exclude_each_other_are_refused(arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        DataLoader(**{"dataset": range(3), **arguments})
-
-
 def test_a_batch_sampler_is_used_as_it_is() -> None:
     made = loader(5, batch_sampler=BatchSampler(SequentialSampler(range(5)), 3, False))
     assert batches(made, 3, repeat=True, skip=1) == [[3, 4], [0, 1, 2], [3, 4]]
@@ -260,20 +232,6 @@ def test_a_rank_that_does_not_exist_is_refused() -> None:
 )
 def test_a_batch_is_as_long_as_its_first_leaf(batch: Any, length: int) -> None:
     assert data_length(batch) == length
-
-
-@pytest.mark.api("1.10")
-@pytest.mark.parametrize("batch", [{}, [], (), {"a": []}])
-def test_an_empty_batch_is_a_value_error(batch: Any) -> None:
-    with pytest.raises(ValueError, match="empty"):
-        data_length(batch)
-
-
-@pytest.mark.api("1.10")
-@pytest.mark.parametrize("batch", ["text", 3, None, object(), {"a": "text"}, {"n": torch.tensor(3)}, [np.array(3)]])
-def test_a_batch_without_a_tensor_of_records_is_a_type_error(batch: Any) -> None:
-    with pytest.raises(TypeError, match=r"override PyTorchTrial\.get_batch_length"):
-        data_length(batch)
 
 
 @pytest.mark.api("2.14")

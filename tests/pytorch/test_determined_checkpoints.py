@@ -22,7 +22,7 @@ from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.training import rng
 from dray.training.checkpoint import determined
-from dray.training.parallel.division import Division
+from dray.training.parallel.mesh import Division
 from tests.golden.determined import make
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import gloo_first, results_of_two  # noqa: F401 - a fixture

@@ -65,18 +65,6 @@ def test_the_chief_writes_scalars_averaged_over_ranks(ranks: list[dict[str, Any]
     assert records == pytest.approx(8 * batches, rel=1e-5), "of both ranks"
 
 
-@pytest.mark.api("6.2", "6.3", "6.5")
-@pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef`")
-def test_torchmetrics_say_of_two_ranks_what_they_say_of_one(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
-    alone = run(KINDS["measured"], FakeHost(tmp_path), **TRAINING)
-    pairs = list(zip(ranks[0]["measured"]["reports"], alone["reports"], strict=True))
-    for (_, training, validation, _), (_, expected, expected_validation, _) in pairs:
-        assert training["error"] == pytest.approx(expected["error"], rel=1e-5)
-        for name in ("error", "R2Score", "SpearmanCorrCoef") if validation else ():
-            assert validation[name] == pytest.approx(expected_validation[name], rel=1e-5)
-    assert pairs[-1][0][2] is not None
-
-
 @pytest.mark.api("2.16")
 @pytest.mark.parametrize("kind", ["compiled before", "compiled after"])
 def test_compiled_models_train_what_plain_ones_train(

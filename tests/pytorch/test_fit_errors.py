@@ -1,4 +1,4 @@
-"""What is wrong with a trial or a call of fit() is said before, or as soon as, it can be known."""
+"""What is wrong with a trial is said as soon as it can be known; most of it is in tests/api/test_errors.py."""
 
 from __future__ import annotations
 
@@ -13,58 +13,8 @@ from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 
 
-class NoModel(OneWeight):
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.models.clear()
-
-
-class NoOptimizer(OneWeight):
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.optimizers.clear()
-
-
 class Neither(OneWeight):
     evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
-
-
-class Both(OneWeight):
-    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        return {}
-
-
-class EmptyValidation(OneWeight):
-    def build_validation_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(torch.ones(1, 1), batch_size=2, drop_last=True)
-
-
-class EmptyTraining(OneWeight):
-    build_training_data_loader = EmptyValidation.build_validation_data_loader
-
-
-class BareTraining(OneWeight):
-    def build_training_data_loader(self) -> Any:
-        return torch.utils.data.DataLoader(torch.ones(4, 1))
-
-
-class BareValidation(OneWeight):
-    build_validation_data_loader = BareTraining.build_training_data_loader
-
-
-class ChangingNames(OneWeight):
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        return {f"metric_{batch_idx}": 1.0}
-
-
-class ChangingTrainingNames(OneWeight):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        return {f"metric_{batch_idx}": 1.0}
-
-
-class WrongReducers(OneWeight):
-    def evaluation_reducer(self) -> dict[str, pytorch.Reducer]:
-        return {"other": pytorch.Reducer.AVG}
 
 
 class NotJson(Neither):
@@ -80,6 +30,11 @@ class NotADict(Neither):
 class StrangeBatch(OneWeight):
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(torch.ones(4, 1), batch_size=2, collate_fn=lambda rows: object())
+
+
+class NoTokens(OneWeight):
+    def get_batch_tokens(self, batch: Any) -> Any:
+        batch.numel()
 
 
 class OtherOrder(OneWeight):
@@ -113,33 +68,18 @@ def reduces(name: str, **where: bool) -> type[OneWeight]:
     return Reduces
 
 
-class BadCallbacks(OneWeight):
-    def build_callbacks(self) -> Any:
-        return [pytorch.PyTorchCallback()]
-
-
-@pytest.mark.api("1.5", "1.8", "1.9", "1.10", "1.12", "1.13", "1.15", "2.27", "9.3b")
+@pytest.mark.api("1.8", "1.10", "9.3b")
 @pytest.mark.parametrize(
     ("trial", "kind", "says"),
     [
-        (NoModel, ValueError, r"NoModel has wrapped no model.*context\.wrap_model"),
-        (NoOptimizer, ValueError, r"NoOptimizer has wrapped no optimizer.*context\.wrap_optimizer"),
         (Neither, ValueError, "exactly one of.*neither"),
-        (Both, ValueError, "exactly one of.*both"),
-        (EmptyValidation, RuntimeError, "validation data is empty"),
-        (EmptyTraining, RuntimeError, "training data is empty"),
-        (BareTraining, RuntimeError, r"build_training_data_loader\(\) must return a pytorch\.DataLoader"),
-        (BareValidation, RuntimeError, r"build_validation_data_loader\(\) must return a pytorch\.DataLoader"),
-        (ChangingNames, ValueError, r"\['metric_0'\] before, \['metric_1'\] now"),
-        (ChangingTrainingNames, ValueError, r"train_batch\(\) must return the same metrics"),
-        (WrongReducers, ValueError, "exactly the metrics"),
         (NotJson, TypeError, "'model' of type Linear, which is not JSON-serialisable"),
         (NotADict, TypeError, "must return a dict of metrics, got 3.0"),
         (StrangeBatch, TypeError, r"override PyTorchTrial\.get_batch_length"),
+        (NoTokens, TypeError, r"get_batch_tokens\(\) must return a number, .* got None"),
         (OtherOrder, TypeError, r"must take the arguments \(batch, epoch_idx, batch_idx\), in this order"),
         (reduces("validation_loss", for_training=False), ValueError, "a reducer and evaluate_batch.* both give"),
         (reduces("loss", for_validation=False), ValueError, "a reducer and train_batch.* both give .*'loss'"),
-        (BadCallbacks, TypeError, r"build_callbacks\(\) must return a dict"),
     ],
 )
 def test_the_error_of_a_faulty_trial_has_the_cure(fit: Fit, trial: type, kind: type[Exception], says: str) -> None:
@@ -147,39 +87,10 @@ def test_the_error_of_a_faulty_trial_has_the_cure(fit: Fit, trial: type, kind: t
         fit(trial, max_length=Batch(2))
 
 
-@pytest.mark.api("8.2", "8.3", "9.7")
-@pytest.mark.parametrize(
-    ("arguments", "kind", "says"),
-    [
-        ({}, ValueError, r"needs max_length, for example max_length=pytorch\.Epoch\(1\)"),
-        ({"max_length": 3}, TypeError, r"max_length must be a pytorch\.Batch or a pytorch\.Epoch, got 3"),
-        ({"max_length": Batch([3])}, TypeError, "max_length must hold an int"),
-        ({"max_length": Batch(0)}, ValueError, "at least 1"),
-        ({"max_length": Batch(3), "validation_period": 1}, TypeError, "validation_period must be"),
-        ({"max_length": Batch(3), "checkpoint_period": "1"}, TypeError, "checkpoint_period must be"),
-        ({"max_length": Batch(3), "checkpoint_policy": "some"}, ValueError, "one of 'best', 'all', 'none', got 'some'"),
-        ({"max_length": Batch(3), "latest_checkpoint": "nowhere"}, FileNotFoundError, "nowhere"),
-    ],
-)
-def test_the_error_of_a_faulty_call_has_the_cure(
-    fit: Fit, arguments: dict[str, Any], kind: type[Exception], says: str
-) -> None:
-    with pytest.raises(kind, match=says):
-        fit(OneWeight, **arguments)
-
-
 @pytest.mark.api("8.16")
 def test_a_trial_may_name_the_arguments_of_its_methods(fit: Fit) -> None:
     assert fit(OtherNames, max_length=Batch(3)).weight == one_weight(3)
     fit(OtherNameOfLoader, max_length=Batch(1))
-
-
-def test_a_metric_that_the_trial_does_not_return_is_an_error(fit: Fit, host: FakeHost) -> None:
-    host.metrics = ("accuracy",)
-    with pytest.raises(
-        ValueError, match=r"searcher\.metric: .*'accuracy', but validation returned \['validation_loss'\]"
-    ):
-        fit(OneWeight, max_length=Batch(2))
 
 
 def test_callback_state_that_would_not_load_is_refused_when_saved(fit: Fit, host: FakeHost) -> None:

@@ -29,14 +29,14 @@ def context(tmp_path: Path) -> Iterator[pytorch.PyTorchTrialContext]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"units": [3]}, r"FullyShard\(units=\.\.\.\) takes classes of modules, .* got \[3\]"),
-        ({"units": int}, "takes classes of modules"),
+        ({"units": [3]}, r"FullyShard\(units=\.\.\.\) must be classes of modules, .* got \[3\]"),
+        ({"units": int}, "must be classes of modules"),
         ({"mp_policy": "bfloat16"}, "must be a torch.distributed.fsdp.MixedPrecisionPolicy or a dict of param_dtype"),
         ({"mp_policy": {"params": "bfloat16"}}, "or a dict of param_dtype, reduce_dtype"),
         ({"mp_policy": {"param_dtype": "bf16"}}, r"param_dtype must be a dtype or its name \(bfloat16\), got 'bf16'"),
         ({"compile": 1}, r"FullyShard\(compile=\.\.\.\) must be a bool, got 1"),
         ({"activation_checkpointing": "some"}, "must be a bool or 'selective', got 'some'"),
-        ({"reshard_after_forward": "no"}, "must be True, False, a number of ranks or None, got 'no'"),
+        ({"reshard_after_forward": "no"}, "must be a bool, a number of ranks or None, got 'no'"),
         ({"init": 3}, "must be a function of a module, got 3"),
     ],
 )
@@ -51,6 +51,16 @@ def test_float8_is_refused_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(fully_shard, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="needs torchao, which is not installed: pip install torchao"):
         FullyShard(float8=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "warnings"), [(16, 0), (12, 1)])
+def test_float8_that_fits_no_layer_is_warned_of(
+    host: FakeHost, caplog: pytest.LogCaptureFixture, width: int, warnings: int
+) -> None:
+    with use_host(host), pytorch.init() as context:
+        context.wrap_model(nn.Sequential(nn.Linear(width, 16)), parallel=FullyShard(float8=True))
+    assert caplog.text.count("FullyShard(float8=True) has no effect: no linear layer") == warnings
 
 
 class NoReset(nn.Module):

@@ -17,7 +17,7 @@ from torch import nn
 from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
-from dray.pytorch.side_stream import SideStream, leaves, worth_a_stream
+from dray.pytorch.batch_functions import SideStream, leaves, worth_a_stream
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight
 

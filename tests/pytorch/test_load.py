@@ -128,17 +128,6 @@ def test_the_state_has_exactly_the_documented_keys(fit: Fit, host: FakeHost) -> 
 
 
 @pytest.mark.api("9.4")
-def test_arguments_for_torch_load_come_one_way(fit: Fit, host: FakeHost) -> None:
-    fit(OneWeight, max_length=Batch(1))
-    path = host.checkpoints()[0]
-    with pytest.raises(ValueError, match="torch_load_kwargs only"):
-        pytorch.load_trial_from_checkpoint_path(
-            path, trial_class=OneWeight, torch_load_kwargs={"map_location": "cpu"}, map_location="cpu"
-        )
-    pytorch.load_trial_from_checkpoint_path(path, trial_class=OneWeight, map_location="cpu")
-
-
-@pytest.mark.api("9.4")
 def test_a_damaged_checkpoint_and_a_missing_class_say_so(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
     class Hidden(OneWeight):
         """Within a function, where no import finds it."""

@@ -105,13 +105,6 @@ def test_calls_are_passed_on() -> None:
     assert schedule.steps == 7
 
 
-@pytest.mark.api("5.1")
-@pytest.mark.parametrize("mode", ["STEP_EVERY_BATCH", 2, None])
-def test_a_mode_is_a_step_mode(mode: Any) -> None:
-    with pytest.raises(TypeError, match="step_mode must be"):
-        LRScheduler(Counting(), mode)
-
-
 def test_a_schedule_and_a_frequency_are_needed() -> None:
     with pytest.raises(TypeError, match="needs a scheduler"):
         LRScheduler(None, Mode.MANUAL_STEP)

@@ -149,7 +149,7 @@ def test_resuming_is_bit_identical_wherever_the_run_was_cut(
     }
     whole = fit(trial_class, host, **arguments)
     assert len(host.checkpoints()) == BATCHES
-    for cut in random.Random(f"{trial_class}{aggregation}").sample(range(1, BATCHES), 4):
+    for cut in random.Random(f"{trial_class}{aggregation}").sample(range(1, BATCHES), 2):
         rng.seed_all(999)  # what the resumed process has drawn by itself must not matter
         again = FakeHost(tmp_path / f"again{cut}")
         resumed = fit(trial_class, again, latest_checkpoint=host.checkpoints()[cut - 1], **arguments)
@@ -189,24 +189,28 @@ def test_the_seed_alone_decides_a_run(fit: Fit, tmp_path: Path) -> None:
         assert_equal(run("c", 4), first)
 
 
-@pytest.mark.api("9.7")
-def test_resuming_from_another_trials_checkpoint_is_an_error(fit: Fit, host: FakeHost) -> None:
-    class Wider(Everything):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.extra = context.wrap_model(nn.Linear(1, 1))
+@pytest.mark.api("4.7")
+def test_the_order_of_shuffled_data_is_no_matter_of_other_random_numbers(fit: Fit, tmp_path: Path) -> None:
+    def order(name: str, draws: int) -> list[list[int]]:
+        seen: list[list[int]] = []
 
-    class Deeper(Everything):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            context.models[1] = nn.Linear(9, 1)
+        class Watching(Everything):
+            def build_training_data_loader(self) -> pytorch.DataLoader:
+                torch.rand(draws)
+                return pytorch.DataLoader(range(12), batch_size=4, shuffle=True)
 
-    fit(Everything, max_length=Batch(1))
-    (checkpoint,) = host.checkpoints()
-    with pytest.raises(ValueError, match="has 2 model state"):
-        fit(Wider, max_length=Batch(2), latest_checkpoint=checkpoint)
-    with pytest.raises(ValueError, match=r"(?s)model 1 of the checkpoint does not fit.*size mismatch"):
-        fit(Deeper, max_length=Batch(2), latest_checkpoint=checkpoint)
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                seen.append(batch.tolist())
+                torch.rand(draws)
+                return super().train_batch((torch.ones(1, 6), torch.ones(1)), epoch_idx, batch_idx)
+
+        fit(Watching, FakeHost(tmp_path / name), max_length=Epoch(2))
+        return seen
+
+    one, two = order("a", 0), order("b", 7)
+    assert one == two
+    assert sorted(record for batch in one[:3] for record in batch) == list(range(12))
+    assert one[:3] != one[3:], "each epoch has an order of its own"
 
 
 class Tuned(OneWeight):

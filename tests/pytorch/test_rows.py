@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
 from dray import pytorch
-from dray.pytorch.rows import rows
+from dray.pytorch.data import rows
 
 X, Y = torch.randn(20, 3, 2), torch.arange(20)
 WHOLE = TensorDataset(X, Y)
@@ -82,7 +82,7 @@ def test_loaders_give_the_batches_of_torchs_loader_and_draw_as_many_random_numbe
 
     fast, drawn = batches(make)
     taken = []
-    monkeypatch.setattr("dray.pytorch.rows.rows", lambda *given: taken.append(given))
+    monkeypatch.setattr("dray.pytorch.data.rows", lambda *given: taken.append(given))
     slow, drawn_then = batches(make)
     assert bool(taken) == ("collate_fn" not in options)
     assert drawn == drawn_then

@@ -44,14 +44,6 @@ def test_shards_take_turns_and_are_exactly_long() -> None:
         assert [len(shard) for shard in shards] == [2, 1, 1]
 
 
-@pytest.mark.api("4.10")
-@pytest.mark.parametrize(("workers", "rank"), [(0, 0), (2, -1), (2, 2)])
-def test_a_shard_that_does_not_exist_is_refused(workers: int, rank: int) -> None:
-    for sampler in (samplers.DistributedSampler, samplers.DistributedBatchSampler):
-        with pytest.raises(ValueError, match="must be >= "):
-            sampler(BATCHES, workers, rank)
-
-
 @pytest.mark.api("4.11")
 def test_a_skip_is_done_once_and_does_not_shorten() -> None:
     for sampler, repeat in (

@@ -10,7 +10,7 @@ from torch import nn
 
 from dray import pytorch
 from dray.hosts import use_host
-from dray.training import tf32
+from dray.training import precision
 from dray.worker.isolation import settings
 from tests.pytorch.fakes import FakeHost, OneWeight
 
@@ -20,10 +20,10 @@ GPU = torch.device("cuda:0")
 @pytest.fixture(autouse=True)
 def ampere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    [precision] = [each for each in settings.TORCH if each.name == "the precision of float32"]
-    before = precision.get()
+    [setting] = [each for each in settings.TORCH if each.name == "the precision of float32"]
+    before = setting.get()
     yield
-    precision.put(before)
+    setting.put(before)
 
 
 def loss(dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -42,18 +42,18 @@ def test_a_trial_gets_the_hint_once(
 
 
 def test_there_is_none_with_autocast(caplog: pytest.LogCaptureFixture) -> None:
-    tf32.warn_if_left_off(loss(torch.bfloat16), GPU)
+    precision.warn_if_left_off(loss(torch.bfloat16), GPU)
     assert not caplog.records
 
 
-@pytest.mark.parametrize("precision", ["high", "highest"])
-def test_there_is_none_if_the_precision_was_chosen(precision: str, caplog: pytest.LogCaptureFixture) -> None:
-    torch.set_float32_matmul_precision(precision)
-    tf32.warn_if_left_off(loss(), GPU)
+@pytest.mark.parametrize("chosen", ["high", "highest"])
+def test_there_is_none_if_the_precision_was_chosen(chosen: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.set_float32_matmul_precision(chosen)
+    precision.warn_if_left_off(loss(), GPU)
     assert not caplog.records
 
 
 def test_there_is_none_on_older_gpus(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    tf32.warn_if_left_off(loss(), GPU)
+    precision.warn_if_left_off(loss(), GPU)
     assert not caplog.records

@@ -25,14 +25,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one(directory: Path) -> dict[str, Any]:
-    """What one process makes of the same trial, with a checkpoint in mid-aggregation for two to go on from."""
-    host = FakeHost(directory / "one")
-    return run(Regression, host, max_length=Batch(9), checkpoint_period=Batch(5), aggregation_frequency=2)
-
-
-@pytest.fixture(scope="module")
-def ranks(backend: str, directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
+def ranks(backend: str, directory: Path) -> list[dict[str, Any]]:
     return results_of_two(two_ranks.__file__, directory, backend)
 
 
@@ -96,32 +89,6 @@ def test_gradient_aggregation_gives_the_same_over_two(ranks: list[dict[str, Any]
     assert_close(ranks[0]["aggregation"]["weights"], alone["weights"])
 
 
-@pytest.mark.api("9.8")
-def test_two_processes_resume_bit_for_bit(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        for cut, resumed in rank["dropout_resumed"].items():
-            assert_equal(resumed["weights"], rank["dropout_whole"]["weights"])
-            whole = [report[:3] for report in rank["dropout_whole"]["reports"] if report[0] > cut]
-            assert [report[:3] for report in resumed["reports"]] == whole
-
-
-@pytest.mark.api("9.9")
-def test_two_processes_resume_a_checkpoint_of_one(ranks: list[dict[str, Any]], one: dict[str, Any]) -> None:
-    assert_close(ranks[0]["from_one_process"]["weights"], one["weights"])
-    assert [rank["from_one_process"]["opened"] for rank in ranks] == [1, 0], "verified once on a machine"
-
-
-@pytest.mark.api("9.9")
-def test_one_process_resumes_a_checkpoint_of_two(ranks: list[dict[str, Any]], directory: Path, tmp_path: Path) -> None:
-    resumed = run(
-        Regression,
-        FakeHost(tmp_path),
-        max_length=Batch(7),
-        latest_checkpoint=str(directory / "training" / "checkpoint_4"),
-    )
-    assert_close(resumed["weights"], ranks[0]["training"]["weights"])
-
-
 @pytest.mark.api("9.5")
 def test_a_checkpoint_of_two_processes_has_plain_names_and_loads_in_one(
     ranks: list[dict[str, Any]], directory: Path
@@ -132,11 +99,6 @@ def test_a_checkpoint_of_two_processes_has_plain_names_and_loads_in_one(
     assert sorted(file.name for file in (path / "rng").iterdir()) == ["rank_0.pth", "rank_1.pth"]
     trial: Any = pytorch.load_trial_from_checkpoint_path(path, trial_class=Regression)
     assert_equal(trial.model.state_dict(), ranks[0]["training"]["weights"])
-
-
-@pytest.mark.api("2.16")
-def test_attributes_of_a_wrapped_model_stay_reachable(ranks: list[dict[str, Any]]) -> None:
-    assert [rank["wrapped_attributes"] for rank in ranks] == ["mine", "mine"]
 
 
 @pytest.mark.api("2.12")

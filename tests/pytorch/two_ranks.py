@@ -42,7 +42,6 @@ class Regression(pytorch.PyTorchTrial):
         self.context = context
         self.callbacks: dict[str, pytorch.PyTorchCallback] = {}
         net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(self.dropout), nn.Linear(8, 1))
-        net.tag = "mine"  # type: ignore[assignment]
         self.model = context.wrap_model(net)
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
 
@@ -75,10 +74,6 @@ class Regression(pytorch.PyTorchTrial):
     def evaluation_reducer(self) -> dict[str, pytorch.Reducer]:
         reducers = pytorch.Reducer
         return {"validation_loss": reducers.AVG, "batches_seen": reducers.SUM, "rank": reducers.AVG}
-
-
-class Dropping(Regression):
-    dropout = 0.3
 
 
 def run(
@@ -176,34 +171,6 @@ def compressed_and_left(directory: Path) -> dict[str, Any]:
     return two(Leaving, directory, max_length=Batch(7), exp_conf=COMPRESSED)
 
 
-def dropout_whole(directory: Path) -> dict[str, Any]:
-    return two(Dropping, directory, max_length=Batch(8), checkpoint_period=Batch(1), aggregation_frequency=2)
-
-
-def dropout_resumed(directory: Path) -> dict[str, Any]:
-    return {
-        cut: two(
-            Dropping,
-            directory / str(cut),
-            max_length=Batch(8),
-            checkpoint_period=Batch(1),
-            aggregation_frequency=2,
-            latest_checkpoint=str(directory.parent / "dropout_whole" / f"checkpoint_{cut}"),
-        )
-        for cut in (3, 6)
-    }
-
-
-def from_one_process(directory: Path) -> dict[str, Any]:
-    return two(
-        Regression,
-        directory,
-        max_length=Batch(9),
-        aggregation_frequency=2,
-        latest_checkpoint=str(directory.parent / "one" / "checkpoint_5"),
-    )
-
-
 def last(directory: Path) -> list[tuple[int, str | None]]:
     """Three local runs that train on; each rank with results of its own."""
     os.environ["DRAY_HOME"] = str(directory / os.environ["RANK"])
@@ -265,15 +232,6 @@ def pretrained_weights(directory: Path) -> dict[str, Any]:
 
     error = two(Different, directory / "different", max_length=Batch(1))["error"]
     return {"state": state, "shared": is_shared, "gradient": gradient, "error": error}
-
-
-def wrapped_attributes(directory: Path) -> Any:
-    class Asking(Regression):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.seen = [self.model.tag]
-
-    return two(Asking, directory, max_length=Batch(1))["trial"][0]
 
 
 def stop_on_one_rank(directory: Path) -> dict[str, Any]:
@@ -552,13 +510,9 @@ SCENARIOS = [
     aggregation,
     compressed,
     compressed_and_left,
-    dropout_whole,
-    dropout_resumed,
-    from_one_process,
     last,
     unseeded,
     pretrained_weights,
-    wrapped_attributes,
     gradients_in_validation,
     unaveraged,
     copies,

@@ -37,7 +37,7 @@ from tests.ray.harness import (
     write_config,
 )
 
-ON_THIS_MACHINE = ("rank-0 worker", "another worker", "whole group", "Tune handle", "desk", "driver")
+ON_THIS_MACHINE = ("rank-0 worker", "another worker", "whole group", "Tune handle", "driver")
 """What dies of an experiment that has a cluster of its own."""
 OF_RANKS = ("rank-0 worker", "another worker", "rank that raises", "rank 0 saving", "another saving")
 """What one rank of a sharded trial does to it; the last two are killed while they write their shards."""
@@ -188,8 +188,6 @@ class Play:
                     os.kill(pid, signal.SIGKILL)
             case "Tune handle":
                 os.kill(self._process("ray::ResourceTr"), signal.SIGKILL)
-            case "desk":
-                os.kill(self._process("ray::DeskActor"), signal.SIGKILL)
             case "rank that raises":
                 self._file("raise", trial, 1).touch()
             case "rank 0 saving" | "another saving":

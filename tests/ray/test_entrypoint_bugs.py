@@ -80,6 +80,7 @@ def test_bugs_of_a_program(tmp_path: Path) -> None:
     check(run(PROGRAM, list(expected), tmp_path), expected)
 
 
+@pytest.mark.long
 def test_bugs_of_one_rank(tmp_path: Path) -> None:
     check(run(PROGRAM, list(OF_A_RANK), tmp_path, slots=2), OF_A_RANK)
 

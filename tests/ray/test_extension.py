@@ -9,7 +9,7 @@ import pytest
 import dray
 from tests.ray.harness import TRIALS, journal
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("ray_is_up")]
 
 CONFIG = {
     "name": "extended",

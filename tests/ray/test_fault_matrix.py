@@ -1,6 +1,6 @@
-"""The fault matrix: in `make test` two deaths that a shared cluster survives, in `make test-all` each case once.
+"""The fault matrix: in `make test-all` each case once, with `make soak` ten times.
 
-`watched.py` kills a driver in `make test`, too. `make soak` plays each case ten times.
+In `make test`, `test_faults.py` kills a Tune handle and a worker, and `watched.py` a driver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ import dray
 from tests.ray.faults import OF_RANKS, ON_A_CLUSTER, ON_THIS_MACHINE, SAVED_EVERY, Play, config, faults_of, weights_of
 from tests.ray.harness import journal
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.usefixtures("ray_is_up"),
+    pytest.mark.timeout(600),
+]
 
 RANKS = {"rank-0 worker": 0, "another worker": 1, "rank 0 saving": 0, "another saving": 1}
 """The rank that is killed, by the case."""
@@ -24,12 +30,11 @@ RANKS = {"rank-0 worker": 0, "another worker": 1, "rank 0 saving": 0, "another s
 @pytest.mark.parametrize(
     ("cases", "sharded", "where"),
     [
-        # A sharded trial is killed in the middle of a save: so both are seen at once.
         pytest.param(("Tune handle", "another saving"), {1}, "shared", id="shared"),
-        pytest.param(ON_THIS_MACHINE, {}, "own", id="own", marks=pytest.mark.long),
-        pytest.param(ON_A_CLUSTER, {}, "nodes", id="of others", marks=pytest.mark.long),
-        pytest.param(OF_RANKS, range(len(OF_RANKS)), "shared", id="shared, sharded", marks=pytest.mark.long),
-        pytest.param(ON_A_CLUSTER, range(len(ON_A_CLUSTER)), "nodes", id="of others, sharded", marks=pytest.mark.long),
+        pytest.param(ON_THIS_MACHINE, {}, "own", id="own"),
+        pytest.param(ON_A_CLUSTER, {}, "nodes", id="of others"),
+        pytest.param(OF_RANKS, range(len(OF_RANKS)), "shared", id="shared, sharded"),
+        pytest.param(ON_A_CLUSTER, range(len(ON_A_CLUSTER)), "nodes", id="of others, sharded"),
     ],
 )
 def test_whatever_dies_every_trial_ends_once_with_the_weights_of_an_undisturbed_run(

@@ -105,7 +105,8 @@ def test_going_on_ends_every_trial_once(story: Story) -> None:
     assert not [record for record in journal(story.result.path) if record["event"] == "restarted"]
 
 
-@pytest.mark.parametrize("cluster", ["shared", pytest.param("own", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("cluster", ["shared", "own"])
 def test_trials_save_when_the_terminal_is_closed_long_before_their_next_report(
     cluster: str, shared_cluster: str, drive: Callable[..., Driver], tmp_path: Path
 ) -> None:

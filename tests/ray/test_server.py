@@ -68,6 +68,7 @@ def test_a_config_with_faults_is_refused_with_their_fields(server: Served) -> No
     assert [fault.path for fault in refused.value.faults] == ["searcher.max_trials"]
 
 
+@pytest.mark.long
 def test_code_that_no_worker_can_import_is_an_error_with_its_cause_and_harms_no_other(
     server: Served, tmp_path: Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_code_that_no_worker_can_import_is_an_error_with_its_cause_and_harms_no_
     server.wait_until(server.submit("after-it"), "COMPLETED")
 
 
+@pytest.mark.long
 def test_the_metrics_of_an_experiment_are_exported_also_if_it_ends_at_once(server: Served) -> None:
     submitted = server.submit("measured", trials=2)
     server.wait_until(submitted, "COMPLETED")
@@ -172,6 +174,7 @@ def test_a_paused_experiment_continues_where_it_saved(server: Served) -> None:
         server.client.activate(submitted.name)
 
 
+@pytest.mark.long
 def test_a_higher_priority_takes_the_slots_at_once_and_the_others_continue(server: Served) -> None:
     low = server.submit("low", trials=2, batches=100, pause_s=0.1)
     server.wait_for(lambda: len(attempts(server.record("low"))) == 2 and has_saved(server, low), "both slots in use")

@@ -11,7 +11,7 @@ import pytest
 import dray
 from tests.ray.harness import TRIALS, Driver, ends, in_the_middle, journal, recorded, run_here, write_config
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 TRIAL_COUNT, BATCHES = 10, 40
 METRICS = [{"name": "loss"}, {"name": "size"}, {"name": "memory", "at_most": 1.6}]
@@ -98,7 +98,6 @@ def test_describe_names_the_front(whole: dray.Result) -> None:
     assert f"Pareto front  {len(whole.best_trials)} trials: {shown}\n" in said
 
 
-@pytest.mark.long
 def test_decisions_are_the_same_after_the_driver_is_killed(
     whole: dray.Result, drive: Callable[..., Driver], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import dray
 from tests.ray.harness import TRIALS, attempts, check_promotions, ends, journal, recorded
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("ray_is_up")]
 
 SEARCHER = {
     "name": "asha",

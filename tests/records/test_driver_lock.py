@@ -36,6 +36,7 @@ def first(tmp_path: Path) -> ExperimentDirectory:
     config = load_config({**RAW, "checkpoint_storage": f"memory://locks/{tmp_path.name}"})
     directory = ExperimentDirectory.create(tmp_path / "first" / "digits", config, tmp_path / "model")
     with Journal(directory.journal) as journal:
+        journal.append({"event": "start", "actions": [{"action": "create", "trial": 0}]})
         journal.append({"event": "started", "trial": 0})
     return directory
 

@@ -36,6 +36,7 @@ def experiment(tmp_path: Path) -> ExperimentDirectory:
     directory.metrics.mkdir()
     (directory.metrics / "_tail.jsonl").write_text("{}\n")
     with Journal(directory.journal) as journal:
+        journal.append({"event": "start", "actions": [{"action": "create", "trial": 0}]})
         journal.append({"event": "started", "trial": 0})
     save(directory, 0)
     return directory

@@ -85,9 +85,9 @@ def test_expected_matches_other_simulated_searches() -> None:
     assert found == expected(make), "the same each time"
     assert found.likely is not None
     assert found.total is not None
-    totals = [total(seed) for seed in range(60)]
+    totals = [total(seed) for seed in range(30)]
     assert fmean(totals) == pytest.approx(found.total, rel=0.15)
-    assert sum(found.likely[0] <= each <= found.likely[1] for each in totals) > 40
+    assert sum(found.likely[0] <= each <= found.likely[1] for each in totals) > 20
 
 
 def test_a_certain_total_has_no_range() -> None:

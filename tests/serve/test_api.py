@@ -66,14 +66,8 @@ def test_all_faults_of_a_config_come_back(served: Served, model: Path) -> None:
 
 
 def test_bad_submissions_are_refused_in_words(served: Served, model: Path) -> None:
-    bomb = io.BytesIO()
-    with tarfile.open(fileobj=bomb, mode="w:gz") as archive:
-        big = tarfile.TarInfo("zeros")
-        big.size = 97 << 20
-        archive.addfile(big, io.BytesIO(bytes(big.size)))
-    for code, why in ((b"no archive", "must be a .tar.gz"), (bomb.getvalue(), "more than 96 MiB")):
-        reply = submit(served, CONFIG, code)
-        assert (reply.status, why in reply.json["error"]) == (400, True), reply.body
+    reply = submit(served, CONFIG, b"no archive")
+    assert (reply.status, "must be a .tar.gz" in reply.json["error"]) == (400, True), reply.body
     assert served.api("POST", "/experiments", {"config": CONFIG}).status == 400
     assert not any(served.results.iterdir())
 

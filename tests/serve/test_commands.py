@@ -188,6 +188,7 @@ def test_detach_needs_a_server(results: Path, config: Path, dray: Dray) -> None:
     assert "only one of --detach and --follow" in dray("e", "create", config, "-d", "-f").is_one_line()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_experiment_running(digits: Served) -> None:
     command = [sys.executable, "-m", "dray.cli", "experiment", "logs", "1", "-f"]
     follower = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)

@@ -14,7 +14,7 @@ from dray.code.archive import pack
 from dray.serve.app import make_app
 from dray.serve.auth import LOOPBACK
 from dray.serve.messages import API
-from dray.serve.openapi import document
+from dray.serve.site import openapi
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served
 from tests.serve.fake import FakeControl
@@ -35,7 +35,7 @@ def strict(schema: Any) -> Any:
     return found
 
 
-DOCUMENT = document()
+DOCUMENT = openapi()
 
 
 def documented() -> set[tuple[str, str]]:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dray.records.metrics import MetricsLog
 from dray.records.result import Result
-from dray.report import figures
-from dray.report.data import ReportData
-from dray.serve import live as live_module
-from dray.serve import log_pieces
-from dray.serve.live import Live
-from dray.serve.live_report import LiveReport
-from dray.serve.table import Query, find
-from searchers.events import Exited, Started
+from dray.serve import logs
 from tests.records.test_result import config, told
 from tests.report.simulated import simulated
 from tests.serve.conftest import Served
@@ -40,67 +29,6 @@ def digits(once: Path, served: Served) -> Path:
     return served.results / "digits-1"
 
 
-def same_as_result(live: Live) -> None:
-    """That a live experiment has what `Result` reads from the same files."""
-    live.refresh()
-    table = Result(live.path).trials
-    assert [it.view.id for it in live.trials.values()] == table["trial_id"].tolist()
-    for row in table.to_dict("records"):
-        it = live.trials[row["trial_id"]].fields()
-        assert it["state"] == row["state"]
-        assert it["batches"] == row["batches"]
-        assert it["restarts"] == row["restarts"]
-        for name in ("metric", "best_metric"):
-            mine, theirs = it[name], row[name]
-            assert (mine in (None, "nan") and math.isnan(theirs)) or float(mine) == theirs, name
-        since = str(row["nan_since"])
-        assert str(it["nan_since"]) == ("None" if since in ("<NA>", "nan") else since)
-
-
-def test_a_live_experiment_has_what_its_result_has(once: Path) -> None:
-    same_as_result(Live(once))
-
-
-def test_what_is_added_is_read_and_what_was_packed_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_module, "FRESH_S", 0.0)
-    story = told(tmp_path, config())
-    live = Live(story.directory.path)
-    same_as_result(live)
-    loads: list[object] = []
-    real = live._load  # noqa: SLF001
-    monkeypatch.setattr(live, "_load", lambda parts: (loads.append(parts), real(parts)))
-    clock = [0.0]
-    story.metrics.close()
-    story.metrics = MetricsLog(story.directory.metrics, clock=lambda: clock[0])
-    same_as_result(live)
-    loads.clear()
-    for step in range(6):
-        story.validate(3, 20 + step, 0.3 - step / 100, save=False)
-        if step % 2:
-            clock[0] += 60
-            story.metrics.pack()
-            story.validate(3, 40 + step, math.nan, save=False)
-        same_as_result(live)
-    story.validate(3, 15, 0.01, save=False)  # resumed from a checkpoint, and measured again
-    story.happen(Exited(trial=3, reason="completed"), Started(trial=4))
-    same_as_result(live)
-    assert loads == [], "only new rows were read"
-    for _ in range(2):  # nobody has looked for two moves
-        story.validate(4, 10 + len(loads), 0.2, save=False)
-        clock[0] += 60
-        story.metrics.pack()
-    same_as_result(live)
-    assert len(loads) == 1
-
-
-def test_figures_are_those_of_the_report(once: Path) -> None:
-    live = Live(once)
-    live.refresh()
-    ours, report = LiveReport(live), ReportData(once)
-    for figure in (figures.history, figures.parallel, figures.curves):
-        assert json.dumps(figure(ours)) == json.dumps(figure(report))
-
-
 def test_experiments_are_listed_whether_or_not_they_were_submitted(served: Served, digits: Path) -> None:
     served.control.put("digits-1", "PAUSED", slots=1.5, tags=("old",))
     shutil.copytree(digits, served.results / "digits-2")
@@ -111,6 +39,15 @@ def test_experiments_are_listed_whether_or_not_they_were_submitted(served: Serve
     assert (two["state"], two["submitted"]) == ("COMPLETED", None)
     overview = Result(digits).overview
     assert (two["trials"], two["ended"], two["best_metric"]) == (overview.trials, overview.ended, overview.best)
+
+
+def test_local_runs_are_in_the_list(served: Served) -> None:
+    run = served.results / "local" / "mine"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"batches": 5, "time": 7.0, "final": true, "decides": true}\n')
+    [row] = served.api("GET", "/experiments").json["experiments"]
+    assert (row["name"], row["state"], row["is_local"], row["last"]) == ("mine", "COMPLETED", True, 7.0)
+    assert served.api("GET", "/experiments/mine").status == 404
 
 
 def test_nothing_outside_of_the_results_directory_is_read(served: Served, digits: Path, tmp_path: Path) -> None:
@@ -156,7 +93,7 @@ def test_curves_say_how_many_of_how_many(served: Served, digits: Path, monkeypat
     for curve in found["curves"]:
         mine = rows[rows["trial_id"] == curve["trial"]]
         assert (curve["x"], curve["y"]) == (mine["epochs"].tolist(), mine["value"].tolist())
-    monkeypatch.setattr("dray.serve.curves.MAX_CURVES", 20)
+    monkeypatch.setattr("dray.serve.trials.MAX_CURVES", 20)
     found = served.api("GET", "/experiments/digits-1/curves").json
     assert (found["shown"], found["of"], len(found["curves"])) == (20, TRIALS, 20)
     assert found["how"] == "the best 10 and 10 evenly by rank"
@@ -184,13 +121,13 @@ def test_a_trial_has_its_metrics_checkpoints_and_failures(served: Served) -> Non
 
 
 def test_logs_come_piece_by_piece(served: Served, digits: Path) -> None:
-    logs = digits / "trial_0" / "logs"
-    logs.mkdir(parents=True)
+    place = digits / "trial_0" / "logs"
+    place.mkdir(parents=True)
     stamp = "2026-11-23T10:00:0{}.000Z "
-    (logs / "rank_0.log").write_text(stamp.format(1) + "one\n" + stamp.format(3) + "<script>\nhalf")
+    (place / "rank_0.log").write_text(stamp.format(1) + "one\n" + stamp.format(3) + "<script>\nhalf")
     first = served.api("GET", "/experiments/digits-1/trials/0/logs").json
     assert first["lines"] == [stamp.format(1) + "one", stamp.format(3) + "<script>"]
-    with (logs / "rank_0.log").open("a") as file:
+    with (place / "rank_0.log").open("a") as file:
         file.write(" a line\n")
     second = served.api("GET", f"/experiments/digits-1/trials/0/logs?after={first['next']}").json
     assert second["lines"] == ["half a line"]
@@ -203,7 +140,7 @@ def test_logs_come_piece_by_piece(served: Served, digits: Path) -> None:
 
 def test_the_end_of_a_long_log_comes_first(tmp_path: Path) -> None:
     (tmp_path / "rank_0.log").write_text("".join(f"line {i}\n" for i in range(20_000)))
-    found = log_pieces.piece([tmp_path], "")
+    found = logs.piece([tmp_path], "")
     assert found["lines"][-1] == "line 19999"
     assert found["skipped"] + sum(len(line) + 1 for line in found["lines"]) == (tmp_path / "rank_0.log").stat().st_size
 
@@ -220,37 +157,3 @@ def test_a_damaged_journal_is_an_answer(served: Served, digits: Path) -> None:
     assert served.api("GET", "/experiments/digits-1").status == 409
     [row] = served.api("GET", "/experiments").json["experiments"]
     assert row["state"] == "DAMAGED"
-
-
-@pytest.mark.slow
-def test_a_table_of_10_000_trials_answers_within_100_ms(tmp_path: Path) -> None:
-    live = Live(simulated(tmp_path / "many", 10_000, workers=32).path)
-    live.refresh()
-    trials = list(live.trials.values())
-    find(trials, Query(search="warm"))
-    for query in (
-        Query(sort="best_metric"),
-        Query(sort="hparams.lr", descending=True),
-        Query(search="adam lr<0.01 hidden>=100", sort="best_metric"),
-        Query(search="0.00"),
-    ):
-        began = time.thread_time()
-        find(trials, query)
-        assert time.thread_time() - began < 0.1, query
-
-
-def test_front_and_ranks_of_several_metrics_are_those_of_the_result(tmp_path: Path) -> None:
-    path = simulated(tmp_path / "objectives", 40, several=True).path
-    live, result = Live(path), Result(path)
-    live.refresh()
-    trials = result.trials
-    front = trials[trials["front"] == 1].sort_values("best_metric")["trial_id"].tolist()
-    assert live.front() == front
-    best = live.best()
-    assert best is not None
-    assert best.view.id == front[0]
-    table = LiveReport(live).trials
-    assert table["front"].equals(trials.set_index("trial_id")["front"])
-    assert table["violation"].tolist() == pytest.approx(trials["violation"].tolist())
-    kept = [it.view.id for it in live.ranked() if it.hparams["hidden"] <= 200]
-    assert [it.view.id for it in live.ranked()][: len(kept)] == kept

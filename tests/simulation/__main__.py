@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import argparse
-=======
 import sys
->>>>>>> heart
 
 from tests.simulation.schedule import schedule_of
 from tests.simulation.simulation import Simulation, failure_of, shrunk

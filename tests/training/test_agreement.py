@@ -219,6 +219,7 @@ def test_a_rank_that_has_died_is_not_waited_for_with_the_abort(monkeypatch: pyte
         if context.rank == 1:
             ranks.connect()
             _, leave = ranks.section(raises(KeyError("gone")), training=True)
+            ranks.board.send()
             dead.set()  # with its thread, which is none here
             return leave
         with ranks.listening():
@@ -228,6 +229,37 @@ def test_a_rank_that_has_died_is_not_waited_for_with_the_abort(monkeypatch: pyte
     waiting, _ = on_ranks(nodes(2), on_rank)
     assert waiting is not None
     assert waiting.aborted
+
+
+class Stopped:
+    """The store of a chief whose process is stopped: no call returns until it continues."""
+
+    port = 0
+
+    def __init__(self) -> None:
+        self.called, self.continues = threading.Event(), threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        self.called.set()
+        assert self.continues.wait(HANGS_S)
+        return False
+
+    def set(self, key: str, value: bytes) -> None:
+        self.check([key])
+
+
+def test_a_rank_raises_its_error_although_the_chief_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Stopped()
+    context = DistributedContext(**nodes(2)[1], transport=Dead())
+    monkeypatch.setattr(context, "side_store", lambda: store)
+    monkeypatch.setattr(context, "broadcast", lambda prefix: prefix)
+    ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)
+    with pytest.raises(KeyError, match="gone"), ranks.listening():
+        assert store.called.wait(HANGS_S)
+        try:
+            ranks.on_all(raises(KeyError("gone")), training=True)
+        finally:
+            store.continues.set()
 
 
 def test_nothing_is_saved_once_one_rank_was_aborted() -> None:

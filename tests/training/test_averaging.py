@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dray.training.optimisation import Optimisation
-from dray.training.position import Position
+from dray.training.progress import Position
 
 
 class Operations(TorchDispatchMode):

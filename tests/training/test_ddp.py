@@ -24,7 +24,7 @@ from dray.training.parallel.ddp import (
     queues_collectives,
 )
 from dray.training.parallel.device import CPU
-from dray.training.position import Position
+from dray.training.progress import Position
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dray import pytorch
-from dray.training.determinism import VARIABLES, deterministic
+from dray.training.rng import VARIABLES, deterministic
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from dray.training.errors import SearcherMetricError
+from dray.training.evaluation import ValidationMetrics, combine_ranks, reduce_batches, reducers_of
+from dray.training.metrics.checks import check_metrics, metric_warning
 from dray.training.metrics.reducers import Reducer
-from dray.training.metrics.searcher_metric import check_metrics, metric_warning
 from dray.training.metrics.training import (
     Column,
     Sums,
@@ -23,7 +24,6 @@ from dray.training.metrics.training import (
     rows_of,
     sums_of,
 )
-from dray.training.metrics.validation import ValidationMetrics, combine_ranks, reduce_batches, reducers_of
 from dray.training.metrics.values import jsonable, to_numpy
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dray.training.parallel.placement import gradients_on_one_mesh, groups_placed_alike
+from dray.training.parallel.sharding import gradients_on_one_mesh, groups_placed_alike
 
 
 @pytest.fixture(autouse=True)

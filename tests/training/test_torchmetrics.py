@@ -14,7 +14,7 @@ import torch
 from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
-from dray.training.metrics.torchmetrics import TorchMetricReducer
+from dray.training.metrics.reducers import TorchMetricReducer
 from tests.pytorch.fakes import FakeHost, OneWeight
 
 pytestmark = [

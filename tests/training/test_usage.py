@@ -15,8 +15,7 @@ import torch
 from dray import pytorch
 from dray.hosts import use_host
 from dray.training import usage
-from dray.training.flops import counted, peak_flops
-from dray.training.usage import MachineUsage, Usage
+from dray.training.usage import MachineUsage, Usage, UsageShare, counted, peak_flops
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
 
@@ -45,7 +44,7 @@ CPU = torch.device("cpu")
 
 def test_time_is_reported_by_phase_and_batches_per_second(clock: Clock) -> None:
     measured = Usage(CPU)
-    measured.data_s = 1.0
+    measured.trained(0, 0, data_s=1.0)
     measured.record("training", 4.0, batches=20)
     measured.record("validating", 2.0)
     measured.record("waiting", 0.25)
@@ -76,31 +75,35 @@ def test_figures_are_reported_every_few_seconds_only(clock: Clock) -> None:
     assert told == {"training_s": 8.0, "batches_per_second": 0.25}, "with the second report"
 
 
+def add(measured: Usage, *machines: MachineUsage | None) -> None:
+    ranks = [UsageShare(machine, 0.0, 0.0) for machine in machines]
+    measured.add_ranks(ranks, ranks)
+
+
 def test_a_machine_is_looked_at_once_a_second_at_most(clock: Clock) -> None:
     measured = Usage(CPU)
     clock.now, clock.cpu_s = 102.0, 103.0
-    first = measured.machine()
+    first = measured.share().machine
     assert first is not None
     assert first.cpu_cores == 1.5
     assert 0.01 < first.memory_gb < 100
     assert first.gpu_memory_gb is None
     clock.now, clock.cpu_s = 102.5, 1000.0
-    assert measured.machine() is first
+    assert measured.share().machine is first
     clock.now, clock.cpu_s = 104.0, 105.0
-    second = measured.machine()
+    second = measured.share().machine
     assert second is not None
     assert second.cpu_cores == 1.0
 
 
 def test_ranks_are_added_up(clock: Clock) -> None:
     measured = Usage(CPU)
-    measured.set_ranks(
-        [
-            MachineUsage(1.0, 2.0, 3.0, 2.5, 1, gpu_percent=50.0),
-            None,
-            MachineUsage(0.5, 1.0, 4.0, 1.5, 2, gpu_percent=100.0),
-            MachineUsage(0.5, 1.0),
-        ]
+    add(
+        measured,
+        MachineUsage(1.0, 2.0, 3.0, 2.5, 1, gpu_percent=50.0),
+        None,
+        MachineUsage(0.5, 1.0, 4.0, 1.5, 2, gpu_percent=100.0),
+        MachineUsage(0.5, 1.0),
     )
     told = {
         "cpu_cores": 2.0,
@@ -116,11 +119,10 @@ def test_ranks_are_added_up(clock: Clock) -> None:
 def test_work_of_all_ranks_makes_throughput_and_mfu(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     measured = Usage(torch.device("cuda:0"), flops_per_record=39e12)
-    measured.records, measured.tokens = 6, torch.tensor(3000)
-    mine = measured.take_work()
-    assert measured.take_work() == (0, 0)
-    measured.add_work([mine, (2.0, 1000.0)])
-    measured.set_ranks([None, None])
+    measured.trained(6, torch.tensor(3000), data_s=0.0)
+    mine = measured.share()
+    assert measured.share() == UsageShare(None, 0.0, 0.0)
+    measured.add_ranks([mine, UsageShare(None, 2.0, 1000.0)], [mine, UsageShare(None, 2.0, 1000.0)])
     measured.record("training", 2.0, batches=3)
     told = {
         "training_s": 2.0,
@@ -179,7 +181,7 @@ def test_a_gpu_that_can_not_be_measured_is_logged_once_and_left_out(
     measured = Usage(torch.device("cuda:0"))
     for _ in range(3):
         clock.now += 2.0
-        measured.set_ranks([measured.machine()])
+        add(measured, measured.share().machine)
     told = measured.flush(at_once=True)
     assert told is not None
     memory = {"gpu_memory_gb": 2.0, "gpu_peak_memory_gb": 1.0, "gpu_alloc_retries": 3}
@@ -197,8 +199,8 @@ def test_a_machine_that_can_not_be_measured_is_left_out(clock: Clock, monkeypatc
     monkeypatch.setattr(usage, "Path", fails)
     measured = Usage(CPU)
     clock.now += 2.0
-    assert measured.machine() == MachineUsage()
-    measured.set_ranks([measured.machine(), MachineUsage(1.0, 2.0)])
+    assert measured.share().machine == MachineUsage()
+    add(measured, measured.share().machine, MachineUsage(1.0, 2.0))
     assert measured.flush(at_once=True) == {"cpu_cores": 1.0, "memory_gb": 2.0}
 
 
@@ -210,7 +212,7 @@ def test_pynvml_is_optional(clock: Clock, monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: STATS)
     measured = Usage(torch.device("cuda:0"))
     clock.now += 2.0
-    machine = measured.machine()
+    machine = measured.share().machine
     assert machine is not None
     assert (machine.gpu_memory_gb, machine.gpu_percent) == (2.0, None)
     assert caplog.messages == []
@@ -230,7 +232,7 @@ def test_processes_that_load_data_count(clock: Clock) -> None:
             assert child.stdin is not None
             child.stdout.readline()
             clock.now += 2
-            found.append(measured.machine())
+            found.append(measured.share().machine)
             child.stdin.write(b"\n")
 
     thread = threading.Thread(target=train)

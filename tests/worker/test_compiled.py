@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from dray import pytorch
 from dray.hosts import use_host
-from dray.training import warm
+from dray.training.trial import before_training
 from dray.worker.isolation import compiled as compiled_module
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from tests.pytorch.fakes import FakeHost
@@ -68,7 +68,7 @@ def outputs(change: Callable[[], Any] = lambda: None, *, width: int = 3) -> tupl
     torch.manual_seed(0)
     model = Net(width)
     compiled = torch.compile(model, backend="eager")
-    for prepare in warm.before_training:
+    for prepare in before_training:
         prepare([model])
     x = torch.ones(2, 4)
     return compiled(x).detach(), model(x).detach()

@@ -60,9 +60,10 @@ export function showList(place) {
     const [id, name, state, progress, best, slots, tags, started] = line.children;
     put(id, it.number === null ? "" : String(it.number));
     const [link, directory] = name.children;
-    if (link.getAttribute("href") !== address(it.name)) link.href = address(it.name);
+    if (it.is_local) link.removeAttribute("href");  // it has no page
+    else if (link.getAttribute("href") !== address(it.name)) link.href = address(it.name);
     put(link, it.title);
-    put(directory, it.title === it.name ? "" : it.name);
+    put(directory, it.is_local ? "local run" : it.title === it.name ? "" : it.name);
     if (state.dataset.state !== it.state) {
       state.dataset.state = it.state;
       state.replaceChildren(badge(it.state));

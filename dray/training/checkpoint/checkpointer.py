@@ -16,8 +16,7 @@ from dray.training.host import Host, Report
 from dray.training.loop import Publish
 from dray.training.parallel.exchange import all_or_none, on_chief
 from dray.training.pretrained import unshare_changed_shards
-from dray.training.rank import Rank
-from dray.training.trial import Hooks
+from dray.training.trial import Hooks, Rank
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

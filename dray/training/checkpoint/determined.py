@@ -19,7 +19,7 @@ import torch
 
 from dray.training import rng
 from dray.training.checkpoint.plain_state import read_json
-from dray.training.parallel.division import Division
+from dray.training.parallel.mesh import Division
 from dray.training.progress import Progress
 from dray.training.units import is_int
 

@@ -38,7 +38,7 @@ from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import check_savable, load_as, read_json
 from dray.training.checkpoint.portable import portable
 from dray.training.checkpoint.shard_file import TensorPiece
-from dray.training.parallel.division import Division
+from dray.training.parallel.mesh import Division
 from dray.training.progress import Progress
 
 STATE = "state-dict.pth"

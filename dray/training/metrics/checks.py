@@ -1,27 +1,128 @@
-"""What a host checks in the reports of its trial: the searcher's metric is present, and no loss is NaN."""
+"""Checks of a trial's reports: the metrics that the search compares, the length in them, losses that are NaN."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
-from dray.training.host import Report
-from dray.training.metrics.divergence import diverged
-from dray.training.metrics.searcher_metric import BY_PROGRAM, check_metrics, metric_warning
+from dray.training.errors import SearcherMetricError
+from dray.training.host import Reached, Report
 
 log = logging.getLogger(__name__)
+
+
+BY_TRIAL = "validation returned", "return it from evaluate_batch() or evaluate_full_dataset()"
+BY_PROGRAM = "the program reported", "report it with core_context.train.report_validation_metrics()"
+
+
+def check_metrics(
+    metrics: Sequence[str], validation: Mapping[str, object], by: tuple[str, str] = BY_TRIAL, *, known: bool = False
+) -> None:
+    """Check that the search can compare a validation.
+
+    Args:
+        metrics: the searcher's; none if it compares nothing.
+        by: what provided the validation, and how it would provide the metric.
+        known: the search has received the metrics from this trial before: then they may be missing.
+
+    Raises:
+        SearcherMetricError: a metric is missing, or not a number.
+    """
+    provided, how = by
+    field = "searcher.metrics" if len(metrics) > 1 else "searcher.metric"
+    compared = "searcher.metrics: the search compares" if len(metrics) > 1 else "searcher.metric: the search compares"
+    for metric in metrics:
+        if metric in validation and not isinstance(validation[metric], (int, float)):
+            raise SearcherMetricError(
+                f"{field}: {metric!r} must be a number, but {provided} {validation[metric]!r:.80}"
+            )
+        if metric not in validation and not known:
+            raise SearcherMetricError(
+                f"{compared} {metric!r}, but {provided} {sorted(validation) or 'no validation metrics'}; {how}, or set "
+                f"{field} to one of these{_hint(metric, validation)}"
+            )
+
+
+def metric_warning(metric: str, validation: Mapping[str, object]) -> str:
+    """The warning with ``searcher: {name: single}``, which compares nothing, so that training continues; "" if the
+    metric is present."""
+    if isinstance(validation.get(metric), (int, float)):
+        return ""
+    return (
+        f"searcher.metric is {metric!r}, but the validation metrics are {sorted(validation)}. The trial trains on, "
+        "because `single` compares nothing, but it will have no best validation; set searcher.metric to one of these"
+        f"{_hint(metric, validation)}"
+    )
+
+
+def _hint(metric: str, validation: Mapping[str, object]) -> str:
+    from dray.errors import did_you_mean  # here, as workers should import little
+
+    return did_you_mean(metric, validation.keys())
+
+
+def is_loss(kind: str, name: str, metric: str) -> bool:
+    """Whether a metric of this kind ("training", "validation") counts: the searcher's, and all with "loss" in the name.
+
+    Others may be infinite or undefined in a sound trial, such as the norm of gradients before a loss is scaled.
+    """
+    return kind in ("training", "validation") and (name == metric or "loss" in name.lower())
+
+
+def diverged(metric: str, reported: Mapping[str, Mapping[str, object] | None]) -> str:
+    """The first loss that is not finite, for a message; "" if all are.
+
+    >>> diverged("error", {"training": {"loss": 0.5}, "validation": {"error": float("nan")}})
+    'the validation metric error is nan'
+    """
+    for kind, metrics in reported.items():
+        for name, value in (metrics or {}).items():
+            if is_loss(kind, name, metric) and isinstance(value, float) and not math.isfinite(value):
+                return f"the {kind} metric {name} is {value}"
+    return ""
+
+
+def time_of(metric: str, validation: Mapping[str, object]) -> float:
+    """The trial's length, by this validation.
+
+    Raises:
+        SearcherMetricError: the metric is missing, or not a finite number >= 0.
+    """
+    if metric not in validation:
+        raise SearcherMetricError(
+            f"searcher.time_metric: the search measures length by {metric!r}, but validation returned "
+            f"{sorted(validation)}; return it from evaluate_batch() or evaluate_full_dataset() (with the core API, "
+            "report it with each report_validation_metrics()), or name one of these"
+        )
+    time = validation[metric]
+    if isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time) or time < 0:
+        raise SearcherMetricError(f"searcher.time_metric: {metric!r} must be a finite number >= 0, got {time!r}")
+    return time
+
+
+def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached:
+    """What a trial whose length was ``before`` and is ``now`` has reached.
+
+    Args:
+        rungs: lengths, ascending; the last one is that of a complete trial.
+        before: the length at the last validation that the search knows of, None if there was none.
+
+    >>> crossed([1, 4, 16], None, 0.5), crossed([1, 4, 16], 0.5, 5), crossed([1, 4, 16], 5, 16)
+    ('nothing', 'rung', 'end')
+    """
+    if now >= rungs[-1]:
+        return "end"
+    return "rung" if any((before is None or before < rung) and rung <= now for rung in rungs) else "nothing"
 
 
 class MetricChecks:
     """Checks the reports of one trial.
 
     Args:
-        metrics: the config's `searcher.metric`, or all of its `searcher.metrics`, the first objective first.
+        metrics: the searcher's, the first objective first.
         is_alone: the trial is the only one, of `searcher: {name: single}`, which compares nothing.
         stops_on_nan: the config's `stop_on_nan`.
-
-    Attributes:
-        compared: the metrics that the search compares; none if it compares nothing.
     """
 
     def __init__(self, metrics: Sequence[str], *, is_alone: bool, stops_on_nan: bool) -> None:
@@ -30,14 +131,7 @@ class MetricChecks:
         self.compared = () if is_alone else tuple(metrics)
 
     def check_program(self, report: Report | None, *, known: bool) -> None:
-        """Check a report of a program with its own loop; None once it has ended.
-
-        Args:
-            known: the search has received the metric from this trial before.
-
-        Raises:
-            SearcherMetricError: the search compares a metric that is missing or not a number.
-        """
+        """Check a report of a program with its own loop; None once it has ended. See `check_metrics`."""
         validation = {} if report is None else report.validation
         if validation is not None and (report is None or report.compared):
             check_metrics(self.compared, validation, BY_PROGRAM, known=known)

@@ -14,6 +14,7 @@ little-endian; CRC-32C, rotated and shifted). The fields of an `Event`:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import socket
@@ -56,12 +57,7 @@ def _masked(data: bytes) -> int:
 
 
 def scalars(wall_time: float, step: int, values: Mapping[str, float]) -> bytes:
-    """An event: scalars by tag, at a step.
-
-    Args:
-        wall_time: seconds since the epoch.
-        step: at least 0.
-    """
+    """An event: scalars by tag, at a step of at least 0 and a time in seconds since the epoch."""
     parts = []
     for tag, value in values.items():
         head = _tag(tag)
@@ -79,10 +75,6 @@ def hparams(wall_time: float, values: Mapping[str, bool | float | str]) -> bytes
     """An event: the hyperparameters of the run in this file's directory, for TensorBoard's HParams page.
 
     The metrics shown beside them are the last scalars of each tag.
-
-    Args:
-        wall_time: seconds since the epoch.
-        values: by dotted name.
     """
     entries = b"".join(
         _part(1, _part(1, name.encode(errors="replace")) + _part(2, _hparam(value))) for name, value in values.items()
@@ -134,24 +126,20 @@ _DOUBLE = struct.Struct("<d").pack
 _FLOAT = struct.Struct("<f").pack
 _HEAD = struct.Struct("<QI").pack
 _CHECK = struct.Struct("<I").pack
-_heads: dict[int, bytes] = {}
-_tags: dict[str, bytes] = {}
 
 
 def _record(event: bytes) -> bytes:
-    size = len(event)
-    head = _heads.get(size)
-    if head is None:
-        head = _heads[size] = _HEAD(size, _masked(struct.pack("<Q", size)))
-    return b"%b%b%b" % (head, event, _CHECK(_masked(event)))
+    return b"%b%b%b" % (_head(len(event)), event, _CHECK(_masked(event)))
 
 
+@functools.cache
+def _head(size: int) -> bytes:
+    return _HEAD(size, _masked(struct.pack("<Q", size)))
+
+
+@functools.cache
 def _tag(tag: str) -> bytes:
-    encoded = _tags.get(tag)
-    if encoded is None:
-        text = tag.encode()
-        encoded = _tags[tag] = b"\x0a" + _varint(len(text)) + text
-    return encoded
+    return _part(1, tag.encode())
 
 
 def _float(value: float) -> bytes:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import abc
+import copy
 import enum
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from dray.training.metrics.values import detached
 
@@ -36,16 +39,9 @@ def reduce_values(reducer: Reducer, values: Sequence[Any], counts: Sequence[int]
     array = np.asarray(values)
     if array.dtype.kind == "f":
         array = array.astype(np.float64)
-    match reducer:
-        case Reducer.AVG:
-            weights = None if counts is None else np.asarray(counts, dtype=float)
-            return float(np.average(array, axis=None if weights is None else 0, weights=weights))
-        case Reducer.SUM:
-            return array.sum().item()  # type: ignore[no-any-return]
-        case Reducer.MAX:
-            return array.max().item()  # type: ignore[no-any-return]
-        case Reducer.MIN:
-            return array.min().item()  # type: ignore[no-any-return]
+    if reducer is Reducer.AVG:
+        return float(np.average(array, axis=None if counts is None else 0, weights=counts))
+    return getattr(array, reducer.name.lower())().item()  # type: ignore[no-any-return]
 
 
 class MetricReducer(abc.ABC):
@@ -131,19 +127,7 @@ class ReducerRegistry:
         for_training: bool = True,
         for_validation: bool = True,
     ) -> Any:
-        """Add a metric that is reduced properly over batches and ranks.
-
-        Args:
-            reducer: a function of a flat list of values, or a `MetricReducer`.
-            name: name of the metric; None if the reducer returns a dict of several.
-            for_training, for_validation: in which workloads it is reset and reduced.
-
-        Returns:
-            The object whose `update` you call: the reducer itself, or one that collects values for the function.
-
-        Raises:
-            AssertionError: it is wrapped already, or neither a function nor a MetricReducer.
-        """
+        """See `PyTorchTrialContext.wrap_reducer`."""
         if isinstance(reducer, MetricReducer):
             wrapped = reducer
         else:
@@ -204,11 +188,7 @@ def _describe(reducer: MetricReducer) -> str:
 
 
 def check_names(reduced: Mapping[str, Any], others: Mapping[str, Any], source: str) -> None:
-    """Check that no reducer's metric has the name of another metric.
-
-    Raises:
-        ValueError: one does.
-    """
+    """Raise a ValueError if a reducer's metric has the name of another metric."""
     if both := sorted(reduced.keys() & others.keys()):
         raise ValueError(
             f"a reducer and {source} both give the metric {', '.join(map(repr, both))}; give one of them another name: "
@@ -233,3 +213,73 @@ def _named(
             f"the reducer {_describe(reducer)} (name={name!r}) failed in {step}(): {error!r}; if only {other} "
             f"updates it, wrap it with {argument}=False"
         ) from error
+
+
+def is_torchmetric(candidate: Any) -> bool:
+    """Whether this is a `torchmetrics.Metric` or `MetricCollection`; impossible before torchmetrics is imported."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    return torchmetrics is not None and isinstance(candidate, (torchmetrics.Metric, torchmetrics.MetricCollection))
+
+
+class TorchMetricReducer(MetricReducer):
+    """A metric of torchmetrics, or a collection of them, which the trial updates.
+
+    torchmetrics itself would gather states in a separate collective whenever `compute()` is called. Here they are
+    exchanged with the trainer's other data, so that no rank waits for one that failed.
+    """
+
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
+        metric.reset()
+        #: Computes the metric of all ranks, on the CPU; the trial's own metric is not changed.
+        self._whole = copy.deepcopy(metric).cpu()
+        for _, part in _parts(self._whole):
+            # Its state is already that of all ranks.
+            part.distributed_available_fn = bool  # False
+
+    def reset(self) -> None:
+        self.metric.reset()
+
+    def per_slot_reduce(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """(number of updates, state) of each metric in it, on the CPU."""
+        if isinstance(self.metric, sys.modules["torchmetrics"].MetricCollection):
+            # items() separates the state of metrics that share it in a collection.
+            list(self.metric.items())
+        return {
+            name: (part._update_count, {key: _to_cpu(value) for key, value in part.metric_state.items()})
+            for name, part in _parts(self.metric)
+        }
+
+    def cross_slot_reduce(self, per_slot_metrics: list[dict[str, tuple[int, dict[str, Any]]]]) -> Any:
+        self._whole.reset()
+        for name, part in _parts(self._whole):
+            slots = [slot[name] for slot in per_slot_metrics]
+            part._update_count = sum(count for count, _ in slots)
+            for key, reduction in part._reductions.items():
+                setattr(part, key, _merged([state[key] for _, state in slots], reduction))
+        return self._whole.compute()
+
+
+def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
+    """A metric and the metrics in it, by path."""
+    kind = sys.modules["torchmetrics"].Metric
+    return ((name, module) for name, module in metric.named_modules() if isinstance(module, kind))
+
+
+def _merged(states: list[Any], reduction: Any) -> Any:
+    """Merge the states of all ranks, as torchmetrics would."""
+    if isinstance(states[0], list):
+        return interleaved(states)
+    if len(states) == 1:
+        return states[0]
+    stacked = torch.stack(states)
+    return stacked if reduction is None else reduction(stacked)
+
+
+def _to_cpu(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        # A copy, since the metric will update its own.
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, (list, tuple)):
+        return [_to_cpu(item) for item in state]
+    return copy.deepcopy(state)

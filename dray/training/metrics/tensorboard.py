@@ -27,12 +27,8 @@ class TensorBoard:
     """The event files of one process of a trial, made when there is something to write.
 
     The trainer's scalars go to a separate file until the trial asks for a `SummaryWriter`, then to its file, since
-    TensorBoard follows only one file of a directory at a time.
-
-    Args:
-        directory: the directory of the files; need not exist.
-        enabled: whether the trainer writes its metrics, and the hyperparameters before them.
-        hparams: the trial's hyperparameters.
+    TensorBoard follows only one file of a directory at a time. With `enabled` the trainer writes its metrics, and the
+    hyperparameters before them.
     """
 
     def __init__(self, directory: Path, enabled: bool = True, hparams: Mapping[str, Any] | None = None) -> None:
@@ -58,36 +54,21 @@ class TensorBoard:
         self._write([event_file.restart(time.time(), step)])
 
     def write(self, rows: Iterable[tuple[float, int, Mapping[str, float]]]) -> None:
-        """Write scalars, if enabled.
-
-        A write error is only logged.
-
-        Args:
-            rows: (time in seconds since the epoch, step, numbers by tag).
-        """
+        """Write rows of (seconds since the epoch, step, numbers by tag), if enabled. An error is only logged."""
         if self.enabled:
             hparams, self._hparams = self._hparams, {}
             first = [event_file.hparams(time.time(), hparams)] if hparams else []
             self._write(itertools.chain(first, (event_file.scalars(*row) for row in rows)))
 
     def write_batches(self, first: int, times: Iterable[float], rows: Iterable[Mapping[str, float]]) -> None:
-        """Write the trainer's metrics of consecutive batches, one row each.
-
-        Args:
-            first: the number of the first batch.
-            times: of each batch, in seconds since the epoch.
-            rows: the metrics of each batch.
-        """
+        """Write the trainer's metrics of consecutive batches, from number `first` on."""
         self.write(
             (at, step, _tagged(row)) for step, (at, row) in enumerate(zip(times, rows, strict=False), first) if row
         )
 
     def write_metrics(self, batches: int, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
-        """Write metrics of this many batches trained; values other than numbers are left out.
-
-        Args:
-            validation: names get the prefix "val_", unless they begin with "val".
-        """
+        """Write metrics of this many batches trained; values other than numbers are left out. With `validation` names
+        get the prefix "val_", unless they begin with "val"."""
         if not self.enabled:
             return
         prefix = "val_" if validation else ""

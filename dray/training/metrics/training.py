@@ -77,15 +77,8 @@ class Column:
 
 
 class TrainingMetrics:
-    """The metrics of one training workload.
-
-    Args:
-        keep_batches: also keep every batch's metrics as they are, for callbacks.
-
-    Attributes:
-        keep_times: keep the time of each batch, for TensorBoard.
-        times: of each batch, in seconds since the epoch.
-    """
+    """The metrics of one training workload; with `keep_batches` also each batch's as they are, for callbacks, and with
+    `keep_times` the `times` of the batches in seconds since the epoch, for TensorBoard."""
 
     __slots__ = ("_columns", "_kept", "keep_batches", "keep_times", "times")
 
@@ -100,32 +93,20 @@ class TrainingMetrics:
         self.times: list[float] = []
 
     def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
-        """Add what `train_batch` returned.
-
-        Raises:
-            TypeError: neither a dict nor a tensor.
-            ValueError: the names differ from those of the batches before.
-        """
-        if isinstance(metrics, dict):  # first, since the check for a tensor takes longer
-            pass
-        elif isinstance(metrics, torch.Tensor):
-            metrics = {"loss": metrics}
-        else:
-            raise TypeError(
-                "train_batch() must return a dict of metrics or one tensor (the loss), "
-                f"got {metrics!r} of type {type(metrics).__name__}"
-            )
+        """Add what `train_batch` returned: a dict or a tensor, with the same names in each batch."""
+        if type(metrics) is not dict:
+            metrics = _as_dict(metrics)
         columns = self._columns
-        if not columns:
-            columns.update((name, Column()) for name in metrics)
         if metrics.keys() != columns.keys():
-            raise ValueError(
-                f"train_batch() must return the same metrics for every batch: {sorted(columns)} before, "
-                f"{sorted(metrics)} now"
-            )
+            if columns:
+                raise ValueError(
+                    f"train_batch() must return the same metrics for every batch: {sorted(columns)} before, "
+                    f"{sorted(metrics)} now"
+                )
+            columns.update((name, Column()) for name in metrics)
         for name, value in metrics.items():
             column = columns[name]
-            if isinstance(value, torch.Tensor) and value.is_cpu and value.dim() == 0 and value.is_floating_point():
+            if type(value) is torch.Tensor and value.is_cpu and value.dim() == 0 and value.is_floating_point():
                 # Fast path for most metrics: there is no device to wait for, and a number needs no copy and no detach.
                 value = value.item()
                 if not column.on_device:
@@ -146,6 +127,17 @@ class TrainingMetrics:
     def take_batches(self) -> list[dict[str, Any]]:
         """Every batch's metrics, with tensors as NumPy arrays."""
         return [{name: to_numpy(value) for name, value in metrics.items()} for metrics in self._kept]
+
+
+def _as_dict(metrics: Any) -> Mapping[str, Any]:
+    if isinstance(metrics, dict):
+        return metrics
+    if isinstance(metrics, torch.Tensor):
+        return {"loss": metrics}
+    raise TypeError(
+        "train_batch() must return a dict of metrics or one tensor (the loss), "
+        f"got {metrics!r} of type {type(metrics).__name__}"
+    )
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:

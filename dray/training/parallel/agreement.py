@@ -52,24 +52,30 @@ NEVER = 1 << 62
 
 
 class _Board:
-    """Numbers that ranks post by name, for the others to read. A single rank needs no store."""
+    """Numbers that ranks post by name, for the others to read.
+
+    Only the listening thread uses the store, in `has` and `read`, which send what was posted: a call may wait for a
+    chief that has stopped, and must not keep another thread waiting.
+    """
 
     def __init__(self, store: Any = None, prefix: str = "") -> None:
-        self._store, self._prefix = store, prefix
+        self._store, self._prefix = store, prefix  # a single rank needs no store
         self._posted: dict[str, int] = {}
+        self._sent = 0
 
     def post(self, name: str, value: int = 1) -> None:
-        """Post a number, unless this rank has already posted one under this name."""
-        if name in self._posted:
-            return
-        with contextlib.suppress(Exception):  # the chief has ended, and its store with it
-            if self._store is not None:
-                self._store.set(self._prefix + name, str(value).encode())
-            self._posted[name] = value
+        """Post a number, unless this rank has already posted one under this name. In any thread."""
+        self._posted.setdefault(name, value)
+
+    def send(self) -> None:
+        for name in list(self._posted)[self._sent :] if self._store is not None else ():
+            self._store.set(self._prefix + name, str(self._posted[name]).encode())
+            self._sent += 1
 
     def has(self, *names: str) -> bool:
         if self._store is None:
             return all(name in self._posted for name in names)
+        self.send()
         return bool(self._store.check([self._prefix + name for name in names]))
 
     def read(self, name: str) -> int:
@@ -81,14 +87,13 @@ class Agreement:
 
     Keeps the error that the run ends with until what was trained is saved.
 
-    Attributes:
-        stop_at: once this many batches are trained, ask `must_stop`.
-
     Args:
-        peers: the ranks.
         stop_requested: whether this rank has been asked to stop; called in a thread.
         trained: returns the number of batches that this rank has trained; called in a thread.
-        device: the device of the training.
+
+    Attributes:
+        stop_at: once this many batches are trained, ask `must_stop`.
+        board: what the ranks have posted.
     """
 
     def __init__(
@@ -102,8 +107,8 @@ class Agreement:
         self.stop_at = NEVER
         self._peers, self._stop_requested, self._trained, self._device = peers, stop_requested, trained, device
         self._error: BaseException | None = None
-        self._board = _Board()
-        self._stop_agreed, self._over = threading.Event(), threading.Event()
+        self.board = _Board()
+        self._stop_agreed, self._wake, self._over = threading.Event(), threading.Event(), False
         # Sections between two exchanges are numbered, the same on all ranks.
         self._section, self._inside = 0, False
         self._stopping = self._aborted = False
@@ -120,16 +125,17 @@ class Agreement:
         try:
             yield
         except BaseException:
-            self._board.post(self._name("begun"), 0)  # so that no rank waits for this one
+            self.board.post(self._name("begun"), 0)  # so that no rank waits for this one
             raise
         finally:
-            self._over.set()
-            thread.join()
+            self._over = True
+            self._wake.set()
+            thread.join(LEAVE_S)  # it may wait for a chief that has stopped
 
     def connect(self) -> None:
         """Connect the ranks, which call this together."""
         if (store := self._peers.side_store()) is not None:
-            self._board = _Board(store, f"{self._peers.broadcast(uuid.uuid4().hex)}/")
+            self.board = _Board(store, f"{self._peers.broadcast(uuid.uuid4().hex)}/")
 
     def _name(self, what: str) -> str:
         return f"{what}/{self._peers.rank}"
@@ -139,13 +145,19 @@ class Agreement:
 
     def _listen(self) -> None:
         try:
-            while not self._over.wait(AGREE_S if self._abort_by or self._is_agreeing() else LISTEN_S):
+            while True:
+                self._wake.wait(AGREE_S if self._abort_by or self._is_agreeing() else LISTEN_S)
+                self._wake.clear()
+                if self._over:
+                    break
                 if not self._stop_agreed.is_set():
                     self._check_stop()
                 if self._abort_by:
                     self._abort_together()
                 elif self._peers.size > 1 and not self._aborted:
                     self._check_leave()
+            with contextlib.suppress(Exception):  # the chief has ended, and its store with it
+                self.board.send()
         except Exception as error:
             # Without the others there is nothing to agree on. Training itself will notice what happened to them.
             log.warning("no longer listening for requests to stop: %r", error)
@@ -159,40 +171,40 @@ class Agreement:
     def _check_stop(self) -> None:
         if not self._stopping:
             if self._stop_requested():
-                self._board.post("stop")
-            elif not self._board.has("stop"):
+                self.board.post("stop")
+            elif not self.board.has("stop"):
                 return
             self._stopping = True
             # From now on training calls `must_stop` before each batch. The number is read after that, so that training
             # can have begun one more batch at most.
             self.stop_at = 0
-            self._board.post(self._name("begun"), self._trained() + 1)
-        if self._board.has(*self._all("begun")):
-            self.stop_at = max(self._board.read(name) for name in self._all("begun"))
+            self.board.post(self._name("begun"), self._trained() + 1)
+        if self.board.has(*self._all("begun")):
+            self.stop_at = max(self.board.read(name) for name in self._all("begun"))
             self._stop_agreed.set()
 
     def _check_leave(self) -> None:
-        failed = self._board.has("failed")
+        failed = self.board.has("failed")
         if self._left is None:
-            if not failed and not self._board.has("left"):
+            if not failed and not self.board.has("left"):
                 return
-            self._left = self._board.read("failed" if failed else "left"), time.monotonic()
+            self._left = self.board.read("failed" if failed else "left"), time.monotonic()
         section, since = self._left
         if self._section > section or (self._section == section and not self._inside):
-            self._board.post(self._name("out"))
-        if self._board.has(*self._all("out")):
+            self.board.post(self._name("out"))
+        if self.board.has(*self._all("out")):
             return  # no rank waits for another
         if (failed or time.monotonic() > since + LEAVE_S) and ddp.queues_collectives(self._device):
             # All ranks are marked before any aborts: one rank's abort may end what another waits in, and that rank's
             # training must know that its results are garbage.
             self._aborted, self.stop_at, self._abort_by = True, 0, time.monotonic() + ABORT_S
             self._stop_agreed.set()
-            self._board.post(self._name("aborted"))
+            self.board.post(self._name("aborted"))
 
     def _abort_together(self) -> None:
         ready = True
         with contextlib.suppress(Exception):  # the chief has ended, and its store with it
-            ready = self._board.has(*self._all("aborted"))
+            ready = self.board.has(*self._all("aborted"))
         if ready or time.monotonic() > self._abort_by:
             self._abort_by = 0.0
             ddp.abort()
@@ -206,14 +218,10 @@ class Agreement:
 
     # ---------------------------------------------------------------------------------------------- in the training
     def section(self, work: Callable[[], T], *, training: bool = False) -> tuple[T | None, Leave | None]:
-        """Do this rank's part between two exchanges.
+        """Do this rank's part between two exchanges: what it returned, or why this rank leaves.
 
         Args:
-            work: calls the user's code.
             training: ranks wait for one another's gradients in it, or for the weights of a sharded model.
-
-        Returns:
-            What `work` returned, or why this rank leaves: for the exchange, and then for `agree`.
         """
         self._section += 1
         self._inside = True
@@ -235,9 +243,10 @@ class Agreement:
 
     def _post_leave(self, leave: Leave, training: bool) -> None:
         if leave.reason is Reason.FAILED:
-            self._board.post("failed", self._section)
+            self.board.post("failed", self._section)
         elif training and leave.reason is not Reason.DISCONNECTED:
-            self._board.post("left", self._section)
+            self.board.post("left", self._section)
+        self._wake.set()
         if training and not ddp.queues_collectives(self._device):
             ddp.disconnect(self._device)
 
@@ -245,11 +254,7 @@ class Agreement:
         return Leave(reason=Reason.DISCONNECTED, message="its collectives were aborted")
 
     def exchange(self, mine: T, leave: Leave | None) -> list[T]:
-        """An allgather. A rank that has failed does not wait long for the others.
-
-        Raises:
-            Exception: this rank's error, if it has failed, and the others do not come.
-        """
+        """An allgather. A rank that has failed raises its error if the others do not come soon."""
         return exchange(self._peers, mine, leave, self._error)
 
     def agree(self, leaves: Sequence[Leave | None], *, training: bool = False) -> Leave | None:
@@ -278,11 +283,7 @@ class Agreement:
         return replace(leave, save=leave.save and not aborted, aborted=aborted)
 
     def on_all(self, work: Callable[[], T], *, training: bool = False) -> tuple[list[T], Leave | None]:
-        """Call the user's code on all ranks: what it returned on each, or why all leave.
-
-        Args:
-            work, training: as in `section`.
-        """
+        """Call the user's code on all ranks: what it returned on each, or why all leave."""
         value, leave = self.section(work, training=training)
         ranks = self.exchange((value, leave), leave)
         return [row[0] for row in ranks], self.agree([row[1] for row in ranks], training=training)  # type: ignore[misc]

@@ -141,11 +141,8 @@ def _add_prefix(state: dict[str, Any], prefix: str, *_: Any) -> None:
 def data_parallel(
     model: torch.nn.Module, device: torch.device, ddp_kwargs: dict[str, Any], *, compress_gradients: bool
 ) -> torch.nn.Module:
-    """A model on a device with the chief's weights on all ranks, and averaged gradients if it is trained.
-
-    Args:
-        compress_gradients: send gradients in float16.
-    """
+    """A model on a device with the chief's weights on all ranks, and averaged gradients (in float16 with
+    `compress_gradients`) if it is trained."""
     shared = shared_parameters(model)
     trains = any(parameter.requires_grad for parameter in model.parameters())
     if shared or not trains:
@@ -162,11 +159,7 @@ def data_parallel(
 
 
 def broadcast_weights(model: torch.nn.Module, leave_out: Collection[str] = ()) -> None:
-    """Send the chief's weights to all ranks, where DistributedDataParallel does not.
-
-    Args:
-        leave_out: names of weights that all ranks have.
-    """
+    """Send the chief's weights to all ranks, except those named in `leave_out`, which all have."""
     assert dist.group.WORLD is not None
     _sync_module_states(model, dist.group.WORLD, BUCKET_BYTES, src=0, params_and_buffers_to_ignore=leave_out)
 

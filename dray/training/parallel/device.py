@@ -60,15 +60,7 @@ def backend_for(device: torch.device) -> str:
 
 
 def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> None:
-    """Check that no two ranks of a trial train on one GPU. All ranks call this together.
-
-    Args:
-        device: this rank's.
-        allgather: returns what all ranks pass to it, by rank.
-
-    Raises:
-        GpuConflict: some do; on all ranks.
-    """
+    """Raise a GpuConflict, on all ranks, if two ranks of a trial train on one GPU. All ranks call this together."""
     mine = None
     if device.type == "cuda":
         # By UUID: processes that each see only one device all call it number 0.

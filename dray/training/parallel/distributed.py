@@ -32,9 +32,6 @@ class DistributedContext:
         port_offset: added to the chief's port; for several trials on one machine.
         transport: carries the objects; by default torch.distributed if it is initialised, else a store on the chief.
 
-    Raises:
-        ValueError: some of the six numbers are missing or contradict each other.
-
     >>> alone = DistributedContext()
     >>> alone.rank, alone.size, alone.allgather("me")
     (0, 1, ['me'])
@@ -53,14 +50,9 @@ class DistributedContext:
         port_offset: int = 0,
         transport: Transport | None = None,
     ) -> None:
-        numbers = {
-            "rank": rank,
-            "size": size,
-            "local_rank": local_rank,
-            "local_size": local_size,
-            "cross_rank": cross_rank,
-            "cross_size": cross_size,
-        }
+        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+        given = (rank, size, local_rank, local_size, cross_rank, cross_size)
+        numbers = dict(zip(names, given, strict=True))
         missing = [name for name, value in numbers.items() if value is None]
         if missing and len(missing) < len(numbers):
             raise ValueError(
@@ -147,14 +139,8 @@ class DistributedContext:
         return self._transport.gather(stuff)
 
     def allgather(self, stuff: T, *, timeout_s: float | None = None) -> list[T]:
-        """The objects of all ranks, in rank order, on every rank.
-
-        Args:
-            timeout_s: how long to wait for the other ranks, in seconds; None: as long as they live.
-
-        Raises:
-            TimeoutError: they have not called it within that time. The ranks can't communicate any more.
-        """
+        """The objects of all ranks, in rank order, on every rank. If not all ranks call it within `timeout_s` seconds
+        (None: as long as they live), a TimeoutError; the ranks can't communicate any more."""
         if self._transport is None:
             return [stuff]
         return self._transport.allgather(stuff, timeout_s)
@@ -219,11 +205,7 @@ class NotUnderTorchrun(ValueError, KeyError):
 
 
 def check_peers(peers: DistributedContext, caller: str) -> None:
-    """Check that a program with several processes has passed them on.
-
-    Raises:
-        RuntimeError: torch.distributed has several, but `peers` is one alone.
-    """
+    """Raise a RuntimeError if torch.distributed has several processes, but `peers` is one alone."""
     import torch.distributed as dist
 
     if peers.size == 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

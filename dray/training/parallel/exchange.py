@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,19 +38,12 @@ class Reason(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """What the other ranks get of the exception that a rank leaves with, which may not be picklable.
-
-    Args:
-        reason: why it leaves.
-        save: whether to save what was trained.
-        message: what happened.
-        aborted: whether its process groups were aborted: then its tensors may hold garbage.
-    """
+    """What the other ranks get of the exception that a rank leaves with, which may not be picklable."""
 
     reason: Reason
-    save: bool = True
+    save: bool = True  # what was trained
     message: str = ""
-    aborted: bool = False
+    aborted: bool = False  # its process groups: then its tensors may hold garbage
 
     @classmethod
     def because_of(cls, error: BaseException) -> Leave:
@@ -76,8 +69,10 @@ class Leave:
 
 
 @contextlib.contextmanager
-def all_or_none(peers: DistributedContext, doing: str) -> Iterator[None]:
+def all_or_none(peers: DistributedContext, doing: str) -> Iterator[list[Any]]:
     """A block that all ranks run. If one fails in it, all raise at its end. They must not communicate in it.
+
+    Yields an empty list: what a rank adds in the block, at most one value, all ranks have after it, by rank.
 
     Args:
         doing: for the message on the other ranks: "rank 1 failed while <doing>".
@@ -87,36 +82,35 @@ def all_or_none(peers: DistributedContext, doing: str) -> Iterator[None]:
         PeerFailed: on the ranks that did not fail.
     """
     error: BaseException | None = None
+    found: list[Any] = []
     try:
-        yield
+        yield found
     except (Exception, SystemExit) as caught:
         error = caught
     leave = None if error is None else leave_by(peers, error)
-    _raise_any(error, exchange(peers, leave, leave, error), doing)
+    ranks = exchange(peers, (found[0] if found else None, leave), leave, error)
+    if error is not None:
+        raise error
+    for rank, (_, other) in enumerate(ranks):
+        if other is not None:
+            raise other.as_error(rank, doing)
+    found[:] = [value for value, _ in ranks]
+
+
+def on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list[T]:
+    """Call a function on each rank; returns, on all ranks, the list of its results. If one fails, all raise."""
+    with all_or_none(peers, doing) as found:
+        found.append(work())
+    return found
 
 
 def on_chief(peers: DistributedContext, doing: str, work: Callable[[], T], mine: Any = None) -> tuple[T, list[Any]]:
     """Call a function on the chief; returns, on all ranks, its result and the list of all ranks' `mine`.
 
-    If it fails, all ranks raise, as with `all_or_none`. There is a single exchange, since each takes a millisecond.
+    If it fails, all ranks raise. There is a single exchange, since each takes a millisecond.
     """
     ranks: list[Any] = on_all(peers, doing, lambda: (work() if peers.rank == 0 else None, mine))
     return ranks[0][0], [row[1] for row in ranks]
-
-
-def on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list[T]:
-    """Call a function on each rank; returns, on all ranks, the list of its results. If one fails, all raise, as with
-    `all_or_none`."""
-    value: Any = None
-    error: BaseException | None = None
-    try:
-        value = work()
-    except (Exception, SystemExit) as caught:
-        error = caught
-    leave = None if error is None else leave_by(peers, error)
-    ranks = exchange(peers, (value, leave), leave, error)
-    _raise_any(error, [row[1] for row in ranks], doing)
-    return [row[0] for row in ranks]
 
 
 _report: Callable[[BaseException], None] | None = None
@@ -156,12 +150,3 @@ def exchange(peers: DistributedContext, mine: T, leave: Leave | None, error: Bas
         log.error("rank %d failed, and so did the exchange with the other ranks: %s", peers.rank, failure)
     # Not while `failure` is handled: it is not the context of the error.
     raise error
-
-
-def _raise_any(error: BaseException | None, leaves: Sequence[Leave | None], doing: str) -> None:
-    """Raise this rank's error, or else that of the first rank that has one."""
-    if error is not None:
-        raise error
-    for rank, leave in enumerate(leaves):
-        if leave is not None:
-            raise leave.as_error(rank, doing)

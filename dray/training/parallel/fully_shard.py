@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -17,6 +18,8 @@ from dray.training.parallel.sharding import UNSYNCED, broadcast, connect, fsdp_m
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
+
+log = logging.getLogger(__name__)
 
 Kind: TypeAlias = type[nn.Module] | str
 
@@ -73,26 +76,22 @@ class FullyShard:
     init: Callable[[nn.Module], Any] | None = None
 
     def __post_init__(self) -> None:
-        if not (self._is_function or all(map(_is_kind, self._kinds))):
-            raise TypeError(
-                "FullyShard(units=...) takes classes of modules, names of classes, or a function of a module that "
-                f"returns a bool; got {self.units!r}"
-            )
-        for name in ("cpu_offload", "sync_each_batch", "compile", "float8"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"FullyShard({name}=...) must be a bool, got {getattr(self, name)!r}")
-        if self.activation_checkpointing not in (False, True, "selective"):
-            raise TypeError(
-                "FullyShard(activation_checkpointing=...) must be a bool or 'selective', got "
-                f"{self.activation_checkpointing!r}"
-            )
-        if self.reshard_after_forward is not None and not isinstance(self.reshard_after_forward, int):
-            raise TypeError(
-                "FullyShard(reshard_after_forward=...) must be True, False, a number of ranks or None, got "
-                f"{self.reshard_after_forward!r}"
-            )
-        if self.init is not None and not callable(self.init):
-            raise TypeError(f"FullyShard(init=...) must be a function of a module, got {self.init!r}")
+        reshard: Any = self.reshard_after_forward
+        bools = ("cpu_offload", "sync_each_batch", "compile", "float8")
+        kinds = "classes of modules, names of classes, or a function of a module that returns a bool"
+        for name, allowed, wanted in [
+            ("units", self._is_function or all(map(_is_kind, self._kinds)), kinds),
+            *((name, isinstance(getattr(self, name), bool), "a bool") for name in bools),
+            (
+                "activation_checkpointing",
+                self.activation_checkpointing in (False, True, "selective"),
+                "a bool or 'selective'",
+            ),
+            ("reshard_after_forward", reshard is None or isinstance(reshard, int), "a bool, a number of ranks or None"),
+            ("init", self.init is None or callable(self.init), "a function of a module"),
+        ]:
+            if not allowed:
+                raise TypeError(f"FullyShard({name}=...) must be {wanted}, got {getattr(self, name)!r}")
         if self.float8 and self.cpu_offload:
             raise ValueError(
                 "FullyShard(float8=True) can't be combined with cpu_offload=True; leave out one of the two"
@@ -169,18 +168,9 @@ def _dtype(name: str, value: Any) -> torch.dtype | None:
 
 
 def check_arguments(
-    model: nn.Module,
-    parallel: FullyShard | None,
-    ddp_kwargs: Mapping[str, Any],
-    *,
-    compress: bool,
-    replicas: int,
+    model: nn.Module, parallel: FullyShard | None, ddp_kwargs: Mapping[str, Any], *, compress: bool, replicas: int
 ) -> None:
-    """Check the arguments of `wrap_model` for a sharded model.
-
-    Args:
-        compress: `optimizations.gradient_compression`.
-        replicas: among how many the data are divided.
+    """Check the arguments of `wrap_model` for a sharded model, whose data are divided among `replicas`.
 
     Raises:
         TypeError, ValueError: as `wrap_model`.
@@ -214,8 +204,7 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
     """Shard a model in place, over the data-parallel dimensions of a mesh. All ranks call this together.
 
     Raises:
-        ValueError: as `FullyShard._find`; a parameter belongs to two units; or a module on the meta device has nothing
-            that sets its values.
+        ValueError: as `context.wrap_model`.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
@@ -249,6 +238,11 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
             if not parallel.sync_each_batch:
                 setattr(unit, UNSYNCED, True)
     if parallel.float8:
+        if not any(type(module).__name__ == "Float8Linear" for module in model.modules()):
+            log.warning(
+                "FullyShard(float8=True) has no effect: no linear layer of the units is trained and has sizes that are "
+                "multiples of 16"
+            )
         eager: Any = torch.compiler.disable
         model.register_forward_pre_hook(eager(_set_scales), prepend=True)
     for parameter in before:
@@ -306,18 +300,12 @@ def _on_meta(module: nn.Module) -> bool:
     return any(tensor.is_meta for _, tensor in own)
 
 
-_KEPT = (
-    "mm",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "_scaled_mm",
+_KEPT = [
+    *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
     "max",  # from which float8 has its scales
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
+    *(f"_scaled_dot_product_{kind}" for kind in ("flash_attention", "efficient_attention", "cudnn_attention")),
     "_scaled_dot_product_flash_attention_for_cpu",
-)
+]
 """Operators of aten whose results selective activation checkpointing keeps, much as torchtitan does."""
 
 
@@ -352,17 +340,9 @@ def _set_scales(model: nn.Module, _: Any) -> None:
     precompute_float8_dynamic_scale_for_fsdp(model)
 
 
-def _materialise(
-    modules: list[nn.Module],
-    init: Callable[[nn.Module], Any] | None,
-    device: torch.device,
-    made: dict[nn.Parameter, nn.Parameter],
-) -> None:
-    """Give modules on the meta device their values.
-
-    Args:
-        made: new parameters by those on the meta device, which modules may share.
-    """
+def _materialise(modules: list[nn.Module], init: Any, device: torch.device, made: dict[Any, nn.Parameter]) -> None:
+    """Give modules on the meta device their values; `made` has the new parameters, which modules may share, by the
+    old ones."""
     touched = [module for module in modules if _on_meta(module)]
     divided: list[tuple[nn.Module, str, Any]] = []
     for module in touched:
@@ -383,8 +363,7 @@ def _materialise(
         if init is not None:
             init(module)
         else:
-            reset: Any = module.reset_parameters
-            reset()
+            module.reset_parameters()  # type: ignore[operator]
     for module, name, like in divided:
         from torch.distributed.tensor import distribute_tensor
 

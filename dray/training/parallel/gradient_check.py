@@ -35,11 +35,7 @@ class _Step:
 
 
 class GradientCheck:
-    """Compares the gradients that optimizers step with over the ranks.
-
-    Args:
-        models: the wrapped models, none of them sharded.
-    """
+    """Compares the gradients that optimizers step with over the ranks; of wrapped models, none of them sharded."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         self._models = models
@@ -81,11 +77,7 @@ class GradientCheck:
         return taken
 
     def compare(self, ranks: Sequence[Norms]) -> None:
-        """Compare the norms of all ranks.
-
-        Raises:
-            RuntimeError: an optimizer has stepped with gradients that are not averaged.
-        """
+        """Raise a RuntimeError if an optimizer has stepped with gradients that are not averaged."""
         for step, *rows in zip(self._steps.values(), *ranks, strict=False):
             if len({(batch_idx, len(norms)) for batch_idx, norms in rows}) > 1:
                 continue  # the ranks' code differs

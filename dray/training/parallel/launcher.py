@@ -32,11 +32,7 @@ def launched() -> bool:
 def process_group(config: Mapping[str, Any] | None) -> Iterator[DistributedContext]:
     """The ranks of this program; with torchrun's, torch.distributed is initialised for the block unless it is already.
 
-    Args:
-        config: an experiment's, which may say that a slot is a CPU.
-
-    Raises:
-        NotUnderTorchrun: the program has initialised torch.distributed without the variables that torchrun sets.
+    A program that has initialised it without the variables that torchrun sets gets a NotUnderTorchrun.
     """
     initialised = dist.is_available() and dist.is_initialized()
     with contextlib.ExitStack() as stack:

@@ -23,9 +23,7 @@ class Transport(Protocol):
     """Passes picklable objects between ranks."""
 
     def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]: ...
-
     def gather(self, stuff: Any) -> list[Any] | None: ...
-
     def close(self) -> None: ...
 
 
@@ -33,11 +31,6 @@ def serve_store(host: str, timeout: timedelta, port: int = 0) -> Any:
     """A ``torch.distributed.TCPStore`` that this process serves, at a loopback host to this machine alone.
 
     What is in it is unpickled, and torch's own server listens at all addresses of the machine.
-
-    Args:
-        host: its address for the other ranks.
-        timeout: of its operations.
-        port: 0: the system chooses one.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dray.training import warm
+from dray.training.trial import before_training
 from dray.worker.isolation.settings import Setting
 
 MAX_COMPILATIONS = 64
@@ -44,11 +44,11 @@ class Compiled:
     def for_a_trial(self) -> Iterator[None]:
         """The block that a trial runs in, in its own thread."""
         self._limit = None
-        warm.before_training.append(self._begin)
+        before_training.append(self._begin)
         try:
             yield
         finally:
-            warm.before_training.remove(self._begin)
+            before_training.remove(self._begin)
             if _backends() and not self._may_stay():
                 self._forget()
 

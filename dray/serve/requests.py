@@ -1,15 +1,57 @@
-"""What a ``PATCH`` of an experiment may change."""
+"""What requests name, and ask to change or delete."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from dray.errors import NoExperiment
+from dray.records import copies
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
 from dray.serve.answers import BadInput
+from dray.serve.control import ACTIVE, Control, NotSubmitted, WrongState
 
 MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000
 """Most tags, and most characters of a tag and of the notes."""
+
+
+def experiment_path(results: Path, name: str) -> Path:
+    """The directory of an experiment.
+
+    Args:
+        results: the results directory.
+        name: from a URL, decoded.
+
+    Raises:
+        NoExperiment: there is none of this name: in particular, of none with a slash, and of no hidden one.
+    """
+    path = results / name
+    if name and not name.startswith(".") and "/" not in name and "\0" not in name:
+        # Links are those that `link_into_results` makes, to a directory of the same name.
+        is_ours = not path.is_symlink() or Path(os.readlink(path)).name == name
+        if is_ours and (path / "experiment.yaml").is_file():
+            return path.resolve()
+    raise NoExperiment(f"no experiment {name[:100]!r} in the results directory")
+
+
+def delete(control: Control, path: Path) -> None:
+    """Delete an experiment and its checkpoints, here and in its object store.
+
+    Raises:
+        WrongState: it runs, or waits to.
+        JournalError: a driver that the server knows nothing of runs it.
+        StorageError: the object store can't be used.
+    """
+    with contextlib.suppress(NotSubmitted):
+        state = control.experiment(path.name).state
+        if state in ACTIVE:
+            raise WrongState(f"{path.name} is {state}; stop it first")
+    copies.delete(StoredExperiment.here(ExperimentDirectory.open(path)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +68,7 @@ class Change:
     notes: str | None
 
 
-def parsed(body: Mapping[str, Any]) -> Change:
+def change_of(body: Mapping[str, Any]) -> Change:
     """The change that a request's body asks for.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Follows the metrics of an experiment while they are written: after the first call, only new rows are read.
+"""Follows an experiment's journal and metrics while they are written: after the first call, only what is new is read.
 
-The writer moves rows from its tail to Parquet every few seconds and begins a new tail. The old one stays for a while
-under another name, and its reader has it open, so that it can read its end first.
+The writer of metrics moves rows from its tail to Parquet every few seconds and begins a new tail. The old one stays for
+a while under another name, and its reader has it open, so that it can read its end first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,40 @@ from typing import IO, Any
 import pyarrow as pa
 
 from dray.records.metrics import PACKED, TAIL, read_parts
+from searchers.journal import Journal
+
+
+class GrowingJournal:
+    """The records of a journal.
+
+    Args:
+        path: the journal; need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._end = 0  # of what was read, in bytes
+
+    def new_records(self) -> tuple[list[dict[str, Any]], bool]:
+        """The records since the last call, and whether all were read again, because it has become shorter.
+
+        Raises:
+            JournalError: it is damaged.
+        """
+        try:
+            with self._path.open("rb") as file:
+                is_another = file.seek(0, os.SEEK_END) < self._end
+                self._end = 0 if is_another else self._end
+                file.seek(self._end)
+                data = file.read()
+        except FileNotFoundError:
+            return [], False
+        data = data[: data.rfind(b"\n") + 1]
+        records = Journal.parse(data, where=str(self._path))
+        if len(records) < data.count(b"\n"):  # a line did not reach the disk whole: resuming removes it
+            data = b"".join(data.splitlines(keepends=True)[: len(records)])
+        self._end += len(data)
+        return records, is_another
 
 
 class GrowingMetrics:
@@ -60,10 +94,10 @@ class GrowingMetrics:
     def _from_the_start(self) -> tuple[pa.Table, list[dict[str, Any]]]:
         # The tail first: rows that move to a part meanwhile are then read twice rather than never.
         self.close()
-        self._began = True
         self._open()
-        tail = self._read()
-        return read_parts(self._directory), tail
+        tail, parts = self._read(), read_parts(self._directory)
+        self._began = True
+        return parts, tail
 
     def _open(self) -> None:
         if self._file is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dray.records.growing_metrics import GrowingMetrics
+from dray.records.growing import GrowingMetrics
 from dray.records.metrics import TAIL, MetricsLog
 
 

@@ -1,0 +1,429 @@
+"""Reads an experiment's journal and metrics: after the first time only what was appended, also while a driver writes.
+
+All views of an experiment read it here, so that they show the same numbers: the list, the commands, `dray.Result`, the
+report, the server's page, notifications, the study for Optuna's tools.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dray.records.growing import GrowingJournal, GrowingMetrics
+from dray.records.hparams import in_order
+from dray.records.metrics import SYSTEM
+from dray.records.overview import ExperimentState, Overview, compared_by
+from dray.records.trial_record import FAILED, TrialRecord
+from dray.storage import Location
+from dray.text import counted, one_line
+from dray.training.metrics.checks import is_loss
+from searchers.errors import FieldError, JournalError
+from searchers.journal import Journal
+from searchers.pareto import ordered
+from searchers.records import hparams_from_json
+from searchers.views import NEVER_BEST
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dray.config.schema import ExperimentConfig
+    from dray.records.directory import ExperimentDirectory
+
+_SHOWN = 8
+
+
+class ExperimentReader:
+    """An experiment, read by `refresh`. Other threads take ``lock`` to read its attributes.
+
+    Args:
+        directory: its directory, or a copy of it.
+        where: its path or URI, by default the directory's.
+        number: its number in the results directory; None if it has none.
+        is_running: returns whether a driver runs it, None if that can't be known; by default, whether one has the
+            journal open.
+
+    Attributes:
+        is_running: whether a driver ran it when it was last read.
+        version: grows with each change.
+        trials: by number.
+        failures: the journal's records of failures, after each of which the trial was restarted or given up.
+        metrics: kinds and names of metrics that were reported.
+        objectives: what trials are compared by; one metric is one objective.
+        metric: the searcher's metric, of several the first objective.
+        sign: 1 if smaller is better, else -1.
+        has_epochs: whether all validations have their epochs.
+        derived: values that views have cached.
+
+    Raises:
+        ValueError: its experiment.yaml can't be read.
+    """
+
+    def __init__(
+        self,
+        directory: ExperimentDirectory,
+        *,
+        where: str = "",
+        number: int | None = None,
+        is_running: Callable[[], bool | None] | None = None,
+    ) -> None:
+        self.directory, self._where, self.number = directory, where or str(directory.path), number
+        self._has_driver = is_running or (lambda: Journal.writer(directory.journal) is not None)
+        self.is_running: bool | None = False
+        self.lock = threading.RLock()
+        self.version = 0
+        # Not `load_config`, which imports what the config names, such as Optuna, to check it.
+        import yaml
+
+        try:
+            raw = yaml.load(_sections(directory.config_file.read_text()), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            self._searcher = raw["searcher"]
+            self.objectives = compared_by(self._searcher)
+            self._title, self._hyperparameters = str(raw["name"]), list(raw.get("hyperparameters") or ())
+        except (yaml.YAMLError, KeyError, TypeError, AttributeError, FieldError) as error:
+            raise ValueError(f"its experiment.yaml can't be read: {one_line(error)}") from None
+        self._names = frozenset(self.objectives.names)
+        self.is_pareto = bool(self._searcher.get("metrics"))
+        self.metric, self.sign = self.objectives.first.name, 1 if self.objectives.first.smaller_is_better else -1
+        self.derived: dict[str, Any] = {}
+        self._metrics = GrowingMetrics(directory.metrics)
+        self._read_at = -math.inf
+        self._begin()
+
+    def _begin(self, journal: GrowingJournal | None = None) -> None:
+        self._journal = journal or GrowingJournal(self.directory.journal)
+        self.trials: dict[int, TrialRecord] = {}
+        self.failures: list[Mapping[str, Any]] = []
+        self.metrics: set[tuple[str, str]] = set()
+        self.has_epochs = True
+        self._measured: dict[int, TrialRecord] = {}  # also trials that the journal does not have yet
+        self._extended: list[Mapping[str, Any]] = []
+        self._config: ExperimentConfig | None = None
+        self._rungs: tuple[float, ...] | None = None
+        self._done, self._why = "", ""
+        self._max_trials: int | None = self._searcher.get("max_trials")
+        self._ran_s, self._opened, self._time = 0.0, 0.0, 0.0
+        self._began: float | None = None
+        self._last: float | None = None
+        self._started: list[TrialRecord] = []  # not compared yet
+        self._texts: dict[str, str] = {}
+        self._varying: set[str] = set()
+        self._ranked: tuple[int, list[TrialRecord], dict[int, int]] = (-1, [], {})
+        self._metrics.close()
+        self.version += 1
+
+    def refresh(self, *, max_age_s: float = 0.0) -> None:
+        """Read what is new, unless that was done less than this long ago.
+
+        Raises:
+            JournalError: its journal is damaged.
+            ValueError: its metrics are.
+        """
+        with self.lock:
+            if time.monotonic() - self._read_at < max_age_s:
+                return
+            try:
+                self._refresh()
+            except JournalError:
+                self._begin()  # perhaps it is another experiment
+                self._refresh()
+            self._read_at = time.monotonic()
+
+    def close(self) -> None:
+        """Close its files. Another `refresh` reads all metrics again."""
+        with self.lock:
+            self._metrics.close()
+
+    def _refresh(self) -> None:
+        self.is_running = self._has_driver()  # first: if a driver ends in between, its last record is read too
+        records, is_another = self._journal.new_records()
+        if is_another:
+            self._begin(self._journal)
+        for record in records:
+            try:
+                self._happened(record)
+            except (KeyError, TypeError, AttributeError):
+                self._begin()
+                raise JournalError(f"not a record of an experiment's journal: {record}") from None
+        try:
+            parts, rows = self._metrics.new_rows()
+        except (ValueError, OSError) as error:
+            raise ValueError(f"the metrics in {self.directory.metrics} can't be read: {one_line(error)}") from error
+        if parts is not None:
+            self._load(parts)
+        for row in rows:
+            if row["kind"] != SYSTEM:
+                self._reported(row)
+        self.version += bool(records or rows or parts is not None)
+
+    # ------------------------------------------------------------------ the journal
+    def _happened(self, record: Mapping[str, Any]) -> None:
+        event, at = record.get("event"), record.get("time")
+        if at is not None:
+            if self._began is None:
+                self._opened = self._time = at
+            self._began = at if self._began is None else min(at, self._began)
+            self._last = at if self._last is None else max(at, self._last)
+        if event == "opened":
+            self._ran_s += self._time - self._opened
+            self._opened, self._why = self._time if at is None else at, ""
+        self._time = self._time if at is None else at
+        match event:
+            case "started":
+                trial = self.trials[record["trial"]]
+                if trial.drawn is None:
+                    self._started.append(trial)
+                trial.start(hparams_from_json(record.get("hparams")), at)  # type: ignore[arg-type]
+            case "reported":
+                trial = self.trials[record["trial"]]
+                trial.last_step = max(trial.last_step, record["step"])
+            case "exited":
+                self.trials[record["trial"]].exit(record["reason"], at)
+            case "restarted" | "gave_up":
+                self.failures.append(record)
+                self.trials[record["trial"]].restarts += event == "restarted"
+                self.trials[record["trial"]].derived.clear()
+            case "failed":
+                self._why = str(record.get("error"))
+            case "extended":
+                self._done, self._config, self._rungs = "", None, None
+                self._extended.append(record)
+                self._max_trials = record.get("max_trials") or self._max_trials
+        for action in record.get("actions", ()):
+            match action["action"]:
+                case "create":
+                    self.trials[action["trial"]] = self._record(action["trial"])
+                case "done":
+                    self._done = action["reason"]
+                case decision:
+                    self.trials[action["trial"]].decided(decision)
+
+    def _record(self, trial: int) -> TrialRecord:
+        if trial not in self._measured:
+            self._measured[trial] = TrialRecord(trial, self.objectives)
+        return self._measured[trial]
+
+    # ------------------------------------------------------------------ metrics
+    def _load(self, parts: pa.Table) -> None:
+        """All metrics that are in Parquet: only those that trials are compared by, and losses of trials that may have
+        diverged, become Python's."""
+        import numpy as np
+
+        for trial in self._measured.values():
+            trial.forget_metrics()
+        columns = [_numpy(parts[name]) for name in ("trial_id", "batches", "epochs", "value", "time")]
+        trials, batches, epochs, values, _ = columns
+        kinds, names = (parts[name].combine_chunks() for name in ("kind", "name"))
+        every = [(kind, name) for kind in kinds.dictionary.to_pylist() for name in names.dictionary.to_pylist()]
+        series = _numpy(kinds.indices) * len(names.dictionary) + _numpy(names.indices)
+        self.metrics = {every[code] for code in set(series.tolist())} - {each for each in every if each[0] == SYSTEM}
+
+        def among(wanted: Callable[[str, str], bool]) -> Any:
+            return np.array([wanted(*each) for each in every], bool)[series]
+
+        reported = among(lambda kind, _: kind != SYSTEM)
+        last = np.zeros(1 + trials.max(initial=-1), np.int64)
+        np.maximum.at(last, trials[reported], batches[reported])
+        for number in set(trials.tolist()):
+            self._record(number).batches = int(last[number])
+        compared = among(self._is_compared)
+        self.has_epochs = not np.isnan(epochs[compared]).any()
+        rows = [*(column[compared].tolist() for column in columns), series[compared].tolist()]
+        for number, at, epoch, value, now, code in zip(*rows, strict=True):
+            self._measured[number].validated(every[code][1], at, epoch, value, now)
+        losses = among(lambda kind, name: is_loss(kind, name, self.metric))
+        bad = losses & ~np.isfinite(values)
+        if bad.any():
+            theirs = losses & np.isin(trials, trials[bad])
+            for number, at, value, code in zip(
+                *(each[theirs].tolist() for each in (trials, batches, values, series)), strict=True
+            ):
+                if self._measured[number].nan or not math.isfinite(value):
+                    self._measured[number].loss(every[code], at, value)
+
+    def _is_compared(self, kind: str, name: str) -> bool:
+        return kind == "validation" and name in self._names
+
+    def _reported(self, row: Mapping[str, Any]) -> None:
+        trial, kind, name = self._record(row["trial_id"]), row["kind"], row["name"]
+        value = math.nan if row["value"] is None else row["value"]
+        self.metrics.add((kind, name))
+        trial.batches = max(row["batches"], trial.batches)
+        if self._is_compared(kind, name):
+            self.has_epochs &= row["epochs"] is not None
+            trial.validated(name, row["batches"], row["epochs"], value, row["time"])
+        if (trial.nan or not math.isfinite(value)) and is_loss(kind, name, self.metric):
+            trial.loss((kind, name), row["batches"], value)
+        trial.derived.clear()
+
+    # ------------------------------------------------------------------ the experiment
+    @property
+    def config(self) -> ExperimentConfig:
+        """Its config, with the budget that the search was last extended to.
+
+        Raises:
+            ConfigError: it can't be read.
+        """
+        from dray.config.search import as_extended
+
+        if self._config is None:
+            self._config = as_extended(self.directory.config(), self._extended)
+        return self._config
+
+    @property
+    def rungs(self) -> tuple[float, ...]:
+        """The rungs of its search, in its unit; () if its method is the user's own."""
+        from dray.config.search import rungs_of
+
+        if self._rungs is None:
+            self._rungs = rungs_of(self.config)
+        return self._rungs
+
+    def overview(self) -> Overview:
+        """Its overview."""
+        best, states = self.best(), self.states
+        done = self._done or self._why
+        state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
+        if self.is_running:
+            state = "RUNNING"
+        elif done:
+            state = "ERROR" if done != "completed" else "PARTLY_FAILED" if states[FAILED] else "COMPLETED"
+        return Overview(
+            name=Location.of(self._where).name,
+            path=self._where,
+            number=self.number,
+            title=self._title,
+            state=state,
+            why="" if self.is_running else self._why,
+            trials=len(self.trials),
+            ended=sum(trial.has_ended for trial in self.trials.values()),
+            failed=states[FAILED],
+            max_trials=self._max_trials,
+            metric=self.metric,
+            best=None if best is None else best.best_metric,
+            best_trial=None if best is None else best.id,
+            front=tuple(self.front()),
+            began=self._began,
+            last=self._last,
+            ran_s=self._ran_s + self._time - self._opened,
+        )
+
+    # ------------------------------------------------------------------ its trials
+    @property
+    def states(self) -> Counter[str]:
+        """How many trials are in each state."""
+        return Counter(trial.state for trial in self.trials.values())
+
+    def ranked(self) -> list[TrialRecord]:
+        """The trials that have validated, best first: those that failed after all others, and none with invalid
+        hyperparameters. With several metrics by violation of the constraints, by front, and by the first objective."""
+        with self.lock:
+            if self._ranked[0] != self.version:
+                there = [each for each in self.trials.values() if each.losses and each.state != "INVALID_HP"]
+                fronts: dict[int, int] = {}
+                if self.is_pareto:
+                    order = ordered({each.id: each.losses for each in there if each.state not in NEVER_BEST})
+                    fronts = {trial: front for trial in order if (front := order.front_of(trial)) is not None}
+
+                def place(each: TrialRecord) -> tuple[bool, float, float, float, int]:
+                    assert each.rank is not None
+                    return each.state == FAILED, each.rank[0], fronts.get(each.id, math.inf), each.rank[1], each.id
+
+                self._ranked = self.version, sorted(there, key=place), fronts
+            return self._ranked[1]
+
+    def fronts(self) -> dict[int, int]:
+        """With several metrics, the front of each trial that keeps every limit and did not fail, from 1: the Pareto
+        front."""
+        self.ranked()
+        return self._ranked[2]
+
+    def front(self) -> list[int]:
+        """The Pareto front, the best in the first objective first; [] with one metric."""
+        fronts = self.fronts()
+        return [trial.id for trial in self.ranked() if fronts.get(trial.id) == 1]
+
+    def eligible(self) -> list[TrialRecord]:
+        """The trials that can be the best, best first: without those that failed, or exceed a limit."""
+        return [trial for trial in self.ranked() if trial.is_eligible]
+
+    def best(self) -> TrialRecord | None:
+        """The best trial of those; with several metrics, that in the first objective."""
+        return next((trial for trial in self.ranked()[:1] if trial.is_eligible), None)
+
+    @property
+    def varying(self) -> list[str]:
+        """Dotted names of the hyperparameters that differ between trials, or that only some have; in the config's
+        order."""
+        with self.lock:
+            for trial in self._started:
+                drawn = {name: str(value) for name, value in trial.hparams.items()}
+                if self._texts:
+                    self._varying |= {name for name, text in drawn.items() if self._texts.get(name) != text}
+                    self._varying |= self._texts.keys() - drawn.keys()
+                self._texts = {**drawn, **self._texts}
+            self._started.clear()
+            return in_order(sorted(self._varying), self._hyperparameters)
+
+    @property
+    def hparam_names(self) -> list[str]:
+        """Dotted names of all hyperparameters that were drawn, in the config's order."""
+        names = dict.fromkeys(name for trial in self.trials.values() for name in trial.hparams)
+        return in_order(names, self._hyperparameters)
+
+    # ------------------------------------------------------------------ in words
+    def failure_summary(self) -> str:
+        """ "2 of 3 trials failed"; "" if none did."""
+        failed = self.states[FAILED]
+        return f"{failed} of {counted(len(self.trials), 'trial')} failed" if failed else ""
+
+    def divergence_summary(self) -> str:
+        """ "2 trials diverged: NaN since batch 40 (trial 3), 100 (trial 7)"; "" if none did."""
+        since = self.nan_since()
+        some = ", ".join(f"{batches} (trial {trial})" for trial, batches in list(since.items())[:_SHOWN])
+        more = f" and {len(since) - _SHOWN} more" if len(since) > _SHOWN else ""
+        return f"{counted(len(since), 'trial')} diverged: NaN since batch {some}{more}" if since else ""
+
+    def nan_since(self) -> dict[int, int]:
+        """Of each trial that has diverged, since which batches a loss is NaN or infinite."""
+        return {trial.id: trial.nan_since for trial in self.trials.values() if trial.nan_since is not None}
+
+    def no_best_reason(self) -> str:
+        """Why there is no best trial although some have validated; "" if there is one, or none has validated."""
+        if not (there := self.ranked()) or self.best() is not None:
+            return ""
+        closest = f"trial {there[0].id} ({self.metric} {there[0].best_metric:.4g})"
+        if there[0].state != FAILED:
+            return f"no best trial, because none that validated keeps every constraint; the closest is {closest}"
+        return f"no best trial, because every trial that validated failed; the best of these is {closest}"
+
+
+def _numpy(column: pa.ChunkedArray | pa.Array) -> Any:
+    """A column of numbers; null is NaN. Arrow's own method imports pandas, which takes half a second."""
+    import numpy as np
+    import pyarrow as pa
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = array.fill_null(math.nan) if array.null_count else array
+    kind = np.dtype(str(array.type).replace("double", "float64"))
+    return np.frombuffer(array.buffers()[1] or b"", kind, len(array), array.offset * kind.itemsize)
+
+
+def _sections(config: str) -> str:
+    """The sections of a config that a list needs: to parse all of them would take most of its time.
+
+    A config that was not written by dray is returned as it is.
+    """
+    sections = re.split(r"^(?=\S)", config, flags=re.M)
+    if "&" in config or not all(re.match(r"\w+:[ \n]", section) for section in sections[1:]):
+        return config
+    return "".join(each for each in sections if each.startswith(("name:", "searcher:", "hyperparameters:")))
+
+
+def nan_since_text(since: int | None) -> str:
+    """ "NaN since batch 40" for a trial's ``nan_since``; "" if it has not diverged."""
+    return "" if since is None else f"NaN since batch {since}"

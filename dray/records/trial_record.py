@@ -1,0 +1,190 @@
+"""What an experiment's files say of one trial."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dray.records.hparams import flatten
+from searchers.objectives import Losses, Objectives
+from searchers.views import END_STATES, NEVER_BEST, State
+
+FAILED: State = "ERRORED"
+
+
+@dataclass(slots=True, eq=False)
+class TrialRecord:
+    """A trial, kept up with its events and metrics.
+
+    The validation with the least violation of the constraints, then with the best first objective, then the earliest
+    represents the trial: it is the trial's best.
+
+    Attributes:
+        id: its number.
+        objectives: what trials are compared by; one metric is one objective.
+        state: as of `searchers.views.TrialView`.
+        drawn: its hyperparameters as drawn; None before it started.
+        started, ended: Unix time in s; None: not yet, or it runs again.
+        restarts: how often it was restarted.
+        last_step: greatest step that it has reported to the search, in the search's unit; 0 before.
+        batches: trained, as its last metrics say.
+        at, epochs, times: of its validations, by batches.
+        measured: their values of each metric that trials are compared by; NaN for one that is missing.
+        best_batches, losses: its best validation, and as the search compares it; None: it has none.
+        rank: of that, the violation of the constraints, the first objective's loss, and its batches.
+        nan: by kind and name of a loss that is NaN or infinite, since which batches.
+        derived: values that views have cached; cleared when it changes.
+    """
+
+    id: int
+    objectives: Objectives
+    state: State = "PENDING"
+    drawn: Mapping[str, Any] | None = None
+    started: float | None = None
+    ended: float | None = None
+    restarts: int = 0
+    last_step: float = 0
+    batches: int = 0
+    at: list[int] = field(default_factory=list)
+    epochs: list[float | None] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    measured: dict[str, list[float]] = field(default_factory=dict)
+    best_batches: int | None = None
+    losses: Losses | None = None
+    rank: tuple[float, float, int] | None = None
+    nan: dict[tuple[str, str], int] = field(default_factory=dict)
+    derived: dict[str, Any] = field(default_factory=dict)
+    _hparams: dict[str, Any] | None = None
+
+    # ------------------------------------------------------------------ events
+    def start(self, drawn: Mapping[str, Any] | None, time: float | None) -> None:
+        """Its workers have started it."""
+        if self.drawn is None:
+            self.drawn, self.started = drawn, time
+        if self.state != "PAUSED":  # its restart crossed the pause
+            self.state = "RUNNING"
+        self.derived.clear()
+
+    def exit(self, reason: str, time: float | None) -> None:
+        """It has ended."""
+        self.state, self.ended = END_STATES[reason], time
+        self.derived.clear()
+
+    def decided(self, action: str) -> None:
+        """The search has decided on it."""
+        if action == "pause":
+            self.state = "PAUSED"
+        elif action == "resume":
+            self.state, self.ended = "PENDING", None
+        self.derived.clear()
+
+    # ------------------------------------------------------------------ metrics
+    def forget_metrics(self) -> None:
+        """All its metrics come again."""
+        self.batches, self.at, self.epochs, self.times, self.measured = 0, [], [], [], {}
+        self.best_batches, self.losses, self.rank, self.nan = None, None, None, {}
+        self.derived.clear()
+
+    def validated(self, name: str, batches: int, epochs: float | None, value: float, time: float) -> None:
+        """A validation by a metric that trials are compared by; one at the same batches replaces an earlier one."""
+        place = bisect_left(self.at, batches) if self.at and batches <= self.at[-1] else len(self.at)
+        if not self.measured:
+            self.measured = {each: [] for each in self.objectives.names}
+        if place == len(self.at) or self.at[place] != batches:
+            for column in self.measured.values():
+                column.insert(place, math.nan)
+            self.at.insert(place, batches)
+            self.epochs.insert(place, epochs)
+            self.times.insert(place, time)
+        self.measured[name][place] = value
+        self.epochs[place], self.times[place] = epochs, time
+        if batches == self.best_batches:
+            self.best_batches = self.losses = self.rank = None
+            for each in range(len(self.at)):
+                self._compare(each)
+        else:
+            self._compare(place)
+
+    def _compare(self, place: int) -> None:
+        """Take a validation for the best if it is better."""
+        losses = self.objectives.normalised(tuple([self.measured[name][place] for name in self.objectives.names]))
+        if losses is not None:
+            rank = (losses.violation, losses.values[0], self.at[place])
+            if self.rank is None or rank < self.rank:
+                self.best_batches, self.losses, self.rank = self.at[place], losses, rank
+
+    def loss(self, series: tuple[str, str], batches: int, value: float) -> None:
+        """A loss, which may be NaN."""
+        if not math.isfinite(value):
+            self.nan[series] = min(batches, self.nan.get(series, batches))
+        elif batches >= self.nan.get(series, batches + 1):
+            del self.nan[series]
+
+    # ------------------------------------------------------------------ what is derived
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        return self.state not in ("PENDING", "RUNNING", "PAUSED")
+
+    @property
+    def is_eligible(self) -> bool:
+        """Whether it can be the best: it has validated, keeps every limit, and did not fail."""
+        return self.rank is not None and not self.rank[0] and self.state not in NEVER_BEST
+
+    @property
+    def hparams(self) -> dict[str, Any]:
+        """Its hyperparameters by dotted name; {} before it started."""
+        if self._hparams is None:
+            if self.drawn is None:
+                return {}
+            self._hparams = flatten(self.drawn)
+        return self._hparams
+
+    @property
+    def values(self) -> list[float]:
+        """The searcher's metric at its validations; of several metrics the first objective."""
+        return self.measured.get(self.objectives.first.name, [])
+
+    @property
+    def metric(self) -> float | None:
+        """The last of `values`, which may be NaN."""
+        return self.values[-1] if self.at else None
+
+    @property
+    def best_metrics(self) -> dict[str, float]:
+        """The metrics that trials are compared by, at its best validation; {} if it has none."""
+        if self.best_batches is None:
+            return {}
+        place = bisect_left(self.at, self.best_batches)
+        return {name: column[place] for name, column in self.measured.items()}
+
+    @property
+    def best_metric(self) -> float | None:
+        """The first objective at its best validation."""
+        if self.losses is None:
+            return None
+        return self.losses.values[0] if self.objectives.first.smaller_is_better else -self.losses.values[0]
+
+    @property
+    def nan_since(self) -> int | None:
+        """The batches at which a loss was first reported as NaN or infinite, if it has stayed so."""
+        return min(self.nan.values(), default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, for the commands and the API, except that numbers may be NaN; times are Unix times in s."""
+        return {
+            "trial": self.id,
+            "state": self.state,
+            "batches": self.batches,
+            "metric": self.metric,
+            "best_metric": self.best_metric,
+            "best_batches": self.best_batches,
+            "nan_since": self.nan_since,
+            "restarts": self.restarts,
+            "started": self.started,
+            "ended": self.ended,
+            "hparams": self.hparams,
+        }

@@ -1,0 +1,169 @@
+"""Text that grows, asked for by where the last piece ended: an experiment's events, and its trials' output."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dray.config.load import stored_config
+from dray.config.schema import ExperimentConfig
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
+from dray.records.logs import event_lines, read_output
+from dray.serve.answers import BadInput
+from dray.serve.control import ACTIVE, Control, NotSubmitted
+from dray.storage.disk import scratch_until_exit
+from dray.storage.logs import EVERY_S, NAME, fetch_logs
+from searchers.journal import Journal
+
+MAX_READ = 1 << 20
+"""Most bytes of a journal that are read at once."""
+TAIL_BYTES = 64 << 10
+"""How much of a rank's output the first piece has."""
+MOST_BYTES = 256 << 10
+"""The most of a rank's output that a piece has."""
+
+
+# ---------------------------------------------------------------------------------------------------------- events
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """What has happened.
+
+    Attributes:
+        lines: as ``dray experiment logs`` prints them.
+        next: where in the journal they end, in bytes: the next ``after``.
+        state: of the experiment.
+        failed: how many of its trials have failed; None while it is active, or before all lines have been read.
+        error: as of `dray.serve.control.Submitted`; "" if it was not submitted.
+    """
+
+    lines: list[str]
+    next: int
+    state: str
+    failed: int | None
+    error: str
+
+
+def events_after(control: Control, path: Path, after: int) -> Events:
+    """The events after a place in the journal; some of them, if there are many.
+
+    Raises:
+        JournalError: the journal is damaged.
+    """
+    directory = ExperimentDirectory(path)
+    # Before the journal is read: the records that were written before the state changed are then read too.
+    state, error = _state(control, directory)
+    lines: list[str] = []
+    after = min(after, _size(directory.journal))
+    while not lines and (whole := _lines_from(directory.journal, after)):
+        after += len(whole)
+        records = Journal.parse(whole, where=str(directory.journal))
+        lines = list(event_lines(_config(directory.config_file, directory.config_file.stat().st_mtime_ns), records))
+    failed = None if lines or state in ACTIVE else StoredExperiment.here(directory).overview().failed
+    return Events(lines=lines, next=after, state=state, failed=failed, error=error)
+
+
+def _size(journal: Path) -> int:
+    try:
+        return journal.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _lines_from(journal: Path, start: int) -> bytes:
+    """Its whole lines from there on, up to a limit."""
+    try:
+        with journal.open("rb") as file:
+            file.seek(start)
+            data = file.read(MAX_READ)
+            if len(data) == MAX_READ and b"\n" not in data:
+                data += file.readline()
+    except FileNotFoundError:
+        return b""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _state(control: Control, directory: ExperimentDirectory) -> tuple[str, str]:
+    try:
+        submitted = control.experiment(directory.path.name)
+    except NotSubmitted:
+        is_running = Journal.writer(directory.journal) is not None
+        return "RUNNING" if is_running else StoredExperiment.here(directory).overview().state, ""
+    return submitted.state, submitted.error
+
+
+@functools.lru_cache(maxsize=64)
+def _config(path: Path, modified_ns: int) -> ExperimentConfig:
+    return stored_config(path)
+
+
+# ---------------------------------------------------------------------------------------------------------- output
+def piece(places: list[Path], after: str, *, whole: bool = False) -> dict[str, Any]:
+    """The output of a trial's ranks since a place, sorted by time; with several ranks, each line begins with its rank.
+
+    Args:
+        places: directories with logs of the trial.
+        after: ``next`` of the piece before; "" for the end of the output.
+        whole: from the beginning, all of it.
+
+    Returns:
+        ``lines``; ``next``; and ``skipped``, how many bytes before the first line are left out.
+    """
+    starts, skipped = _parsed(after), 0
+    for path in (path for place in places for path in place.glob("rank_*.log") if NAME.fullmatch(path.name)):
+        size = path.stat().st_size
+        if starts.get(path.name, 0) > size:  # it was begun anew
+            starts[path.name] = 0
+        elif not after and not whole and size > TAIL_BYTES:
+            with path.open("rb") as file:  # not from the middle of a line
+                file.seek(size - TAIL_BYTES)
+                file.readline()
+                starts[path.name] = file.tell()
+            skipped += starts[path.name]
+    lines, ends = read_output(places, starts, most=-1 if whole else MOST_BYTES, final=whole)
+    return {"lines": lines, "next": _encoded(ends), "skipped": skipped}
+
+
+class FetchedLogs:
+    """Logs of trials that ran on other machines, copied from the object store; again every ten seconds at most."""
+
+    def __init__(self) -> None:
+        self._directory = scratch_until_exit("logs")
+        self._at: dict[tuple[Path, int], float] = {}
+        self._lock = threading.Lock()
+
+    def places(self, directory: ExperimentDirectory, trial: int) -> list[Path]:
+        """The directories that have logs of a trial, for `piece`.
+
+        Raises:
+            StorageError: the object store can't be read.
+        """
+        here = directory.trial(trial) / "logs"
+        if directory.storage.is_local:
+            return [here]
+        copy = self._directory / directory.path.name / str(trial)
+        with self._lock:
+            if time.monotonic() - self._at.get((directory.path, trial), -EVERY_S) >= EVERY_S:
+                copy.mkdir(parents=True, exist_ok=True)
+                fetch_logs(directory.storage.child(f"trial_{trial}"), here, copy)
+                self._at[directory.path, trial] = time.monotonic()
+        return [copy, here]
+
+
+def _encoded(ends: Mapping[str, int]) -> str:
+    return ",".join(f"{name}:{end}" for name, end in ends.items()) or "-"
+
+
+def _parsed(after: str) -> dict[str, int]:
+    starts = {}
+    for part in after.split(",") if after not in ("", "-") else []:
+        name, _, number = part.rpartition(":")
+        if not NAME.fullmatch(name) or not number.isdecimal() or len(number) > 18:
+            raise BadInput(f"after={after[:80]}: must be `next` of the piece before")
+        starts[name] = int(number)
+    return starts
