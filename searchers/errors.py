@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Faults = list[tuple[str, str]]
-"""`(path, message)` pairs, e.g. `("searcher.divisor", "must be > 1, got 1")`."""
+Faults = list[tuple[str, str]]  # `(path, message)` pairs, e.g. `("searcher.divisor", "must be > 1, got 1")`
 
-SHOWN = 20
-"""Most faults that are shown; the others are counted."""
+SHOWN = 20  # most faults that are shown; the others are counted
 _LONGEST = 1000
 
 

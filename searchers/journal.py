@@ -20,8 +20,7 @@ from searchers.errors import JournalError
 
 Record = dict[str, object]
 
-_LOCK_PATIENCE_S = 0.2
-"""How long to try for the lock, which `Journal.writer` in another process may hold for a moment."""
+_LOCK_PATIENCE_S = 0.2  # how long to try for the lock, which `Journal.writer` in another process may hold for a moment
 
 
 class Journal:

@@ -61,8 +61,7 @@ class Method(Protocol):
         """
 
 
-MAX_TRIALS = 100_000_000
-"""Most trials of a search; also used for a search without an end."""
+MAX_TRIALS = 100_000_000  # most trials of a search; also used for a search without an end
 MAX_RUNGS = 1_000
 _MOST = {"max_trials": MAX_TRIALS, "max_concurrent_trials": MAX_TRIALS, "num_rungs": MAX_RUNGS, "max_rungs": MAX_RUNGS}
 

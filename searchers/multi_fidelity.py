@@ -38,8 +38,7 @@ from searchers.rung_process import Array, Parameters, Results, RungProcess, fitt
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
 
-_STARTUP = 12
-"""Results before the first proposal."""
+_STARTUP = 12  # results before the first proposal
 
 _RANDOM_EVERY, _RANDOM_EVERY_EARLY, _EARLY = 5, 2, 40
 """Every fifth trial is random; every second while there are at most 40 results."""
@@ -201,8 +200,7 @@ def normalised(values: Array) -> Array:
 
 
 _WORST, _MOST = 1.5, 20.0
-_TENTH = 1.2816
-"""The distance of a normal distribution's first tenth from its median, in standard deviations."""
+_TENTH = 1.2816  # the distance of a normal distribution's first tenth from its median, in standard deviations
 
 
 def log_expected_improvement(mean: Array, deviation: Array, target: float) -> Array:
@@ -223,8 +221,7 @@ def log_expected_improvement(mean: Array, deviation: Array, target: float) -> Ar
     return gain
 
 
-_HASH = 2_654_435_761
-"""Knuth's multiplicative hash: as good as a random order of trials, and the same in every process."""
+_HASH = 2_654_435_761  # Knuth's multiplicative hash: as good as a random order of trials, and the same in every process
 
 
 class RungResults:

@@ -10,8 +10,7 @@ from typing import TypeGuard
 
 from searchers.errors import Faults
 
-MAX_GRID = 1_000_000
-"""Most points of a grid, which is kept in memory."""
+MAX_GRID = 1_000_000  # most points of a grid, which is kept in memory
 _SLACK = 1e-9  # relative: base ** exponent and sums of steps may be off in the last digit
 
 

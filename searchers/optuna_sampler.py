@@ -39,15 +39,13 @@ _SHORT = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "nsga
 _WITHOUT_NOTES = {"TPESampler", "GPSampler", "RandomSampler"}
 """These use only the trials' parameters and values. Others keep notes, in the `system_attrs` of study and trials."""
 
-_STARTUP = 10
-"""Trials that TPE compares before its first proposal, by default."""
+_STARTUP = 10  # trials that TPE compares before its first proposal, by default
 
 _POPULATION = 10
 """Trials of a generation of NSGA-II, by default. Optuna's 50 are more than come far in most searches (measured: with 8
 to 16 a search leaves out a fifth less of the front's hypervolume than with 50)."""
 
-_RANDOM_EVERY = 4
-"""Every fourth of TPE's trials is drawn at random."""
+_RANDOM_EVERY = 4  # every fourth of TPE's trials is drawn at random
 
 _ATTEMPTS, _RANDOM_ATTEMPTS = 8, 100
 """How often Optuna is asked for one trial while the constraint refuses its points or they have failed before; then how

@@ -12,8 +12,7 @@ from searchers.domains import Categorical, Nested, built, flattened, parameters
 from searchers.numeric import Double, Int, Log
 from searchers.space import Space
 
-_WIDE = 16
-"""With more steps than this a number is continuous for TPE."""
+_WIDE = 16  # with more steps than this a number is continuous for TPE
 
 
 def to_optuna(space: Space, *, wide_as_float: bool = False) -> dict[str, BaseDistribution]:

@@ -16,12 +16,9 @@ from searchers.method import Method
 from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
 
-WORKERS = 16
-"""Workers of a simulation; the default of `max_concurrent_trials`."""
-RUNS = 100
-"""Most searches that `expected` simulates."""
-SIMULATED = 10_000
-"""Most trials that it simulates in all of them, about a second's work."""
+WORKERS = 16  # workers of a simulation; the default of `max_concurrent_trials`
+RUNS = 100  # most searches that `expected` simulates
+SIMULATED = 10_000  # most trials that it simulates in all of them, about a second's work
 LEAST_RUNS = 5
 
 

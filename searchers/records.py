@@ -29,8 +29,7 @@ from searchers.events import (
 )
 
 _ACTIONS = {kind.__name__.lower(): kind for kind in (Create, Stop, Pause, Resume)}
-FLOAT = "$float"
-"""The key in the journal of a hyperparameter that is a float but not finite."""
+FLOAT = "$float"  # the key in the journal of a hyperparameter that is a float but not finite
 EVENT_KINDS = frozenset({"started", "reported", "exited"})
 
 

@@ -16,11 +16,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import NormalDist
 
-PRIOR = 0.8
-"""The correlation before any trial has both values."""
+PRIOR = 0.8  # the correlation before any trial has both values
 
-_PRIOR_PAIRS = 4.0
-"""It counts as much as so many trials."""
+_PRIOR_PAIRS = 4.0  # it counts as much as so many trials
 
 _ALL_ABOVE, _NONE_BELOW = 0.5, 0.2
 

@@ -31,8 +31,7 @@ from scipy.optimize import minimize
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
-_LEVEL = 4.0
-"""The prior variance of a rung's level, in normalised units."""
+_LEVEL = 4.0  # the prior variance of a rung's level, in normalised units
 _JITTER = 1e-6
 
 # Mean and standard deviation of the parameters' normal priors, in logarithms.

@@ -19,8 +19,7 @@ from searchers.events import Action, Create, Done, DoneReason, Reason, Resume
 
 MAX_CONCURRENT = 1_000_000
 """Most slots, even where the method sets no limit: each first trial takes memory from the start."""
-NEARLY_DONE = math.nextafter(1.0, 0.0)
-"""The largest progress of a search that is not done."""
+NEARLY_DONE = math.nextafter(1.0, 0.0)  # the largest progress of a search that is not done
 
 
 class TrialCounts:

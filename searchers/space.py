@@ -28,8 +28,7 @@ from searchers.errors import SHOWN, Faults, SpaceError
 from searchers.numeric import Double, Int, Log
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
-MAX_DRAWS = 1000
-"""Points drawn for one trial before the constraint counts as unsatisfiable."""
+MAX_DRAWS = 1000  # points drawn for one trial before the constraint counts as unsatisfiable
 
 Constraint = Callable[[Mapping[str, object]], bool]
 

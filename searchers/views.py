@@ -24,8 +24,7 @@ END_STATES: dict[str, State] = {
     "canceled": "CANCELED",
 }
 """The state of a trial that has ended for this reason."""
-NEVER_BEST: tuple[State, ...] = ("ERRORED", "INVALID_HP")
-"""States of trials that are never a search's best."""
+NEVER_BEST: tuple[State, ...] = ("ERRORED", "INVALID_HP")  # states of trials that are never a search's best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,7 @@ from dray.training.errors import SearcherMetricError
 from searchers.errors import JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
-SIGNALLED = 128
-"""The exit code of a command that a signal stopped is this and the signal's number, as shells have it."""
+SIGNALLED = 128  # the exit code of a command that a signal stopped is this and the signal's number, as shells have it
 _UNKNOWN = "no such command"
 _MEANT = {"run": "create", "train": "create", "start": "create", "compare": "diff", "show": "describe"}
 """Commands by the names that other tools have for them."""

@@ -20,8 +20,7 @@ from dray.text import counted
 if TYPE_CHECKING:
     from dray.records.overview import Overview
 
-END = 1 << 59
-"""A place behind every journal's end."""
+END = 1 << 59  # a place behind every journal's end
 SIGINT = 2
 
 Detach: TypeAlias = Annotated[
@@ -75,17 +74,16 @@ def seen(overview: Overview) -> tuple[Overview, Submitted | None]:
 
 def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: str = "") -> Submitted:
     """Call a verb that only a server has; ``without`` is the subcommand to use without a server, if there is one."""
-    found = find(experiment)
+    found, instead = find(experiment), f"dray experiment {without} {shlex.quote(experiment)}"
     if found is None:
         from dray.records.lookup import locate
 
-        hint = f"; without one: dray experiment {without} {shlex.quote(experiment)}" if without else ""
+        hint = f"; without one: {instead}" if without else ""
         raise BadUse(f"no server is up that runs {locate(experiment)}; start one with: dray serve{hint}")
     try:
         return verb(*found)
     except NotSubmitted:
-        hint = f"; use: dray experiment {without} {shlex.quote(experiment)}" if without else ""
-        raise BadUse(f"{found[1]} was not submitted to the server{hint}") from None
+        raise BadUse(f"{found[1]} was not submitted to the server{f'; use: {instead}' if without else ''}") from None
 
 
 def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, detach: bool) -> None:

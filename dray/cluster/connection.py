@@ -25,8 +25,7 @@ from dray.text import one_line
 
 LOOPBACK = "127.0.0.1"
 _NEW = "a new Ray cluster on this machine"
-CONNECT_S = 5.0
-"""How long a cluster may take to accept a TCP connection."""
+CONNECT_S = 5.0  # how long a cluster may take to accept a TCP connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

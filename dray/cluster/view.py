@@ -12,14 +12,11 @@ from typing import NamedTuple
 GPU_TYPE = "ray.io/accelerator-type"
 """A label: the type of a node's GPUs. Ray sets it on running nodes; of those to be started, the cluster file has it."""
 
-NODE_ID = "ray.io/node-id"
-"""A label that Ray sets: its id of a node."""
-HEAD = "node:__internal_head__"
-"""A resource that only the head has."""
+NODE_ID = "ray.io/node-id"  # a label that Ray sets: its id of a node
+HEAD = "node:__internal_head__"  # a resource that only the head has
 NODE_TYPE = "ray.io/node-group"
 """A label: the name of a node's type in the cluster file. Ray sets it on running nodes; of others the file has it."""
-UNLIMITED = 10_000
-"""The maximum of a node type without a limit."""
+UNLIMITED = 10_000  # the maximum of a node type without a limit
 
 
 class RayNode(NamedTuple):

@@ -15,8 +15,7 @@ EVERY_S = 1.0
 SILENT_FOR = 5
 """After this many failed attempts in a row it is reported that the head does not answer. After a minute Ray ends the
 driver's process without a message; if the head is back before that, the driver reconnects."""
-END_S = 5.0
-"""How long to wait for the end of the thread."""
+END_S = 5.0  # how long to wait for the end of the thread
 
 
 class Watch:

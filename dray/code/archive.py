@@ -21,10 +21,8 @@ from dray.code.ignore import IGNORE_FILES, MAX_CODE_BYTES, Code, code_of, copied
 from dray.errors import ConfigError
 from dray.text import one_line
 
-MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)
-"""Of an archive, compressed."""
-MAX_FILES = 20_000
-"""Files, links and directories in an archive. Making one takes up to a millisecond."""
+MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)  # of an archive, compressed
+MAX_FILES = 20_000  # files, links and directories in an archive. Making one takes up to a millisecond
 
 
 class BadArchive(ValueError):
@@ -132,8 +130,7 @@ def _locked(directory: Path, lock: int) -> Iterator[None]:
         os.close(descriptor)
 
 
-_used = contextlib.ExitStack()
-"""Holds the lock of the code that this process has placed last."""
+_used = contextlib.ExitStack()  # holds the lock of the code that this process has placed last
 
 
 def _remove_unused(root: Path) -> None:

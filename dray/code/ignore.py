@@ -35,12 +35,10 @@ NOT_CODE = (
     "ray_bootstrap_*",
 )
 """Patterns before the directory's own, which may negate some."""
-MAX_CODE_BYTES = 96 * 2**20
-"""Determined's limit."""
+MAX_CODE_BYTES = 96 * 2**20  # Determined's limit
 MAX_LINKED_BYTES = 1 << 20
 """A larger file that a link out of the directory leads to is not code: only the link is copied."""
-MAX_ENTRIES = 200_000
-"""If a directory is too large, at most this many entries are read to find the largest ones."""
+MAX_ENTRIES = 200_000  # if a directory is too large, at most this many entries are read to find the largest ones
 
 # A directory with all files of one of these sets is not code.
 _FOREIGN = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"experiment.yaml", "journal.jsonl"})

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-VERSION = "0.38.1"
-"""The last version of Determined, whose names these are."""
+VERSION = "0.38.1"  # the last version of Determined, whose names these are
 
 _INNER_CORE = "_checkpoint _context _distributed _preempt _profiler _searcher _tensorboard_mode _train"
 _INNER_PYTORCH = """

@@ -43,8 +43,7 @@ SECTIONS: dict[str, type[Section]] = {
         Reproducibility,
     )
 }
-#: The sections of several kinds.
-KINDS = {"searcher": BY_METHOD, "checkpoint_storage": BY_TYPE}
+KINDS = {"searcher": BY_METHOD, "checkpoint_storage": BY_TYPE}  # the sections of several kinds
 
 _UNKNOWN = "unknown field"
 _KNOWN = f"{_UNKNOWN}; known fields are"

@@ -100,8 +100,7 @@ def _name_of(fields: dict[str, Any]) -> str:
     return entrypoint.name
 
 
-#: A mapping that is the user's own.
-Free: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_with_text_names)]
+Free: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_with_text_names)]  # a mapping that is the user's own
 Seconds: TypeAlias = Annotated[float, Field(ge=0, le=1_000_000_000), AfterValidator(int_if_whole)]
 
 

@@ -46,8 +46,7 @@ class Section(BaseModel):
     # strict: "64" is not a number and 1 is not true; a config with these is wrong.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    place: ClassVar[str] = ""
-    """The section's path."""
+    place: ClassVar[str] = ""  # the section's path
 
     @classmethod
     def path(cls, field: str) -> str:
@@ -138,8 +137,7 @@ Directory: TypeAlias = Annotated[str, Field(min_length=1), BeforeValidator(as_te
 
 
 # ------------------------------------------------------------------------------------------- sections of several kinds
-#: The kind of all names of classes.
-CLASS = "module:Class"
+CLASS = "module:Class"  # the kind of all names of classes
 _NOT_IN_JSON_SCHEMA = SkipJsonSchema()  # type: ignore[type-arg]
 ABSENT, UNKNOWN = "absent", "unknown"
 

@@ -81,8 +81,7 @@ class Reproducibility(Section):
 
 
 # ---------------------------------------------------------------------------------------------------------- environment
-#: Determined's names for the devices of slots; gpu is an older name for cuda.
-DEVICES = ("cpu", "cuda", "gpu", "rocm")
+DEVICES = ("cpu", "cuda", "gpu", "rocm")  # Determined's names for the devices of slots; gpu is an older name for cuda
 _ENTRY = re.compile(r"[^=]+=.*|[A-Za-z_]\w*", re.DOTALL)
 _ByName: TypeAlias = dict[str, str | None]
 _Written: TypeAlias = list[str] | dict[str, str | float | None]

@@ -18,16 +18,11 @@ from dray.errors import ConfigError, Fault
 from dray.text import one_line
 from searchers.errors import FieldError
 
-MAX_DEPTH = 100
-"""Mappings and lists inside each other."""
-MAX_VALUES = 100_000
-"""Values in all, each counted wherever an anchor repeats it."""
-MAX_BYTES = 2**24
-"""Of a config file."""
-MAX_TEXT = 100_000
-"""Characters of one value; Linux takes a few more in an environment variable."""
-MAX_NUMBER = 2**64
-"""Integers must be smaller in magnitude: NumPy, Parquet and seeds take no larger ones."""
+MAX_DEPTH = 100  # mappings and lists inside each other
+MAX_VALUES = 100_000  # values in all, each counted wherever an anchor repeats it
+MAX_BYTES = 2**24  # of a config file
+MAX_TEXT = 100_000  # characters of one value; Linux takes a few more in an environment variable
+MAX_NUMBER = 2**64  # integers must be smaller in magnitude: NumPy, Parquet and seeds take no larger ones
 
 TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
 TOO_MANY = f"has more than {MAX_VALUES:,} values, counting each where an anchor repeats it"

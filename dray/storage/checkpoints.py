@@ -57,8 +57,7 @@ class CheckpointStore:
     concurrently.
     """
 
-    #: Whether a commit goes over a network.
-    is_remote = False
+    is_remote = False  # whether a commit goes over a network
 
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PREFIX = "dray-scratch-"
-NEW_S = 60.0
-"""A directory that is younger may not have been locked yet."""
+NEW_S = 60.0  # a directory that is younger may not have been locked yet
 
 
 def files_in(directory: Path) -> list[str]:

@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-DETERMINED_STATE = "state_dict.pth"
-"""Where Determined keeps a trial's state; dray's has another name."""
+DETERMINED_STATE = "state_dict.pth"  # where Determined keeps a trial's state; dray's has another name
 _PROGRESS = "progress.json"
 
 
@@ -60,29 +59,25 @@ def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
                 for name, listed in _typed(dict, manifest["files"]).items()
             }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{checkpoint} is damaged: its {MANIFEST} can't be read ({error!r}); use an earlier checkpoint"
-        ) from error
-    newer = isinstance(version, int) and version > FORMAT_VERSION
-    raise CheckpointError(
-        f"{checkpoint} has format version {version}, but this version of dray reads {FORMAT_VERSION}; "
-        f"{'upgrade dray' if newer else 'use an earlier version of dray'}"
-    )
+        raise _damaged(checkpoint, f"its {MANIFEST} can't be read ({error!r})") from error
+    cure = "upgrade dray" if isinstance(version, int) and version > FORMAT_VERSION else "use an earlier version of dray"
+    what = f"has format version {version}, but this version of dray reads {FORMAT_VERSION}"
+    raise CheckpointError(f"{checkpoint} {what}; {cure}")
 
 
 def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: object) -> None:
     """Check that a checkpoint, which has files of these sizes in bytes, has exactly those that its manifest lists."""
-
-    def damaged(what: str) -> CheckpointError:
-        return CheckpointError(f"{checkpoint} is damaged: {what}; use an earlier checkpoint")
-
     for name, expected in listed.items():
         if name not in sizes:
-            raise damaged(f"{name} is missing")
+            raise _damaged(checkpoint, f"{name} is missing")
         if sizes[name] != expected.size:
-            raise damaged(f"{name} has {sizes[name]} bytes, but its manifest says {expected.size}")
+            raise _damaged(checkpoint, f"{name} has {sizes[name]} bytes, but its manifest says {expected.size}")
     if extra := next((name for name in sorted(sizes.keys() - listed.keys()) if not _is_harmless(name)), None):
-        raise damaged(f"{extra} is not in its manifest")
+        raise _damaged(checkpoint, f"{extra} is not in its manifest")
+
+
+def _damaged(checkpoint: object, what: str) -> CheckpointError:
+    return CheckpointError(f"{checkpoint} is damaged: {what}; use an earlier checkpoint")
 
 
 def verify(
@@ -111,7 +106,7 @@ def verify(
     check_files({file: (checkpoint / file).stat().st_size for file in files_in(checkpoint)}, listed, name)
     for file, expected in listed.items():
         if (not only or file in only) and sha256_of(checkpoint / file) != expected.sha256:
-            raise CheckpointError(f"{name} is damaged: {file} is not what was written; use an earlier checkpoint")
+            raise _damaged(name, f"{file} is not what was written")
     return checkpoint
 
 

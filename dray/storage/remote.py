@@ -21,11 +21,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PATIENCE_S = 600.0
-"""How long to retry while a store can't be reached."""
+PATIENCE_S = 600.0  # how long to retry while a store can't be reached
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 15.0
-PARALLEL = 8
-"""Files transferred at a time."""
+PARALLEL = 8  # files transferred at a time
 CHUNK_BYTES = 8 << 20
 
 

@@ -28,13 +28,10 @@ from dray._version import __version__
 if TYPE_CHECKING:
     from dray.storage import Location
 
-MIN_FREE_BYTES = 64 << 20
-"""A disk with less than this counts as full: code, logs and checkpoints are still to come."""
+MIN_FREE_BYTES = 64 << 20  # a disk with less than this counts as full: code, logs and checkpoints are still to come
 WRITTEN_BYTES = 64 << 10
-ANSWER_TIMEOUT_S = 30.0
-"""How long nodes may take to look for a directory; a slower node is checked by its first worker."""
-STORE_S = 10.0
-"""How long a worker that starts tries an object store that does not answer."""
+ANSWER_TIMEOUT_S = 30.0  # how long nodes may take to look for a directory; a slower node is checked by its first worker
+STORE_S = 10.0  # how long a worker that starts tries an object store that does not answer
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

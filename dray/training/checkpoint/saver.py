@@ -55,8 +55,7 @@ class Saver:
         self._writing: Future[str | None] | None = None
         self._answer: Future[bool] | None = None
         self._full: OSError | None = None
-        #: Set if training has failed.
-        self._leaving = threading.Event()
+        self._leaving = threading.Event()  # set if training has failed
 
     def save(
         self,

@@ -22,8 +22,7 @@ import torch
 from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import UnsavableState
 
-ALIGNMENT = 64
-"""The first piece begins at a multiple of this many bytes."""
+ALIGNMENT = 64  # the first piece begins at a multiple of this many bytes
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -124,9 +123,8 @@ def read(file: Path) -> dict[str, StoredPiece]:
             begin, end = entry["data_offsets"]
             dtype, shape, offsets = DTYPES[entry["dtype"]], tuple(entry["shape"]), tuple(where[name][_OFFSETS])
             numbers = (begin, end, *shape, *offsets)
-            if not all(type(number) is int and number >= 0 for number in numbers) or len(shape) != len(offsets):
-                raise ValueError(f"{name} has an impossible shape or place")
-            if end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
+            is_place = all(type(number) is int and number >= 0 for number in numbers) and len(shape) == len(offsets)
+            if not is_place or end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
                 raise ValueError(f"{name} is not as large as its shape {shape} says")
             found[name] = StoredPiece(file, 8 + length + begin, end - begin, dtype, shape, offsets)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -17,10 +17,8 @@ import torch
 
 T = TypeVar("T")
 
-ALIGNMENT = 512
-"""Copies in a pinned buffer begin at multiples of this many bytes."""
-FILLED = 7 / 8
-"""The least share of a pinned buffer that is filled, if smaller buffers allow it."""
+ALIGNMENT = 512  # copies in a pinned buffer begin at multiples of this many bytes
+FILLED = 7 / 8  # the least share of a pinned buffer that is filled, if smaller buffers allow it
 
 
 class NotCopied(TypeError):
