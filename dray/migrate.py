@@ -70,7 +70,6 @@ def check(directory: Path) -> Migration:
     return Migration(python=python, experiments=experiments, findings=sorted(findings))
 
 
-# -------------------------------------------------------------------------------------------------------------- Python
 def _check_python(file: str, source: bytes) -> Iterator[Note]:
     """Each unsupported name at its first use."""
     try:
@@ -151,7 +150,6 @@ def _known(name: str) -> str:
     return name
 
 
-# ---------------------------------------------------------------------------------------------------- experiment files
 def _check_experiment(file: str, path: Path) -> list[Note] | None:
     """The faults and ignored fields of an experiment file; None for any other YAML file, which has no searcher."""
     text = path.read_text(encoding="utf-8", errors="replace")

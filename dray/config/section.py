@@ -136,7 +136,6 @@ Url: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_without_cre
 Directory: TypeAlias = Annotated[str, Field(min_length=1), BeforeValidator(as_text)]
 
 
-# ------------------------------------------------------------------------------------------- sections of several kinds
 CLASS = "module:Class"  # the kind of all names of classes
 _NOT_IN_JSON_SCHEMA = SkipJsonSchema()  # type: ignore[type-arg]
 ABSENT, UNKNOWN = "absent", "unknown"

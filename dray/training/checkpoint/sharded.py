@@ -37,9 +37,6 @@ def file_of(rank: int) -> str:
     return f"{DIRECTORY}/rank_{rank}.safetensors"
 
 
-# ------------------------------------------------------------------------------------------------------------- save
-
-
 def split(state: T, *keys: Any) -> tuple[T, dict[str, torch.Tensor]]:
     """A state with tensors without data in place of its DTensors, and those by name. `keys` lead to it in the whole."""
     found: dict[str, torch.Tensor] = {}
@@ -97,9 +94,6 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
         if local.numel() > 0:
             found[item.index.fqn] = TensorPiece(local, tuple(item.tensor_data.chunk.offsets))
     return found
-
-
-# ------------------------------------------------------------------------------------------------------------- load
 
 
 class StoredTensors:
@@ -234,9 +228,6 @@ def _like(own: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
     everywhere = [Replicate()] * own.device_mesh.ndim
     return empty(*value.shape, dtype=value.dtype, device_mesh=own.device_mesh, placements=everywhere)
-
-
-# ------------------------------------------------------------------------------------------------------------- both
 
 
 def name_of(keys: Keys) -> str:
