@@ -16,7 +16,7 @@ from searchers.errors import FieldError, SpaceError
 from searchers.events import Event
 from searchers.objectives import Objectives
 from searchers.records import hparams_from_json, hparams_to_json
-from searchers.space import Space
+from searchers.space import PATH, Space
 
 
 @runtime_checkable
@@ -56,9 +56,9 @@ def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
     asked = sampler.ask(trial)
     try:
         point = hparams_from_json(hparams_to_json(asked))
-        faults = space.faults(point, path=space.path)
+        faults = space.faults(point)
     except ValueError as error:
-        faults = [(space.path, str(error))]
+        faults = [(PATH, str(error))]
     if faults:
         advice = f"; {type(sampler).__name__}.ask({trial}) must return a point of the space"
         raise SpaceError([*faults[:-1], (faults[-1][0], faults[-1][1] + advice)])
@@ -97,7 +97,7 @@ class GridSampler:
     def ask(self, trial: int) -> dict[str, object]:
         if trial >= len(self._points):
             given = f"the grid has only {len(self._points)} points, so there is none for trial {trial}, numbered from 0"
-            raise SpaceError([(self.space.path, f"{given}; create as many trials as points, or use random search")])
+            raise SpaceError([(PATH, f"{given}; create as many trials as points, or use random search")])
         return copy.deepcopy(self._points[-1 - trial])
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:

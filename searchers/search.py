@@ -262,11 +262,10 @@ class Search:
         hparams = hparams_from_json(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
-        if hparams is not None and not isinstance(self.method, RecordedMethod):
-            faults = self.space.faults(hparams, path=self.space.path)
-            if faults:
-                other = "the journal belongs to another search: the hyperparameters of trial"
-                raise ValueError(f"{other} {event.trial} are not in this one's space: {FieldError(faults)}")
+        is_checked = hparams is not None and not isinstance(self.method, RecordedMethod)
+        if is_checked and (faults := self.space.faults(hparams)):
+            other = "the journal belongs to another search: the hyperparameters of trial"
+            raise ValueError(f"{other} {event.trial} are not in this one's space: {FieldError(faults)}")
         return self._apply(event, hparams)
 
     def _view(self, trial: int) -> TrialView:

@@ -28,6 +28,7 @@ from searchers.errors import SHOWN, Faults, SpaceError
 from searchers.numeric import Double, Int, Log
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
+PATH = "hyperparameters"  # a space's name in errors
 MAX_DRAWS = 1000  # points drawn for one trial before the constraint counts as unsatisfiable
 
 Constraint = Callable[[Mapping[str, object]], bool]
@@ -39,7 +40,6 @@ class Space:
 
     root: Nested
     constraint: Constraint | None = None  # must depend only on the point, or a search can't be reproduced
-    path: str = "hyperparameters"  # its name in errors
 
     def sample(self, rng: Random) -> dict[str, object]:
         """One point: a new dict of JSON values, with sorted keys at every level. Constants draw nothing from `rng`.
@@ -55,7 +55,7 @@ class Space:
             if self.allows(point):
                 return point
         what = f"the constraint rejected all {MAX_DRAWS} points drawn; loosen it, or narrow the ranges to match it"
-        raise SpaceError([(self.path, what)])
+        raise SpaceError([(PATH, what)])
 
     def allows(self, point: Mapping[str, object]) -> bool:
         return self.constraint is None or bool(self.constraint(point))
@@ -72,7 +72,7 @@ class Space:
         [{'a': 0, 'b': [1, 2]}, {'a': 9, 'b': [1, 2]}]
         """
         faults: Faults = []
-        points = cast("list[dict[str, object]]", self.root.grid(self.path, faults)) if self.root.domains else []
+        points = cast("list[dict[str, object]]", self.root.grid(PATH, faults)) if self.root.domains else []
         if faults:
             raise SpaceError(faults)
         return [point for point in points if self.allows(point)]
@@ -91,28 +91,20 @@ class Space:
             raise SpaceError(faults)
         return cast("dict[str, object]", checked)
 
-    def faults(self, point: object, *, path: str) -> Faults:
+    def faults(self, point: object) -> Faults:
         """Why this is not a point of the domains; [] if it is. The constraint is not checked."""
         faults: Faults = []
-        self.root.check(point, path, faults)
+        self.root.check(point, PATH, faults)
         return faults
 
 
-def parse(
-    hyperparameters: Mapping[str, object], *, path: str = "hyperparameters", constraint: Constraint | None = None
-) -> Space:
-    """The space that a configuration's `hyperparameters` describe.
-
-    Args:
-        hyperparameters: Names to domains, as in the example at the top of this file.
-        path: Its name in errors.
-        constraint: Whether a point is allowed.
-    """
+def parse(hyperparameters: Mapping[str, object], *, constraint: Constraint | None = None) -> Space:
+    """The space that a configuration's `hyperparameters` describe, as in the example at the top of this file."""
     faults: Faults = []
-    root = _nested(hyperparameters, path, faults)
+    root = _nested(hyperparameters, PATH, faults)
     if faults:
         raise SpaceError(faults)
-    return Space(root=root, constraint=constraint, path=path)
+    return Space(root=root, constraint=constraint)
 
 
 _REQUIRED = {
