@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dray.text import counted
 from searchers.errors import shown
-
-
-def did_you_mean(name: object, known: Collection[str], otherwise: str = "") -> str:
-    """A hint at the known name that is nearest to a misspelt one, or ``otherwise``.
-
-    >>> did_you_mean("max_trails", ["max_trials", "max_length"])
-    '; did you mean max_trials?'
-    >>> did_you_mean("a100", ["V100", "A100"])
-    '; did you mean A100?'
-    """
-    by_lower = {each.lower(): each for each in known}  # case is no difference that counts
-    near = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
-    return f"; did you mean {by_lower[near[0]]}?" if near else otherwise
 
 
 class Fault(NamedTuple):

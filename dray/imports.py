@@ -176,7 +176,7 @@ def module_file(directory: Path, module: str) -> Path | None:
 
 def no_module(name: str, directory: Path) -> str:
     """The message that there is no such module, with the existing ones."""
-    from dray.errors import did_you_mean
+    from searchers.errors import did_you_mean
 
     modules = sorted(file.stem for file in directory.glob("*.py"))
     existing = f"; its modules are {', '.join(modules[:12])}" if modules else ", which has no modules"

@@ -10,7 +10,6 @@ Every domain has `sample(rng)`, `grid(path, faults)` and `check(value, path, fau
 from __future__ import annotations
 
 import copy
-import difflib
 import itertools
 import json
 import math
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from searchers.errors import SHOWN, Faults
+from searchers.errors import SHOWN, Faults, did_you_mean
 from searchers.numeric import MAX_GRID, Double, Int, Log
 
 
@@ -116,7 +115,7 @@ class Nested:
         known = [name for name, _ in self.domains]
         for name in value:
             if name not in known:
-                hint = closest(name, known) if len(faults) < SHOWN else ""
+                hint = did_you_mean(name, known) if len(faults) < SHOWN else ""
                 faults.append((f"{path}.{name}", f"is not a hyperparameter of the space{hint}"))
         return {name: self._check_one(value, name, domain, f"{path}.{name}", faults) for name, domain in self.domains}
 
@@ -256,12 +255,6 @@ def _value(value: object) -> str:
         case str():
             return value
     return json.dumps(value)
-
-
-def closest(name: object, known: list[str]) -> str:
-    """ "; did you mean 'lr'?" if a known name is close, else nothing."""
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def same(value: object, other: object) -> bool:

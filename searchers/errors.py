@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Collection, Sequence
 
 Faults = list[tuple[str, str]]  # `(path, message)` pairs, e.g. `("searcher.divisor", "must be > 1, got 1")`
 
@@ -27,6 +28,19 @@ def _printable(path: str) -> str:
 def _cut(text: str, most: int) -> str:
     # Not at the end, which says what to do.
     return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
+
+
+def did_you_mean(name: object, known: Collection[str], otherwise: str = "") -> str:
+    """A hint at the known name that is nearest to a misspelt one, or ``otherwise``.
+
+    >>> did_you_mean("max_trails", ["max_trials", "max_length"])
+    '; did you mean max_trials?'
+    >>> did_you_mean("a100", ["V100", "A100"])
+    '; did you mean A100?'
+    """
+    by_lower = {each.lower(): each for each in known}  # case is no difference that counts
+    near = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]}?" if near else otherwise
 
 
 class FieldError(ValueError):

@@ -27,8 +27,8 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from searchers.domains import closest, parameters
-from searchers.errors import FieldError
+from searchers.domains import parameters
+from searchers.errors import FieldError, did_you_mean
 from searchers.events import Event, Exited, Reported, Started, assert_never
 from searchers.objectives import Objectives
 from searchers.optuna_space import encoded, from_optuna_trial, to_optuna
@@ -190,14 +190,14 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
     known = [each for each in optuna.samplers.__all__ if _takes_seed(getattr(optuna.samplers, each))]
     if wanted not in known:
         names = sorted([*_SHORT, *known])
-        raise _fault("name", f"must be random, or one of {', '.join(names)}, got {name!r}{closest(name, names)}")
+        raise _fault("name", f"must be random, or one of {', '.join(names)}, got {name!r}{did_you_mean(name, names)}")
     kind: type[BaseSampler] = getattr(optuna.samplers, wanted)
     takes = [option for option in inspect.signature(kind).parameters if option != "seed"]
     unknown = [option for option in options if option not in takes]
     if unknown:
         path = "searcher.sampler.options"
         raise FieldError(
-            [(f"{path}.{each}", f"is not an option of {wanted}{closest(each, takes)}") for each in unknown]
+            [(f"{path}.{each}", f"is not an option of {wanted}{did_you_mean(each, takes)}") for each in unknown]
         )
     startup = options.get("n_startup_trials", _STARTUP)
     if not isinstance(startup, int) or isinstance(startup, bool) or startup < 0:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import cast
 
-from searchers.domains import Categorical, Const, Domain, Nested, closest
-from searchers.errors import SHOWN, Faults, SpaceError
+from searchers.domains import Categorical, Const, Domain, Nested
+from searchers.errors import SHOWN, Faults, SpaceError, did_you_mean
 from searchers.numeric import Double, Int, Log
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
@@ -151,12 +151,12 @@ def _fields(spec: Mapping[str, object], path: str, faults: Faults) -> dict[str, 
     kind = spec["type"]
     if not isinstance(kind, str) or kind not in _REQUIRED:
         known = ", ".join(_REQUIRED)
-        faults.append((f"{path}.type", f"must be one of {known}, got {kind!r}{closest(kind, list(_REQUIRED))}"))
+        faults.append((f"{path}.type", f"must be one of {known}, got {kind!r}{did_you_mean(kind, _REQUIRED)}"))
         return {}
     allowed = ["type", *_REQUIRED[kind], *_OPTIONAL.get(kind, ())]
     for name in spec:
         if name not in allowed:
-            hint = closest(name, allowed) if len(faults) < SHOWN else ""
+            hint = did_you_mean(name, allowed) if len(faults) < SHOWN else ""
             faults.append((f"{path}.{name}", f"is not a field of type {kind}{hint}"))
     for name in _REQUIRED[kind]:
         if name not in spec:

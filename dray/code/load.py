@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from dray.code.startup_hook import HOOK
 from dray.compat import real_package_hint
 from dray.config.entrypoint import EXAMPLES, ClassName, Entrypoint
-from dray.errors import EntrypointError, ImportRaisedError, did_you_mean
+from dray.errors import EntrypointError, ImportRaisedError
 from dray.imports import import_model, module_file, no_module, raised, use_model_dir
 from dray.script import Script
+from searchers.errors import did_you_mean
 
 if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial

@@ -21,9 +21,9 @@ from typing import Any
 import yaml
 
 from dray.config.searcher import ClassSearcher, CustomSearcher, SamplerChoice, Searcher
-from dray.errors import ConfigError, EntrypointError, did_you_mean
+from dray.errors import ConfigError, EntrypointError
 from dray.imports import import_model
-from searchers.errors import FieldError
+from searchers.errors import FieldError, did_you_mean
 from searchers.method import Method
 from searchers.samplers import Sampler
 from searchers.space import Constraint, Space

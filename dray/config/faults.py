@@ -18,8 +18,8 @@ from dray.config.section import ABSENT, CLASS, UNKNOWN, Section
 from dray.config.sections import Environment, Loggers, MLflow, Notify, Optimizations, Profiling, Reproducibility, WandB
 from dray.config.storage import BY_TYPE, SECRETS, AnyStorage
 from dray.config.yaml_file import as_yaml
-from dray.errors import Fault, did_you_mean
-from searchers.errors import SHOWN, FieldError
+from dray.errors import Fault
+from searchers.errors import SHOWN, FieldError, did_you_mean
 
 #: The model of each section by its path; of one with several kinds, the model that has the fields of all.
 SECTIONS: dict[str, type[Section]] = {

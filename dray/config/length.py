@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from dray.errors import did_you_mean
 from dray.training.units import Batch, Epoch, Records, TrainUnit
+from searchers.errors import did_you_mean
 
 LengthUnit: TypeAlias = Literal["batches", "epochs", "records"]
 UNITS: tuple[LengthUnit, ...] = get_args(LengthUnit)

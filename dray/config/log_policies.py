@@ -10,8 +10,7 @@ from pydantic import Field, ValidationInfo
 
 from dray.config.determined_fields import IGNORED_FIELDS
 from dray.config.section import Section
-from dray.errors import did_you_mean
-from searchers.errors import FieldError
+from searchers.errors import FieldError, did_you_mean
 
 _FIELDS = ("pattern", "action", "actions", "policy", "signal", "name")
 _ACTIONS = ("cancel_retries", "exclude_node", "signal", "send_webhook")

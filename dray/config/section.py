@@ -27,9 +27,8 @@ from pydantic_core import CoreSchema
 
 from dray.config.determined_fields import IGNORED_FIELDS, says_something
 from dray.config.entrypoint import is_class
-from dray.errors import did_you_mean
 from dray.text import one_line
-from searchers.errors import FieldError
+from searchers.errors import FieldError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,14 +117,14 @@ def test_all_faults_are_named_at_once_by_path() -> None:
 def test_unknown_type_suggests_the_nearest_one() -> None:
     assert faults({"lr": {"type": "logg", "minval": 0}}) == {
         "hyperparameters.lr.type": "must be one of const, categorical, int, double, log, got 'logg'; "
-        "did you mean 'log'?"
+        "did you mean log?"
     }
 
 
 def test_unknown_field_suggests_the_nearest_one() -> None:
     found = faults({"n": {"type": "int", "minval": 0, "maxvl": 3}})
     assert found == {
-        "hyperparameters.n.maxvl": "is not a field of type int; did you mean 'maxval'?",
+        "hyperparameters.n.maxvl": "is not a field of type int; did you mean maxval?",
         "hyperparameters.n.maxval": "is required for type int",
     }
 

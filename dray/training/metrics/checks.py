@@ -57,7 +57,7 @@ def metric_warning(metric: str, validation: Mapping[str, object]) -> str:
 
 
 def _hint(metric: str, validation: Mapping[str, object]) -> str:
-    from dray.errors import did_you_mean  # here, as workers should import little
+    from searchers.errors import did_you_mean  # here, as workers should import little
 
     return did_you_mean(metric, validation.keys())
 
