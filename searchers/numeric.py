@@ -52,7 +52,7 @@ class Int:
         return [self.nearest(value) for value in rounded] if self.step != 1 else list(rounded)
 
     def check(self, value: object, path: str, faults: Faults) -> object:
-        if not _is_number(value) or value != value // 1:
+        if not is_number(value) or value != value // 1:
             faults.append((path, f"must be an integer from {self.minval} to {self.maxval}, got {value!r}"))
             return value
         whole = int(value)
@@ -103,7 +103,7 @@ class Double:
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         slack = _SLACK * (self.maxval - self.minval)
-        if not _is_number(value) or not self.minval - slack <= value <= self.maxval + slack:
+        if not is_number(value) or not self.minval - slack <= value <= self.maxval + slack:
             faults.append((path, f"must be a number from {self.minval} to {self.maxval}, got {value!r}"))
             return value
         if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:
@@ -151,7 +151,7 @@ class Log:
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         low, high = self.bounds
-        if not _is_number(value) or not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
+        if not is_number(value) or not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
             faults.append((path, f"must be a number from {low:g} to {high:g}, got {value!r}"))
             return value
         if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:
@@ -159,8 +159,12 @@ class Log:
         return float(value)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is finite, and a float can hold it: 10 ** 400 can be neither ranked nor shown."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _is_too_large(count: int, path: str, faults: Faults) -> bool:

@@ -25,7 +25,7 @@ from typing import cast
 
 from searchers.domains import Categorical, Const, Domain, Nested
 from searchers.errors import SHOWN, Faults, SpaceError, did_you_mean
-from searchers.numeric import Double, Int, Log
+from searchers.numeric import Double, Int, Log, is_number
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
 PATH = "hyperparameters"  # a space's name in errors
@@ -246,26 +246,17 @@ def _is_finite_power(base: float, *exponents: float) -> bool:
 
 
 def _number(value: object, path: str, faults: Faults) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and _fits(value) and math.isfinite(value):
+    if is_number(value):
         return value
     faults.append((path, f"must be a finite number, got {value!r}{_yaml_float(value)}"))
     return 0
 
 
 def _whole(value: object, path: str, faults: Faults) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and _fits(value) and value == value // 1:
+    if is_number(value) and value == value // 1:
         return int(value)
     faults.append((path, f"must be an integer, got {value!r}{_yaml_float(value)}"))
     return 0
-
-
-def _fits(value: float) -> bool:
-    """Whether a float can hold it: 10 ** 400 can be neither ranked nor shown."""
-    try:
-        float(value)
-    except OverflowError:
-        return False
-    return True
 
 
 def _yaml_float(value: object) -> str:
@@ -281,7 +272,7 @@ def _json(value: object, path: str, faults: Faults) -> object:
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float):
-        if not _fits(value):
+        if isinstance(value, int) and not is_number(value):
             faults.append((path, "must be a number that a float can hold, got a larger one"))
         return value
     if isinstance(value, list | tuple):
