@@ -109,7 +109,7 @@ def check_follow(follow: bool, json: bool) -> None:
 
 
 def target(output: Path | None, name: str) -> Path:
-    """The directory to write to, which must not exist yet, or be empty."""
+    """The directory to write to, which must not exist yet, or be empty; else `BadUse`."""
     path = output if output is not None else Path(name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadUse(f"{path} already exists; give another directory with --output")

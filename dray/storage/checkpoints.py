@@ -51,10 +51,9 @@ def _warn(checkpoint: str, why: str) -> None:
 
 
 class CheckpointStore:
-    """The checkpoints of one trial, in a local directory. A checkpoint's id is its path.
+    """The checkpoints of one trial, in a local directory, which need not exist yet. A checkpoint's id is its path.
 
-    The store can be pickled; its directory need not exist yet. `commit` may be called from any thread, but not
-    concurrently.
+    The store can be pickled. `commit` may be called from any thread, but not concurrently.
     """
 
     is_remote = False  # whether a commit goes over a network

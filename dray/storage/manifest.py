@@ -31,7 +31,8 @@ class Listed:
 
 
 def write_manifest(directory: Path, known: Mapping[str, Listed]) -> None:
-    """Write a checkpoint's manifest: all files in the directory, and those that other machines have uploaded."""
+    """Write a checkpoint's manifest: all files in the directory, and those that other machines have uploaded.
+    `known`: the entries of files whose checksums are known, also those elsewhere; other files are read."""
     listed = sorted((listed_in(directory, known) | dict(known)).items())
     files = {name: {"size": each.size, "sha256": each.sha256} for name, each in listed}
     # Renamed when complete: some file systems copy a directory to rename it, and could copy half a manifest.

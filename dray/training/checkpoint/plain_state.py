@@ -108,7 +108,7 @@ def _load(file: Path | io.BytesIO, **kwargs: Any) -> Any:
 
 
 def load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
-    """Load a file of a checkpoint without running code."""
+    """Load a file of a checkpoint without running code. A ValueError if it can't be, or is of another type."""
     if kwargs.get("mmap") and not zipfile.is_zipfile(path):
         kwargs["mmap"] = False  # torch maps only the format that it writes since 1.6
     try:

@@ -109,7 +109,7 @@ def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, TensorPiece])
 
 
 def read(file: Path) -> dict[str, StoredPiece]:
-    """The pieces in a file, by name."""
+    """The pieces in a file, by name; a ValueError if it is damaged."""
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:

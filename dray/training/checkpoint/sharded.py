@@ -97,7 +97,7 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
 
 
 class StoredTensors:
-    """The sharded tensors in a checkpoint's directory."""
+    """The sharded tensors in a checkpoint's directory; a ValueError if a file is damaged."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -107,7 +107,7 @@ class StoredTensors:
                 self._pieces.setdefault(name, []).append(piece)
 
     def pieces(self, name: str, like: torch.Tensor) -> list[StoredPiece]:
-        """The pieces of a tensor of this type and shape."""
+        """The pieces of a tensor of this type and shape; a `CheckpointError` if they are not exactly this tensor."""
         pieces = self._pieces.get(name, [])
         ends = [
             (end, size)
