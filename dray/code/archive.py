@@ -11,7 +11,6 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -19,6 +18,7 @@ from typing import BinaryIO
 from dray import private
 from dray.code.ignore import IGNORE_FILES, MAX_CODE_BYTES, Code, code_of, copied, make_links
 from dray.errors import ConfigError
+from dray.storage.disk import locked
 from dray.text import one_line
 
 MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)  # of an archive, compressed
@@ -107,27 +107,16 @@ class Archived:
         root = Path(tempfile.gettempdir(), f"dray-code-{os.getuid()}")
         private.make_directory(root)
         place = root / hashlib.sha256(self.packed).hexdigest()[:32]
-        with _locked(root, fcntl.LOCK_EX):
+        with locked(root, fcntl.LOCK_EX):
             if not place.exists():
                 _remove_unused(root)
                 scratch = Path(tempfile.mkdtemp(dir=root))
                 unpack(io.BytesIO(self.packed), scratch)
                 scratch.rename(place)
             before = _used.pop_all()
-            _used.enter_context(_locked(place, fcntl.LOCK_SH))
+            _used.enter_context(locked(place, fcntl.LOCK_SH))
             before.close()
         return place
-
-
-@contextlib.contextmanager
-def _locked(directory: Path, lock: int) -> Iterator[None]:
-    """Lock a directory as `flock` does, also against this process."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, lock)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 _used = contextlib.ExitStack()  # holds the lock of the code that this process has placed last
@@ -135,7 +124,7 @@ _used = contextlib.ExitStack()  # holds the lock of the code that this process h
 
 def _remove_unused(root: Path) -> None:
     for place in list(root.iterdir()):
-        with contextlib.suppress(BlockingIOError), _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with contextlib.suppress(BlockingIOError), locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB):
             doomed = Path(tempfile.mkdtemp(dir=root))
             place.rename(doomed)  # first: what is left by half is nobody's code
             shutil.rmtree(doomed, ignore_errors=True)

@@ -80,13 +80,19 @@ def scratch(what: str) -> Iterator[Path]:
     removes those that nobody holds.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{what}-") as directory:
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield Path(directory)
-        finally:
-            os.close(descriptor)
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{what}-") as directory, locked(directory, fcntl.LOCK_EX):
+        yield Path(directory)
+
+
+@contextlib.contextmanager
+def locked(directory: str | Path, lock: int) -> Iterator[None]:
+    """Lock a directory as `flock` does, also against this process."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, lock)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def scratch_until_exit(what: str) -> Path:
