@@ -95,7 +95,7 @@ def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, 
 
 
 def submitted(server: Server, name: str, *, searched: str = "", detach: bool) -> None:
-    """Print the name of an experiment that was just submitted, and follow it, unless ``detach``; raises as `follow`."""
+    """Print the name of an experiment that was just submitted, and follow it, unless ``detach``."""
     number = server.number(name)
     label = name if number is None else f"experiment {number}: {name}"
     typer.echo(label if detach else f"{label}, submitted to {server.url}")
@@ -121,7 +121,7 @@ def begin(experiment: str, verb: Callable[[Server, str], Submitted]) -> tuple[Se
 
 
 def begun(server: Server, name: str, after: int, *, detach: bool) -> None:
-    """Follow an experiment that runs again, unless ``detach``; raises as `follow`."""
+    """Follow an experiment that runs again, unless ``detach``."""
     tell(f"{name} continues on the server at {server.url}")
     if not detach:
         follow(server, name, after)

@@ -114,7 +114,7 @@ class CheckpointStore:
     def force_to_disk(self, batches: int) -> None:
         """Make the checkpoint survive a power failure: a commit does not wait for the disk.
 
-        Call it before deleting the checkpoint that this one replaces. Raises as `disk.force_to_disk`.
+        Call it before deleting the checkpoint that this one replaces.
         """
         force_to_disk(Path(self.id_of(batches)))
 
@@ -279,7 +279,7 @@ def store_at(location: Location, scratch: Path) -> CheckpointStore:
 def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: bool = False) -> Iterator[Path]:
     """The verified local directory of any checkpoint, by path, URI or location; for the block, if it is downloaded.
 
-    `without_manifest`, only for a local directory, as in `verify`. Raises as `CheckpointStore.open`.
+    `without_manifest`, only for a local directory, as in `verify`.
     """
     place = Location.of(checkpoint)
     if place.is_local:

@@ -86,7 +86,7 @@ def write_state_dict(saved: SavedModels, index: int, target: Path) -> None:
 
 
 def write_safetensors(saved: SavedModels, index: int, target: Path) -> None:
-    """Write the state of a model to a file for `safetensors`. Arguments and errors as `write_state_dict`."""
+    """Write the state of a model to a file for `safetensors`."""
     model = saved.states[index]
     for name, value in model.items():
         if not isinstance(value, torch.Tensor):

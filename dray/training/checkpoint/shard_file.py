@@ -100,7 +100,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, TensorPiece]) -> None:
-    """Write a file. Raises as `header`."""
+    """Write a file of these shards."""
     where = json.dumps({name: {_OFFSETS: list(shard.offsets)} for name, shard in shards.items()})
     beginning, places = header({name: shard.tensor for name, shard in shards.items()}, {_WHERE: where})
     output.write(beginning)
