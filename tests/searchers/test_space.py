@@ -116,8 +116,7 @@ def test_all_faults_are_named_at_once_by_path() -> None:
 
 def test_unknown_type_suggests_the_nearest_one() -> None:
     assert faults({"lr": {"type": "logg", "minval": 0}}) == {
-        "hyperparameters.lr.type": "must be one of const, categorical, int, double, log, got 'logg'; "
-        "did you mean log?"
+        "hyperparameters.lr.type": "must be one of const, categorical, int, double, log, got 'logg'; did you mean log?"
     }
 
 
