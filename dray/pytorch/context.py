@@ -19,8 +19,8 @@ import torch.distributed as dist
 from dray.compat import lacks
 from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.loaders import epoch_length
-from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.trial_run import TrialRun
+from dray.training.lr_scheduler import LRScheduler
 from dray.training.optimisation import bare
 from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
 from dray.training.parallel.device import backend_for
@@ -60,7 +60,7 @@ class PyTorchTrialContext:
         self.device = run.device
         self.models = run.optimisation.models
         self.optimizers = run.optimisation.optimizers
-        self.lr_schedulers = cast("list[LRScheduler]", run.optimisation.lr_schedulers)
+        self.lr_schedulers = run.optimisation.lr_schedulers
         self.experimental = PyTorchExperimentalContext(run)
         self.profiler: torch.profiler.profile | None = None
         self._warned_of_batch_size = False

@@ -6,16 +6,16 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from dray.pytorch.callback import PyTorchCallback, overrides
-from dray.pytorch.lr_scheduler import LRScheduler, follow_length
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
+from dray.training.callback import PyTorchCallback, overrides
 from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.joint import open_together
+from dray.training.lr_scheduler import follow_length
 from dray.training.optimisation import bare
 from dray.training.parallel.exchange import on_chief
 from dray.training.parallel.sharding import is_dtensor
@@ -59,7 +59,7 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
     if before is not None and now is not None and now != before:
         follow_length(
             state,
-            cast("list[LRScheduler]", run.optimisation.lr_schedulers),
+            run.optimisation.lr_schedulers,
             run.optimisation.optimizers,
             before=before,
             now=now,

@@ -12,7 +12,6 @@ import torch
 
 from dray.pytorch import loaders
 from dray.pytorch.batch_functions import data_length
-from dray.pytorch.callback import PyTorchCallback, checked_callbacks, hooks_of
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
 from dray.pytorch.init import init
@@ -20,6 +19,7 @@ from dray.pytorch.restore import last_checkpoint, load_state, open_checkpoint, r
 from dray.pytorch.trial import PyTorchTrial
 from dray.pytorch.trial_run import DEFAULT_POLICY, FitArguments, length_of, policy_of
 from dray.training import pretrained
+from dray.training.callback import Hooks, PyTorchCallback, checked_callbacks, hooks_of
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
@@ -28,7 +28,7 @@ from dray.training.parallel.exchange import all_or_none
 from dray.training.parallel.fully_shard import is_replaced
 from dray.training.profiling import Window
 from dray.training.progress import Progress
-from dray.training.trial import Hooks, Rank, before_training
+from dray.training.trial import Rank, before_training
 from dray.training.units import Batch, TrainUnit
 
 log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ import torch
 from typing_extensions import assert_never
 
 from dray.training.batch_loop import BatchLoop
+from dray.training.callback import Hooks
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
@@ -43,7 +44,7 @@ from dray.training.parallel.gradient_check import GradientCheck, Norms
 from dray.training.parallel.sharding import is_sharded, sync_buffers
 from dray.training.plan import Plan
 from dray.training.progress import Progress, Stop
-from dray.training.trial import Hooks, Rank
+from dray.training.trial import Rank
 from dray.training.usage import Flops, Usage, UsageShare
 
 log = logging.getLogger(__name__)

@@ -128,13 +128,6 @@ class Division:
         size = "a batch sampler" if self.batch_size is None else f"batches of {self.batch_size}"
         return f"{self.replicas} process(es) and {size} in each"
 
-    def as_dict(self) -> dict[str, int | None]:
-        return {"replicas": self.replicas, "batch_size": self.batch_size}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Division:
-        return cls(replicas=data["replicas"], batch_size=data["batch_size"])
-
 
 def global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:
     """hparams["global_batch_size"], checked, and rounded down to a multiple of `size`; None if there is none."""
