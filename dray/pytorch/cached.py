@@ -75,15 +75,8 @@ class _Kept(Generic[T]):
 
 
 class CachedFunction(Generic[P, T]):
-    """A function whose values are kept for as long as the function exists, or until memory is low.
-
-    Args:
-        name: of the decorator, for errors.
-        make: the function.
-
-    Raises:
-        ValueError: it is defined within another function.
-    """
+    """A function whose values are kept for as long as the function exists, or until memory is low; `name` is the
+    decorator's."""
 
     def __init__(self, name: str, make: Callable[P, T]) -> None:
         if "<locals>" in getattr(make, "__qualname__", "<locals>"):

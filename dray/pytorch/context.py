@@ -430,7 +430,7 @@ class PyTorchTrialContext:
         Returns:
             The object whose `update` you call.
         """
-        return self._run.wrap_reducer(reducer, name, for_training, for_validation)
+        return self._run.reducers.wrap_reducer(reducer, name, for_training, for_validation)
 
     def to_device(self, data: Any) -> Any:
         """Move data to `device`: tensors, numeric arrays, objects with a method `to`; and dicts, lists, tuples of them.

@@ -31,14 +31,8 @@ class Trial(Protocol):
 
 
 def by_name(method: Callable[..., Any], *names: str, required: int | None = None) -> Callable[..., Any]:
-    """A trial's method, to be called with these keyword arguments; a method with other names gets them by position.
-
-    Args:
-        required: how many of the arguments it must take, the first ones; by default all.
-
-    Raises:
-        TypeError: it takes others.
-    """
+    """A trial's method, to be called with these keyword arguments; a method with other names gets them by position. It
+    must take the first `required` of them, by default all."""
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):

@@ -149,5 +149,5 @@ def test_a_metric_wrapped_twice_is_refused(tmp_path: Any) -> None:
     metric = torchmetrics.MeanMetric()
     with use_host(FakeHost(tmp_path)), pytorch.init() as context:
         context.wrap_reducer(metric, name="a")
-        with pytest.raises(AssertionError, match=r"twice with the same metric MeanMetric\(\) \(name='b'\)"):
+        with pytest.raises(AssertionError, match=r"twice with the same reducer MeanMetric\(\) \(name='b'\)"):
             context.wrap_reducer(metric, name="b")
