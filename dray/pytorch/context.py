@@ -296,14 +296,11 @@ class PyTorchTrialContext:
         Their sizes are those of `resources.mesh`, or of `pytorch.init(mesh=...)`; `dp_shard` is what the others leave.
         All ranks ask for it together, in the trial's constructor.
         """
-        self._join_alone()
-        return device_mesh(self._run.mesh_shape, self.device)
-
-    def _join_alone(self) -> None:
         if not dist.is_initialized():
             store = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group(backend_for(self.device), store=store, rank=0, world_size=1)
             self._run.at_end.callback(dist.destroy_process_group)
+        return device_mesh(self._run.mesh_shape, self.device)
 
     def wrap_model(
         self, model: M, ddp_kwargs: dict[str, Any] | None = None, *, parallel: FullyShard | None = None

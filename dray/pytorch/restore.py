@@ -17,7 +17,6 @@ from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.joint import open_together
 from dray.training.lr_scheduler import follow_length
 from dray.training.optimisation import bare
-from dray.training.parallel.exchange import on_chief
 from dray.training.parallel.sharding import is_dtensor
 from dray.training.progress import Progress
 
@@ -29,11 +28,6 @@ def open_checkpoint(run: TrialRun, checkpoint: str | None) -> Path | None:
     if checkpoint is None:
         return None
     return open_together(run.peers, lambda: run.host.open_checkpoint(checkpoint), "opening a checkpoint")
-
-
-def last_checkpoint(run: TrialRun) -> str | None:
-    """The id that `fit(latest_checkpoint="last")` stands for. All ranks call this together."""
-    return on_chief(run.peers, "looking for the last checkpoint", run.host.last_checkpoint)[0]
 
 
 def start_at(run: TrialRun, directory: Path | None) -> Progress:

@@ -148,7 +148,8 @@ class Optimisation:
             return
         self.steps += 1
         if not self.has_trained:
-            self.has_trained = self._has_gradient(optimizer)
+            wrapped = {id(parameter) for model in self.models for parameter in model.parameters()}
+            self.has_trained = any(each.grad is not None and id(each) in wrapped for each in parameters_of(optimizer))
         if self.gradient_check is not None:
             self.gradient_check.before_step(optimizer, self.position.batch_idx)
         if self.amp is not None or self.has_sharded:
@@ -199,10 +200,6 @@ class Optimisation:
                     optimizer.step()
                 else:
                     scaler.step(optimizer)
-
-    def _has_gradient(self, optimizer: torch.optim.Optimizer) -> bool:
-        wrapped = {id(parameter) for model in self.models for parameter in model.parameters()}
-        return any(each.grad is not None and id(each) in wrapped for each in parameters_of(optimizer))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of models, optimizers, LR schedulers and the scaler, if any, for a checkpoint."""

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
 
-_MARK = "_dray_pretrained"
-"""The attribute of a parameter with its `Weight`. A copy of the parameter does not have it."""
+MARK = "_dray_pretrained"
+"""The attribute of a parameter with its `Weight`, which all ranks have. A copy of the parameter does not have it."""
 
 
 class Weight:
@@ -57,7 +57,7 @@ class Weight:
         if parameter is None:
             parameter = torch.nn.Parameter(self._tensor, requires_grad=False)
         parameter.data = self._tensor
-        setattr(parameter, _MARK, self)
+        setattr(parameter, MARK, self)
         return parameter
 
     def is_in(self, parameter: torch.Tensor) -> bool:
@@ -149,23 +149,23 @@ def share_on_machine(model: torch.nn.Module, peers: DistributedContext) -> None:
 
 def shared_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The parameters of a model that share a `Weight`, by their names in its state dict."""
-    if not any(hasattr(parameter, _MARK) for parameter in model.parameters()):
+    if not any(hasattr(parameter, MARK) for parameter in model.parameters()):
         return {}
-    return {name: value for name, value in model.state_dict(keep_vars=True).items() if hasattr(value, _MARK)}
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if hasattr(value, MARK)}
 
 
 def _weight_of(parameter: torch.Tensor) -> Weight:
-    weight: Weight = getattr(parameter, _MARK)
+    weight: Weight = getattr(parameter, MARK)
     return weight
 
 
 def unshare(parameters: Iterable[torch.Tensor]) -> None:
     """Give parameters that are to be changed memory of their own."""
     for parameter in parameters:
-        if hasattr(parameter, _MARK):
+        if hasattr(parameter, MARK):
             if not _weight_of(parameter).is_shard:
                 parameter.data = parameter.data.clone()
-            delattr(parameter, _MARK)
+            delattr(parameter, MARK)
 
 
 @contextlib.contextmanager
@@ -176,12 +176,7 @@ def sharding(model: torch.nn.Module) -> Iterator[None]:
     if whole:
         shards = model.state_dict(keep_vars=True)
         for name, weight in whole.items():
-            setattr(shards[name], _MARK, Weight(_local(shards[name]), weight))
-
-
-def is_shared(parameter: torch.Tensor) -> bool:
-    """Whether a parameter shares a `Weight`, which all ranks have."""
-    return hasattr(parameter, _MARK)
+            setattr(shards[name], MARK, Weight(_local(shards[name]), weight))
 
 
 def unshare_changed_shards(models: Sequence[torch.nn.Module], peers: DistributedContext) -> None:

@@ -372,5 +372,5 @@ def _begin_with_chiefs(modules: list[nn.Module], mesh: DeviceMesh, device: torch
                     broadcast([part.detach().to_local()], mesh.get_group(dim))
             else:
                 tensor.data = tensor.data.to(device)
-                if not pretrained.is_shared(tensor):
+                if not hasattr(tensor, pretrained.MARK):
                     broadcast([tensor.detach()])
