@@ -137,7 +137,7 @@ class FitArguments:
     test_mode: bool
 
     def __post_init__(self) -> None:
-        # Checked again by `plan`, but a wrong type should not wait for the data.
+        # Not in `plan`: a wrong type should not wait for the data.
         for name in ("reporting_period", "validation_period", "checkpoint_period"):
             check_unit(getattr(self, name), name)
 

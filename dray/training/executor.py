@@ -67,15 +67,8 @@ class TrainingShare:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Executor:
-    """Performs the commands of one rank.
-
-    Args:
-        host: called on the chief only, with the exceptions that `Host` lists.
-        training_data: an endless iterator, already at the right position.
-        hooks: which hooks callbacks of any rank have.
-        scalars: where the chief writes metrics for TensorBoard.
-        profiler: a `torch.profiler.profile`, stepped after each batch.
-    """
+    """Performs the commands of one rank. `training_data` is endless and already at the right position; the `profiler`
+    is torch's, stepped after each batch."""
 
     rank: Rank
     host: Host
@@ -119,11 +112,8 @@ class Executor:
             self.scalars.restart(position.trained + 1)
 
     def run(self, plan: Plan, at: Progress) -> Progress:
-        """Run a plan from `at` to its end, under the profiler; returns where it ended.
-
-        Raises:
-            InvalidHP, DataExhausted: raised after what was trained has been saved.
-        """
+        """Run a plan from `at` to its end, under the profiler; returns where it ended. InvalidHP and DataExhausted are
+        raised after what was trained has been saved."""
         steps = drive(plan, at)
         outcome: Outcome | None = None
         with self.agreement.listening(), self._watched(), self.profiler or contextlib.nullcontext():
