@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.training import rng
+from dray.training.callback import Hooks
 from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.saver import Saver
 from dray.training.checkpoint.snapshot import on_cpu
@@ -16,7 +17,7 @@ from dray.training.host import Host, Report
 from dray.training.loop import Publish
 from dray.training.parallel.exchange import all_or_none, on_chief
 from dray.training.pretrained import unshare_changed_shards
-from dray.training.trial import Hooks, Rank
+from dray.training.trial import Rank
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

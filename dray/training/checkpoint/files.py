@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -98,11 +98,11 @@ def contents(
         objects[f"rng/rank_{rank}.pth"] = part.rng
         if part.gradients is not None:
             objects[f"gradients/rank_{rank}.pth"] = part.gradients
-    division = None if description.division is None else description.division.as_dict()
+    division = None if description.division is None else asdict(description.division)
     texts = {
         PROGRESS: _json(
             {
-                **progress.as_dict(),
+                **asdict(progress),
                 "size": len(ranks),
                 "sharing": description.sharing,
                 "division": division,
@@ -158,7 +158,7 @@ def read_division(directory: Path) -> Division | None:
     if determined_state(directory) is not None:
         return determined.read_division(directory)
     division = (read_json(directory / PROGRESS) or {}).get("division")
-    return None if division is None else Division.from_dict(division)
+    return None if division is None else Division(**division)
 
 
 def read_trial_seed(directory: Path) -> int | None:
