@@ -12,7 +12,6 @@ import typer
 from dray.cli import server, show
 from dray.cli.reader import Opened, journal, last_values
 from dray.records.hparams import flatten
-from dray.serve.messages import to_json
 from dray.text import counted, duration, shown
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def as_json(read: Opened) -> dict[str, Any]:
     seen, submitted = server.seen(reader.overview())
     return {
         **overview(seen),
-        "submitted": None if submitted is None else to_json(submitted),
+        "submitted": None if submitted is None else asdict(submitted),
         "smaller_is_better": reader.sign == 1,
         "states": reader.states,
         "best": _best(read),

@@ -19,8 +19,7 @@ from dray.desk.failure import users_line
 from dray.errors import ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
-from dray.serve.control import NotSubmitted, WrongState
-from dray.serve.messages import Refused
+from dray.serve.control import NotSubmitted, Refused, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.storage.errors import is_full
 from dray.text import one_line
@@ -70,11 +69,7 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
 
 @contextmanager
 def handle_errors() -> Iterator[None]:
-    """Turn a command's expected errors into one message and an exit code. `command` wraps every command in it.
-
-    Raises:
-        typer.Exit: instead of the error that was reported.
-    """
+    """Turn a command's expected errors into one message and an exit code. `command` wraps every command in it."""
     try:
         yield
     except (FoundInTraining, SearcherMetricError) as error:

@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """An experiment.
-
-    Attributes:
-        stored: the experiment, or a temporary copy of a remote one.
-        reader: has read it.
-    """
+    """An experiment, or a temporary copy of a remote one, and its reader, which has read it."""
 
     stored: StoredExperiment
     reader: ExperimentReader
@@ -114,11 +109,6 @@ def check_started(stored: StoredExperiment) -> None:
 
 
 def journal(stored: StoredExperiment) -> list[dict[str, Any]]:
-    """The journal's records.
-
-    Raises:
-        BadUse: there is none.
-        JournalError: it is damaged.
-    """
+    """The journal's records; `BadUse` if there is none, `JournalError` if it is damaged."""
     check_started(stored)
     return Journal.read(stored.directory.journal)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -23,7 +23,6 @@ import dray
 from dray import private
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
-from dray.code.factory import ByValue, FromDirectory
 from dray.desk import messages
 from dray.desk.connection import Call, Session
 from dray.desk.effects import Reply, Tell
@@ -51,6 +50,9 @@ from dray.worker.lease import SEND_EVERY_S, TrialLease
 from dray.worker.log.tail import with_log_tail
 from searchers.journal import Journal
 from searchers.ray_tune import TuneDriver
+
+if TYPE_CHECKING:
+    from dray.pytorch import PyTorchTrial
 
 POLL_S = 0.25
 """How often the driver checks signals and updates the display when nothing happens."""
@@ -113,7 +115,7 @@ class Run:
     Args:
         opened: the experiment's search.
         records: of the experiment.
-        load_trial: loads the trial's class, or the program, on workers on this machine.
+        trial: the class, if the config has no entrypoint.
         cluster: where to run.
         interrupts: signals that ask the run to stop.
         lent: what a server's process has for it; None: it has its own groups.
@@ -128,7 +130,7 @@ class Run:
         *,
         opened: OpenSearch,
         records: Records,
-        load_trial: FromDirectory | ByValue,
+        trial: type[PyTorchTrial] | None,
         cluster: Cluster,
         display: Display,
         interrupts: Interrupts,
@@ -157,7 +159,7 @@ class Run:
             config,
             directory,
             cluster,
-            load_trial,
+            trial,
             self.driver.search.method.rungs,
             display.say,
             borrows=lent is not None,

@@ -71,12 +71,7 @@ def list_checkpoints(directory: ExperimentDirectory, only: int | None = None) ->
 
 
 def damage(checkpoint: Location) -> str | None:
-    """Why a checkpoint can't be used; None if it is intact. All of it is read, and downloaded first if it is remote.
-
-    Raises:
-        FileNotFoundError: there is none.
-        StorageError: the object store can't be used.
-    """
+    """Why a checkpoint can't be used; None if it is intact. All of it is read, and downloaded first if it is remote."""
     try:
         with opened(checkpoint):
             return None
@@ -85,11 +80,7 @@ def damage(checkpoint: Location) -> str | None:
 
 
 def download(checkpoint: Location, target: Path) -> None:
-    """Verify a checkpoint and copy it into a new directory.
-
-    Raises:
-        FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
-    """
+    """Verify a checkpoint and copy it into a new directory; raises as ``dray.storage.opened``."""
     with opened(checkpoint) as found, new_directory(target) as partial:
         shutil.copytree(found, partial, dirs_exist_ok=True)
 

@@ -65,11 +65,8 @@ class Driver:
 
 
 class DriverLock:
-    """Held by the driver that runs an experiment; for one that is not in an object store it does nothing.
-
-    Attributes:
-        lost_to: the driver that has taken over the experiment, as text; None while none has.
-    """
+    """Held by the driver that runs an experiment; for one that is not in an object store it does nothing. `lost_to`:
+    the driver that has taken over the experiment, as text; None while none has."""
 
     def __init__(self, directory: ExperimentDirectory) -> None:
         self.lost_to: str | None = None
@@ -102,11 +99,7 @@ class DriverLock:
         self._thread.start()
 
     def is_held(self) -> bool:
-        """Check whether it is held.
-
-        Raises:
-            StorageError: the store can't be used.
-        """
+        """Check whether it is held."""
         if self._thread is None:
             return False
         if self.lost_to is None:

@@ -33,12 +33,7 @@ COMPARABLE = 2 / 3
 
 
 class ReportedMetric(NamedTuple):
-    """A metric that trials have reported.
-
-    Attributes:
-        kind: training or validation.
-        name: as reported.
-    """
+    """A metric that trials have reported; its kind is training or validation."""
 
     kind: str
     name: str
