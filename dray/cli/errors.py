@@ -21,6 +21,7 @@ from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set
 from dray.script import ScriptFailed
 from dray.serve.control import NotSubmitted, Refused, WrongState
 from dray.storage import StorageError, StorageFull
+from dray.storage.errors import is_full
 from dray.text import one_line
 from dray.training.errors import SearcherMetricError
 from searchers.errors import JournalError
@@ -88,6 +89,12 @@ def handle_errors() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit from None
         raise typer.Exit(_print_error(str(error), FAILED)) from None
+    except OSError as error:
+        if (full := is_full(error)) is None or users_line(error, None):
+            raise
+        where = f" to {full.filename}" if full.filename else ""
+        message = f"can't write{where}: {full.strerror}; free some space: what was recorded is intact"
+        raise typer.Exit(_print_error(message, FAILED)) from None
     except KeyboardInterrupt as stopped:
         raise typer.Exit(_report_signal(stopped)) from None
 
