@@ -121,21 +121,13 @@ Output: TypeAlias = Annotated[
 
 
 def check_follow(follow: bool, json: bool) -> None:
-    """Check options of the ``logs`` commands.
-
-    Raises:
-        BadUse: both are given.
-    """
+    """Check options of the ``logs`` commands."""
     if json and follow:
         raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
 
 
 def target(output: Path | None, name: str) -> Path:
-    """The directory to write to, which must not exist yet, or be empty.
-
-    Raises:
-        BadUse: it exists already, and is not empty.
-    """
+    """The directory to write to, which must not exist yet, or be empty."""
     path = output if output is not None else Path(name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadUse(f"{path} already exists; give another directory with --output")

@@ -69,11 +69,7 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
 
 @contextmanager
 def handle_errors() -> Iterator[None]:
-    """Turn a command's expected errors into one message and an exit code. `command` wraps every command in it.
-
-    Raises:
-        typer.Exit: instead of the error that was reported.
-    """
+    """Turn a command's expected errors into one message and an exit code. `command` wraps every command in it."""
     try:
         yield
     except (FoundInTraining, SearcherMetricError) as error:

@@ -14,12 +14,7 @@ from dray.serve.control import ACTIVE
 
 
 def show_all(where: str | None, *, json: bool) -> None:
-    """Print all experiments in a place; None: in the default storage, or on the server that ``DRAY_SERVER`` names.
-
-    Raises:
-        NoExperiment: there is no such directory.
-        StorageError: the object store can't be used.
-    """
+    """Print all experiments in a place; None: in the default storage, or on the server that ``DRAY_SERVER`` names."""
     server = Server.find() if where is None else None
     submitted: dict[str, Mapping[str, Any]] = {}
     if server is None or server.is_here:

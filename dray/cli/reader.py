@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """An experiment.
-
-    Attributes:
-        stored: the experiment, or a temporary copy of a remote one.
-        reader: has read it.
-    """
+    """An experiment."""
 
     stored: StoredExperiment
     reader: ExperimentReader
@@ -48,11 +43,7 @@ class Opened:
         return None
 
     def trial(self, named: str | None) -> int:
-        """The number of a trial; if none is named, of the only one.
-
-        Raises:
-            NoExperiment: there is no such trial, or no best one.
-        """
+        """The number of a trial; if none is named, of the only one."""
         name, trials, best = self.stored.name, self.reader.trials, self.reader.best()
         if named is None:
             if len(trials) == 1:
@@ -114,11 +105,6 @@ def check_started(stored: StoredExperiment) -> None:
 
 
 def journal(stored: StoredExperiment) -> list[dict[str, Any]]:
-    """The journal's records.
-
-    Raises:
-        BadUse: there is none.
-        JournalError: it is damaged.
-    """
+    """The journal's records."""
     check_started(stored)
     return Journal.read(stored.directory.journal)

@@ -83,11 +83,6 @@ def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: 
 
     Args:
         without: the subcommand to use without a server; "" if there is none.
-
-    Raises:
-        NoExperiment: there is no such experiment, or several match.
-        WrongState: it can't be done now.
-        BadUse: no server is up, or it was not submitted to it.
     """
     found = find(experiment)
     if found is None:
@@ -103,12 +98,7 @@ def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: 
 
 
 def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, detach: bool) -> None:
-    """Submit an experiment, and follow it to its end.
-
-    Raises:
-        ConfigError: with every fault of the config.
-        typer.Exit: it did not end well, or following it was interrupted.
-    """
+    """Submit an experiment, and follow it to its end."""
     from dray.display.text import searched_line
     from dray.serve.submission import submit_file
 
@@ -136,10 +126,6 @@ def begin(experiment: str, verb: Callable[[Server, str], Submitted]) -> tuple[Se
 
     Returns:
         None if it was not submitted to a server that is up.
-
-    Raises:
-        NoExperiment: there is none, or several match.
-        WrongState: it can't be done now.
     """
     found = find(experiment)
     if found is None:
@@ -177,11 +163,7 @@ def follow_log(server: Server, name: str, tail: int | None) -> None:
 
 
 def follow(server: Server, name: str, after: int = 0) -> None:
-    """Print an experiment's log as it grows, until it neither runs nor waits to; then its result.
-
-    Raises:
-        typer.Exit: it did not end well, or this was interrupted.
-    """
+    """Print an experiment's log as it grows, until it neither runs nor waits to; then its result."""
     if server.is_here:  # for the summary, while the experiment starts: pandas takes half a second to import
         threading.Thread(target=importlib.import_module, args=("dray.display.best_trials",)).start()
     try:
@@ -200,12 +182,7 @@ def wait(server: Server, name: str) -> dict[str, Any]:
 
 
 def finish(server: Server, name: str, *, summary: bool) -> None:
-    """Report how an experiment ended, by a line and the exit code.
-
-    Raises:
-        typer.Exit: some of its trials failed, or it was stopped or paused.
-        ExperimentError: it failed.
-    """
+    """Report how an experiment ended, by a line and the exit code."""
     from dray.records.overview import COMPLETED
     from dray.serve.submission import why_failed
 
@@ -250,9 +227,6 @@ def delete(path: str) -> bool:
 
     Returns:
         Whether there is such a server.
-
-    Raises:
-        WrongState: it runs, or waits to.
     """
     from dray.records.root import results_root
 

@@ -88,12 +88,7 @@ class Display:
             self._screen.draw(Text(f"{what} ...", "dim"))
 
     def begin(self, search: Search, records: Sequence[Mapping[str, Any]]) -> None:
-        """A run of the search begins.
-
-        Args:
-            search: in its current state.
-            records: the journal so far.
-        """
+        """A run of the search begins."""
         self._search = search
         self._board.begin(search, records)
         if any(record.get("event") == "started" for record in records):

@@ -28,9 +28,6 @@ class Forecast:
 
     What is left to the next rung of each trial is known, and how many trials are to be created. The share of trials
     that continue after a rung is taken from `searchers.previews`.
-
-    Args:
-        expected: what the whole search will do, from `searchers.previews.preview`.
     """
 
     def __init__(self, expected: Preview) -> None:

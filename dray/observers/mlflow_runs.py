@@ -71,11 +71,7 @@ def try_tracking(config: ExperimentConfig) -> None:
 
 
 class MLflowRuns:
-    """An `Observer` that writes these runs.
-
-    Args:
-        directory, config: of the experiment.
-    """
+    """An `Observer` that writes these runs."""
 
     def __init__(self, directory: ExperimentDirectory, config: ExperimentConfig) -> None:
         self._directory, self._config = directory, config

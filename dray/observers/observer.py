@@ -139,13 +139,7 @@ class Observers:
     def begin(
         self, records: Iterable[Mapping[str, Any]], trials: Mapping[int, TrialView], say: Callable[[str], None]
     ) -> None:
-        """Start following.
-
-        Args:
-            records: of the journal so far.
-            trials: of the search.
-            say: prints a line for the user.
-        """
+        """Start following."""
         self._say = say
         for record in records:
             self._known.happened(record)

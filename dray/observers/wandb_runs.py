@@ -32,14 +32,7 @@ _FAILED = ("ERRORED", "INVALID_HP", "CANCELED")
 
 
 class WandBRuns:
-    """An `Observer` that writes these runs.
-
-    Args:
-        directory, config: of the experiment.
-
-    Raises:
-        RuntimeError: online, and there is no API key.
-    """
+    """An `Observer` that writes these runs."""
 
     def __init__(self, directory: ExperimentDirectory, config: ExperimentConfig) -> None:
         assert config.loggers.wandb is not None

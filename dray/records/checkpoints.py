@@ -40,15 +40,7 @@ class StoredCheckpoint:
 
 
 def list_checkpoints(directory: ExperimentDirectory, only: int | None = None) -> list[StoredCheckpoint]:
-    """The checkpoints of an experiment, sorted by trial and batches, not verified.
-
-    Args:
-        directory: the experiment's.
-        only: those of this trial; by default all.
-
-    Raises:
-        StorageError: the object store can't be used.
-    """
+    """The checkpoints of an experiment, sorted by trial and batches, not verified."""
     storage = directory.storage
     sizes: dict[tuple[int, int], int] = {}
     complete = set()
@@ -71,12 +63,7 @@ def list_checkpoints(directory: ExperimentDirectory, only: int | None = None) ->
 
 
 def damage(checkpoint: Location) -> str | None:
-    """Why a checkpoint can't be used; None if it is intact. All of it is read, and downloaded first if it is remote.
-
-    Raises:
-        FileNotFoundError: there is none.
-        StorageError: the object store can't be used.
-    """
+    """Why a checkpoint can't be used; None if it is intact. All of it is read, and downloaded first if it is remote."""
     try:
         with opened(checkpoint):
             return None
@@ -85,11 +72,7 @@ def damage(checkpoint: Location) -> str | None:
 
 
 def download(checkpoint: Location, target: Path) -> None:
-    """Verify a checkpoint and copy it into a new directory.
-
-    Raises:
-        FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
-    """
+    """Verify a checkpoint and copy it into a new directory."""
     with opened(checkpoint) as found, new_directory(target) as partial:
         shutil.copytree(found, partial, dirs_exist_ok=True)
 

@@ -35,11 +35,7 @@ class FieldDifference:
 
 
 def config_difference(a: ExperimentDirectory, b: ExperimentDirectory) -> list[FieldDifference]:
-    """The fields in which the configs differ; a mapping that only one of them has is one field.
-
-    Raises:
-        ConfigError: a config can't be read.
-    """
+    """The fields in which the configs differ; a mapping that only one of them has is one field."""
     return list(_fields(read_mapping(a.config_file), read_mapping(b.config_file), ""))
 
 
@@ -76,11 +72,7 @@ def _files(code: Path) -> set[str]:
 
 
 def _text(content: bytes) -> list[str]:
-    """Lines, without their ends.
-
-    Raises:
-        ValueError: it is no text, or too large.
-    """
+    """Lines, without their ends."""
     if len(content) > MAX_TEXT_BYTES or b"\0" in content:
         raise ValueError
     return content.decode().splitlines()

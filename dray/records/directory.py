@@ -142,11 +142,7 @@ class ExperimentDirectory:
 
     @classmethod
     def open(cls, path: Path) -> ExperimentDirectory:
-        """The directory of an existing experiment.
-
-        Raises:
-            NoExperiment: there is none.
-        """
+        """The directory of an existing experiment."""
         directory = cls(path)
         if not directory.config_file.exists():
             reject_local_run(path)
@@ -184,11 +180,7 @@ def unlink_from_results(path: Path) -> None:
 
 
 def check_storage(where: Location | None) -> None:
-    """Check, before anything trains, that an object store can be written to, read and deleted from, by doing it.
-
-    Raises:
-        ConfigError: it can't.
-    """
+    """Check, before anything trains, that an object store can be written to, read and deleted from, by doing it."""
     if where is None or where.is_local:
         return
     try:

@@ -102,11 +102,7 @@ class DriverLock:
         self._thread.start()
 
     def is_held(self) -> bool:
-        """Check whether it is held.
-
-        Raises:
-            StorageError: the store can't be used.
-        """
+        """Check whether it is held."""
         if self._thread is None:
             return False
         if self.lost_to is None:
@@ -154,10 +150,6 @@ def wait_for_silence(place: Location, own: str | None = None) -> Driver | None:
 
     Args:
         own: the id of a directory on this machine that no driver uses now, as its journal's lock shows.
-
-    Raises:
-        ExperimentError: one runs it.
-        StorageError: the store can't be used.
     """
     remote = RemoteDirectory(place, patience_s=PATIENCE_S)
     last = read_driver(remote)

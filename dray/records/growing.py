@@ -18,22 +18,14 @@ from searchers.journal import Journal
 
 
 class GrowingJournal:
-    """The records of a journal.
-
-    Args:
-        path: the journal; need not exist yet.
-    """
+    """The records of a journal."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._end = 0  # of what was read, in bytes
 
     def new_records(self) -> tuple[list[dict[str, Any]], bool]:
-        """The records since the last call, and whether all were read again, because it has become shorter.
-
-        Raises:
-            JournalError: it is damaged.
-        """
+        """The records since the last call, and whether all were read again, because it has become shorter."""
         try:
             with self._path.open("rb") as file:
                 is_another = file.seek(0, os.SEEK_END) < self._end
@@ -51,11 +43,7 @@ class GrowingJournal:
 
 
 class GrowingMetrics:
-    """The rows of a metrics directory.
-
-    Args:
-        directory: of `dray.records.metrics.MetricsLog`; need not exist yet.
-    """
+    """The rows of a metrics directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -50,11 +50,7 @@ def reject_local_run(path: Path) -> None:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A local run.
-
-    Attributes:
-        path: its directory.
-    """
+    """A local run."""
 
     path: Path
 

@@ -78,12 +78,7 @@ def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[s
 
 
 def followed(new: Callable[[bool], list[str]], is_running: Callable[[], bool]) -> Iterator[str]:
-    """Lines as they are written, until their writer has exited.
-
-    Args:
-        new: Returns the lines since its last call.
-        is_running: Whether the writer is running.
-    """
+    """Lines as they are written, until their writer has exited."""
     while is_running():
         yield from new(False)
         time.sleep(POLL_S)

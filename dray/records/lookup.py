@@ -92,11 +92,7 @@ def _candidates(paths: Sequence[Path]) -> str:
 
 
 def local_run(experiment: Name) -> LocalRun | None:
-    """The local run of this name; None if an experiment is meant.
-
-    Raises:
-        NoExperiment: see `locate`.
-    """
+    """The local run of this name; None if an experiment is meant."""
     where = Location.of(locate(experiment))
     return LocalRun(where.path) if where.is_local and is_local_run(where.path) else None
 
@@ -120,11 +116,7 @@ def newest_first(experiments: Sequence[Path]) -> list[Path]:
 
 
 def parse_location(where: str | os.PathLike[str]) -> Location:
-    """The location that a user typed.
-
-    Raises:
-        NoExperiment: it is no valid path or URI.
-    """
+    """The location that a user typed."""
     try:
         return Location.of(where)
     except ValueError as error:

@@ -53,12 +53,7 @@ PACK_SHARE = 0.01
 
 
 class MetricsLog:
-    """The metrics below `directory`, open for appending; only the experiment's driver may do that.
-
-    Args:
-        directory: made if it does not exist.
-        clock: returns seconds.
-    """
+    """The metrics below `directory`, open for appending; only the experiment's driver may do that."""
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory, self._clock = directory, clock

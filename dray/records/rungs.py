@@ -49,12 +49,7 @@ class RungEstimate:
 
 
 def rung_estimates(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> list[RungEstimate]:
-    """For each rung but the last, of an ASHA search on one metric; none for other searches.
-
-    Args:
-        config: of the search, as extended.
-        records: of its journal.
-    """
+    """For each rung but the last, of an ASHA search on one metric; none for other searches."""
     searcher = config.searcher
     if not isinstance(searcher, ASHASearcher | AdaptiveASHASearcher) or searcher.metrics is not None:
         return []

@@ -27,11 +27,7 @@ _DATA, _VARIABLES, _WEBHOOK = (".".join(place) for place in PLACES)
 
 
 def check_secrets(config: ExperimentConfig) -> None:
-    """Check that no secret is masked in a config that is to be run.
-
-    Raises:
-        ConfigError: one is: the config was copied from another experiment or a checkpoint.
-    """
+    """Check that no secret is masked in a config that is to be run."""
     what = "is masked, as in an experiment's own copy of its config; write the real value"
     if faults := [(path, what) for path in _masked_in(config)]:
         raise ConfigError(faults)

@@ -32,12 +32,7 @@ _ENDS = {"COMPLETED": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED}
 
 
 def create_study(reader: ExperimentReader, storage: str | BaseStorage | None) -> optuna.Study:
-    """The study; it has the experiment's name.
-
-    Args:
-        reader: has read the experiment.
-        storage: as for `optuna.create_study`.
-    """
+    """The study; it has the experiment's name."""
     config = reader.config
     internal, names = to_optuna(config.space), shown(config.space)
 

@@ -119,11 +119,7 @@ _Row = tuple[str, float, int, str, float, float, str]
 
 
 def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Iterator[_Row]:
-    """The states of each group: booting, idle, or leased to a trial (phase "").
-
-    Args:
-        report_times: when trials reported, sorted.
-    """
+    """The states of each group: booting, idle, or leased to a trial (phase "")."""
     groups: dict[str, tuple[float, int, str, float]] = {}  # slots, trial, phase, since
     now = 0.0
     of_starts, gpu_type = _gpu_types_of_starts(events), dict[str, str]()

@@ -33,12 +33,7 @@ COMPARABLE = 2 / 3
 
 
 class ReportedMetric(NamedTuple):
-    """A metric that trials have reported.
-
-    Attributes:
-        kind: training or validation.
-        name: as reported.
-    """
+    """A metric that trials have reported."""
 
     kind: str
     name: str
@@ -51,9 +46,6 @@ class ReportedMetric(NamedTuple):
 
 class ReportData:
     """An experiment as it was when this was made.
-
-    Args:
-        reader: has read it, and may read on.
 
     Attributes:
         trials: `dray.Result.trials` by trial_id, with "best_batches", "score" (smaller is better) and "rung" (how many

@@ -33,10 +33,6 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
         path: the directory of an experiment, or of a local run, which has no study.
         port: of TensorBoard; optuna-dashboard gets the next one. Ports in use are skipped.
         say: prints the addresses.
-
-    Raises:
-        NoExperiment: there is none.
-        ExperimentError: no port is free.
     """
     with contextlib.suppress(KeyboardInterrupt):
         tensorboard = free_port(port)
@@ -51,11 +47,7 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
 
 
 def free_port(first: int) -> int:
-    """The first free port of this machine, from this one on.
-
-    Raises:
-        ExperimentError: the next hundred are all in use.
-    """
+    """The first free port of this machine, from this one on."""
     for port in range(first, min(first + PORTS, 2**16)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             # As servers do: connections of a server that has just ended do not block the port.
@@ -124,11 +116,7 @@ class Boards:
         self._found: dict[Path, dict[str, str | None]] = {}
 
     def start(self, directory: ExperimentDirectory) -> dict[str, str | None]:
-        """The addresses of both; None for one that is not installed.
-
-        Raises:
-            ExperimentError: no port is free.
-        """
+        """The addresses of both; None for one that is not installed."""
         with self._lock:
             found = self._found.setdefault(directory.path, {"tensorboard": None, "optuna_dashboard": None})
             if found["tensorboard"] is None:

@@ -11,11 +11,7 @@ from dray.serve.control import NotSubmitted, Share, Status, Submitted, WrongStat
 
 
 class Browsing:
-    """A `Control` without a server, for ``dray ui``.
-
-    Args:
-        results: the results directory.
-    """
+    """A `Control` without a server, for ``dray ui``."""
 
     def __init__(self, results: Path) -> None:
         self._results, self._since = results, time.time()

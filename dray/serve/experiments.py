@@ -72,11 +72,7 @@ class _Entry:
 
 
 class Experiments:
-    """Thread-safe.
-
-    Args:
-        results: the results directory.
-    """
+    """Thread-safe."""
 
     def __init__(self, results: Path) -> None:
         self.results = results
@@ -124,11 +120,7 @@ class Experiments:
         self._local = [known.get(path) or _Entry(path, is_local=True) for path in local_runs(self.results)]
 
     def _entry(self, name: str) -> _Entry:
-        """An experiment's entry, perhaps a new one.
-
-        Raises:
-            NoExperiment: there is none, or no longer.
-        """
+        """An experiment's entry, perhaps a new one."""
         with self._lock:
             try:
                 path = experiment_path(self.results, name)
@@ -166,11 +158,7 @@ class Experiments:
         return reader
 
     def overview(self, name: str) -> Overview:
-        """One of them.
-
-        Raises:
-            NoExperiment: there is none.
-        """
+        """One of them."""
         entry = self._entry(name)
         with self._list_lock:
             if entry.overview is None or time.monotonic() - entry.read_at > FRESH_S:
@@ -230,11 +218,6 @@ class Experiments:
     def figures(self, name: str, kind: str, *, now: bool = False) -> tuple[bytes, float]:
         """Figures of an experiment; made again if they are old enough for what they cost. And for how many seconds they
         will not be.
-
-        Args:
-            name: of the experiment.
-            kind: one of `figures.KINDS`.
-            now: make them again in any case.
         """
         return self._paced(name, kind, lambda reader: figures_of(reader, kind), now=now)
 

@@ -50,11 +50,7 @@ class Events:
 
 
 def events_after(control: Control, path: Path, after: int) -> Events:
-    """The events after a place in the journal; some of them, if there are many.
-
-    Raises:
-        JournalError: the journal is damaged.
-    """
+    """The events after a place in the journal; some of them, if there are many."""
     directory = ExperimentDirectory(path)
     # Before the journal is read: the records that were written before the state changed are then read too.
     state, error = _state(control, directory)
@@ -138,11 +134,7 @@ class FetchedLogs:
         self._lock = threading.Lock()
 
     def places(self, directory: ExperimentDirectory, trial: int) -> list[Path]:
-        """The directories that have logs of a trial, for `piece`.
-
-        Raises:
-            StorageError: the object store can't be read.
-        """
+        """The directories that have logs of a trial, for `piece`."""
         here = directory.trial(trial) / "logs"
         if directory.storage.is_local:
             return [here]

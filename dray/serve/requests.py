@@ -21,15 +21,7 @@ MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000
 
 
 def experiment_path(results: Path, name: str) -> Path:
-    """The directory of an experiment.
-
-    Args:
-        results: the results directory.
-        name: from a URL, decoded.
-
-    Raises:
-        NoExperiment: there is none of this name: in particular, of none with a slash, and of no hidden one.
-    """
+    """The directory of an experiment."""
     path = results / name
     if name and not name.startswith(".") and "/" not in name and "\0" not in name:
         # Links are those that `link_into_results` makes, to a directory of the same name.
@@ -69,11 +61,7 @@ class Change:
 
 
 def change_of(body: Mapping[str, Any]) -> Change:
-    """The change that a request's body asks for.
-
-    Raises:
-        BadInput: it is none.
-    """
+    """The change that a request's body asks for."""
     known = ("priority", "weight", "max_slots", "tags", "notes")
     if unknown := [name for name in body if name not in known]:
         raise BadInput(f"{unknown[0][:40]} can't be changed; only {', '.join(known)} can")
@@ -96,11 +84,7 @@ def change_of(body: Mapping[str, Any]) -> Change:
 
 
 def whole(body: Mapping[str, Any], name: str, *, most: int = 1_000_000_000) -> int | None:
-    """A field that is an integer from 1; None if it is not given.
-
-    Raises:
-        BadInput: it is something else.
-    """
+    """A field that is an integer from 1; None if it is not given."""
     if name not in body:
         return None
     value = body[name]

@@ -65,15 +65,7 @@ class Query:
 
 
 def find(trials: Sequence[TrialRecord], query: Query) -> list[TrialRecord]:
-    """All trials that the query's search finds, sorted.
-
-    Args:
-        trials: by number.
-        query: what is wanted; its offset and limit are not looked at.
-
-    Raises:
-        BadInput: there is no such field.
-    """
+    """All trials that the query's search finds, sorted."""
     found = list(trials)
     for word in query.search.split():
         matches = _matcher(word)

@@ -59,12 +59,7 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
 
 
 class Views:
-    """What is read, in threads.
-
-    Args:
-        control: knows what was submitted.
-        results: the results directory.
-    """
+    """What is read, in threads."""
 
     def __init__(self, control: Control, results: Path) -> None:
         self._control, self._all = control, Experiments(results)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from dray.cli import main
-from dray.config.notify import Notify
+from dray.config.sections import Notify
 from dray.config.search import recorded_search
 from dray.experiment.notify import notify
 from dray.observers.observer import News
