@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,16 +111,14 @@ class Api:
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
-        name, change = request.match_info["name"], change_of(await _body(request))
+        name, (share, told) = request.match_info["name"], change_of(await _body(request))
 
         def apply() -> Submitted:
             now = self._control.experiment(name)
-            if change.share:
-                now = self._control.set_share(name, replace(now.share, **change.share))
-            if change.notes is not None or change.tags is not None:
-                tags = now.tags if change.tags is None else change.tags
-                notes = now.notes if change.notes is None else change.notes
-                now = self._control.annotate(name, tags=tags, notes=notes)
+            if share:
+                now = self._control.set_share(name, replace(now.share, **share))
+            if told:
+                now = self._control.annotate(name, **{"tags": now.tags, "notes": now.notes, **told})
             return now
 
         async with self._patching:  # what is not given stays as it is at that moment
@@ -155,9 +153,9 @@ class Api:
         until = clock() + wait_s
         while True:
             news = await _call(self._readers, logs.events_after, self._control, path, after)
-            if news.lines or news.state not in ACTIVE or clock() >= until or self._ending.is_set():
-                return answer(asdict(news))
-            after = news.next  # records without a line
+            if news["lines"] or news["state"] not in ACTIVE or clock() >= until or self._ending.is_set():
+                return answer(news)
+            after = news["next"]  # records without a line
             await asyncio.sleep(POLL_S)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +45,8 @@ def delete(control: Control, path: Path) -> None:
     copies.delete(StoredExperiment.here(ExperimentDirectory.open(path)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What is given; None: it stays.
-
-    Attributes:
-        share: fields of `dray.serve.control.Share`.
-        tags, notes: as of `dray.serve.control.Submitted`.
-    """
-
-    share: Mapping[str, Any]
-    tags: tuple[str, ...] | None
-    notes: str | None
-
-
-def change_of(body: Mapping[str, Any]) -> Change:
-    """The change that a request's body asks for."""
+def change_of(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a request's body gives of the fields of `dray.serve.control.Share`, and of its tags and notes."""
     known = ("priority", "weight", "max_slots", "tags", "notes")
     if unknown := [name for name in body if name not in known]:
         raise BadInput(f"{unknown[0][:40]} can't be changed; only {', '.join(known)} can")
@@ -72,15 +57,18 @@ def change_of(body: Mapping[str, Any]) -> Change:
         share["weight"] = _weight(body["weight"])
     if "max_slots" in body:
         share["max_slots"] = None if body["max_slots"] is None else whole(body, "max_slots")
+    told: dict[str, Any] = {}
     tags, notes = body.get("tags"), body.get("notes")
     if tags is not None:
         good = isinstance(tags, list) and all(isinstance(tag, str) and 0 < len(tag) <= MAX_TAG for tag in tags)
         if not good or len(tags) > MAX_TAGS:
             raise BadInput(f"tags must be a list of at most {MAX_TAGS} texts, each of 1 to {MAX_TAG} characters")
-        tags = tuple(dict.fromkeys(tags))
-    if notes is not None and (not isinstance(notes, str) or len(notes) > MAX_NOTES):
-        raise BadInput(f"notes must be text of at most {MAX_NOTES:,} characters")
-    return Change(share=share, tags=tags, notes=notes)
+        told["tags"] = tuple(dict.fromkeys(tags))
+    if notes is not None:
+        if not isinstance(notes, str) or len(notes) > MAX_NOTES:
+            raise BadInput(f"notes must be text of at most {MAX_NOTES:,} characters")
+        told["notes"] = notes
+    return share, told
 
 
 def whole(body: Mapping[str, Any], name: str, *, most: int = 1_000_000_000) -> int | None:

@@ -118,20 +118,19 @@ class Views:
         return _encoded({"config": reader.directory.config_file.read_text()})
 
     def trials(self, request: web.Request) -> bytes:
-        """``trials``: the rows that were asked for, see `trials.Query`; ``found``: how many there are; ``of``: without
+        """``trials``: the rows that were asked for, see `trials.find`; ``found``: how many there are; ``of``: without
         a search."""
-        wanted = trials.Query(
-            sort=request.query.get("sort", "trial"),
-            descending=request.query.get("descending") == "1",
-            search=request.query.get("search", "")[:500],
-            offset=_number(request, "offset", 0, 10**9),
-            limit=_number(request, "limit", 50, trials.MAX_ROWS),
-        )
+        offset, limit = _number(request, "offset", 0, 10**9), _number(request, "limit", 50, trials.MAX_ROWS)
         reader = self._all.open(request.match_info["name"])
         with reader.lock:
-            found = trials.find(list(reader.trials.values()), wanted)
-            rows = [trials.row(trial) for trial in found[wanted.offset : wanted.offset + wanted.limit]]
-            head = f'{{"found":{len(found)},"of":{len(reader.trials)},"offset":{wanted.offset},"trials":['
+            found = trials.find(
+                reader.trials.values(),
+                sort=request.query.get("sort", "trial"),
+                descending=request.query.get("descending") == "1",
+                search=request.query.get("search", "")[:500],
+            )
+            rows = [trials.row(trial) for trial in found[offset : offset + limit]]
+            head = f'{{"found":{len(found)},"of":{len(reader.trials)},"offset":{offset},"trials":['
             return head.encode() + b",".join(rows) + b"]}"
 
     def trial(self, request: web.Request) -> bytes:
