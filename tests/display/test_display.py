@@ -20,7 +20,6 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from searchers.asha import ASHA
 from searchers.events import Event, Exited, Reported, Started
-from searchers.journal import Journal
 from searchers.method import Method
 from searchers.objectives import Metric, Objectives
 from searchers.random_search import RandomSearch
@@ -463,19 +462,6 @@ def test_table_of_the_best_fits(tmp_path: Path) -> None:
     lines = ending(happened(tmp_path / "story"), width=60)
     assert max(map(len, lines[3:10])) <= 60
     assert lines[10] == "(not shown: net.hidden, accuracy, size)"
-
-
-def test_no_trial_is_the_best_if_every_validated_trial_failed(tmp_path: Path) -> None:
-    directory = happened(tmp_path / "story")
-    with Journal(directory.journal) as journal:
-        for trial in range(9):
-            journal.append({"event": "exited", "trial": trial, "reason": "errored", "actions": []})
-    lines = ending(directory)
-    assert lines[0] == "9 of 9 trials failed"
-    why = (
-        "no best trial, because every trial that validated failed; the best of these is trial 1 (validation_loss 0.01)"
-    )
-    assert lines[2:4] == [why, f"9 trials (9 errored) in 0:00. Results: {LONG_PATH}"]
 
 
 def test_an_experiment_in_the_default_storage_is_called_by_its_name(

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from dray.cli import main
-from dray.config.sections import Notify
 from dray.config.search import recorded_search
+from dray.config.sections import Notify
 from dray.experiment.notify import notify
 from dray.observers.observer import News
 from dray.records.listing import StoredExperiment
