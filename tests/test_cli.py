@@ -35,6 +35,10 @@ class FakeExperiment:
         self.made.append((config.name, model_dir, path if storage_path is None else storage_path))
 
     @classmethod
+    def made_while_ray_starts(cls, *arguments: Any, **options: Any) -> FakeExperiment:
+        return cls(*arguments, **options)
+
+    @classmethod
     def resume(cls, path: Any, **budget: int | None) -> FakeExperiment:
         self = cls.__new__(cls)
         cls.made.append(("resume", path, *budget.items()))

@@ -121,13 +121,13 @@ Output: TypeAlias = Annotated[
 
 
 def check_follow(follow: bool, json: bool) -> None:
-    """Check options of the ``logs`` commands."""
+    """Refuse two options of the ``logs`` commands that exclude each other."""
     if json and follow:
         raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
 
 
 def target(output: Path | None, name: str) -> Path:
-    """The directory to write to, which must not exist yet, or be empty."""
+    """The directory to write to, which must not exist yet, or be empty; else `BadUse`."""
     path = output if output is not None else Path(name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadUse(f"{path} already exists; give another directory with --output")

@@ -181,7 +181,7 @@ def validate(
 
 
 def _check_not_kubernetes(file: Path) -> None:
-    """Check that it is no manifest of Kubernetes, which may be several documents."""
+    """Refuse a manifest of Kubernetes, which may be several documents."""
     with suppress(OSError, UnicodeDecodeError):  # reported where it is read
         if re.search("^apiVersion:", file.read_text(), re.MULTILINE):
             check = f"kubectl apply --dry-run=server -f {shlex.quote(str(file))}"

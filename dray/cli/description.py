@@ -15,7 +15,6 @@ from dray.records.hparams import flatten
 from dray.records.overview import Overview
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
-from dray.serve.messages import to_json
 from dray.text import counted, duration, shown
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def as_json(read: Opened) -> dict[str, Any]:
     seen, submitted = server.seen(reader.overview())
     return {
         **overview(seen),
-        "submitted": None if submitted is None else to_json(submitted),
+        "submitted": None if submitted is None else asdict(submitted),
         "smaller_is_better": reader.sign == 1,
         "states": reader.states,
         "best": _best(read),

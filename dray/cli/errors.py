@@ -19,8 +19,7 @@ from dray.desk.failure import users_line
 from dray.errors import ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
-from dray.serve.control import NotSubmitted, WrongState
-from dray.serve.messages import Refused
+from dray.serve.control import NotSubmitted, Refused, WrongState
 from dray.storage import StorageError, StorageFull
 from dray.text import one_line
 from dray.training.errors import SearcherMetricError

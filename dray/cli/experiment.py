@@ -6,7 +6,6 @@ import logging
 import os
 import shlex
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -92,7 +91,6 @@ def create(
     _check_not_detached(detach)
     os.environ.pop(URL, None)  # else `Experiment` would submit it
     with nullcontext() if local else exit_on_signals():
-        from dray.code.load import check_entrypoint_file
         from dray.config.load import load_config
 
         _log_info()
@@ -107,15 +105,8 @@ def create(
         else:
             # At once: to import the model, with torch, takes seconds.
             typer.echo(f"{checked.name}: importing {checked.entrypoint} ...", err=True)
-            check_entrypoint_file(checked.entrypoint, code)
-            with ThreadPoolExecutor(1) as pool:
-                new = pool.submit(dray.Experiment, checked, model_dir=code, path=path, storage_path=storage_path)
-                # Ray's start is mostly waiting. In this thread: when that which started them ends, so do its processes.
-                from dray.cluster.connection import started_beside
-
-                with started_beside():
-                    experiment = new.result()
-            _run(experiment)
+            make = dray.Experiment.made_while_ray_starts
+            _run(make(checked, model_dir=code, path=path, storage_path=storage_path))
 
 
 @app.command()
@@ -377,11 +368,7 @@ def _check_not_detached(detach: bool) -> None:
 
 
 def _run(experiment: dray.Experiment) -> None:
-    """Run it to its end.
-
-    Raises:
-        typer.Exit: some of its trials failed.
-    """
+    """Run it to its end; raises `typer.Exit` if some of its trials failed."""
     if "ERRORED" in set(experiment.run().trials["state"]):
         raise typer.Exit(SOME_FAILED)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """An experiment."""
+    """An experiment, or a temporary copy of a remote one, and its reader, which has read it."""
 
     stored: StoredExperiment
     reader: ExperimentReader
@@ -105,6 +105,6 @@ def check_started(stored: StoredExperiment) -> None:
 
 
 def journal(stored: StoredExperiment) -> list[dict[str, Any]]:
-    """The journal's records."""
+    """The journal's records; `BadUse` if there is none, `JournalError` if it is damaged."""
     check_started(stored)
     return Journal.read(stored.directory.journal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -64,7 +65,6 @@ def serve(
 def _status(json: bool) -> None:
     from dray.serve.client import Server
     from dray.serve.control import ACTIVE
-    from dray.serve.messages import to_json
 
     server = Server.find()
     if server is None:
@@ -73,7 +73,7 @@ def _status(json: bool) -> None:
     queue = [each for each in server.experiments() if each["submitted"] and each["state"] in (*ACTIVE, "PAUSED")]
     queue.sort(key=lambda each: (each["submitted"]["share"]["priority"], each["submitted"]["submitted"]))
     if json:
-        show.as_json({"url": server.url, "page": server.page, **to_json(state), "queue": queue})
+        show.as_json({"url": server.url, "page": server.page, **asdict(state), "queue": queue})
         return
     counts = ", ".join(f"{count} {name.lower()}" for name, count in state.experiments.items() if count)
     show.fields(

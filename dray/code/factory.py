@@ -7,7 +7,7 @@ import pickle
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dray.code.archive import Archived
 from dray.code.load import load_entrypoint
@@ -42,22 +42,9 @@ class FromDirectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByValue:
-    """A class of a script or a notebook, which other processes can't import: it is sent as a pickle."""
-
-    trial: Any
-
-    def place(self) -> None:
-        """None: its code is in no directory."""
-
-    def __call__(self) -> type[PyTorchTrial]:
-        """The class."""
-        return self.trial  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A `ByValue` class for workers on other machines, with the directory that it imports from, if that was sent.
+    """A class of a script or a notebook, which other processes can't import, with the directory that it imports from,
+    if that was sent.
 
     It is unpickled only when its directory is on the path, so that its imports work and an error is reported clearly.
     """
@@ -67,7 +54,7 @@ class Sent:
     home: Package | None
 
     def place(self) -> None:
-        """None, as for `ByValue`."""
+        """None: its code is in no directory."""
 
     def __call__(self) -> type[PyTorchTrial]:
         """The class. An `EntrypointError` if something that it needs is not on this worker."""

@@ -136,12 +136,8 @@ def _patterns(root: Path, field: str) -> GitIgnoreSpec:
 
 
 class _Found(NamedTuple):
-    """What a walk through a directory has found.
-
-    Attributes:
-        sizes: bytes of each file and directory; of the whole, under ".".
-        is_whole: whether all entries were read.
-    """
+    """What a walk through a directory has found: bytes of each file and directory, of the whole under ".", and
+    whether all entries were read."""
 
     code: Code
     sizes: Mapping[str, int]

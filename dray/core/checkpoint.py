@@ -231,11 +231,8 @@ class CheckpointContext:
             ) from None
 
     def delete(self, storage_id: str) -> None:
-        """Delete a checkpoint of this trial, or of this local run. On the chief only.
-
-        Raises:
-            ValueError: it does not belong to this trial or run.
-        """
+        """Delete a checkpoint of this trial, or of this local run; a `ValueError` if it is another's. On the chief
+        only."""
         self._host.delete_checkpoint(storage_id)
 
     # -------------------------------------------------------------------------------------------------------- ranks
@@ -266,11 +263,8 @@ def _steps(metadata: Mapping[str, Any] | None) -> int:
 
 
 def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:
-    """The metadata of all ranks, merged; dicts in it recursively.
-
-    Raises:
-        RuntimeError: ranks have different values of the same name.
-    """
+    """The metadata of all ranks, merged; dicts in it recursively. Different values of the same name are a
+    RuntimeError."""
     found: dict[str, Any] = {}
     for metadata in ranks:
         for key, value in metadata.items():

@@ -28,12 +28,8 @@ class Forged(ConnectionError):
 
 
 class Channel:
-    """One side of a connection; nothing is sent or received before `prove`.
-
-    Args:
-        key: that both sides share, of at most 64 bytes.
-        role: of this side; the other one has the other.
-    """
+    """One side of a connection; nothing is sent or received before `prove`. Both sides share the key, of at most 64
+    bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, role: Role) -> None:
         self._reader, self._writer, self._key, self._role = reader, writer, key, role
@@ -41,12 +37,8 @@ class Channel:
         self._unsent: list[bytes] = []
 
     async def prove(self) -> None:
-        """Show the other side that this one knows the key, and see that it does.
-
-        Raises:
-            Forged: it does not; nothing that it has sent is to be used.
-            OSError: the connection is lost.
-        """
+        """Show the other side that this one knows the key, and see that it does; else `Forged`: nothing that it has
+        sent is to be used."""
         own = secrets.token_bytes(_NONCE)
         self._writer.write(own)
         others = await self._read(_NONCE)

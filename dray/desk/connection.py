@@ -100,12 +100,8 @@ def _opened(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: byt
 
 
 async def _carry(stream: Stream, channel: Channel, first: bytes, take: Callable[[Any], None]) -> None:
-    """Exchange a session's messages over a new connection, until the other side ends the session.
-
-    Raises:
-        OSError: the connection is lost.
-        Malformed: what has come is no message of ours.
-    """
+    """Exchange a session's messages over a new connection, until the other side ends the session. Raises `OSError`
+    if the connection is lost, `Malformed` if what has come is no message of ours."""
     stream.resume(channel, first)
     try:
         while (frame := await channel.receive()) != END:
@@ -216,12 +212,8 @@ class Listener:
 
 
 class Session:
-    """A client, as the listener sees it; also while it has no connection.
-
-    Attributes:
-        id: of this client alone.
-        attempt: number of its latest connection.
-    """
+    """A client, as the listener sees it; also while it has no connection. `attempt`: number of its latest
+    connection."""
 
     def __init__(self, id: bytes, listener: Listener) -> None:
         self.id, self.attempt, self.stream, self._listener = id, -1, Stream(), listener
@@ -297,14 +289,9 @@ class Call:
 class Connection:
     """What listens at an endpoint, as its clients see it: each method is one of this object, and returns a future.
 
-    For any thread. Calls of one thread begin in their order, also those by `tell`.
-
-    Args:
-        endpoint: where it listens.
-        on_push: called, in the connection's thread, with each value that it pushes.
-
-    Raises:
-        DeskUnreachable: no connection within half a minute.
+    For any thread. Calls of one thread begin in their order, also those by `tell`. `on_push` is called, in the
+    connection's thread, with each value that the listener pushes. Raises `DeskUnreachable` without a connection within
+    half a minute.
     """
 
     def __init__(

@@ -44,11 +44,8 @@ CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "
 
 
 class Desk:
-    """The clients with their queues of trials, the groups, and the leases that join them.
-
-    Args:
-        emit: called with each effect.
-    """
+    """The clients with their queues of trials, the groups, and the leases that join them; `emit` is called with each
+    effect."""
 
     def __init__(self, emit: Callable[[Effect], None]) -> None:
         self._emit = emit
@@ -66,12 +63,8 @@ class Desk:
 
     # ------------------------------------------------------------------ clients
     def add(self, client: str, **share: Any) -> None:
-        """Serve a client of this name from now on.
-
-        Args:
-            client: a new name.
-            share: what slots it gets, and where its trials report; see `Client`.
-        """
+        """Serve a client of this new name from now on. `share`: what slots it gets, and where its trials report; see
+        `Client`."""
         had = min((each.had for each in self.clients.values() if not each.is_owner), default=0.0)
         self.clients[client] = Client(name=client, had=had, **share)
 
@@ -92,12 +85,8 @@ class Desk:
         state.broken.clear()
 
     def remove(self, client: str, within_s: float = LEAVE_S) -> None:
-        """Forget a client whose driver has ended, or is about to, once its trials have saved and left: then there is a
-        `ClientLeft`.
-
-        Args:
-            within_s: how long they may take; then their groups end.
-        """
+        """Forget a client whose driver has ended, or is about to, once its trials have saved and left: then there is
+        a `ClientLeft`. If they take longer than `within_s`, their groups end."""
         if (state := self.clients.get(client)) is None or state.is_leaving:
             return
         state.is_leaving = True
@@ -117,11 +106,8 @@ class Desk:
             self._emit(ClientLeft(client=client.name))
 
     def demands(self, had: Mapping[str, float]) -> list[Demand]:
-        """What each client that has trials, or had, has and asks for.
-
-        Args:
-            had: slot-seconds by weight, of clients that the server has given slots.
-        """
+        """What each client that has trials, or had, has and asks for. `had`: slot-seconds by weight, of clients that
+        the server has given slots."""
         for name, seconds in had.items():
             if (client := self.clients.get(name)) is not None:
                 client.had = seconds
@@ -147,11 +133,8 @@ class Desk:
         self._emit(Tell(owner, WorkerArrived(group=group, start=start, node=node)))
 
     def address(self, call: Hashable, start: int, mine: tuple[str, int] | None) -> None:
-        """Where the ranks of a group meet, host and port: rank 0 passes it as ``mine``, the others wait for it.
-
-        Args:
-            start: number of the group's start, unique in a run.
-        """
+        """Where the ranks of a group's start meet, host and port: rank 0 passes it as ``mine``, the others wait for
+        it."""
         known = self._addresses.setdefault(start, [])
         if mine is not None and isinstance(known, list):
             for waiting in known:
@@ -182,11 +165,9 @@ class Desk:
 
         Args:
             owner: the client that started the group.
-            group: the group's name.
             start: number of the process's start, unique in a run.
             rank, size: of the caller within its group.
             after: number of the last lease that this rank has served, 0 at first.
-            shape: of the group.
         """
         client = self.clients.get(owner)
         if client is None or start in self._ended_starts:
@@ -317,11 +298,8 @@ class Desk:
             self._retire(group)
 
     def shrink(self, owner: str, keep: int, *, at_once: bool) -> None:
-        """End an owner's groups but this number: idle ones, then those whose trials go last.
-
-        Args:
-            at_once: trials in them save and leave; else they train to their end first.
-        """
+        """End an owner's groups but this number: idle ones, then those whose trials go last. `at_once`: trials in
+        them save and leave; else they train to their end first."""
         groups = [group for group in self._groups.values() if group.owner.name == owner]
         for group in sorted(groups, key=_ends_first)[: max(0, len(groups) - keep)]:
             if not group.retiring:

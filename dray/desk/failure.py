@@ -101,17 +101,15 @@ def _kind(error: BaseException) -> FailureKind:
 def with_users_line(error: BaseException, trace: str, code: Path | None) -> str:
     """A traceback, preceded by what a user looks for: the error, and the line of their own code that it came from.
 
+    The traceback alone, if no line of the user's code led to it. Otherwise, above it and an empty line::
+
+        KeyError: 'lrr'
+          model_def.py:12, in __init__
+            lr = hparams["lrr"]
+
     Args:
-        error: raised by a trial.
-        trace: its traceback, as text.
+        trace: the error's traceback, as text.
         code: the directory of the user's code, which is left out of file names.
-
-    Returns:
-        The traceback alone, if no line of the user's code led to it. Otherwise, above it and an empty line::
-
-            KeyError: 'lrr'
-              model_def.py:12, in __init__
-                lr = hparams["lrr"]
     """
     for each in _chain(error):
         if lines := users_line(each, code):
@@ -122,21 +120,12 @@ def with_users_line(error: BaseException, trace: str, code: Path | None) -> str:
 
 
 def users_line(error: BaseException, code: Path | None) -> list[str]:
-    """The innermost line of the user's code that led to an error, below its location; [] if there is none.
-
-    Args:
-        error, code: as in ``with_users_line``.
-    """
+    """The innermost line of the user's code that led to an error, below its location; [] if there is none."""
     return _formatted(_users_frames(error), code)
 
 
 def running_users_line(frame: FrameType, code: Path | None) -> list[str]:
-    """The innermost line of the user's code that a thread is running, formatted as by ``users_line``.
-
-    Args:
-        frame: the thread's innermost frame.
-        code: as in ``with_users_line``.
-    """
+    """The innermost line of the user's code that a thread, with this innermost frame, is running; as `users_line`."""
     return _formatted(_users(traceback.extract_stack(frame)), code)
 
 

@@ -152,11 +152,7 @@ class Lease:
     """Rank 0's call that waits for a request to save and leave."""
 
     def on(self, event: LeaseEvent) -> None:
-        """Take an event.
-
-        Raises:
-            AssertionError: it is not allowed in this state. Nothing has changed.
-        """
+        """Take an event. One that is not allowed in this state is an AssertionError, and changes nothing."""
         assert event in TRANSITIONS[self.state], f"lease {self.number} is {self.state}, which allows no {event!r}"
         self.state = TRANSITIONS[self.state][event]
 
@@ -187,12 +183,8 @@ class Group:
         return self.lease is None and not self.retiring and len(self.waiting) == self.size
 
     def death(self, dead: Mapping[int, str], batches: int) -> Departure:
-        """How a trial ended whose processes died.
-
-        Args:
-            dead: ranks whose processes died, each with the cause if known, or "".
-            batches: trained until then, according to a surviving rank; -1 if unknown.
-        """
+        """How a trial ended whose processes died. `dead`: their ranks, each with the cause if known, or "".
+        `batches`: trained until then, according to a surviving rank; -1 if unknown."""
         ranks = ", ".join(map(str, sorted(dead)))
         who = "a process"
         if ranks and self.size > 1:

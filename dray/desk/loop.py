@@ -31,14 +31,7 @@ class Decider(Protocol):
 
 
 class EventLoop:
-    """Calls what is posted, in order, in a thread of its own.
-
-    Args:
-        name: of the thread.
-
-    Attributes:
-        endpoint: where it listens, from `listen` on.
-    """
+    """Calls what is posted, in order, in a thread of its own. It listens at `endpoint` from `listen` on."""
 
     endpoint: Endpoint
 
@@ -51,11 +44,8 @@ class EventLoop:
         self._thread.start()
 
     def listen(self, host: str) -> None:
-        """Take calls of other processes from now on; they wait until there is a decider.
-
-        Args:
-            host: this machine's name for the others.
-        """
+        """Take calls of other processes from now on, at this machine's name for them; they wait until there is a
+        decider."""
         listening = listen(self._take, host, lost=self._lost)
         self._listener = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
         self.endpoint = self._listener.endpoint

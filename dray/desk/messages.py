@@ -240,14 +240,8 @@ class CheckpointDamaged(_Event):
 # ------------------------------------------------------------------------------------------------------ for the server
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a client of the desk has and asks for.
-
-    Attributes:
-        shape: of its groups.
-        kind: "gpu" or "cpu".
-        unit: GPUs of a slot, or CPUs.
-        has: how many groups train its trials.
-    """
+    """What a client of the desk has and asks for: groups of this shape that train its trials, on slots of this kind,
+    "gpu" or "cpu". `unit`: GPUs of a slot, or CPUs."""
 
     claim: Claim
     shape: str

@@ -20,12 +20,8 @@ _OWED = 32
 
 
 class Stream:
-    """What one side sends and receives.
-
-    Attributes:
-        channel: the connection to send on; None while there is none.
-        is_ending: nothing more is sent.
-    """
+    """What one side sends and receives. `channel`: the connection to send on; None while there is none. `is_ending`:
+    nothing more is sent."""
 
     def __init__(self) -> None:
         self.channel: Channel | None = None

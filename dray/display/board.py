@@ -41,12 +41,8 @@ _HEAD = 7
 
 
 class _Best(NamedTuple):
-    """A trial's best validation.
-
-    Attributes:
-        score: smaller is better.
-        step: the length at which it was reached, in the search's unit; None if unknown.
-    """
+    """A trial's best validation: its score, of which smaller is better, and the length at which it was reached, in
+    the search's unit; None if unknown."""
 
     score: float
     trial: int

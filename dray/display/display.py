@@ -88,7 +88,7 @@ class Display:
             self._screen.draw(Text(f"{what} ...", "dim"))
 
     def begin(self, search: Search, records: Sequence[Mapping[str, Any]]) -> None:
-        """A run of the search begins."""
+        """A run of the search begins, in its current state; `records`: the journal so far."""
         self._search = search
         self._board.begin(search, records)
         if any(record.get("event") == "started" for record in records):

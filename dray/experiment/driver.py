@@ -102,7 +102,10 @@ class ExperimentDriver:
             default=None,
         )
         self.retention.recover(records)
-        self._to_desk("enqueue", [trial.id for trial in trials if trial.state in RUNNABLE], False)
+        for trial, reason in self._restarts.given_up.items():
+            self._results.add(trial, outcome=reason)
+        runnable = [each.id for each in trials if each.state in RUNNABLE and each.id not in self._restarts.given_up]
+        self._to_desk("enqueue", runnable, False)
 
     def close(self) -> None:
         """Have running trials save and leave: they continue in a later run. Idempotent."""

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dray.code.factory import ByValue, FromDirectory, place_of
-from dray.code.load import check_entrypoint
+from dray.code.factory import place_of
+from dray.code.load import check_entrypoint, check_entrypoint_file
 from dray.config.custom import Custom
 from dray.config.faults import missing_field
 from dray.config.load import load_config
@@ -132,6 +132,22 @@ class Experiment:
         self._resumes = False
 
     @classmethod
+    def made_while_ray_starts(cls, config: ExperimentConfig, *, model_dir: Path, **arguments: Any) -> Experiment:
+        """A new experiment, whose model is imported beside Ray's start: that is mostly waiting.
+
+        Raises:
+            ConfigError: as for a new experiment. A Ray that was started here has ended.
+        """
+        check_entrypoint_file(config.entrypoint, model_dir)
+        with ThreadPoolExecutor(1) as pool:
+            new = pool.submit(cls, config, model_dir=model_dir, **arguments)
+            from dray.cluster.connection import started_beside
+
+            # Ray starts in this thread: its processes end with the thread that has started them.
+            with started_beside():
+                return new.result()
+
+    @classmethod
     def resume(
         cls,
         path: Name,
@@ -243,12 +259,8 @@ class Experiment:
         return run_on_server(server, self._config, self._code, say=print, begun=begun)
 
     def prepare(self) -> ExperimentDirectory:
-        """Create the experiment's directory, or open it; `run` does that too.
-
-        Raises:
-            ConfigError: it can't be created, or its object store can't be used; or there is an experiment with another
-                config.
-        """
+        """Create the experiment's directory, or open it; `run` does that too. If it can't be created, or its object
+        store can't be used, or there is an experiment with another config, that is a `ConfigError`."""
         if not self._resumes and not self._links and (existing := config_of_existing(self.path, self._config)):
             self._config, self._resumes = existing, True
         if self._resumes:
@@ -327,7 +339,6 @@ class Experiment:
         display.say(f"{numbered} {opened.config.name}, stored in {directory.path}{elsewhere}")
         if not opened.records and (line := searched_line(opened.config.space)):
             display.say(line)
-        entrypoint = opened.config.entrypoint
         with contextlib.ExitStack() as stack:
             metrics = stack.enter_context(contextlib.closing(MetricsLog(directory.metrics)))
             stack.enter_context(display)
@@ -352,9 +363,7 @@ class Experiment:
                     records=run.Records(
                         directory=directory, lock=lock, journal=journal, observers=observers, metrics=metrics
                     ),
-                    load_trial=FromDirectory(entrypoint=entrypoint, directory=str(directory.code))
-                    if entrypoint is not None
-                    else ByValue(trial=self._trial),
+                    trial=self._trial,
                     cluster=cluster,
                     display=display,
                     interrupts=interrupts,

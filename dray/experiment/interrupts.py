@@ -139,11 +139,7 @@ def stop(found: StoredExperiment, say: Callable[[str], None]) -> None:
 
 
 def _has_open(process: int, file: Path) -> bool:
-    """Whether this process has the file open: the journal's lock may name a process of another machine.
-
-    Raises:
-        ProcessLookupError, PermissionError: the process does not exist here, or is another user's.
-    """
+    """Whether this process has the file open: the journal's lock may name a process of another machine."""
     try:
         descriptors = list(Path(f"/proc/{process}/fd").iterdir())
     except FileNotFoundError:

@@ -110,11 +110,7 @@ class OneTrialHost(LocalHost):
         return "" if completed else f"resume with: {self._command} --path {shlex.quote(str(self.directory))}"
 
     def ended(self) -> None:
-        """The program has ended.
-
-        Raises:
-            SearcherMetricError: it never reported the searcher's metric.
-        """
+        """The program has ended; a `SearcherMetricError` if it never reported the searcher's metric."""
         if self._own_loop and not (self._has_diverged or self.stop_requested()):
             self._checks.check_program(None, known=self._is_known)
 

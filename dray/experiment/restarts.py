@@ -32,6 +32,7 @@ class Restarts:
         counted: how often each trial was restarted, also in earlier runs of the experiment.
         ended_before: how trials had ended before this run. If an extension of the search resumes one and it fails, it
             keeps that end.
+        given_up: trials that an earlier run gave up but did not live to end, and how they end.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Restarts:
     ) -> None:
         self._max_restarts, self._emit = max_restarts, emit
         self._failures = failures_in(records)
+        self.given_up = given_up_in(records)
         self.ended_before = {each["trial"]: each["reason"] for each in records if each.get("event") == "exited"}
         self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
         self._saved, self._furthest = ByTrial(-1), ByTrial(-1)
@@ -139,4 +141,16 @@ def failures_in(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Failure]
         if each.get("event") == "restarted":
             failure = Failure(kind=each["kind"], where=each["where"], batches=each["batches"])
             found.setdefault(each["trial"], []).append(failure)
+    return found
+
+
+def given_up_in(records: Iterable[Mapping[str, Any]]) -> dict[int, Reason]:
+    """How trials end that were given up, and have not ended."""
+    found: dict[int, Reason] = {}
+    for each in records:
+        match each.get("event"):
+            case "gave_up":
+                found[each["trial"]] = each.get("kept", "errored")
+            case "exited":
+                found.pop(each["trial"], None)
     return found

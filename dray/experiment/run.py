@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -23,7 +23,6 @@ import dray
 from dray import private
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
-from dray.code.factory import ByValue, FromDirectory
 from dray.desk import messages
 from dray.desk.connection import Call, Session
 from dray.desk.effects import Reply, Tell
@@ -51,6 +50,9 @@ from dray.worker.lease import SEND_EVERY_S, TrialLease
 from dray.worker.log.tail import with_log_tail
 from searchers.journal import Journal
 from searchers.ray_tune import TuneDriver
+
+if TYPE_CHECKING:
+    from dray.pytorch import PyTorchTrial
 
 POLL_S = 0.25
 """How often the driver checks signals and updates the display when nothing happens."""
@@ -113,7 +115,7 @@ class Run:
     Args:
         opened: the experiment's search.
         records: of the experiment.
-        load_trial: loads the trial's class, or the program, on workers on this machine.
+        trial: the class, if the config has no entrypoint.
         cluster: where to run.
         interrupts: signals that ask the run to stop.
         lent: what a server's process has for it; None: it has its own groups.
@@ -128,7 +130,7 @@ class Run:
         *,
         opened: OpenSearch,
         records: Records,
-        load_trial: FromDirectory | ByValue,
+        trial: type[PyTorchTrial] | None,
         cluster: Cluster,
         display: Display,
         interrupts: Interrupts,
@@ -157,7 +159,7 @@ class Run:
             config,
             directory,
             cluster,
-            load_trial,
+            trial,
             self.driver.search.method.rungs,
             display.say,
             borrows=lent is not None,
@@ -244,11 +246,14 @@ class Run:
         try:
             if not (self._has_failed or isinstance(self._error, DirectoryGone | TakenOver)):
                 self._loop.post(self.driver.close)
-                self._wait_while(lambda: not self._is_drained, STOP_GRACE_S, watch)
+                self._wait_while(lambda: not (self._is_drained or self._has_failed), STOP_GRACE_S, watch)
         finally:  # also if it is interrupted again
             self._tune.stop()
             self._loop.post(self.driver.end)
-            self._wait_while(lambda: self._tune.started and not self._tune.ended.done(), TUNE_END_S, watch)
+            self._wait_while(lambda: self._tune_runs and not self._has_failed, TUNE_END_S, watch)
+            if self._has_failed:  # the handle gets no answer: it ends as its connection does
+                self._loop.close()
+                self._wait_while(lambda: self._tune_runs, TUNE_END_S, watch)
         self._cleaner.close()
         self._prometheus.update(at_once=True)
         if watch.answers():
@@ -261,7 +266,7 @@ class Run:
 
     def _wait_while(self, condition: Callable[[], bool], at_most_s: float, watch: Watch) -> None:
         deadline = time.monotonic() + at_most_s
-        while condition() and not self._has_failed and time.monotonic() < deadline and watch.answers():
+        while condition() and time.monotonic() < deadline and watch.answers():
             wait([self._tune.ended], timeout=POLL_S / 5)
             self._loop.post(self._tick)
 
@@ -458,6 +463,10 @@ class Run:
                 self._fail(DirectoryGone(self._records.directory.path))
             elif self._records.lock.lost_to is not None:
                 self._fail(TakenOver(self._records.lock.lost_to))
+
+    @property
+    def _tune_runs(self) -> bool:
+        return self._tune.started and not self._tune.ended.done()
 
     @property
     def _is_drained(self) -> bool:

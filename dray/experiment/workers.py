@@ -5,17 +5,22 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray import cloudpickle
 
 import dray
 from dray.cluster import autoscaler
 from dray.cluster.checks.node import REMEDIES, Needs, Trouble, nodes_without, versions, write_sign
 from dray.cluster.connection import Cluster
-from dray.code.factory import ByValue, FromDirectory, Sent
+from dray.code.archive import Archived
+from dray.code.factory import FromDirectory, Sent, home_of
+from dray.code.ignore import code_of, copied
+from dray.code.packages import Package, package, runtime_env
 from dray.config.schema import ExperimentConfig
 from dray.environment import device
 from dray.errors import ConfigError
-from dray.experiment.send_code import send_code
 from dray.groups.capacity import find_slots, gpu_types
 from dray.groups.lender import GroupKind
 from dray.groups.shell import look_at_cluster
@@ -23,6 +28,9 @@ from dray.groups.slots import Slots
 from dray.records.directory import ExperimentDirectory
 from dray.worker.lease import SharedSettings
 from dray.worker.spec import ExperimentSpec
+
+if TYPE_CHECKING:
+    from dray.pytorch import PyTorchTrial
 
 NAMED_NODES = 3
 
@@ -51,7 +59,7 @@ def prepare_workers(
     config: ExperimentConfig,
     directory: ExperimentDirectory,
     cluster: Cluster,
-    load_trial: FromDirectory | ByValue,
+    trial: type[PyTorchTrial] | None,
     rungs: Sequence[float],
     say: Callable[[str], None],
     *,
@@ -60,7 +68,7 @@ def prepare_workers(
     """Find the slots, send the code to a cluster of others, and check its nodes.
 
     Args:
-        load_trial: loads the trial's class on workers on this machine.
+        trial: the class, if the config has no entrypoint.
         rungs: absolute lengths at which the search decides, as its method counts them.
         say: prints a line for the user.
         borrows: the worker groups are a server's.
@@ -71,15 +79,12 @@ def prepare_workers(
     sizes, resources = config.slots_per_trial, config.resources
     view = look_at_cluster(None if cluster.own else autoscaler.limits())
     kind = find_slots(view, resources, sizes[0], cluster.description)
-    loads: FromDirectory | ByValue | Sent = load_trial
-    runtime_env: dict[str, Any] = {}
-    if not cluster.local:
-        loads, runtime_env = send_code(load_trial, directory, config, say, borrows=borrows)
+    load_trial, env = send_code(trial, directory, config, say, local=cluster.local, borrows=borrows)
     slots = Slots(
         per_trial=sizes[0],
         gpu=kind == "gpu",
         cpus_per_slot=resources.cpus_per_slot,
-        runtime_env=runtime_env,
+        runtime_env=env,
         placement_strategy=resources.placement_strategy,
         shared_by=resources.trials_per_slot,
         gpu_types=gpu_types(resources, view),
@@ -90,7 +95,7 @@ def prepare_workers(
     most = None if resources.max_slots is None else resources.max_slots * slots.unit
     return Workers(
         experiment=ExperimentSpec(
-            run=run, settings=settings, load_trial=loads, log_format=dray.LOG_FORMAT, needs=needs
+            run=run, settings=settings, load_trial=load_trial, log_format=dray.LOG_FORMAT, needs=needs
         ),
         kind=GroupKind(
             slots=slots,
@@ -103,6 +108,58 @@ def prepare_workers(
         max_slots=resources.max_slots,
         share={"priority": resources.priority, "weight": resources.weight, "max_slots": most},
     )
+
+
+def send_code(
+    trial: type[PyTorchTrial] | None,
+    directory: ExperimentDirectory,
+    config: ExperimentConfig,
+    say: Callable[[str], None],
+    *,
+    local: bool,
+    borrows: bool = False,
+) -> tuple[FromDirectory | Sent, dict[str, Any]]:
+    """What loads an experiment's code on its workers, and their runtime environment.
+
+    Unless they are on this machine (`local`), the experiment's copy of its code, and dray itself, are put into the
+    cluster's store. For a class from a script or a notebook, the directory that it may import from is copied into the
+    experiment first.
+
+    Args:
+        trial: the class, if the config has no entrypoint.
+        borrows: the workers are a server's, and run already: they get the code with the first trial.
+    """
+    entrypoint = config.entrypoint
+    if entrypoint is not None and local:
+        return FromDirectory(entrypoint=entrypoint, directory=str(directory.code)), {}
+    if entrypoint is not None and borrows:
+        return FromDirectory(entrypoint=entrypoint, directory=Archived.of(directory.code)), runtime_env()
+    sent: Package | None = None
+    env: dict[str, Any] = {}
+    if not local:
+        if trial is not None and entrypoint is None and not directory.has_code:
+            _copy_home(trial, directory, config)
+        what = "the trial's class"
+        if directory.has_code or entrypoint is not None:  # even if all its modules are installed
+            code = copied(directory.code)
+            sent = package(directory.code, tuple(code.targets()))
+            what = f"{directory.code} ({code.summary})"
+        say(f"sending {what} and dray itself to the workers")
+        env = runtime_env(*([sent] if sent is not None else []))
+    if entrypoint is not None:
+        assert sent is not None
+        return FromDirectory(entrypoint=entrypoint, directory=sent), env
+    assert trial is not None, "an experiment has an entrypoint or a class"
+    return Sent(name=trial.__qualname__, pickled=cloudpickle.dumps(trial), home=sent), env
+
+
+def _copy_home(trial: type[PyTorchTrial], directory: ExperimentDirectory, config: ExperimentConfig) -> None:
+    home = home_of(trial)
+    if home is None:
+        return
+    # A whole home directory is not code; but `ray submit` puts scripts there, with modules beside them.
+    deep = not Path.home().resolve().is_relative_to(home.resolve())
+    directory.copy_code(code_of(home, leave_out=directory.path, deep=deep, field="trial"), config)
 
 
 def check_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs:

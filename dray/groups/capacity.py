@@ -25,13 +25,8 @@ CPUS_PER_START = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """How many groups of one size fit on a cluster.
-
-    Attributes:
-        view: the cluster, without nodes that no group is to be on.
-        slots: the slots of a group.
-        max_slots: how many slots all groups may have together; None: no limit.
-    """
+    """How many groups of one size fit on a cluster, which is seen without nodes that no group is to be on.
+    `max_slots`: how many slots all groups may have together; None: no limit."""
 
     view: ClusterView
     slots: Slots
@@ -82,16 +77,8 @@ class Capacity:
 
 
 def find_slots(view: ClusterView, asked: Resources, least: int, cluster: str) -> str:
-    """The kind of a slot: "gpu" or "cpu".
-
-    Args:
-        asked: the config's ``resources``.
-        least: slots of the smallest group.
-        cluster: which one it is, as text.
-
-    Raises:
-        ConfigError: the cluster can never have room for one group.
-    """
+    """The kind of a slot: "gpu" or "cpu". If the cluster can never have room for a group of `least` slots, that is a
+    `ConfigError` of the config's ``resources``."""
     kind = slot_kind(asked.slot, view)
     if kind is None:
         fault = f"required, as {cluster} has an autoscaler that does not report its node types; set it to gpu or cpu"
@@ -170,13 +157,7 @@ def most_slots(view: ClusterView, kind: str, cpus_per_slot: float, gpu_types: Co
 
 
 def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
-    """How many worker groups fit at the same time.
-
-    Args:
-        nodes: slots of each node.
-        slots: of one group.
-        placement_strategy: of each group, one of Ray's names.
-    """
+    """How many worker groups of so many slots fit at the same time on nodes with so many slots."""
     match placement_strategy:
         case "STRICT_PACK":
             return sum(node // slots for node in nodes)

@@ -23,12 +23,7 @@ TAKEN_S = 30.0
 
 
 class Elastic:
-    """The size of an elastic group, and when it grows. Pure, as `dray.groups.pool` is.
-
-    Args:
-        sizes: the allowed sizes, ascending.
-        emit: called with each effect.
-    """
+    """The size of an elastic group, of the ascending `sizes`, and when it grows. Pure, as `dray.groups.pool` is."""
 
     def __init__(self, sizes: Sequence[int], emit: Callable[[Reserve | Release], None]) -> None:
         self._sizes, self._emit = tuple(sizes), emit
@@ -44,23 +39,16 @@ class Elastic:
         self._ready_at: float | None = None  # None until it can train, and once it has been asked to grow
 
     def start(self, slots: Slots, now: float) -> None:
-        """Reserve slots for a group that is to start: `size_when_stable` says for which size.
-
-        Args:
-            slots: what a slot is made of, also when the group grows.
-        """
+        """Reserve slots for a group that is to start: `size_when_stable` says for which size. `slots`: what a slot
+        is made of, also when the group grows."""
         self.close()
         self._slots, self._size, self._ready_at = slots, 0, None
         self.settled_by = now + SETTLE_S
         self._reserve((0, *self._sizes))
 
     def size_when_stable(self, view: ClusterView | None, now: float) -> int:
-        """The size of the group that starts: the largest with room, or the smallest, which then waits. 0 while Ray may
-        still reserve more slots for it.
-
-        Args:
-            view: the cluster since the start; None if it was not seen yet.
-        """
+        """The size of the group that starts: the largest with room, or the smallest, which then waits. 0 while Ray
+        may still reserve more slots for it. `view`: the cluster since the start; None if it was not seen yet."""
         found = self._room_size
         lasting = None if view is None else largest(self._room_sizes, lasting_slots(view, self._slots))
         if now < self.settled_by and (lasting is None or found < lasting):

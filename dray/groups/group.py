@@ -45,14 +45,9 @@ TITLE = "RayTrainWorker"
 class WorkerGroup:
     """Processes that serve leases, from the request for their slots to their end.
 
-    A group starts once: after its end another one replaces it.
-
-    Args:
-        spec: of its workers.
-        slots: size and resources.
-        directory: where Ray Train would keep its state.
-        report: called when it has its slots, and when its processes have ended, also if they could not start; in any
-            thread.
+    A group starts once: after its end another one replaces it. `report` is called, in any thread, when it has its
+    slots, and when its processes have ended, also if they could not start. In `directory` Ray Train would keep its
+    state.
     """
 
     def __init__(
@@ -181,12 +176,9 @@ class WorkerGroup:
 
 
 def why_it_died(error: Exception) -> str:
-    """Why a worker's process died, as far as Ray knows, or "".
+    """Why a worker's process died, as far as Ray knows, from the error of a call to it; or "".
 
     Ray's own message is not used: it is long, and names neither the exit code nor the signal.
-
-    Args:
-        error: raised by a call to the worker.
     """
     if LOW_MEMORY in str(error):
         return f"Ray killed it, because its node was {LOW_MEMORY}"

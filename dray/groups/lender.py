@@ -39,12 +39,8 @@ MAX_UNKNOWN = 10_000.0
 class GroupKind:
     """What a client's groups are made of: groups of one kind can run each other's trials.
 
-    With ``reuse_workers: false`` they are new for each trial, also if earlier ones were of other experiments.
-
-    Attributes:
-        slots: of a group; of the smallest, if it is elastic.
-        environment: variables for its processes.
-        deterministic, collective_timeout_s, reuse_workers: as in the config.
+    With ``reuse_workers: false`` they are new for each trial, also if earlier ones were of other experiments. `slots`
+    are those of a group; of the smallest, if it is elastic. `environment` are variables for its processes.
     """
 
     slots: Slots
@@ -85,11 +81,7 @@ class OnPool:
 
 @dataclass(frozen=True, slots=True)
 class PoolClosed:
-    """An owner's groups are to end.
-
-    Attributes:
-        error: why they can't run trials; "" if none needs them.
-    """
+    """An owner's groups are to end. `error`: why they can't run trials; "" if none needs them."""
 
     owner: str
     error: str = ""
@@ -150,14 +142,8 @@ class Lender:
 
     # ------------------------------------------------------------------ clients
     def add(self, client: str, kind: GroupKind, endpoint: Any, share: Mapping[str, Any]) -> None:
-        """Serve an experiment's run from now on.
-
-        Args:
-            client: its name, which is new.
-            kind: of its groups.
-            endpoint: where its trials report; None: at the desk's own endpoint.
-            share: what slots it gets: priority, weight, max_slots as of `dray.desk.lease.Client`.
-        """
+        """Serve an experiment's run, of a new name, from now on. Its trials report at `endpoint`; None: at the
+        desk's own. `share`: priority, weight, max_slots as of `dray.desk.lease.Client`."""
         slots = kind.slots
         size, unit = slots.taken * slots.unit, slots.unit
         if (shape := kind.shape) not in self._pools:
@@ -300,13 +286,8 @@ class Lender:
 
 
 def has_no_room(demand: Demand, demands: Iterable[Demand], slots: float) -> bool:
-    """Whether a group fits into none of the slots that others neither have nor, having a higher priority, wait for.
-
-    Args:
-        demand: asks for the group.
-        demands: of all.
-        slots: of this kind.
-    """
+    """Whether the group that a demand asks for fits into none of so many slots of its kind that others neither have
+    nor, having a higher priority, wait for."""
     mine = demand.claim
     for each in demands:
         if each.kind == demand.kind and each.claim.name != mine.name:

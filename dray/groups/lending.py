@@ -69,11 +69,7 @@ class Lending:
     """A `Lender` on Ray. All in the thread of the event loop, but for `end`.
 
     Args:
-        loop: listens for the workers.
-        plan: whose groups they are.
         emit: called with each effect; those that the caller does not know it passes to `perform`.
-        counts: groups are counted there.
-        display: groups are announced there.
         starts, ends: called with the name of each group that starts, with its slots, and that has ended.
     """
 
@@ -215,11 +211,8 @@ class Lending:
         self.on(self.lender.on, owner, event)
 
     def end(self, *, at_once: bool) -> None:
-        """End all groups. Blocks until they have ended; from another thread.
-
-        Args:
-            at_once: without waiting for them to shut down: their cluster ends with them.
-        """
+        """End all groups. Blocks until they have ended; from another thread. `at_once`: without waiting for them to
+        shut down: their cluster ends with them."""
         self._end_s = 0.0 if at_once else END_S
         self._loop.post(self.on, self.lender.end)
         deadline = time.monotonic() + PATIENCE_S

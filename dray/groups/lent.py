@@ -15,13 +15,8 @@ from dray.groups.lender import GroupKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupServer:
-    """A server that lends its groups, as those that borrow them know it.
-
-    Attributes:
-        address: of its Ray cluster.
-        endpoint: of its desk.
-        local: its cluster is this machine.
-    """
+    """A server that lends its groups, as those that borrow them know it: the address of its Ray cluster, and the
+    endpoint of its desk. `local`: its cluster is this machine."""
 
     address: str
     endpoint: Endpoint
@@ -36,9 +31,7 @@ class LentGroups:
     """In place of `dray.groups.lending.Lending`: the server starts and ends the groups.
 
     Args:
-        server: lends them.
         client: the name of this run.
-        kind: of the groups.
         endpoint: where its trials report.
         share: see `dray.groups.lender.Lender.add`.
         hear: called with each message of the server's desk, in any thread.

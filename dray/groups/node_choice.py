@@ -62,10 +62,7 @@ class NodeChoice:
 
     def others(self, waiting: Mapping[str, tuple[Mapping[str, str], float]], now: float) -> dict[str, dict[str, str]]:
         """What waiting groups should ask for instead, by name; those that should keep waiting are left out.
-
-        Args:
-            waiting: by name, in the order in which they get machines: what each asked for, and how many seconds ago.
-        """
+        `waiting`: by name, in the order in which they get machines: what each asked for, and how many seconds ago."""
         self._forget_old_failures(now)
         room = {name: float(self._activity.booting.get(name, 0) * slots) for name, slots in self._slots.items()}
 
@@ -100,13 +97,8 @@ class NodeChoice:
         return True
 
     def _other(self, labels: Mapping[str, str], allowed: Set[str], *, is_new: bool) -> dict[str, str] | None:
-        """What a group should ask for instead; None if it should keep waiting.
-
-        Args:
-            labels: what it asks for.
-            allowed: the types of machines that this allows.
-            is_new: it has asked for less than `PATIENCE_S`.
-        """
+        """What a group should ask for instead; None if it should keep waiting. It asks for `labels`, which allow
+        these types of machines; if `is_new`, for less than `PATIENCE_S`."""
         gpu_type, failed = labels.get(GPU_TYPE, ""), self._failed
         if allowed & failed.keys():
             if self._oldest_if_all_failed(gpu_type) is not None:

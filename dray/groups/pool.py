@@ -65,15 +65,8 @@ class GroupsPlan:
 class Groups:
     """The groups that exist, each from its start to its end.
 
-    Pure: no Ray, no threads, no clock. ``now`` is the time in seconds, by any clock that does not go backwards.
-
-    Args:
-        plan: what groups are made of.
-        view: of the cluster, as it is now.
-        desk: lends the groups to trials.
-        emit: called with each effect, in order.
-        counts: of the run; groups that start or are lost are counted there.
-        names, starts: numbers for names of groups, and for their starts, which nobody else at the desk gets.
+    Pure: no Ray, no threads, no clock. ``now`` is the time in seconds, by any clock that does not go backwards. `names`
+    and `starts` number groups and their starts; nobody else at the desk gets the same.
     """
 
     def __init__(
@@ -225,9 +218,7 @@ class Groups:
         """Replace groups that have ended, end those without use, and start more that are wanted.
 
         To be called after events, and now and then; not when the search is done: then groups end by themselves.
-
-        Args:
-            wanted: how many trials could run now, including those that do.
+        `wanted`: how many trials could run now, including those that do.
         """
         self._wanted = wanted
         if self._has_failed:
@@ -355,11 +346,8 @@ class Groups:
                 self._start_group(name, now, labels)
 
     def make_room(self, *, at_once: bool) -> None:
-        """End groups beyond what trials need, for groups of others.
-
-        Args:
-            at_once: trials in them save and move; else they train to their end first.
-        """
+        """End groups beyond what trials need, for groups of others. `at_once`: trials in them save and move; else
+        they train to their end first."""
         surplus = self.count - self._wanted
         for member in self._waiting()[: max(0, surplus)]:
             self._end_group(member)

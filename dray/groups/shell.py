@@ -37,13 +37,8 @@ Report = Callable[[effects.GroupsEvent | effects.ProcessesEnded], None]
 
 
 class GroupsShell:
-    """The worker groups of one owner, on Ray.
-
-    Args:
-        make: starts a group, which reports to the second argument.
-        report: called with each event, in any thread.
-        limits: what the cluster's autoscaler may start; None without an autoscaler.
-    """
+    """The worker groups of one owner, on Ray. `make` starts a group, which reports to its second argument. `report`
+    is called with each event, in any thread."""
 
     def __init__(
         self, make: Callable[[effects.StartGroup, Report], WorkerGroup], report: Report, *, limits: Limits | None
@@ -113,12 +108,8 @@ class GroupsShell:
 
 
 def look_at_cluster(limits: Limits | None, *, waiting: bool = False) -> ClusterView:
-    """What the cluster looks like now.
-
-    Args:
-        limits: what its autoscaler may start; None without an autoscaler.
-        waiting: also look at free resources, and at what the autoscaler is starting.
-    """
+    """What the cluster looks like now; if groups are waiting, also free resources, and what the autoscaler is
+    starting. `limits`: what that may start; None without one."""
     return ClusterView(
         nodes=tuple(nodes()),
         draining=frozenset(draining_nodes()),
@@ -133,11 +124,8 @@ class _Room:
     """Slots that are reserved for a group that is to start, or to grow.
 
     There is a placement group for each step from one size to the next. While it is pending, an autoscaler sees the
-    demand; once it is created, nobody else gets its resources; and it ends with the driver.
-
-    Args:
-        asked: which slots.
-        report: called whenever the number of slots has changed.
+    demand; once it is created, nobody else gets its resources; and it ends with the driver. `report` is called whenever
+    the number of slots has changed.
     """
 
     def __init__(self, asked: effects.Reserve, report: Report) -> None:

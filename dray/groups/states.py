@@ -30,14 +30,8 @@ TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, GroupState]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One start of a group.
-
-    Attributes:
-        start: its number.
-        slots: what it asks for.
-        since: when it asked.
-        nodes: ids of the nodes that its processes are on, as far as these have arrived.
-    """
+    """One start of a group, numbered; since when it asks for its slots; and the ids of its nodes, as far as
+    processes have arrived."""
 
     name: str
     start: int
@@ -47,11 +41,7 @@ class Member:
     nodes: set[str] = field(default_factory=set)
 
     def on(self, event: GroupEvent) -> None:
-        """Take an event.
-
-        Raises:
-            AssertionError: it is not allowed in this state. Nothing has changed.
-        """
+        """Take an event. One that is not allowed in this state is an AssertionError, and changes nothing."""
         allowed = TRANSITIONS[self.state]
         assert event in allowed, f"worker group {self.name}, start {self.start}, is {self.state}: no {event!r} now"
         self.state = allowed[event]

@@ -41,12 +41,7 @@ class StartAbandoned(Exception):
 
 
 class Worker(NamedTuple):
-    """A process of a group.
-
-    Attributes:
-        actor: Ray Train's; `execute` runs a function on it.
-        node: Ray's id of its node.
-    """
+    """A process of a group: Ray Train's actor, whose `execute` runs a function on it, and Ray's id of its node."""
 
     actor: Any
     node: str
@@ -62,14 +57,12 @@ def start_workers(
     directory: Path,
     is_ending: Callable[[], bool],
 ) -> list[Worker]:
-    """Start a worker in each bundle of a placement group, and run a function on each, in a thread.
+    """Start a worker in each bundle of a ready placement group, and run a function on each, in a thread.
 
     Args:
         function: returns when its worker is done.
-        placement: a ready one.
         name: of the run in Train's context.
-        resources: of each worker.
-        runtime_env: of each worker.
+        resources, runtime_env: of each worker.
         directory: where Ray Train would keep its state.
         is_ending: whether the group has been ended, and its placement group removed.
 

@@ -14,14 +14,7 @@ SAY_EVERY_S = 5.0
 
 
 class NodeWait:
-    """Follows what a run's groups wait for.
-
-    Args:
-        slots: the slots of a group.
-
-    Attributes:
-        status: what groups wait for, in short; "" if none waits.
-    """
+    """Follows what a run's groups wait for. `status`: that, in short; "" if none waits."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -31,13 +24,8 @@ class NodeWait:
         self.status = ""
 
     def look(self, waiting: int, groups: int, view: ClusterView, now: float) -> str:
-        """What groups wait for, in one line, if that has changed; otherwise "".
-
-        Args:
-            waiting: how many of the groups have no resources.
-            groups: how many there are.
-            view: of the cluster; nothing is said if it was not taken for groups that wait.
-        """
+        """What groups wait for, in one line, if that has changed; otherwise "". Nothing is said if the view was not
+        taken for groups that wait."""
         if not waiting:
             self._since, self._said, self.status = None, None, ""
             return ""

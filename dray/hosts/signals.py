@@ -15,11 +15,8 @@ SAME_REQUEST_S = 0.5
 
 
 class StopSignals:
-    """Turns signals into a request to stop, which the run obeys at its next batch.
-
-    Attributes:
-        requested_by: "SIGTERM" or "Ctrl-C"; "" if no stop was requested.
-    """
+    """Turns signals into a request to stop, which the run obeys at its next batch. `requested_by`: "SIGTERM" or
+    "Ctrl-C"; "" if no stop was requested."""
 
     def __init__(self) -> None:
         self.requested_by = ""

@@ -24,12 +24,10 @@ class Staged(NamedTuple):
 
 
 class UnsavedRows:
-    """Rows in order, each with the `batches` at which it was measured.
+    """Rows in order, each with the `batches` at which it was measured. `saved`: batches of the last committed
+    checkpoint.
 
     `add` and `stage` belong to one thread. A checkpoint may be committed by another: `take`, then set `saved`.
-
-    Attributes:
-        saved: batches of the last committed checkpoint.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from searchers.journal import Journal
 
 
 def check_loggers(config: ExperimentConfig) -> None:
-    """Check that the packages of the config's loggers are installed."""
+    """Check that the packages of the config's loggers are installed; `ConfigError` if one is not."""
     faults = [
         (f"loggers.{name}", f"the package {name} is not installed here; pip install 'dray[loggers]', or remove it")
         for name in _named(config)
@@ -26,7 +26,7 @@ def check_loggers(config: ExperimentConfig) -> None:
 
 
 def try_loggers(config: ExperimentConfig) -> None:
-    """Check, before anything trains, that MLflow can be written to and read, by doing it."""
+    """Check, before anything trains, that MLflow can be written to and read, by doing it; `ConfigError` if not."""
     if config.loggers.mlflow is None:
         return
     from dray.observers.mlflow_runs import try_tracking

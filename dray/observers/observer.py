@@ -61,11 +61,7 @@ class Observer(Protocol):
         """
 
     def close(self, done: bool) -> None:
-        """The run ends.
-
-        Args:
-            done: whether the search is over; if not it was stopped, and may be resumed.
-        """
+        """The run ends. Unless it is `done`, the search was stopped, and may be resumed."""
 
 
 Make = Callable[[], Observer]
@@ -118,11 +114,7 @@ def _known_time(time: float) -> float | None:
 
 class Observers:
     """The observers of one run, from `begin()` to `close()`, each in its own thread: none waits for another.
-
-    Args:
-        directory: of the experiment.
-        makes: by name, a function that makes the observer; called in its thread, when the first trial reports.
-    """
+    `makes`: by name, a function that makes the observer; called in its thread, when the first trial reports."""
 
     def __init__(self, directory: ExperimentDirectory, makes: Mapping[str, Make]) -> None:
         self._directory = directory
@@ -139,7 +131,7 @@ class Observers:
     def begin(
         self, records: Iterable[Mapping[str, Any]], trials: Mapping[int, TrialView], say: Callable[[str], None]
     ) -> None:
-        """Start following."""
+        """Start following a search whose journal has these records so far."""
         self._say = say
         for record in records:
             self._known.happened(record)

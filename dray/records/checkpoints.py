@@ -72,7 +72,7 @@ def damage(checkpoint: Location) -> str | None:
 
 
 def download(checkpoint: Location, target: Path) -> None:
-    """Verify a checkpoint and copy it into a new directory."""
+    """Verify a checkpoint and copy it into a new directory; raises as ``dray.storage.opened``."""
     with opened(checkpoint) as found, new_directory(target) as partial:
         shutil.copytree(found, partial, dirs_exist_ok=True)
 

@@ -19,12 +19,8 @@ _NOTHING = object()
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """A field of the config that has another value in each, or is only in one.
-
-    Attributes:
-        path: Such as ``hyperparameters.lr.minval``.
-        values: By ``"a"`` and ``"b"``, the experiment; without the one that does not have the field.
-    """
+    """A field of the config that has another value in each, or is only in one: its path, such as
+    ``hyperparameters.lr.minval``, and its values by ``"a"`` and ``"b"``, the experiment."""
 
     path: str
     values: Mapping[str, Any]
@@ -72,7 +68,7 @@ def _files(code: Path) -> set[str]:
 
 
 def _text(content: bytes) -> list[str]:
-    """Lines, without their ends."""
+    """Lines, without their ends; a ValueError if it is no text, or too large."""
     if len(content) > MAX_TEXT_BYTES or b"\0" in content:
         raise ValueError
     return content.decode().splitlines()

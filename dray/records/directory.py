@@ -111,11 +111,8 @@ class ExperimentDirectory:
 
     @classmethod
     def create(cls, path: Path, config: ExperimentConfig, code: Path | None) -> ExperimentDirectory:
-        """Create the directory, with the config and a copy of the model's code.
-
-        Raises:
-            ConfigError: there is an experiment already, the directory can't be created, or the code is too large.
-        """
+        """Create the directory, with the config and a copy of the model's code. If there is an experiment already,
+        or it can't be created, or the code is too large: `ConfigError`."""
         directory = cls(path)
         try:
             if directory.journal.exists():
@@ -142,7 +139,7 @@ class ExperimentDirectory:
 
     @classmethod
     def open(cls, path: Path) -> ExperimentDirectory:
-        """The directory of an existing experiment."""
+        """The directory of an existing experiment; `NoExperiment` if there is none."""
         directory = cls(path)
         if not directory.config_file.exists():
             reject_local_run(path)
@@ -180,7 +177,8 @@ def unlink_from_results(path: Path) -> None:
 
 
 def check_storage(where: Location | None) -> None:
-    """Check, before anything trains, that an object store can be written to, read and deleted from, by doing it."""
+    """Check, before anything trains, that an object store can be written to, read and deleted from, by doing it;
+    `ConfigError` if not."""
     if where is None or where.is_local:
         return
     try:

@@ -65,11 +65,8 @@ class Driver:
 
 
 class DriverLock:
-    """Held by the driver that runs an experiment; for one that is not in an object store it does nothing.
-
-    Attributes:
-        lost_to: the driver that has taken over the experiment, as text; None while none has.
-    """
+    """Held by the driver that runs an experiment; for one that is not in an object store it does nothing. `lost_to`:
+    the driver that has taken over the experiment, as text; None while none has."""
 
     def __init__(self, directory: ExperimentDirectory) -> None:
         self.lost_to: str | None = None

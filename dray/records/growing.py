@@ -18,7 +18,7 @@ from searchers.journal import Journal
 
 
 class GrowingJournal:
-    """The records of a journal."""
+    """The records of a journal, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class GrowingJournal:
 
 
 class GrowingMetrics:
-    """The rows of a metrics directory."""
+    """The rows of a directory of `dray.records.metrics.MetricsLog`, which need not exist yet."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -55,12 +55,8 @@ class StoredExperiment:
         return Location.of(self.where).name
 
     def read(self) -> ExperimentReader:
-        """Its reader, which has read it.
-
-        Raises:
-            JournalError: its journal is damaged.
-            ValueError, OSError: its config or its metrics are.
-        """
+        """Its reader, which has read it. A damaged journal is a `JournalError`; a config or metrics, a ValueError or
+        OSError."""
 
         def seems_to_run() -> bool | None:
             driver = read_driver(RemoteDirectory(self.directory.storage, patience_s=PATIENCE_S))

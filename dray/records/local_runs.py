@@ -50,7 +50,7 @@ def reject_local_run(path: Path) -> None:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A local run."""
+    """A local run, in its directory."""
 
     path: Path
 

@@ -62,11 +62,8 @@ def read_output(
 
 
 def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[str]]:
-    """The output of a trial's ranks, see `read_output`.
-
-    Returns:
-        A function that returns the lines since its last call; its argument is whether incomplete last lines count.
-    """
+    """The output of a trial's ranks, see `read_output`: a function that returns the lines since its last call; its
+    argument is whether incomplete last lines count."""
     starts: dict[str, int] = {}
 
     def new(final: bool) -> list[str]:
@@ -78,7 +75,7 @@ def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[s
 
 
 def followed(new: Callable[[bool], list[str]], is_running: Callable[[], bool]) -> Iterator[str]:
-    """Lines as they are written, until their writer has exited."""
+    """Lines as they are written, until their writer has exited. `new` returns the lines since its last call."""
     while is_running():
         yield from new(False)
         time.sleep(POLL_S)
@@ -87,11 +84,7 @@ def followed(new: Callable[[bool], list[str]], is_running: Callable[[], bool]) -
 
 
 def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """A journal in readable form: one line per record, without the records that only the driver needs.
-
-    Raises:
-        JournalError: A record does not have the fields that dray writes.
-    """
+    """A journal in readable form: one line per record, without the records that only the driver needs."""
     metric, unit, space = config.searcher.first_metric, config.searcher.unit, config.space
     for record in records:
         try:

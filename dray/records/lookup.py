@@ -67,13 +67,8 @@ def locate(experiment: Name) -> str:
 
 
 def names_of(experiment: str, names: Sequence[str]) -> list[str]:
-    """The names that a user may mean: the latest, or the one that is equal, else those that begin with it, else those
-    that contain it.
-
-    Args:
-        experiment: as it was typed; no number of an experiment.
-        names: of all experiments, the newest first.
-    """
+    """The names that a user may mean, who has typed this and no number: the latest, or the one that is equal, else
+    those that begin with it, else those that contain it. `names`: of all experiments, the newest first."""
     if experiment == LATEST:
         return list(names[:1])
     if experiment in names:
@@ -92,7 +87,7 @@ def _candidates(paths: Sequence[Path]) -> str:
 
 
 def local_run(experiment: Name) -> LocalRun | None:
-    """The local run of this name; None if an experiment is meant."""
+    """The local run of this name; None if an experiment is meant. Raises as `locate`."""
     where = Location.of(locate(experiment))
     return LocalRun(where.path) if where.is_local and is_local_run(where.path) else None
 
@@ -116,7 +111,7 @@ def newest_first(experiments: Sequence[Path]) -> list[Path]:
 
 
 def parse_location(where: str | os.PathLike[str]) -> Location:
-    """The location that a user typed."""
+    """The location that a user typed; `NoExperiment` if it is no valid path or URI."""
     try:
         return Location.of(where)
     except ValueError as error:

@@ -53,7 +53,7 @@ PACK_SHARE = 0.01
 
 
 class MetricsLog:
-    """The metrics below `directory`, open for appending; only the experiment's driver may do that."""
+    """The metrics below `directory`, which is made, open for appending; only the experiment's driver may do that."""
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory, self._clock = directory, clock
@@ -203,11 +203,7 @@ def _read(directory: Path, *, system: bool, trials: list[int] | None = None) -> 
 
 
 def _deduplicated(table: pa.Table, among: int | None = None) -> pa.Table:
-    """The rows without those that come again later, in their order.
-
-    Args:
-        among: return only those of this many first rows.
-    """
+    """The rows without those that come again later, in their order; only those among so many first rows."""
     kept = np.sort(_latest(table))
     return table.take(kept[kept < (table.num_rows if among is None else among)])
 

@@ -34,11 +34,8 @@ def number_of(path: Path) -> int | None:
 
 
 def take_number(path: Path) -> int | None:
-    """The number of an experiment; a new one if it has none yet.
-
-    Returns:
-        None if the results directory has neither the experiment nor a link to it, or can't be written.
-    """
+    """The number of an experiment; a new one if it has none yet. None if the results directory has neither the
+    experiment nor a link to it, or can't be written."""
     place, mine = _place(path), number_of(path)
     if place is None or mine is not None:
         return mine

@@ -116,12 +116,8 @@ class ExperimentReader:
         self.version += 1
 
     def refresh(self, *, max_age_s: float = 0.0) -> None:
-        """Read what is new, unless that was done less than this long ago.
-
-        Raises:
-            JournalError: its journal is damaged.
-            ValueError: its metrics are.
-        """
+        """Read what is new, unless that was done less than this long ago. A damaged journal is a `JournalError`,
+        metrics a ValueError."""
         with self.lock:
             if time.monotonic() - self._read_at < max_age_s:
                 return

@@ -27,7 +27,8 @@ _DATA, _VARIABLES, _WEBHOOK = (".".join(place) for place in PLACES)
 
 
 def check_secrets(config: ExperimentConfig) -> None:
-    """Check that no secret is masked in a config that is to be run."""
+    """Check that no secret is masked in a config that is to be run, as in a copy from another experiment or a
+    checkpoint; else it is a `ConfigError`."""
     what = "is masked, as in an experiment's own copy of its config; write the real value"
     if faults := [(path, what) for path in _masked_in(config)]:
         raise ConfigError(faults)
@@ -43,11 +44,8 @@ def write_secrets(path: Path, config: ExperimentConfig) -> None:
 
 
 def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
-    """The config from an experiment's directory, with its secrets filled in.
-
-    Raises:
-        ConfigError: they are not on this machine.
-    """
+    """The config from an experiment's directory, with its secrets filled in; a `ConfigError` if they are not on this
+    machine."""
     masked = _masked_in(config)
     if not masked:
         return config
@@ -100,12 +98,10 @@ def _masked_in(config: ExperimentConfig) -> list[str]:
 
 
 def hide_in(directory: Path, secrets: Sequence[str]) -> list[str]:
-    """Replace secrets by xxx in a copy of a model's code, which often includes the config or a driver script.
+    """Replace secrets by xxx in a copy of a model's code, which often includes the config or a driver script. Returns
+    the relative paths of the changed files.
 
     A link to a file that contains one becomes a file. Files larger than `LARGEST` are left as they are.
-
-    Returns:
-        The paths of the changed files, relative to the directory.
     """
     changed = []
     for path in sorted(directory.rglob("*")) if secrets else ():

@@ -32,7 +32,8 @@ _ENDS = {"COMPLETED": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED}
 
 
 def create_study(reader: ExperimentReader, storage: str | BaseStorage | None) -> optuna.Study:
-    """The study; it has the experiment's name."""
+    """The study, of a reader that has read the experiment, whose name it has; `storage`: as for
+    `optuna.create_study`."""
     config = reader.config
     internal, names = to_optuna(config.space), shown(config.space)
 

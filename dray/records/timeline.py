@@ -119,7 +119,8 @@ _Row = tuple[str, float, int, str, float, float, str]
 
 
 def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Iterator[_Row]:
-    """The states of each group: booting, idle, or leased to a trial (phase "")."""
+    """The states of each group: booting, idle, or leased to a trial (phase ""). `report_times`: when trials
+    reported, sorted."""
     groups: dict[str, tuple[float, int, str, float]] = {}  # slots, trial, phase, since
     now = 0.0
     of_starts, gpu_type = _gpu_types_of_starts(events), dict[str, str]()

@@ -33,7 +33,7 @@ COMPARABLE = 2 / 3
 
 
 class ReportedMetric(NamedTuple):
-    """A metric that trials have reported."""
+    """A metric that trials have reported; its kind is training or validation."""
 
     kind: str
     name: str

@@ -21,7 +21,8 @@ GREY = "#b4bcc6"
 
 
 def section(report: ReportData, place: Callable[..., str]) -> str:
-    """The scatter of the first two objectives, and a table of the front; "" if the search has one objective."""
+    """The scatter of the first two objectives, and a table of the front; "" if the search has one objective. `place`
+    puts a figure into the page, and returns its element."""
     objectives = report.config.searcher.objectives
     if objectives is None or len(objectives.objectives) < 2:
         return ""

@@ -47,7 +47,8 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
 
 
 def free_port(first: int) -> int:
-    """The first free port of this machine, from this one on."""
+    """The first free port of this machine, from this one on; an `ExperimentError` if the next hundred are all in
+    use."""
     for port in range(first, min(first + PORTS, 2**16)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             # As servers do: connections of a server that has just ended do not block the port.

@@ -18,8 +18,7 @@ from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
 from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer
-from dray.serve.control import ACTIVE, Control, Submitted
-from dray.serve.messages import API, to_json
+from dray.serve.control import ACTIVE, API, Control, Submitted
 from dray.serve.requests import change_of, delete, experiment_path, whole
 from dray.storage.disk import scratch
 from dray.text import one_line
@@ -37,10 +36,7 @@ LONGEST_WAIT_S = 25.0
 
 
 class Api:
-    """Args:
-    control: does what is asked for.
-    results: the results directory.
-    """
+    """What the API does with experiments in the results directory, by a `Control`."""
 
     def __init__(self, control: Control, results: Path) -> None:
         self._control, self._results = control, results
@@ -75,7 +71,7 @@ class Api:
         self._ending.set()
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
-        return answer(to_json(await asyncio.to_thread(self._control.status)))
+        return answer(asdict(await asyncio.to_thread(self._control.status)))
 
     async def _submit(self, request: web.Request) -> web.StreamResponse:
         if not request.content_type.startswith("multipart/"):
@@ -94,7 +90,7 @@ class Api:
             submitted = await _call(self._submitters, self._submitted, config, packed, code)
         finally:
             await _call(self._submitters, stack.close)  # it removes thousands of files, say
-        return answer(to_json(submitted), status=201)
+        return answer(asdict(submitted), status=201)
 
     def _submitted(self, config: str, packed: Path, code: Path) -> Submitted:
         try:
@@ -111,18 +107,19 @@ class Api:
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
-        name, (share, told) = request.match_info["name"], change_of(await _body(request))
+        name, change = request.match_info["name"], change_of(await _body(request))
 
         def apply() -> Submitted:
             now = self._control.experiment(name)
-            if share:
-                now = self._control.set_share(name, replace(now.share, **share))
-            if told:
-                now = self._control.annotate(name, **{"tags": now.tags, "notes": now.notes, **told})
+            words = {field: change.pop(field) for field in ("tags", "notes") if field in change}
+            if change:
+                now = self._control.set_share(name, replace(now.share, **change))
+            if words:
+                now = self._control.annotate(name, **{"tags": now.tags, "notes": now.notes, **words})
             return now
 
         async with self._patching:  # what is not given stays as it is at that moment
-            return answer(to_json(await asyncio.to_thread(apply)))
+            return answer(asdict(await asyncio.to_thread(apply)))
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         path = experiment_path(self._results, request.match_info["name"])
@@ -138,13 +135,13 @@ class Api:
         def extend() -> Submitted:
             return self._control.extend(request.match_info["name"], **wanted)
 
-        return answer(to_json(await asyncio.to_thread(extend)))
+        return answer(asdict(await asyncio.to_thread(extend)))
 
     async def _fork(self, request: web.Request) -> web.StreamResponse:
         path, body = experiment_path(self._results, request.match_info["name"]), await _body(request)
         if set(body) - {"config"} or not isinstance(config := body.get("config", {}), dict | str):
             raise BadInput("give config: fields to change with their values, or a whole YAML file as text")
-        return answer(to_json(await _call(self._submitters, fork.fork, self._control, path, config)), status=201)
+        return answer(asdict(await _call(self._submitters, fork.fork, self._control, path, config)), status=201)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         name, after = request.match_info["name"], _number(request, "after")
@@ -172,7 +169,7 @@ def _without(what: str, code: Path) -> str:
 
 def _verb(verb: Callable[[str], Submitted]) -> Callable[[web.Request], Any]:
     async def handle(request: web.Request) -> web.StreamResponse:
-        return answer(to_json(await asyncio.to_thread(verb, request.match_info["name"])))
+        return answer(asdict(await asyncio.to_thread(verb, request.match_info["name"])))
 
     return handle
 

@@ -43,11 +43,8 @@ def make_app(control: Control, results: Path, *, token: str, hosts: Collection[s
 
 @contextlib.contextmanager
 def listening(control: Control, results: Path, host: str, port: int, token: str) -> Iterator[str]:
-    """Answer HTTP, in a thread, within the block; yields the URL.
-
-    Raises:
-        ExperimentError: no port is free, or this machine has no such host.
-    """
+    """Answer HTTP, in a thread, within the block; yields the URL. If no port is free, or this machine has no such
+    host, that is an `ExperimentError`."""
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(
         make_app(control, results, token=token, hosts=auth.host_names(host)),

@@ -20,7 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from dray.private import is_loopback
 from dray.serve.answers import refuse
-from dray.serve.messages import API
+from dray.serve.control import API
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE = ("GET", "HEAD")

@@ -18,8 +18,17 @@ from urllib.parse import quote, urlencode, urlsplit
 from dray.errors import ConfigError, NoExperiment
 from dray.serve import address as addresses
 from dray.serve.address import TOKEN, URL
-from dray.serve.control import ACTIVE, NotSubmitted, Status, Submitted, WrongState
-from dray.serve.messages import API, Refused, status_from, submitted_from
+from dray.serve.control import (
+    ACTIVE,
+    API,
+    NotSubmitted,
+    Refused,
+    Status,
+    Submitted,
+    WrongState,
+    status_from,
+    submitted_from,
+)
 from dray.text import one_line
 
 TIMEOUT_S = 30.0

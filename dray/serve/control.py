@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from dray.config import defaults
+
+API = "/api/v1"
+"""Where the HTTP API is. Fields are only added to it; what changes otherwise gets another number."""
 
 State = Literal["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING", "PAUSED", "STOPPED", "COMPLETED", "ERROR"]
 """QUEUED: it waits for its first slots. PREEMPTED: others have its slots; it continues when there are some.
@@ -86,6 +89,25 @@ class Status:
     busy: float
     groups: int
     experiments: Mapping[State, int]
+
+
+def submitted_from(value: Mapping[str, Any]) -> Submitted:
+    """From its fields as JSON; fields of newer servers are ignored."""
+    share = Share(**_known(Share, value["share"]))
+    return Submitted(**{**_known(Submitted, value), "share": share, "tags": tuple(value.get("tags", ()))})
+
+
+def status_from(value: Mapping[str, Any]) -> Status:
+    """The same of the server's state."""
+    return Status(**_known(Status, value))
+
+
+def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: value[field.name] for field in fields(kind) if field.name in value}
+
+
+class Refused(ValueError):
+    """The server refused a client's request; the message is one line."""
 
 
 class NotSubmitted(LookupError):

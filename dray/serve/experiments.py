@@ -88,11 +88,8 @@ class Experiments:
 
     # ------------------------------------------------------------------ the list
     def overviews(self, also: Iterable[str] = ()) -> tuple[dict[str, Overview], int]:
-        """By name, in the order of creation; and how many are still to be read.
-
-        Args:
-            also: names that exist, though they may not have been found yet.
-        """
+        """By name, in the order of creation; and how many are still to be read. `also`: names that exist, though
+        they may not have been found yet."""
         with self._list_lock:
             now = time.monotonic()
             if now - self._scanned > SCAN_S:
@@ -120,7 +117,7 @@ class Experiments:
         self._local = [known.get(path) or _Entry(path, is_local=True) for path in local_runs(self.results)]
 
     def _entry(self, name: str) -> _Entry:
-        """An experiment's entry, perhaps a new one."""
+        """An experiment's entry, perhaps a new one. If there is none, or no longer: `NoExperiment`."""
         with self._lock:
             try:
                 path = experiment_path(self.results, name)
@@ -158,7 +155,7 @@ class Experiments:
         return reader
 
     def overview(self, name: str) -> Overview:
-        """One of them."""
+        """One of them. If there is none: `NoExperiment`."""
         entry = self._entry(name)
         with self._list_lock:
             if entry.overview is None or time.monotonic() - entry.read_at > FRESH_S:
@@ -216,9 +213,8 @@ class Experiments:
             self._expected.pop(key, None)
 
     def figures(self, name: str, kind: str, *, now: bool = False) -> tuple[bytes, float]:
-        """Figures of an experiment; made again if they are old enough for what they cost. And for how many seconds they
-        will not be.
-        """
+        """Figures of an experiment, of one of `figures.KINDS`; made again if they are old enough for what they cost,
+        or in any case (`now`). And for how many seconds they will not be."""
         return self._paced(name, kind, lambda reader: figures_of(reader, kind), now=now)
 
     def curves(self, name: str, metric: tuple[str, str]) -> tuple[bytes, float]:

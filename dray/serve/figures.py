@@ -63,11 +63,8 @@ class CachedFigures:
     at: float
 
     def wait_s(self, figures: int) -> float:
-        """How long they are not made again, for what that costs.
-
-        Args:
-            figures: how many are looked at now, which share what may be spent.
-        """
+        """How long they are not made again, for what that costs, if so many figures are looked at and share what may
+        be spent."""
         return self.at + max(LEAST_S, self.cost_s * figures / CPU_SHARE) - time.monotonic()
 
 

@@ -86,11 +86,7 @@ def _config(path: Path, modified_ns: int) -> ExperimentConfig:
 # ---------------------------------------------------------------------------------------------------------- output
 def piece(places: list[Path], after: str, *, whole: bool = False) -> dict[str, Any]:
     """The output of a trial's ranks since a place, sorted by time; with several ranks, each line begins with its rank.
-
-    Args:
-        places: directories with logs of the trial.
-        after: ``next`` of the piece before; "" for the end of the output.
-        whole: from the beginning, all of it.
+    `after`: ``next`` of the piece before; "" for the end of the output. `whole`: from the beginning, all of it.
 
     Returns:
         ``lines``; ``next``; and ``skipped``, how many bytes before the first line are left out.

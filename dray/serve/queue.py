@@ -125,11 +125,7 @@ class Queue:
         self._note({"event": "removed"}, name)
 
     def item(self, name: str) -> Item:
-        """The item of this name.
-
-        Raises:
-            NotSubmitted: there is none.
-        """
+        """The item of this name; raises `NotSubmitted`."""
         try:
             return self._items[name]
         except KeyError:

@@ -20,7 +20,8 @@ MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000
 
 
 def experiment_path(results: Path, name: str) -> Path:
-    """The directory of an experiment."""
+    """The directory of an experiment, by a decoded name from a URL. If there is none of this name, in particular one
+    with a slash, or a hidden one: `NoExperiment`."""
     path = results / name
     if name and not name.startswith(".") and "/" not in name and "\0" not in name:
         # Links are those that `link_into_results` makes, to a directory of the same name.
@@ -31,13 +32,8 @@ def experiment_path(results: Path, name: str) -> Path:
 
 
 def delete(control: Control, path: Path) -> None:
-    """Delete an experiment and its checkpoints, here and in its object store.
-
-    Raises:
-        WrongState: it runs, or waits to.
-        JournalError: a driver that the server knows nothing of runs it.
-        StorageError: the object store can't be used.
-    """
+    """Delete an experiment and its checkpoints, here and in its object store. If it runs, or waits to: `WrongState`;
+    if a driver that the server knows nothing of runs it: `JournalError`."""
     with contextlib.suppress(NotSubmitted):
         state = control.experiment(path.name).state
         if state in ACTIVE:
@@ -45,34 +41,33 @@ def delete(control: Control, path: Path) -> None:
     copies.delete(StoredExperiment.here(ExperimentDirectory.open(path)))
 
 
-def change_of(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a request's body gives of the fields of `dray.serve.control.Share`, and of its tags and notes."""
+def change_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The change that a request's body asks for, of `dray.serve.control.Share` and of tags and notes; else
+    `BadInput`."""
     known = ("priority", "weight", "max_slots", "tags", "notes")
     if unknown := [name for name in body if name not in known]:
         raise BadInput(f"{unknown[0][:40]} can't be changed; only {', '.join(known)} can")
-    share: dict[str, Any] = {}
+    change: dict[str, Any] = {}
     if "priority" in body:
-        share["priority"] = whole(body, "priority", most=99)
+        change["priority"] = whole(body, "priority", most=99)
     if "weight" in body:
-        share["weight"] = _weight(body["weight"])
+        change["weight"] = _weight(body["weight"])
     if "max_slots" in body:
-        share["max_slots"] = None if body["max_slots"] is None else whole(body, "max_slots")
-    told: dict[str, Any] = {}
-    tags, notes = body.get("tags"), body.get("notes")
-    if tags is not None:
+        change["max_slots"] = None if body["max_slots"] is None else whole(body, "max_slots")
+    if (tags := body.get("tags")) is not None:
         good = isinstance(tags, list) and all(isinstance(tag, str) and 0 < len(tag) <= MAX_TAG for tag in tags)
         if not good or len(tags) > MAX_TAGS:
             raise BadInput(f"tags must be a list of at most {MAX_TAGS} texts, each of 1 to {MAX_TAG} characters")
-        told["tags"] = tuple(dict.fromkeys(tags))
-    if notes is not None:
+        change["tags"] = tuple(dict.fromkeys(tags))
+    if (notes := body.get("notes")) is not None:
         if not isinstance(notes, str) or len(notes) > MAX_NOTES:
             raise BadInput(f"notes must be text of at most {MAX_NOTES:,} characters")
-        told["notes"] = notes
-    return share, told
+        change["notes"] = notes
+    return change
 
 
 def whole(body: Mapping[str, Any], name: str, *, most: int = 1_000_000_000) -> int | None:
-    """A field that is an integer from 1; None if it is not given."""
+    """A field that is an integer from 1, else `BadInput`; None if it is not given."""
     if name not in body:
         return None
     value = body[name]

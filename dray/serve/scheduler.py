@@ -208,11 +208,8 @@ class Scheduler:
 
     # ------------------------------------------------------------------ the verbs, see `dray.serve.control.Control`
     def submit(self, path: Path, share: Share, *, has_process: bool) -> tuple[Submitted, bool]:
-        """Accept an experiment that was created here. Returns it, and whether the process that created it is to run it.
-
-        Args:
-            has_process: that process is up.
-        """
+        """Accept an experiment that was created here. Returns it, and whether the process that created it, if that
+        is up, is to run it."""
         item = self._queue.add(path, share)
         runs = has_process and self._may_start(share.priority)
         if runs:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from dray.report.page import PLOTS
 from dray.serve.answers import answer
-from dray.serve.messages import API
+from dray.serve.control import API
 
 PAGE = Path(__file__).parent / "page"
 FILES = {path.name: path for path in (PLOTS, *PAGE.iterdir())}

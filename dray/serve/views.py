@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ from dray.records.reader import ExperimentReader
 from dray.report.ui import Boards
 from dray.serve import figures, logs, trials
 from dray.serve.answers import BadInput, plain
-from dray.serve.control import Control, NotSubmitted, Submitted
+from dray.serve.control import API, Control, NotSubmitted, Submitted
 from dray.serve.experiments import Experiments
-from dray.serve.messages import API, to_json
 from dray.storage import StorageError
 
 Read = Callable[[web.Request], bytes | tuple[bytes, float]]
@@ -92,7 +92,7 @@ class Views:
             *(overview_fields(name, each, submitted.get(name)) for name, each in found.items()),
             *(overview_fields(name, None, each) for name, each in submitted.items() if name not in found),
         ]
-        return _encoded({"experiments": rows, "unread": unread, "status": to_json(self._control.status())})
+        return _encoded({"experiments": rows, "unread": unread, "status": asdict(self._control.status())})
 
     def experiment(self, request: web.Request) -> bytes:
         """As in ``experiments``, with what its page needs to know to ask for more."""
@@ -110,7 +110,7 @@ class Views:
         reader, row = self._all.open(name), overview_fields(name, overview, submitted)
         with reader.lock:
             pace = max(PACE_S, PACE_EACH_S * self._all.looked_at())
-            return _encoded({**row, **about_fields(reader), "pace": pace, "status": to_json(self._control.status())})
+            return _encoded({**row, **about_fields(reader), "pace": pace, "status": asdict(self._control.status())})
 
     def config(self, request: web.Request) -> bytes:
         """The text of its experiment.yaml: ``config``."""
@@ -245,7 +245,7 @@ def overview_fields(name: str, overview: Overview | None, submitted: Submitted |
     seen = Overview(name=name, path="", state="STOPPED") if overview is None else overview
     if submitted is not None:
         seen = seen.on_server(submitted.state, submitted.error)
-    return {**seen.to_json(), "submitted": None if submitted is None else to_json(submitted)}
+    return {**seen.to_json(), "submitted": None if submitted is None else asdict(submitted)}
 
 
 def about_fields(reader: ExperimentReader) -> dict[str, Any]:

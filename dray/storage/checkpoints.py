@@ -51,12 +51,9 @@ def _warn(checkpoint: str, why: str) -> None:
 
 
 class CheckpointStore:
-    """The checkpoints of one trial, in a local directory. A checkpoint's id is its path.
+    """The checkpoints of one trial, in a local directory, which need not exist yet. A checkpoint's id is its path.
 
     The store can be pickled. `commit` may be called from any thread, but not concurrently.
-
-    Args:
-        trial_dir: the trial's directory, which need not exist yet.
     """
 
     #: Whether a commit goes over a network.

@@ -29,11 +29,7 @@ def files_in(directory: Path) -> list[str]:
 
 
 def force_to_disk(directory: Path) -> None:
-    """Flush a directory to the disk: its contents, its name, and its parent's name.
-
-    Raises:
-        OSError: the disk fails, or something is gone.
-    """
+    """Flush a directory to the disk: its contents, its name, and its parent's name."""
     # Strings, because pathlib takes as long as the disk.
     root = os.path.abspath(directory)
     folders, files = [os.path.dirname(root), os.path.dirname(os.path.dirname(root))], []

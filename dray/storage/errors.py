@@ -28,11 +28,8 @@ class StorageError(OSError):
 
 @contextlib.contextmanager
 def writing(staging: Path) -> Iterator[None]:
-    """Write and commit a checkpoint in the block. If that fails, the staged files are removed.
-
-    Raises:
-        StorageFull: instead of an error whose cause is a full disk, a quota, or a limit on file size.
-    """
+    """Write and commit a checkpoint in the block. If that fails, the staged files are removed. An error whose cause
+    is a full disk, a quota, or a limit on file size becomes `StorageFull`."""
     try:
         yield
     except BaseException as error:

@@ -52,11 +52,8 @@ class Location:
 
     @classmethod
     def of(cls, where: str | os.PathLike[str] | Location) -> Location:
-        """From a path or a URI, which may contain credentials (`s3://KEY:SECRET@bucket`, `?account_key=...`).
-
-        Raises:
-            ValueError: the URI is invalid; says why.
-        """
+        """From a path or a URI, which may contain credentials (`s3://KEY:SECRET@bucket`, `?account_key=...`). A
+        ValueError says why a URI is invalid."""
         if isinstance(where, Location):
             return where
         text = os.fspath(where).removeprefix("file://")
@@ -114,11 +111,8 @@ class Location:
         return Location(self.uri, other.secrets) if len(stores) == 1 else self
 
     def filesystem(self) -> tuple[Any, str]:
-        """The `pyarrow.fs.FileSystem`, shared by all locations in a store, and the path in it.
-
-        Raises:
-            ValueError, ImportError: the filesystem is unknown, or its package is not installed.
-        """
+        """The `pyarrow.fs.FileSystem`, shared by all locations in a store, and the path in it. An unknown one is a
+        ValueError, a package that is not installed an ImportError."""
         from pyarrow.fs import LocalFileSystem
 
         match = _REMOTE.fullmatch(self.uri)

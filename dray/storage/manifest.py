@@ -33,11 +33,7 @@ class Listed:
 
 def write_manifest(directory: Path, known: Mapping[str, Listed]) -> None:
     """Write a checkpoint's manifest: all files in the directory, and those that other machines have uploaded.
-
-    Args:
-        directory: of the files.
-        known: the entries of files whose checksums are known, also those elsewhere; other files are read.
-    """
+    `known`: the entries of files whose checksums are known, also those elsewhere; other files are read."""
     listed = sorted((listed_in(directory, known) | dict(known)).items())
     files = {name: {"size": each.size, "sha256": each.sha256} for name, each in listed}
     # Renamed when complete: some file systems copy a directory to rename it, and could copy half a manifest.
@@ -55,11 +51,8 @@ def listed_in(directory: Path, known: Mapping[str, Listed]) -> dict[str, Listed]
 
 
 def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
-    """The entries of a manifest file of this content, by file name; `checkpoint` is named in errors.
-
-    Raises:
-        CheckpointError: the content is not a manifest, or has another format version.
-    """
+    """The entries of a manifest file of this content, by file name. What is no manifest, or has another format
+    version, is a `CheckpointError`, which names `checkpoint`."""
     try:
         manifest = json.loads(content)
         version = manifest["format_version"]
@@ -80,11 +73,8 @@ def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
 
 
 def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: object) -> None:
-    """Check that a checkpoint, which has files of these sizes in bytes, has exactly those that its manifest lists.
-
-    Raises:
-        CheckpointError: a file is missing, has another size, or is not listed.
-    """
+    """Check that a checkpoint, which has files of these sizes in bytes, has exactly those that its manifest lists;
+    else it is a `CheckpointError`."""
 
     def damaged(what: str) -> CheckpointError:
         return CheckpointError(f"{checkpoint} is damaged: {what}; use an earlier checkpoint")

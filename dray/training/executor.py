@@ -236,11 +236,8 @@ class Executor:
         return Outcome(batches=position.trained)
 
     def _may_save(self, leave: Leave, *, torn: bool = False) -> bool:
-        """Whether what was trained can be saved, though a rank leaves.
-
-        Args:
-            torn: ranks have made different numbers of steps: some shards would be older than others.
-        """
+        """Whether what was trained can be saved, though a rank leaves. Not if it is `torn`: ranks have made
+        different numbers of steps, so some shards would be older than others."""
         if not leave.save or not self.rank.optimisation.has_sharded:
             return leave.save
         if lost := torn or self.rank.optimisation.has_lost_gradients:

@@ -194,11 +194,7 @@ class Usage:
         return share
 
     def add_ranks(self, ranks: Sequence[UsageShare], distinct: Sequence[UsageShare]) -> None:
-        """Add the shares of all ranks.
-
-        Args:
-            distinct: those of ranks that have trained on different data.
-        """
+        """Add the shares of all ranks, and which of them are of ranks that have trained on different data."""
         self._slots = len(ranks)
         self._ranks = [share.machine for share in ranks if share.machine is not None]
         records, tokens = self._work

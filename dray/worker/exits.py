@@ -38,12 +38,8 @@ def collectives_begun() -> int:
 
 
 class ProgramExits:
-    """The exits of one lease's program, as one rank sees them.
-
-    Args:
-        store: what all ranks share besides collectives; see `DistributedContext.side_store`. None: this rank is alone.
-        count: `collectives_begun`, or a substitute.
-    """
+    """The exits of one lease's program, as one rank sees them. `store`: as of `DistributedContext.side_store`; None:
+    this rank is alone. `count`: `collectives_begun`, or a substitute."""
 
     def __init__(
         self, store: Any, lease: int, rank: int, size: int, count: Callable[[], int] = collectives_begun
@@ -54,11 +50,7 @@ class ProgramExits:
 
     @contextlib.contextmanager
     def watch(self, code: Path | None) -> Iterator[None]:
-        """While the program runs in the block, report if it is blocked in a collective with a rank that has exited.
-
-        Args:
-            code: the directory of the user's code, which is left out of file names.
-        """
+        """While the program runs in the block, report if it is blocked in a collective with a rank that has exited."""
         if self._store is None:
             yield
             return
@@ -90,12 +82,10 @@ class ProgramExits:
         return None
 
     def wait(self) -> str:
-        """Wait, after the program has exited here, until it has on all ranks.
+        """Wait, after the program has exited here, until it has on all ranks; returns the error if another rank is
+        blocked by this exit, otherwise "".
 
         Not by a collective, which would time out while another rank finishes its work alone.
-
-        Returns:
-            The error, if another rank is blocked by this exit; otherwise "".
         """
         if self._store is None:
             return ""

@@ -39,11 +39,7 @@ class Rungs:
 
 
 def length_in_fit(report: Report, settings: SharedSettings, batch_size: int) -> float | None:
-    """The length at a validation of `fit()`, in the search's unit; None without a validation.
-
-    Args:
-        batch_size: the trial's `global_batch_size`, in records.
-    """
+    """The length at a validation of `fit()`, in the search's unit; None without a validation."""
     if report.validation is None:
         return None
     if settings.time_metric is not None:

@@ -112,11 +112,7 @@ class TrialLink:
         self._driver.tell("damaged", self._lease.trial_id, checkpoint, why)
 
     def _result(self, answer: Future[Any]) -> Any:
-        """An answer of the driver.
-
-        Raises:
-            DriverLost: it has ended, or can't be reached.
-        """
+        """An answer of the driver; `DriverLost` if that has ended, or can't be reached."""
         try:
             return answer.result()
         except DeskUnreachable as error:

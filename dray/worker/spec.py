@@ -11,7 +11,7 @@ from dray.desk.connection import Endpoint
 from dray.worker.lease import SharedSettings
 
 if TYPE_CHECKING:
-    from dray.code.factory import ByValue, FromDirectory, Sent
+    from dray.code.factory import FromDirectory, Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class ExperimentSpec:
 
     run: str
     settings: SharedSettings
-    load_trial: FromDirectory | ByValue | Sent
+    load_trial: FromDirectory | Sent
     log_format: str
     needs: Needs | None = None
 

@@ -427,7 +427,7 @@ def test_a_class_of_a_notebook_travels_with_its_modules(alias: None, run_python:
     """By value: it names `determined`, and is made in a worker before anything of the user's is imported there."""
     import ray.cloudpickle
 
-    from dray.code.factory import ByValue
+    from dray.code.factory import Sent
 
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(
@@ -445,7 +445,8 @@ def test_a_class_of_a_notebook_travels_with_its_modules(alias: None, run_python:
         ),
         space,
     )
-    (tmp_path / "class.pkl").write_bytes(ray.cloudpickle.dumps(ByValue(trial=space["Mine"])))
+    sent = Sent(name="Mine", pickled=ray.cloudpickle.dumps(space["Mine"]), home=None)
+    (tmp_path / "class.pkl").write_bytes(pickle.dumps(sent))
     said = run_python(
         f"""
         import pickle

@@ -17,8 +17,7 @@ from dray.config.load import load_config
 from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.serve import address
 from dray.serve.client import Server, Unreachable
-from dray.serve.control import NotSubmitted, Share, WrongState
-from dray.serve.messages import Refused
+from dray.serve.control import NotSubmitted, Refused, Share, WrongState
 from dray.serve.submission import prepared, reject_objects, run_on_server, why_failed
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Served

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from dray.code.archive import pack
 from dray.serve.app import make_app
 from dray.serve.auth import LOOPBACK
-from dray.serve.messages import API
+from dray.serve.control import API
 from dray.serve.site import openapi
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served

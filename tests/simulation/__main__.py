@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from tests.simulation.schedule import schedule_of
 from tests.simulation.simulation import Simulation, failure_of, shrunk

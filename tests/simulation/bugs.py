@@ -65,58 +65,50 @@ BUGS = {
         name="_granted",
         right="if view.state not in RUNNABLE or self._closing:",
         wrong="if self._closing:",
-        seed=0,
+        seed=464,
     ),
     "a drained trial lost": Bug(
         owner=Desk,
         name="group_ended",
         right='if lease.state in ("granted", "moving"):',
         wrong='if lease.state == "granted":',
-        seed=0,
+        seed=258,
     ),
     "a drained trial lost that has saved": Bug(
         owner=Desk,
         name="leave",
         right='if state.state == "moving" and departure.outcome == "interrupted":',
         wrong="if False:",
-        seed=0,
+        seed=6,
     ),
     "a closed terminal that hung": Bug(
-        owner=ExperimentDriver, name="close", right='self._answer_all(lease, "interrupt")', wrong="pass", seed=0
+        owner=ExperimentDriver, name="close", right='self._answer_all(lease, "interrupt")', wrong="pass", seed=442
     ),
     "an acknowledgement before the flush": Bug(
         owner=ExperimentDriver, name="_append", right="Append(record, wait)", wrong="Append(record, False)", seed=0
     ),
     "a lease granted twice": Bug(
-        owner=Client, name="next_trial", right="if not self._is_held(trial)", wrong="if True", seed=0
+        owner=Client, name="next_trial", right="if not self._is_held(trial)", wrong="if True", seed=317
     ),
-    "a lost wakeup: results that become due": Bug(
-        owner=ExperimentDriver, name="decide", right="    self._hand_over()\n", wrong="", seed=0
+    "a lost wakeup: the parameters of a lease": Bug(
+        owner=Desk, name="bind", right="self._answer_ranks(state.group)", wrong="pass", seed=0
     ),
-    "a lost wakeup: a group that becomes free": Bug(owner=Desk, name="_end", right="self._match()", wrong="", seed=0),
-    "a lost wakeup: a stop that is wanted already": Bug(
-        owner=Desk,
-        name="stop_wanted",
-        right='if state.client.closing or state.state == "moving":',
-        wrong="if False:",
-        seed=0,
+    "a lost wakeup: a trial that is queued": Bug(
+        owner=Desk, name="enqueue", right="    self._match()\n", wrong="", seed=5
     ),
     "a retry outside the state": Bug(
-        owner=ExperimentDriver, name="_left", right=" or self._results.ends(trial)", wrong="", seed=0
-    ),
-    "a retry beside another lease": Bug(
         owner=ExperimentDriver,
         name="_left",
-        right=" and self._current.get(trial, left.lease) == left.lease",
-        wrong="",
-        seed=0,
+        right="has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
+        wrong="has_ended = False",
+        seed=104,
     ),
     "retention deletes what a paused trial needs": Bug(
         owner=driver,
         name="checkpoints_needed",
         right='2 if trial.state == "RUNNING" else 1',
         wrong='2 if trial.state == "RUNNING" else 0',
-        seed=0,
+        seed=5,
     ),
 }
 

@@ -124,12 +124,12 @@ class Lending:
         shares_cluster: bool,
         end_s: float,
     ) -> None:
-        self._process, self._world, self.cluster = process, process.world, cluster
+        self.process, self.world, self.cluster = process, process.world, cluster
         self._end_s = end_s
         self._kinds: dict[str, GroupKind] = {}
         self.groups: dict[str, dict[int, Group]] = {}
         self.lender = Lender(
-            cluster.view(), self._world.now, plan=plan, emit=emit, counts=counts, shares_cluster=shares_cluster
+            cluster.view(), self.world.now, plan=plan, emit=emit, counts=counts, shares_cluster=shares_cluster
         )
         self.ended = Future()
 
@@ -146,7 +146,7 @@ class Lending:
         self.on(getattr(self.lender.desk, method), *args)
 
     def on(self, method: Callable[..., None], *args: Any) -> None:
-        self.lender.now = self._world.now
+        self.lender.now = self.world.now
         method(*args)
 
     def step(self) -> None:
@@ -159,7 +159,7 @@ class Lending:
         """Carry out an effect."""
         match effect:
             case After(seconds, method, args):
-                self._process.later(seconds, self.on, getattr(self.lender.desk, method), *args)
+                self.process.later(seconds, self.on, getattr(self.lender.desk, method), *args)
             case PoolOpened(owner, kind):
                 self._kinds[owner] = kind
                 self.groups[owner] = {}
@@ -169,7 +169,7 @@ class Lending:
                 if (group := self.groups.get(owner, {}).pop(number, None)) is not None:
                     group.end()
             case OnPool(owner, LookAtCluster()):
-                self._process.later(self._world.delay(), self._look, owner)
+                self.process.later(self.world.delay(), self._look, owner)
             case OnPool(owner, Fail()):
                 raise AssertionError("the lender takes it")
             case OnPool():
@@ -177,7 +177,7 @@ class Lending:
             case PoolClosed(owner):
                 self._close(owner)
             case LookAtCluster():
-                self._process.later(self._world.delay(), lambda: self.on(self.lender.look, self.cluster.view()))
+                self.process.later(self.world.delay(), lambda: self.on(self.lender.look, self.cluster.view()))
             case _:
                 raise AssertionError(effect)
 
@@ -186,7 +186,7 @@ class Lending:
 
     def report(self, owner: str, event: GroupPlaced | ProcessesEnded) -> None:
         """A group has reported this."""
-        self._process.post(self._heard, owner, event)
+        self.process.post(self._heard, owner, event)
 
     def _heard(self, owner: str, event: GroupPlaced | ProcessesEnded) -> None:
         if isinstance(event, ProcessesEnded) and event.error.startswith(UNREACHABLE):
@@ -208,7 +208,7 @@ class Lending:
 
     def _close(self, owner: str) -> None:
         """Give an owner's groups time to end by themselves, then end them."""
-        self._process.later(self._end_s, self._end_all, owner)
+        self.process.later(self._end_s, self._end_all, owner)
 
     def _end_all(self, owner: str) -> None:
         for group in list(self.groups.pop(owner, {}).values()):
@@ -220,7 +220,7 @@ class Lending:
         """The process that owns the groups is gone: they end some time later."""
         for groups in self.groups.values():
             for group in groups.values():
-                self._world.at(self._world.random.choice((0.0, 0.1, 10.0)), group.end)
+                self.world.at(self.world.random.choice((0.0, 0.1, 10.0)), group.end)
 
 
 class Group:
@@ -229,7 +229,7 @@ class Group:
     def __init__(self, lending: Lending, owner: str, kind: GroupKind, start: StartGroup) -> None:
         self.lending, self.owner, self.kind = lending, owner, kind
         self.name, self.start, self.size = start.group, start.start, start.slots.per_trial
-        self._world: World = lending._world
+        self.world: World = lending.world
         self._is_ending = self._is_over = False
         self.nodes: list[Node] = []
         self.ranks: list[Rank] = []
@@ -240,13 +240,13 @@ class Group:
     @property
     def desk(self) -> Process:
         """The process with the desk that lends this group."""
-        process: Process = self.lending._process
+        process: Process = self.lending.process
         return process
 
     def _placed(self, nodes: list[Node]) -> None:
         self.nodes = nodes
         self.lending.report(self.owner, GroupPlaced(group=self.name, start=self.start))
-        self._world.at(self._world.random.uniform(0.5, 3.0), self._start)
+        self.world.at(self.world.random.uniform(0.5, 3.0), self._start)
 
     def _start(self) -> None:
         if self._is_ending:
@@ -270,10 +270,10 @@ class Group:
         """A rank's process has returned, with its error; or it has died: "!" and the cause."""
         self._ends[rank] = how
         for signal in list(self._signals.values()):
-            self._world.at(self._world.delay(), signal.resolve, None)
+            self.world.at(self.world.delay(), signal.resolve, None)
         if not self._is_ending:
             self._is_ending = True
-            self._world.at(0.1 if how.startswith("!") else 5.0, self._report_end)
+            self.world.at(0.1 if how.startswith("!") else 5.0, self._report_end)
 
     def _report_end(self) -> None:
         dead = {rank: how[1:] for rank, how in self._ends.items() if how.startswith("!")}
@@ -298,7 +298,7 @@ class Rank(Process):
     """A process of a worker group: serves one lease after another, as `dray.worker.serve`."""
 
     def __init__(self, group: Group, rank: int, node: Node) -> None:
-        super().__init__(group._world, f"{group.name}.{group.start}/{rank}")
+        super().__init__(group.world, f"{group.name}.{group.start}/{rank}")
         self.group, self.rank, self.node = group, rank, node
         self.lease: Any = None
         self._has_returned = False
@@ -324,7 +324,7 @@ class Rank(Process):
             if tuple(met) != ("host", group.start):
                 raise Failed(f"{self.name} meets its peers at {met}")
             while (granted := (yield desk_call(number, group.kind.shape))) is not None:
-                client, endpoint, parameters = granted
+                _, endpoint, parameters = granted
                 lease = self.world.kept(parameters)
                 if lease.number <= number:
                     raise Failed(f"{self.name} got lease {lease.number} after lease {number}")

@@ -235,7 +235,8 @@ class DriverProcess(Loop):
 
     def _main(self) -> Steps:
         """The thread that called `Run.run`."""
-        assert self.driver is not None and self.tune is not None
+        assert self.driver is not None
+        assert self.tune is not None
         yield self.over
         if not self.has_failed:
             self.post(self.driver.close)
@@ -406,7 +407,7 @@ def check_leases(client: Client) -> None:
 
 
 def check_replay(process: DriverProcess) -> None:
-    """What the journal's file says of the search is what the driver knew. (If it was killed, the next one replays it.)"""
+    """The search that the journal's file gives is the driver's. (If that was killed, the next one replays it.)"""
     assert process.driver is not None
     search = process.driver.search
     records = Journal.parse(process.experiment.disk.data, where=process.name)

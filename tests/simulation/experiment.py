@@ -257,13 +257,16 @@ class Facts:
             if trial in self.ended:
                 self.fail(f"trial {trial} ends twice: {self.ended[trial]}, {record['reason']}")
             self.ended[trial] = reason = record["reason"]
-            if (reason == "errored") != (trial in self.given_up):
+            # A report before the failure may still have it stopped.
+            if (reason == "errored") != (trial in self.given_up) and reason != "stopped":
                 self.fail(f"trial {trial} was {reason}, and {'' if trial in self.given_up else 'not '}given up")
         elif event in ("restarted", "gave_up"):
             self._failures[trial] += 1
+            if trial in self.ended:
+                self.fail(f"trial {trial} {event}, though it was {self.ended[trial]} before")
             if self._failures[trial] > self._leases[trial]:
                 self.fail(f"trial {trial} has failed {self._failures[trial]} times in {self._leases[trial]} leases")
-            if event == "gave_up":
+            if event == "gave_up" and "kept" not in record:
                 self.given_up.add(trial)
         for action in record.get("actions", ()):
             if action["action"] == "create":
@@ -285,9 +288,9 @@ class Facts:
 
     def answered(self, trial: int, step: float, reply: str) -> None:
         """A rank 0 knows what the search decided on its report."""
-        if reply in ("continue", "stop", "pause") and step not in self.reported.get(trial, ()):
-            if trial not in self.ended:
-                self.fail(f"trial {trial} is to {reply} after {step} batches, but the journal does not have its report")
+        is_known = step in self.reported.get(trial, ()) or trial in self.ended
+        if reply in ("continue", "stop", "pause") and not is_known:
+            self.fail(f"trial {trial} is to {reply} after {step} batches, but the journal does not have its report")
         if reply == "stop" and trial not in self.ended:
             self.fail(f"trial {trial} is to stop after {step} batches, but the journal does not have its end")
 

@@ -215,10 +215,10 @@ class Rank0(Rank):
             yield from self._send_report(message, wait=waits)
             if waits and not message.final:
                 lease.experiment.facts.answered(lease.trial, batches, self._reply)
-        if not self._life.should_return and lease.experiment.stops_on_nan and value is not None and not command.final:
-            if math.isnan(value):
-                self._life.on("diverge")
-                self._why_diverged = "loss is nan"
+        is_nan = value is not None and math.isnan(value)
+        if is_nan and lease.experiment.stops_on_nan and not (self._life.should_return or command.final):
+            self._life.on("diverge")
+            self._why_diverged = "loss is nan"
         return Outcome(stop=self._life.should_return)
 
     def _message(self, command: Publish, value: float | None) -> DeskReport:

@@ -22,7 +22,7 @@ from searchers.journal import Journal
 TICK_S = 5.0
 """How often processes look around when nothing happens: 0.25 s in reality, where time costs nothing."""
 PATIENCE_S = 600.0
-"""After so long without an event nothing will ever happen."""
+"""If no process gets a message, or goes on, for so long, none ever will."""
 MAX_STEPS = 30_000
 
 Steps = Generator["Future | float", Any, Any]
@@ -60,6 +60,8 @@ class World:
         self._pushed = 0
         self._kept: list[Any] = []
         self.is_over = False
+        self.progress_at = 0.0
+        """When a process last went on, or got a message."""
         self.processes: list[Process] = []
         self.links: list[Link] = []
         self.faults: list[tuple[int, Callable[[], None]]] = []
@@ -87,11 +89,10 @@ class World:
             waits: what is unfinished, for the error if nothing ever happens again.
         """
         heap, faults = self._heap, self.faults
-        next_tick = last_event = 0.0
+        next_tick = 0.0
         while not self.is_over:
             if heap and heap[0][0] <= next_tick:
                 self.now, _, call, args = heapq.heappop(heap)
-                last_event = self.now
                 self.steps += 1
                 call(*args)
                 while faults and faults[-1][0] <= self.steps:
@@ -99,7 +100,7 @@ class World:
                 if self.steps > MAX_STEPS:
                     raise Failed(f"it does not end: {waits()}")
             else:
-                if not heap and next_tick > last_event + PATIENCE_S:
+                if next_tick > self.progress_at + PATIENCE_S:
                     raise Failed(f"nothing will ever happen again: {waits()}")
                 self.now = next_tick
                 next_tick += TICK_S
@@ -163,6 +164,7 @@ class Future:
 
 def proceed(process: Process, steps: Steps, known: Future | None = None) -> None:
     """Let a process go on until it waits, or has ended."""
+    process.world.progress_at = process.world.now
     while process.alive:
         try:
             if known is None:
@@ -252,6 +254,7 @@ class _Channel:
         world.at(self._last - world.now, self._arrive, self._latest)
 
     def _arrive(self, frames: list[bytes]) -> None:
+        self._world.progress_at = self._world.now
         for frame in frames:
             if self.is_open and self._to.process.alive:
                 self._to.receive(frame)

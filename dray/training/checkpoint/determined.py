@@ -58,11 +58,8 @@ def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def read_progress(directory: Path) -> Progress:
-    """The position of training, in batches.
-
-    Raises:
-        ValueError: the file that holds it holds something else, or objects instead of plain data.
-    """
+    """The position of training, in batches; a ValueError if the file holds something else, or objects instead of
+    plain data."""
     name = next((name for name in POSITIONS if (directory / name).exists()), None)
     if name is None:
         log.warning(

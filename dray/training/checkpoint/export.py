@@ -42,11 +42,7 @@ class SavedModels:
         self._read = 0
 
     def tensor(self, index: int, keys: sharded.Keys) -> torch.Tensor:
-        """A tensor with its data, by the number of its model and the keys in its state.
-
-        Raises:
-            CheckpointError: its shards are damaged, or some are missing.
-        """
+        """A tensor with its data, by the number of its model and the keys in its state."""
         tensor: Any = self.states[index]
         for key in keys:
             tensor = tensor[key]
@@ -62,11 +58,8 @@ class SavedModels:
 
 
 def write_state_dict(saved: SavedModels, index: int, target: Path) -> None:
-    """Write the state of a model, by its number, to a file for `torch.load`.
-
-    Raises:
-        CheckpointError: shards are damaged or missing.
-    """
+    """Write the state of a model, by its number, to a file for `torch.load`. If shards are damaged or missing:
+    `CheckpointError`."""
     model = saved.states[index]
     if not all(is_plain(value) for _, value in sharded.leaves(model)) and not sharded.lacks_data(model):
         torch.save(model, target)
@@ -104,11 +97,8 @@ def write_state_dict(saved: SavedModels, index: int, target: Path) -> None:
 
 
 def write_safetensors(saved: SavedModels, index: int, target: Path) -> None:
-    """Write the state of a model to a file for `safetensors`. Arguments and errors as `write_state_dict`.
-
-    Raises:
-        ValueError: the state has more than tensors.
-    """
+    """Write the state of a model to a file for `safetensors`, as `write_state_dict`. A state that has more than
+    tensors is a ValueError."""
     model = saved.states[index]
     for name, value in model.items():
         if not isinstance(value, torch.Tensor):

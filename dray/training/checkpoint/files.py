@@ -108,11 +108,7 @@ class Contents:
 def contents(
     *, state: dict[str, Any], progress: Progress, ranks: Sequence[RankState], description: Description
 ) -> Contents:
-    """The content of a checkpoint.
-
-    Raises:
-        UnsavableState: there is state that `torch.load(weights_only=True)` would refuse.
-    """
+    """The content of a checkpoint. State that `torch.load(weights_only=True)` would refuse is `UnsavableState`."""
     nbytes = check_savable(state)
     objects: dict[str, Any] = {STATE: state}
     for rank, part in enumerate(ranks):

@@ -100,11 +100,8 @@ class JointCheckpoint:
             return self.commit(known, written)
 
     def commit(self, known: dict[str, Listed], written: Callable[[Path], None] | None) -> str:
-        """Commit what all ranks have written, in the block `writing`. Arguments, errors and result as of `save`.
-
-        Args:
-            known: files of any rank, as far as their checksums are known.
-        """
+        """Commit what all ranks have written, in the block `writing`, as `save`. `known`: files of any rank, as far
+        as their checksums are known."""
         uploads = _on_all(self.peers, "uploading its part of a checkpoint", self._upload) if self.apart else []
 
         def commit() -> str:

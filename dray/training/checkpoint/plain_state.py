@@ -29,11 +29,8 @@ class UnsavableState(TypeError):
 
 
 def check_savable(state: Mapping[str, Any]) -> int:
-    """Reject state that could be saved, but not loaded as data; returns the size of its tensors in bytes.
-
-    Raises:
-        UnsavableState: names the callback (or the part), the key, the type and the cure.
-    """
+    """Reject state that could be saved, but not loaded as data; returns the size of its tensors in bytes. The error
+    names the callback (or the part), the key, the type and the cure."""
     nbytes = 0
     for part, value in state.items():
         if part == "callbacks" and isinstance(value, dict):
@@ -112,11 +109,7 @@ def _load(file: Path | io.BytesIO, **kwargs: Any) -> Any:
 
 
 def load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
-    """Load a file of a checkpoint without running code.
-
-    Raises:
-        ValueError: it can't be loaded as data, or is of another type.
-    """
+    """Load a file of a checkpoint without running code. A ValueError if it can't be, or is of another type."""
     if kwargs.get("mmap") and not zipfile.is_zipfile(path):
         kwargs["mmap"] = False  # torch maps only the format that it writes since 1.6
     try:

@@ -183,11 +183,7 @@ class Saver:
             writing.result()
 
     def finish(self) -> None:
-        """Wait for the last checkpoint.
-
-        Raises:
-            OSError: the disk was full.
-        """
+        """Wait for the last checkpoint; an OSError if the disk was full."""
         self.answer()
         self.wait()
         full, self._full = self._full, None

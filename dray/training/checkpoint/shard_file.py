@@ -80,11 +80,8 @@ class StoredPiece:
 
 
 def header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """The beginning of a file with these tensors, and where each of them begins, in the order of the file.
-
-    Raises:
-        UnsavableState: a tensor's type has no name in safetensors.
-    """
+    """The beginning of a file with these tensors, and where each of them begins, in the order of the file. A type
+    that has no name in safetensors is `UnsavableState`."""
     begin = 0
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     # The largest elements first, so that each tensor is aligned.
@@ -119,11 +116,7 @@ def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, TensorPiece])
 
 
 def read(file: Path) -> dict[str, StoredPiece]:
-    """The pieces in a file, by name.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """The pieces in a file, by name; a ValueError if it is damaged."""
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:

@@ -71,11 +71,8 @@ def gathered(state: T, keep: bool) -> T:
 
 
 def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
-    """This rank's shards of DTensors. Of several ranks with the same shard only the first has it.
-
-    Raises:
-        UnsavableState: a tensor is a sum that has not been computed yet.
-    """
+    """This rank's shards of DTensors. Of several ranks with the same shard only the first has it. A sum that has not
+    been computed yet is `UnsavableState`."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     mine: dict[str, Any] = {}
@@ -108,11 +105,7 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
 
 
 class StoredTensors:
-    """The sharded tensors in a checkpoint's directory.
-
-    Raises:
-        ValueError: a file is damaged.
-    """
+    """The sharded tensors in a checkpoint's directory; a ValueError if a file is damaged."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -122,11 +115,7 @@ class StoredTensors:
                 self._pieces.setdefault(name, []).append(piece)
 
     def pieces(self, name: str, like: torch.Tensor) -> list[StoredPiece]:
-        """The pieces of a tensor of this type and shape.
-
-        Raises:
-            CheckpointError: they are not exactly this tensor.
-        """
+        """The pieces of a tensor of this type and shape; a `CheckpointError` if they are not exactly this tensor."""
         pieces = self._pieces.get(name, [])
         ends = [
             (end, size)

@@ -144,11 +144,7 @@ def recorded_event(device: torch.device) -> torch.cuda.Event:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts a number in place of each storage, and collects the storages.
-
-    Attributes:
-        storages: the storages by identity; the first has number 0.
-    """
+    """Puts a number in place of each storage, and collects the storages by identity; the first has number 0."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)

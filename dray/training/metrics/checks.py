@@ -84,11 +84,8 @@ def diverged(metric: str, reported: Mapping[str, Mapping[str, object] | None]) -
 
 
 def time_of(metric: str, validation: Mapping[str, object]) -> float:
-    """The trial's length, by this validation.
-
-    Raises:
-        SearcherMetricError: the metric is missing, or not a finite number >= 0.
-    """
+    """The trial's length, by this validation. A metric that is missing, or not a finite number >= 0, is a
+    `SearcherMetricError`."""
     if metric not in validation:
         raise SearcherMetricError(
             f"searcher.time_metric: the search measures length by {metric!r}, but validation returned "

@@ -136,11 +136,8 @@ def leave_by(peers: DistributedContext, error: BaseException) -> Leave:
 
 
 def exchange(peers: DistributedContext, mine: T, leave: Leave | None, error: BaseException | None) -> list[T]:
-    """An allgather; a rank that has failed does not wait long for the others.
-
-    Raises:
-        BaseException: this rank's error, if it has one and the exchange fails, as others may have died by then.
-    """
+    """An allgather; a rank that has failed does not wait long for the others. If it fails, this rank's own error is
+    raised, as others may have died of it by then."""
     has_failed = leave is not None and leave.reason is Reason.FAILED
     try:
         return peers.allgather(mine, timeout_s=FAIL_S if has_failed else None)

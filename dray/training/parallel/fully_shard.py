@@ -127,11 +127,8 @@ class FullyShard:
         return MixedPrecisionPolicy(**arguments)
 
     def _find(self, model: nn.Module) -> list[nn.Module]:
-        """The units of a model, outer ones first, without the model itself.
-
-        Raises:
-            ValueError: the model has no module of one of the classes, or none that the function chooses.
-        """
+        """The units of a model, outer ones first, without the model itself. A ValueError if it has no module of one
+        of the classes, or none that the function chooses."""
         modules = list(model.modules())
         if self._is_function:
             chooses: Any = self.units
@@ -170,11 +167,8 @@ def _dtype(name: str, value: Any) -> torch.dtype | None:
 def check_arguments(
     model: nn.Module, parallel: FullyShard | None, ddp_kwargs: Mapping[str, Any], *, compress: bool, replicas: int
 ) -> None:
-    """Check the arguments of `wrap_model` for a sharded model, whose data are divided among `replicas`.
-
-    Raises:
-        TypeError, ValueError: as `wrap_model`.
-    """
+    """Check the arguments of `wrap_model`, which raises the same, for a sharded model, whose data are divided among
+    `replicas`."""
     if parallel is not None and not isinstance(parallel, FullyShard):
         raise TypeError(f"wrap_model: parallel must be a pytorch.FullyShard, got {parallel!r}")
     if ddp_kwargs:
@@ -201,11 +195,8 @@ def check_arguments(
 
 
 def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, device: torch.device) -> None:
-    """Shard a model in place, over the data-parallel dimensions of a mesh. All ranks call this together.
-
-    Raises:
-        ValueError: as `context.wrap_model`.
-    """
+    """Shard a model in place, over the data-parallel dimensions of a mesh. All ranks call this together. Raises as
+    `context.wrap_model`."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     units = parallel._find(model)

@@ -42,11 +42,8 @@ class MeshShape:
 
 
 def mesh_shape(asked: Mapping[str, Any] | None, ranks: int) -> MeshShape:
-    """The mesh of so many ranks with these sizes; `dp_shard` is what the others leave.
-
-    Raises:
-        ValueError: an unknown name, a size that is not an int >= 1, or sizes that do not divide the ranks.
-    """
+    """The mesh of so many ranks with these sizes; `dp_shard` is what the others leave. An unknown name, a size that
+    is not an int >= 1, or sizes that do not divide the ranks are a ValueError."""
     asked = {} if asked is None else asked
     if asked.keys() - set(NAMES):
         raise ValueError(f"mesh takes the sizes of {', '.join(NAMES)}, such as {{'tp': 2}}; got {asked!r}")

@@ -28,11 +28,7 @@ CompilerState: TypeAlias = tuple[dict[tuple[str, str], Any], list[Any]]
 
 
 class Compiled:
-    """The compiled code of this process.
-
-    Args:
-        settings: those of torch, which compiled code may depend on.
-    """
+    """The compiled code of this process, and the settings of torch that it may depend on."""
 
     def __init__(self, settings: Sequence[Setting]) -> None:
         self._settings = settings

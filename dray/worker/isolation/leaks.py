@@ -44,11 +44,8 @@ class Leaks:
         return bool(children(self._children))
 
     def clean_up(self) -> list[str]:
-        """End child processes, and free memory that has grown.
-
-        Returns:
-            The reasons to run no other trial in this process; empty if it is clean.
-        """
+        """End child processes, and free memory that has grown. Returns the reasons to run no other trial in this
+        process."""
         return [*self._threads_in_users_code(), *self._running_children(), *self._grown_memory()]
 
     def _threads_in_users_code(self) -> list[str]:
@@ -118,10 +115,7 @@ def group_names() -> set[str]:
 
 def groups_of_trial(before: Set[str]) -> list[Any]:
     """The process groups that a trial has made and not destroyed, in the order in which all ranks made them.
-
-    Args:
-        before: `group_names` when it began.
-    """
+    `before`: `group_names` when it began."""
     return [group for group in c10d._world.pg_map if group.group_name not in before and not ddp.is_kept(group)]
 
 

@@ -36,11 +36,7 @@ class LogWriter:
         return writing
 
     def flush(self, *, is_over: bool = False) -> None:
-        """Wait until all output is in its file.
-
-        Args:
-            is_over: the trial is over; if this process ends before that, the log says how.
-        """
+        """Wait until all output is in its file. Unless `is_over`, the log says how this process ends, if it does."""
         try:
             self._send(b"." if is_over else b"?")
             assert self._control is not None

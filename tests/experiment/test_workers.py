@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from dray.code.factory import ByValue, FromDirectory, Sent
+from dray.code.factory import FromDirectory, Sent
 from dray.code.packages import Package
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
 from dray.errors import ConfigError
-from dray.experiment import send_code
+from dray.experiment import workers
 from dray.records.directory import ExperimentDirectory
 
 CONFIG = load_config({"name": "digits", "searcher": {"name": "single", "metric": "loss", "max_length": {"epochs": 2}}})
@@ -37,15 +37,18 @@ class Sender:
     def runtime_env(self, *packages: Package) -> dict[str, Any]:
         return {"py_modules": ["dray", *(package.uri for package in packages)]}
 
-    def send(self, load: FromDirectory | ByValue, path: Path) -> tuple[FromDirectory | Sent, dict[str, Any]]:
-        return send_code.send_code(load, ExperimentDirectory(path), CONFIG, self.said.append)
+    def send(self, what: str | type, path: Path) -> tuple[FromDirectory | Sent, dict[str, Any]]:
+        """Send an entrypoint, or a class of a script."""
+        trial: Any = what if isinstance(what, type) else None
+        config = CONFIG if isinstance(what, type) else CONFIG.model_copy(update={"entrypoint": parse_entrypoint(what)})
+        return workers.send_code(trial, ExperimentDirectory(path), config, self.said.append, local=False)
 
 
 @pytest.fixture
 def sender(monkeypatch: pytest.MonkeyPatch) -> Sender:
     sender = Sender()
-    monkeypatch.setattr(send_code, "package", sender.package)
-    monkeypatch.setattr(send_code, "runtime_env", sender.runtime_env)
+    monkeypatch.setattr(workers, "package", sender.package)
+    monkeypatch.setattr(workers, "runtime_env", sender.runtime_env)
     return sender
 
 
@@ -71,9 +74,7 @@ def test_the_experiments_copy_of_the_model_directory_is_sent(sender: Sender, tmp
     (model / "data").symlink_to("/mnt/data")
     directory = ExperimentDirectory.create(tmp_path / "e", CONFIG, model)
     (model / "model_def.py").unlink()
-    load, runtime_env = sender.send(
-        FromDirectory(entrypoint=parse_entrypoint("model_def:X"), directory=str(directory.code)), tmp_path / "e"
-    )
+    load, runtime_env = sender.send("model_def:X", tmp_path / "e")
     expected = Package(uri="gcs://_ray_pkg_1.zip", links=(("data", "/mnt/data"),))
     assert load == FromDirectory(entrypoint=parse_entrypoint("model_def:X"), directory=expected)
     assert runtime_env == {"py_modules": ["dray", "gcs://_ray_pkg_1.zip"]}
@@ -83,10 +84,10 @@ def test_the_experiments_copy_of_the_model_directory_is_sent(sender: Sender, tmp
 
 def test_models_directory_may_be_empty(sender: Sender, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    directory = ExperimentDirectory.create(tmp_path / "e", CONFIG, tmp_path / "model")
-    installed = FromDirectory(entrypoint=parse_entrypoint("python3 -m installed"), directory=str(directory.code))
-    load, _ = sender.send(installed, tmp_path / "e")
-    assert load == FromDirectory(entrypoint=installed.entrypoint, directory=Package(uri="gcs://_ray_pkg_1.zip"))
+    ExperimentDirectory.create(tmp_path / "e", CONFIG, tmp_path / "model")
+    load, _ = sender.send("python3 -m installed", tmp_path / "e")
+    installed = parse_entrypoint("python3 -m installed")
+    assert load == FromDirectory(entrypoint=installed, directory=Package(uri="gcs://_ray_pkg_1.zip"))
 
 
 def test_files_beside_a_script_are_copied_into_the_experiment_once(
@@ -94,7 +95,7 @@ def test_files_beside_a_script_are_copied_into_the_experiment_once(
 ) -> None:
     ExperimentDirectory.create(tmp_path / "e", CONFIG, None)
     for _ in range(2):  # created, then resumed
-        load, _ = sender.send(ByValue(trial=script), tmp_path / "e")
+        load, _ = sender.send(script, tmp_path / "e")
         assert isinstance(load, Sent)
         assert (load.name, load.home) == ("Mine", Package(uri="gcs://_ray_pkg_1.zip"))
         (tmp_path / "user" / "project" / "later.py").write_text("")
@@ -106,13 +107,13 @@ def test_only_the_top_level_of_a_home_directory_is_sent(
     sender: Sender, script: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, goes: list[str] | None
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / home))
-    sender.send(ByValue(trial=script), tmp_path / "e")
+    sender.send(script, tmp_path / "e")
     assert sender.packages == [goes or ["driver.py", "helpers.py", "parts/layers.py"]]
 
 
 def test_class_of_an_installed_module_is_sent_alone(sender: Sender, tmp_path: Path) -> None:
     local = type("Local", (), {"__module__": "yaml"})
-    load, runtime_env = sender.send(ByValue(trial=local), tmp_path / "e")
+    load, runtime_env = sender.send(local, tmp_path / "e")
     assert isinstance(load, Sent)
     assert load.home is None
     assert runtime_env == {"py_modules": ["dray"]}
@@ -126,4 +127,4 @@ def test_directory_of_data_beside_a_script_is_an_error(
     monkeypatch.setattr("dray.code.ignore.MAX_CODE_BYTES", 1000)
     (tmp_path / "user" / "project" / "data.bin").write_bytes(bytes(2000))
     with pytest.raises(ConfigError, match=r"trial: .*user/project has 2\.0 KiB of files.*; the largest are data\.bin"):
-        sender.send(ByValue(trial=script), tmp_path / "e")
+        sender.send(script, tmp_path / "e")

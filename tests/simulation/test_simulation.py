@@ -1,0 +1,35 @@
+"""Simulated experiments: whatever fails, what must hold does. `python -m tests.simulation SEED` replays a seed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.bugs import BUGS
+from tests.simulation.schedule import schedule_of
+from tests.simulation.simulation import failure_of
+
+
+def failures(seeds: range, *, faults: bool = True) -> list[str]:
+    """What fails with these seeds."""
+    found = ((seed, failure_of(schedule_of(seed, faults=faults))) for seed in seeds)
+    return [f"python -m tests.simulation {seed}: {why}" for seed, why in found if why]
+
+
+def test_searches_end_as_they_should_if_nothing_goes_wrong() -> None:
+    assert not failures(range(40), faults=False)
+
+
+def test_searches_survive_a_hundred_schedules_of_faults() -> None:
+    assert not failures(range(100))
+
+
+@pytest.mark.slow
+def test_searches_survive_two_thousand_schedules_of_faults() -> None:
+    assert not failures(range(100, 2_100))
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_that_is_put_back_is_found(name: str) -> None:
+    bug = BUGS[name]
+    assert not failure_of(schedule_of(bug.seed))
+    assert bug.found_by(bug.seed)
