@@ -108,7 +108,6 @@ def as_json(read: Opened) -> dict[str, Any]:
 
 
 def describe(read: Opened) -> None:
-    """Print an experiment's description."""
     from dray.display.best_trials import best_trials
     from dray.records.rungs import rung_estimates
 
@@ -213,7 +212,6 @@ def local_details(run: LocalRun) -> dict[str, Any]:
 
 
 def describe_local(run: LocalRun, overview: Overview) -> None:
-    """Print a local run's description."""
     found = local_details(run)
     resumable = found["checkpoints"] and overview.state in ("STOPPED", "UNKNOWN")
     resume = f'fit(..., latest_checkpoint="{found["checkpoints"][0]["path"]}")' if resumable else ""

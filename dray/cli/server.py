@@ -33,7 +33,6 @@ NoServer: TypeAlias = Annotated[
 
 
 def tell(line: str) -> None:
-    """Print a line for the user on standard error."""
     typer.echo(line, err=True)
 
 

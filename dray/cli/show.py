@@ -75,7 +75,6 @@ def red(text: str) -> str:
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Print each text in a line."""
     for text in texts:
         typer.echo(text)
 

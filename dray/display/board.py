@@ -106,7 +106,6 @@ class Board:
                 self._trained.pop(record["trial"], None)
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A trial has reported these rows of metrics."""
         trained = self._trained.setdefault(trial, _Trained())
         for row in rows:
             trained.batches = max(trained.batches, row["batches"])
@@ -148,7 +147,6 @@ class Board:
             self._forecast.update(views, running, groups, time.monotonic(), ended=ended)
 
     def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
-        """The status in one line."""
         best = self._best()
         share = "" if self._forecast is None or not self._forecast.share else f"{self._forecast.share:.0%}"
         parts = [

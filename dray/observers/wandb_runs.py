@@ -58,13 +58,11 @@ class WandBRuns:
         self._runs: dict[int, wandb.Run] = {}
 
     def update(self, news: Sequence[News]) -> None:
-        """See `Observer`."""
         for one in news:
             if one.view.hparams is not None:
                 self._write(one)
 
     def close(self, done: bool) -> None:
-        """See `Observer`."""
         for trial in list(self._runs):
             self._end(trial)
         self._file.close()

@@ -46,12 +46,10 @@ class StoredExperiment:
 
     @classmethod
     def here(cls, directory: ExperimentDirectory, number: int | None = None) -> StoredExperiment:
-        """One in a directory of this machine."""
         return cls(directory=directory, where=str(directory.path), is_copy=False, number=number)
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
         return Location.of(self.where).name
 
     def read(self) -> ExperimentReader:

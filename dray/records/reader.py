@@ -274,7 +274,6 @@ class ExperimentReader:
         return self._rungs
 
     def overview(self) -> Overview:
-        """Its overview."""
         best, states = self.best(), self.states
         done = self._done or self._why
         state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"

@@ -276,7 +276,6 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
 
 
 def _as_ray_checkpoint(store: CheckpointStore, checkpoint: str) -> Checkpoint:
-    """A checkpoint of dray's as one of Ray's."""
     from ray.train import Checkpoint
 
     filesystem, path = store.filesystem_of(checkpoint)

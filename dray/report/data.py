@@ -130,11 +130,9 @@ class ReportData:
     # ------------------------------------------------------------------ lengths
     @property
     def sampler(self) -> str:
-        """The name of the sampler."""
         return str(getattr(self.config.searcher, "sampler", SamplerChoice()).name)
 
     def rung_name(self, rung: int) -> str:
-        """How far a trial got that has reached this many rungs."""
         return rung_name(self.rungs, rung, self.unit)
 
     def length(self, length: float, unit: str | None = None) -> str:

@@ -37,7 +37,6 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 # ---------------------------------------------------------------------------------------------------------- the table
 def row(trial: TrialRecord) -> bytes:
-    """A trial's row in the table, as JSON."""
     if "row" not in trial.derived:
         trial.derived["row"] = json.dumps(plain(trial.to_json()), allow_nan=False, separators=(",", ":")).encode()
     found: bytes = trial.derived["row"]
@@ -155,7 +154,6 @@ def other_curves(reader: ExperimentReader, kind: str, name: str) -> bytes:
 
 
 def _along(reader: ExperimentReader) -> str:
-    """The x-axis of curves."""
     return "epochs" if reader.config.searcher.unit == "epochs" and reader.has_epochs else "batches"
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,7 +158,7 @@ def test_ways_around_the_server(
         assert "DRAY_SERVER" not in os.environ  # `Experiment` would submit it
         raise KeyboardInterrupt("SIGINT")
 
-    monkeypatch.setitem(vars(package), "Experiment", experiment)
+    monkeypatch.setitem(vars(package), "Experiment", SimpleNamespace(made_while_ray_starts=experiment))
     monkeypatch.setenv("DRAY_SERVER", up.url)
     assert dray("e", "create", config, *way).code == 130
     assert len(made) == 1
