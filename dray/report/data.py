@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from dray.config.searcher import SamplerChoice
 from dray.records.metrics import read_metrics, read_system
 from dray.records.reader import ExperimentReader
 from dray.records.result import table_of
@@ -128,10 +127,6 @@ class ReportData:
         )
 
     # ------------------------------------------------------------------ lengths
-    @property
-    def sampler(self) -> str:
-        return str(getattr(self.config.searcher, "sampler", SamplerChoice()).name)
-
     def rung_name(self, rung: int) -> str:
         return rung_name(self.rungs, rung, self.unit)
 

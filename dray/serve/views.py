@@ -21,7 +21,7 @@ from dray.records.logs import failure_fields
 from dray.records.metrics import read_trials
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
-from dray.report.ui import Boards
+from dray.report.ui import boards
 from dray.serve import figures, logs, trials
 from dray.serve.answers import BadInput, plain
 from dray.serve.control import API, Control, NotSubmitted, Submitted
@@ -66,7 +66,7 @@ class Views:
         self._threads = ThreadPoolExecutor(THREADS, "dray-views")
         # Threads of their own, one for each kind: a forest takes seconds.
         self._figures = {kind: ThreadPoolExecutor(1, f"dray-{kind}") for kind in figures.KINDS}
-        self._fetched, self._boards = logs.FetchedLogs(), Boards()
+        self._fetched = logs.FetchedLogs()
 
     def answering(self, read: Read) -> Handler:
         """Answers with the JSON that a method returns; or with 304 if the browser has it already."""
@@ -212,7 +212,7 @@ class Views:
         """Start TensorBoard and optuna-dashboard for an experiment, for browsers on the server's machine."""
 
         def start() -> dict[str, str | None]:
-            return self._boards.start(self._all.open(request.match_info["name"]).directory)
+            return boards(self._all.open(request.match_info["name"]).directory.path)
 
         return web.json_response(await asyncio.get_running_loop().run_in_executor(self._threads, start))
 
