@@ -6,6 +6,7 @@ report, the server's page, notifications, the study for Optuna's tools.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import threading
@@ -80,7 +81,7 @@ class ExperimentReader:
         self.version = 0
         text = _sections(directory.config_file.read_text())
         try:
-            raw = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            raw = _parsed(text)
             self._title, self._searcher = str(raw["name"]), raw["searcher"]
             self.objectives = compared_by(self._searcher)
         except (yaml.YAMLError, KeyError, TypeError, AttributeError, FieldError) as error:
@@ -415,6 +416,12 @@ def _sections(config: str) -> str:
     if "&" in config or not all(re.match(r"\w+:[ \n]", section) for section in sections[1:]):
         return config  # dray has not written it
     return "".join(each for each in sections if each.startswith(("name:", "searcher:")))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(sections: str) -> Any:
+    """Many experiments of a list have the same."""
+    return yaml.load(sections, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def nan_since_text(since: int | None) -> str:
