@@ -43,7 +43,6 @@ class BadUse(ValueError):
 
 
 def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
-    """Run a Typer command, and exit."""
     try:
         code = command(args=arguments, prog_name="dray", standalone_mode=False)
     except _UsageError as error:

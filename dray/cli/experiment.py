@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import dray
-from dray.cli import description, overviews, queue, server, show
+from dray.cli import description, queue, server, show
 from dray.cli.arguments import (
     Changes,
     Config,
@@ -153,7 +153,7 @@ def list_(
     dray experiment list
     dray e list s3://bucket/results --json | jq -r '.[].name'
     """
-    overviews.show_all(where, json=json)
+    description.show_all(where, json=json)
 
 
 @app.command()
