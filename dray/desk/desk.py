@@ -41,6 +41,8 @@ LEAVE_S = 120.0
 """How long trials may take to save when their driver is gone."""
 CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "leave")
 """What workers may call: methods of `Desk`."""
+CLIENT_CALLS = ("enqueue", "expect", "withdraw", "bind", "drop", "close", "remove")
+"""What experiments of a server may call: methods of `Desk`."""
 
 
 class Desk:

@@ -78,8 +78,9 @@ class Cleaner:
                 except FileNotFoundError:
                     missing.append(each)
             for each in () if missing else prune.delete:
-                self._store_of(each.trial).delete(each.batches)
-                deleted.append(each)
+                if self._retention.is_pruning(each):
+                    self._store_of(each.trial).delete(each.batches)
+                    deleted.append(each)
         except Exception as caught:  # an unreachable store must not end the search
             error = caught
         self._note(error)

@@ -130,14 +130,17 @@ class Retention:
                 self._add(each)
         self._changed.add(trial)
         if not self._needs(trial):  # while its trial runs, it may be being written
-            self._emit(Prune((), tuple(unfinished)))
+            left = tuple(unfinished)
+            self._pruning.update(left)
+            self._emit(Prune((), left))
         self._prune()
 
     def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
         """A trial has committed this checkpoint, or has resumed from it."""
         self._damaged.discard(checkpoint)  # it was written again
         is_known = trial in self._saved  # otherwise it is new, or had ended
-        self._add(Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value))
+        self._add(saved := Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value))
+        self._pruning.discard(saved)  # later ones were damaged
         if not is_known:
             self._examine(trial)
         self._prune()
@@ -157,6 +160,10 @@ class Retention:
         """The state of these trials has changed: one that has ended needs fewer checkpoints."""
         self._changed.update(trials)
         self._prune()
+
+    def is_pruning(self, saved: Saved) -> bool:
+        """Whether a checkpoint that was to be deleted still is. From any thread."""
+        return saved in self._pruning
 
     def pruned(self, prune: Prune, deleted: Collection[Saved], missing: Collection[Saved], *, failed: bool) -> None:
         """A `Prune` was carried out, as far as possible.

@@ -26,6 +26,7 @@ from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.desk.connection import Call, Session
+from dray.desk.desk import CLIENT_CALLS
 from dray.desk.effects import Reply, Tell
 from dray.desk.loop import EventLoop
 from dray.desk.messages import ClientLeft
@@ -56,8 +57,6 @@ STEP_S = 0.25
 """How often the server looks at what is due, if nothing happens."""
 LOOK_S = 5.0
 """How often the server looks for experiments that were deleted, and whether its spare process is up."""
-CALLS = ("enqueue", "expect", "withdraw", "bind", "drop", "close", "remove")
-"""What experiments may call: methods of `dray.desk.desk.Desk`; and `add`."""
 
 T = TypeVar("T")
 
@@ -127,7 +126,7 @@ class Manager:
             self._sessions[client] = call.session
             self._lending.on(self._lender.add, *call.args)
             call.answer()
-        elif call.method in CALLS:
+        elif call.method in CLIENT_CALLS:
             if call.args[0] in self._lender.desk.clients:
                 self._lending.send(call.method, *call.args)
         else:

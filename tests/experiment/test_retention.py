@@ -247,6 +247,20 @@ def test_a_damaged_checkpoint_counts_again_once_it_is_rewritten(experiment: Expe
     assert experiment.end() == {0: [20]}
 
 
+def test_a_checkpoint_that_its_trial_has_resumed_from_meanwhile_is_not_deleted() -> None:
+    emitted: list[Effect] = []
+    retention = Retention(Policy(trial_best=0), needs=lambda trial: 1, emit=emitted.append)
+    for batches in (10, 20):
+        retention.saved(0, batches, str(batches), None)
+    retention.examined(next(each for each in emitted if isinstance(each, Examine)))
+    prune = emitted[-1]
+    assert isinstance(prune, Prune)
+    assert [each.batches for each in prune.delete if retention.is_pruning(each)] == [10]
+    retention.damaged(0, "20", "it was written before a power failure")
+    retention.saved(0, 10, "10", None)
+    assert not any(map(retention.is_pruning, prune.delete))
+
+
 class Away:
     """A store where deleting, or another method, fails while it is away."""
 

@@ -53,33 +53,37 @@ class Bug:
         finally:
             setattr(self.owner, self.name, right)
 
-    def found_by(self, seed: int) -> str:
-        """What fails with this seed; "" if nothing does."""
+    def find(self) -> tuple[int, str] | None:
+        """The first seed that finds it, and what fails: its own seed comes first, and ceases to find it if the code,
+        or the simulator, takes another way."""
         with self.present():
-            return failure_of(schedule_of(seed))
+            for seed in (self.seed, *range(MOST)):
+                if why := failure_of(schedule_of(seed)):
+                    return seed, why
+        return None
 
 
 BUGS = {
     "a trial queued outside the lock": Bug(
         owner=ExperimentDriver,
         name="_granted",
-        right="if view.state not in RUNNABLE or self._closing:",
-        wrong="if self._closing:",
-        seed=464,
+        right="if view.state not in RUNNABLE or self._closing",
+        wrong="if self._closing",
+        seed=208,
     ),
     "a drained trial lost": Bug(
         owner=Desk,
         name="group_ended",
         right='if lease.state in ("granted", "moving"):',
         wrong='if lease.state == "granted":',
-        seed=258,
+        seed=112,
     ),
     "a drained trial lost that has saved": Bug(
         owner=Desk,
         name="leave",
         right='if state.state == "moving" and departure.outcome == "interrupted":',
         wrong="if False:",
-        seed=6,
+        seed=18,
     ),
     "a closed terminal that hung": Bug(
         owner=ExperimentDriver, name="close", right='self._answer_all(lease, "interrupt")', wrong="pass", seed=442
@@ -88,32 +92,32 @@ BUGS = {
         owner=ExperimentDriver, name="_append", right="Append(record, wait)", wrong="Append(record, False)", seed=0
     ),
     "a lease granted twice": Bug(
-        owner=Client, name="next_trial", right="if not self._is_held(trial)", wrong="if True", seed=317
+        owner=Client, name="next_trial", right="if not self._is_held(trial)", wrong="if True", seed=61
     ),
     "a lost wakeup: the parameters of a lease": Bug(
         owner=Desk, name="bind", right="self._answer_ranks(state.group)", wrong="pass", seed=0
     ),
     "a lost wakeup: a trial that is queued": Bug(
-        owner=Desk, name="enqueue", right="    self._match()\n", wrong="", seed=5
+        owner=Desk, name="enqueue", right="    self._match()\n", wrong="", seed=3
     ),
     "a retry outside the state": Bug(
         owner=ExperimentDriver,
         name="_left",
         right="has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
         wrong="has_ended = False",
-        seed=104,
+        seed=205,
     ),
     "retention deletes what a paused trial needs": Bug(
         owner=driver,
         name="checkpoints_needed",
         right='2 if trial.state == "RUNNING" else 1',
         wrong='2 if trial.state == "RUNNING" else 0',
-        seed=5,
+        seed=66,
     ),
 }
 
 
 if __name__ == "__main__":
     for name, bug in BUGS.items():
-        found = next(((seed, why) for seed in range(MOST) if (why := bug.found_by(seed))), None)
+        found = bug.find()
         print(f"{name}: {'not found' if found is None else f'seed {found[0]}: {found[1]:.150}'}", flush=True)

@@ -64,7 +64,7 @@ class Loop(Process):
             return
         try:
             call(*args)
-        except OSError as error:
+        except (OSError, Unreachable) as error:
             self.failed(error)
         except Killed:
             self.end()
@@ -79,7 +79,7 @@ class Loop(Process):
         self._is_due = False
         try:
             self.settle()
-        except OSError as error:
+        except (OSError, Unreachable) as error:
             self.failed(error)
         except Killed:
             self.end()
@@ -94,16 +94,8 @@ class Loop(Process):
     def settle(self) -> None:
         raise NotImplementedError
 
-    def failed(self, error: OSError) -> None:
+    def failed(self, error: Exception) -> None:
         raise NotImplementedError
-
-
-def group_kind(ranks: int, *, reuse_workers: bool = True) -> GroupKind:
-    """Groups of so many CPUs."""
-    slots = Slots(per_trial=ranks, gpu=False, cpus_per_slot=1, runtime_env={})
-    return GroupKind(
-        slots=slots, environment={}, deterministic=False, collective_timeout_s=600, reuse_workers=reuse_workers
-    )
 
 
 class Observers:
@@ -156,6 +148,8 @@ class DriverProcess(Loop):
     # ------------------------------------------------------------------ as `Experiment.run`
     def start(self) -> None:
         """Open the experiment, and run it."""
+        if not self.alive:
+            return
         try:
             if self._open():
                 self._run()
@@ -172,6 +166,9 @@ class DriverProcess(Loop):
         """Open the search; returns whether anything is left to do."""
         experiment = self.experiment
         experiment.facts.opened()
+        if (other := experiment.process) is not None and other.alive:
+            raise Failed(f"{self.name} begins, and {other.name} has not ended")
+        experiment.process = self
         self.journal = DiskJournal(experiment.disk, experiment.facts.written)
         records: list[dict[str, Any]] = Journal.parse(experiment.disk.data, where=experiment.name)
         for record in records[experiment.facts.count :]:  # a killed process has written them, and did not know it
@@ -224,12 +221,22 @@ class DriverProcess(Loop):
 
     own_cluster = True
 
+    @property
+    def kind(self) -> GroupKind:
+        """Of groups."""
+        slots = Slots(per_trial=self.experiment.setup.ranks, gpu=False, cpus_per_slot=1, runtime_env={})
+        return GroupKind(
+            slots=slots,
+            environment={},
+            deterministic=False,
+            collective_timeout_s=600,
+            reuse_workers=self.experiment.setup.reuse_workers,
+        )
+
     def _begin(self) -> None:
         assert self.driver is not None
-        setup = self.experiment.setup
         if self.lending.is_own:
-            kind = group_kind(setup.ranks, reuse_workers=setup.reuse_workers)
-            self.lending.on(self.lending.lender.add, self.name, kind, None, {})
+            self.lending.on(self.lending.lender.add, self.name, self.kind, None, {})
         self.driver.begin(self.records)
         self.records.clear()
 
@@ -262,8 +269,8 @@ class DriverProcess(Loop):
             self.failed(error)
         except Killed:
             self.end()
-        if isinstance(self.error, OSError):
-            self.how = "full"
+        if isinstance(self.error, OSError | Unreachable):
+            self.how = "full" if isinstance(self.error, OSError) else "lost"
         elif self.opened.search.done is not None:
             self.how = "done"
         else:
@@ -291,7 +298,7 @@ class DriverProcess(Loop):
         else:
             self.lending.take(call)
 
-    def failed(self, error: OSError) -> None:
+    def failed(self, error: Exception) -> None:
         self.has_failed = True
         self._fail(error)
 
@@ -390,6 +397,7 @@ class DriverProcess(Loop):
             raise Failed(f"{self.name}: trial {bind.trial} is {state}, and begins")
         lease = Lease(
             number=bind.lease,
+            run=self.experiment.runs,
             experiment=self.experiment,
             trial=bind.trial,
             hparams=dict(bind.hparams),
@@ -460,7 +468,7 @@ class Cleaner:
                         missing.append(each)
                     else:
                         kept.is_forced = True
-                for each in () if missing else job.delete:
+                for each in () if missing else filter(self._retention.is_pruning, job.delete):
                     if process.world.random.random() < 0.02:  # the store goes away
                         failed = True
                         break

@@ -17,7 +17,7 @@ from dray.desk.messages import DeskReport
 from dray.training.plan import Plan, Schedule
 from dray.training.progress import Progress
 from searchers.records import number_from_json
-from tests.simulation.world import Disk, Failed, World
+from tests.simulation.world import Disk, Failed, Process, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,13 +273,14 @@ class Facts:
                 if action["trial"] in self.created:
                     self.fail(f"trial {action['trial']} is created twice")
                 self.created.add(action["trial"])
-            elif action["action"] == "resume":
-                self.ended.pop(action["trial"], None)
+            elif action["action"] == "resume" and self.ended.pop(action["trial"], None) is not None:
                 self.given_up.discard(action["trial"])
 
     # ------------------------------------------------------------------ what the ranks see and do
-    def begins(self, lease: int, trial: int) -> None:
+    def begins(self, run: int, lease: int, trial: int) -> None:
         """A rank 0 has taken up a lease."""
+        if run != self.experiment.runs:
+            return  # its driver is gone
         if trial not in self.hparams:
             self.fail(f"trial {trial} begins, but the journal does not say that it has started")
         if self.newest.get(trial, 0) >= lease:
@@ -332,6 +333,8 @@ class Experiment:
         self.store = Store(world, self.facts)
         self.rows: set[tuple[int, int, str]] = set()
         self.runs = 0
+        self.process: Process | None = None
+        """Drives it, or was the last to."""
         self.batch_s = setup.batch_s
         self.stops_on_nan = setup.stops_on_nan
         self.extensions = list(setup.extensions)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dray.serve.control import Share
 from tests.simulation.cluster import Rank
 from tests.simulation.schedule import Fault
 
@@ -18,7 +20,10 @@ def happen(sim: Simulation, fault: Fault) -> None:
     world, which = sim.world, fault.which
     if world.lines is not None:
         world.note(f"-- {fault}")
-    drivers = [each for each in sim.drivers if each.alive and each.driver is not None]
+    drivers, server = sim.drivers, sim.server
+    if server is not None and not server.alive:
+        server = None
+    name = _one(sim.experiments, which * 7 % 1).name
     ranks = [each for each in world.processes if isinstance(each, Rank) and each.alive]
     match fault.kind:
         case "cut":
@@ -39,31 +44,36 @@ def happen(sim: Simulation, fault: Fault) -> None:
         case "drain":
             if (node := _one(sim.cluster.nodes, which)) and not node.is_draining:
                 node.is_draining = True
-                for driver in drivers:
-                    driver.post(driver.lending.nodes_drain, [node.name])
+                for owner in drivers if server is None else [server]:
+                    owner.post(owner.lending.nodes_drain, [node.name])
                 world.at(30.0, lambda: node.is_alive and sim.cluster.kill(node))
-        case "driver":
-            if driver := _one(drivers, which):
-                driver.fuse = int(which * 1000) % 5 - 1
-                if driver.fuse < 0:
-                    driver.end()
+        case "driver" | "server":
+            if process := _one(drivers, which) if fault.kind == "driver" else server:
+                process.fuse = int(which * 1000) % 5 - 1
+                if process.fuse < 0:
+                    process.end()
         case "torn":
-            if experiment := _one(sim.experiments, which):
-                experiment.disk.kills_writer = True
+            _one([sim.results, *sim.experiments] if server else sim.experiments, which).disk.kills_writer = True
         case "handle":
             if (driver := _one(drivers, which)) and driver.tune is not None:
                 driver.tune.kill_handle()
         case "full":
-            if experiment := _one(sim.experiments, which):
-                experiment.disk.full_until = world.now + 30 * which
+            for each in [sim.results, *sim.experiments]:
+                each.disk.full_until = world.now + 30 * which
         case "away":
-            if experiment := _one(sim.experiments, which):
+            for experiment in sim.experiments:
                 experiment.store.away_until = world.now + 60 * which
         case "stop":
             if driver := _one(drivers, which):
                 driver.interrupt()
-        case _:
-            raise AssertionError(fault)
+        case "pause" if server:
+            server.ask(server.want, name, "pause", server.scheduler.end, "pause", signal.SIGTERM)
+        case "kill" if server:
+            server.ask(server.want, name, "stop", server.scheduler.end, "stop", signal.SIGKILL)
+        case "share" if server:
+            server.ask(server.scheduler.set_share, name, Share(priority=1 + int(which * 60), weight=0.5 + which))
+        case "close" if server:
+            server.ask(server.scheduler.close)
 
 
 def _one(several: list[T], which: float) -> T | Any:

@@ -12,6 +12,8 @@ from tests.simulation.experiment import Setup, TrialError
 
 KINDS = ("cut", "rank", "group", "node", "drain", "driver", "torn", "handle", "full", "away", "stop")
 """What may go wrong: see `tests.simulation.faults`."""
+SERVER_KINDS = (*KINDS, "server", "pause", "kill", "share", "close")
+"""On a server, also what its users do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Fault:
 
     Attributes:
         step: before which step of the simulation.
-        kind: one of `KINDS`.
+        kind: one of `SERVER_KINDS`.
         which: from 0 to 1: which of those that it may happen to, or for how long.
     """
 
@@ -36,6 +38,7 @@ class Schedule:
     Attributes:
         nodes: slots of each node.
         own_cluster: the cluster is the experiment's own.
+        server: the experiments are submitted to a server.
         slow_s: how long the slowest messages take.
         wire: messages are encoded.
     """
@@ -43,6 +46,7 @@ class Schedule:
     seed: int
     nodes: tuple[int, ...]
     own_cluster: bool
+    server: bool
     setups: tuple[Setup, ...]
     faults: tuple[Fault, ...]
     slow_s: float
@@ -50,7 +54,8 @@ class Schedule:
 
     def lines(self) -> list[str]:
         """It in words."""
-        text = [f"seed {self.seed}: nodes {self.nodes}, own_cluster {self.own_cluster}, slow_s {self.slow_s}"]
+        cluster = f"nodes {self.nodes}, own_cluster {self.own_cluster}, server {self.server}"
+        text = [f"seed {self.seed}: {cluster}, slow_s {self.slow_s}"]
         text += [f"  experiment {number}: {setup}" for number, setup in enumerate(self.setups)]
         return [*text, *(f"  {fault}" for fault in self.faults)]
 
@@ -58,6 +63,8 @@ class Schedule:
         """Those with one thing less, the largest steps first."""
         for number in range(len(self.faults)):
             yield replace(self, faults=self.faults[:number] + self.faults[number + 1 :])
+        for number in range(len(self.setups) if len(self.setups) > 1 else 0):
+            yield replace(self, setups=self.setups[:number] + self.setups[number + 1 :])
         for number, setup in enumerate(self.setups):
             for each in setup.smaller():
                 yield replace(self, setups=(*self.setups[:number], each, *self.setups[number + 1 :]))
@@ -69,27 +76,33 @@ def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
     """The schedule of a seed."""
     random = Random(f"schedule:{seed}")
     nodes = random.choice(((1,), (2,), (4,), (2, 2), (1, 1, 1), (4, 4), (3, 2)))
-    setup = _setup(random, max_ranks=min(2, sum(nodes)), faults=faults)
-    trials = dict(setup.searcher).get("max_trials", 6)
+    server = random.random() < 0.25
+    setups = tuple(
+        _setup(random, max_ranks=min(2, sum(nodes)), most_trials=7 if server else 50, faults=faults)
+        for _ in range(random.randrange(1, 4) if server else 1)
+    )
     count = min(8, int(random.expovariate(0.6))) if faults else 0
-    steps = 35 * trials + 50
+    steps = 50 + 35 * sum(dict(setup.searcher).get("max_trials", 6) for setup in setups)
+    kinds = SERVER_KINDS if server else KINDS
     drawn = sorted(
-        (Fault(random.randrange(steps), random.choice(KINDS), random.random()) for _ in range(count)),
+        (Fault(random.randrange(steps), random.choice(kinds), random.random()) for _ in range(count)),
         key=lambda fault: fault.step,
     )
     return Schedule(
         seed=seed,
         nodes=nodes,
         own_cluster=random.random() < 0.4,
-        setups=(setup,),
+        server=server,
+        setups=setups,
         faults=tuple(drawn),
         slow_s=random.choice((0.01, 0.3, 3.0)),
         wire=random.random() < 0.05,
     )
 
 
-def _setup(random: Random, *, max_ranks: int, faults: bool) -> Setup:
-    trials = random.choice((5, 5, 5, 6, 6, 7, 8, 9, 10, 12, 16, 50))
+def _setup(random: Random, *, max_ranks: int, most_trials: int, faults: bool) -> Setup:
+    trials = min(most_trials, 50 if random.random() < 0.02 else random.choice((5, 5, 5, 5, 6, 6, 7, 8, 9, 10, 12, 16)))
+    ranks = random.randrange(1, max_ranks + 1)
     concurrent = random.choice((1, 2, 4, 8))
     length = random.choice((4, 8, 9))
     searcher: dict[str, Any] = {"name": random.choice(METHODS), "max_length": length}
@@ -125,7 +138,10 @@ def _setup(random: Random, *, max_ranks: int, faults: bool) -> Setup:
     return Setup(
         searcher=tuple(searcher.items()),
         points=trials if searcher["name"] == "grid" else 0,
-        ranks=random.randrange(1, max_ranks + 1),
+        ranks=ranks,
+        priority=random.choice((10, 42, 42, 50)),
+        weight=random.choice((0.5, 1.0, 1.0, 3.0)),
+        max_slots=random.choice((None, None, ranks, 2 * ranks)),
         policy=random.choice(("best", "all", "none")),
         report=random.choice((None, None, 3)),
         validate=random.choice((None, None, 3, 5)),

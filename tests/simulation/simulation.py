@@ -11,6 +11,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.driver import DriverProcess
 from tests.simulation.experiment import Experiment
 from tests.simulation.schedule import Schedule
+from tests.simulation.server import LOOK_S, Results, ServerProcess
 from tests.simulation.world import Failed, World
 
 
@@ -29,7 +30,10 @@ class Simulation:
             Experiment(self.world, f"experiment-{number}", setup) for number, setup in enumerate(schedule.setups)
         ]
         self.finished: set[str] = set()
-        self.drivers: list[DriverProcess] = []
+        self._runs: list[DriverProcess] = []
+        self.server: ServerProcess | None = None
+        self.results = Results(self.world, self.experiments)
+        self._is_done = False
         self.world.faults = [
             (fault.step, partial(faults.happen, self, fault))
             for fault in sorted(schedule.faults, key=lambda each: -each.step)
@@ -41,8 +45,12 @@ class Simulation:
         Raises:
             Failed: an invariant does not hold.
         """
-        for experiment in self.experiments:
-            self.start(experiment)
+        if self.schedule.server:
+            self._serve()
+            self._look()
+        else:
+            for experiment in self.experiments:
+                self.start(experiment)
         self.world.run(self._waits)
         self.world.drain()
         for experiment in self.experiments:
@@ -55,9 +63,31 @@ class Simulation:
         """The user runs an experiment, or resumes it."""
         process = DriverProcess(self.world, experiment, self.cluster, self._ended)
         process.own_cluster = self.schedule.own_cluster
-        self.drivers = [each for each in self.drivers if each.alive]
-        self.drivers.append(process)
+        self._runs = [process]
         process.start()
+
+    @property
+    def drivers(self) -> list[DriverProcess]:
+        """The processes of experiments that run."""
+        found = self._runs if self.server is None else self.server.processes.values()
+        return [each for each in found if each.alive and each.driver is not None]
+
+    def _serve(self) -> None:
+        self.server = ServerProcess(self.world, self.cluster, self.results, self._server_ended)
+
+    def _server_ended(self) -> None:
+        if self._is_done:
+            self.world.is_over = True
+        else:
+            self.world.at(self.world.random.uniform(2.0, 20.0), self._serve)
+
+    def _look(self) -> None:
+        assert self.server is not None
+        if self.server.alive and not self.server.scheduler.closing and self.server.look():
+            self._is_done = True
+            self.server.ask(self.server.scheduler.close)
+        else:
+            self.world.at(LOOK_S * self.world.random.random(), self._look)
 
     def _ended(self, process: DriverProcess, how: str) -> None:
         experiment = process.experiment
@@ -74,9 +104,7 @@ class Simulation:
         self.world.at(self.world.random.uniform(0.0, 20.0), self.start, experiment)
 
     def _waits(self) -> str:
-        return "; ".join(
-            f"{each.name}: {dict(each.driver.search.states) if each.driver else 'not open'}" for each in self.drivers
-        )
+        return "; ".join(f"{each.name}: {dict(each.driver.search.states)}" for each in self.drivers if each.driver)
 
     def _check(self, experiment: Experiment) -> None:
         facts = experiment.facts

@@ -16,20 +16,21 @@ def failures(seeds: range, *, faults: bool = True) -> list[str]:
 
 
 def test_searches_end_as_they_should_if_nothing_goes_wrong() -> None:
-    assert not failures(range(40), faults=False)
+    assert not failures(range(15), faults=False)
 
 
-def test_searches_survive_a_hundred_schedules_of_faults() -> None:
-    assert not failures(range(100))
+def test_searches_survive_schedules_of_faults() -> None:
+    assert not failures(range(40))
 
 
 @pytest.mark.slow
 def test_searches_survive_two_thousand_schedules_of_faults() -> None:
-    assert not failures(range(100, 2_100))
+    assert not failures(range(40, 2_040))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_that_is_put_back_is_found(name: str) -> None:
     bug = BUGS[name]
     assert not failure_of(schedule_of(bug.seed))
-    assert bug.found_by(bug.seed)
+    assert bug.find() is not None

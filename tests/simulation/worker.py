@@ -30,6 +30,7 @@ class Lease:
     """As `dray.worker.lease.TrialLease`."""
 
     number: int
+    run: int
     experiment: Experiment
     trial: int
     hparams: dict[str, Any]
@@ -78,7 +79,7 @@ class Rank0(Rank):
         self._validation: float | None = None
         self._why_diverged = ""
         self._trained = 0
-        lease.experiment.facts.begins(lease.number, lease.trial)
+        lease.experiment.facts.begins(lease.run, lease.number, lease.trial)
         others: Departure | None
         try:
             departure = others = yield from self._run(lease)

@@ -360,14 +360,14 @@ class Connection:
         self._world, self._push = process.world, push
         self._calls: dict[int, Future] = {}
         self._number = 0
-        self._is_gone = server is None or not server.alive
+        self.is_gone = server is None or not server.alive
         self.end = End(process, self._take)
-        self.link = None if self._is_gone or server is None else Link(self, server)
+        self.link = None if self.is_gone or server is None else Link(self, server)
 
     def call(self, method: str, *args: Any) -> Future:
         """Call a method; its answer may be `Unreachable`."""
         future = Future()
-        if self._is_gone:
+        if self.is_gone:
             future.resolve(error=Unreachable())
         else:
             self._number += 1
@@ -377,12 +377,12 @@ class Connection:
 
     def tell(self, method: str, *args: Any) -> None:
         """Call a method that gives no answer."""
-        if not self._is_gone:
+        if not self.is_gone:
             self.end.send((0, method, args))
 
     def _take(self, end: End, message: Any) -> None:
         number, value = message
-        if self._is_gone:
+        if self.is_gone:
             return
         if number:
             self._calls.pop(number).resolve(value)
@@ -392,15 +392,15 @@ class Connection:
 
     def fail(self) -> None:
         """The other process is gone."""
-        if self.end.process.alive and not self._is_gone:
-            self._is_gone = True
+        if self.end.process.alive and not self.is_gone:
+            self.is_gone = True
             calls, self._calls = self._calls, {}
             for future in calls.values():
                 future.resolve(error=Unreachable())
 
     def close(self) -> None:
         """Say goodbye: what was sent arrives."""
-        self._is_gone = True
+        self.is_gone = True
         if self.link is not None and self.link in self._world.links and self.link.is_open:
             self._world.links.remove(self.link)
             self.link.server.process.links.pop(self.link, None)
@@ -423,13 +423,17 @@ class Disk:
         self.kills_writer = False
         """The process that writes next is killed while it does."""
 
+    @property
+    def is_full(self) -> bool:
+        return self._world.now < self.full_until
+
     def write(self, line: bytes) -> None:
         """Append a line, and force it to the disk."""
         if self.kills_writer:
             self.kills_writer = False
             self.data += line[: self._world.random.randrange(len(line) + 1)]
             raise Killed
-        if self._world.now < self.full_until:
+        if self.is_full:
             raise OSError(28, "No space left on device")  # the journal removes what was written of the line
         self.data += line
 
