@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dray.text import counted
 from searchers.errors import shown
 
 
-def did_you_mean(name: object, known: Collection[str], otherwise: str = "") -> str:
-    """A hint at the known name that is nearest to a misspelt one, or ``otherwise``.
-
-    >>> did_you_mean("max_trails", ["max_trials", "max_length"])
-    '; did you mean max_trials?'
-    >>> did_you_mean("a100", ["V100", "A100"])
-    '; did you mean A100?'
-    """
-    by_lower = {each.lower(): each for each in known}  # case is no difference that counts
-    near = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
-    return f"; did you mean {by_lower[near[0]]}?" if near else otherwise
-
-
 class Fault(NamedTuple):
-    """One thing that is wrong with a config.
+    """One thing that is wrong with a config."""
 
-    Attributes:
-        path: the field, such as ``searcher.divisor``, or the line of a file that could not be parsed.
-        what: what was expected, what was given, and what to do: ``must be > 1, got 1; ...``.
-    """
-
-    path: str
-    what: str
+    path: str  # the field, such as ``searcher.divisor``, or the line of a file that could not be parsed
+    what: str  # what was expected, what was given, and what to do: ``must be > 1, got 1; ...``
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"
@@ -84,33 +64,15 @@ class ExperimentError(RuntimeError):
 
 
 class DirectoryGone(ExperimentError):
-    """The experiment's directory was deleted, or moved, while it ran.
-
-    Args:
-        path: of the directory.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.path = path
+    """The experiment's directory, the argument, was deleted, or moved, while it ran."""
 
     def __str__(self) -> str:
-        return f"the experiment's directory {self.path} was deleted or moved while it ran, so it was ended"
+        return f"the experiment's directory {self.args[0]} was deleted or moved while it ran, so it was ended"
 
 
 class TakenOver(ExperimentError):
-    """Another driver has taken over the experiment, because this one's heartbeat had stopped.
-
-    Args:
-        by: that driver, as text.
-    """
-
-    def __init__(self, by: str) -> None:
-        super().__init__(by)
-        self.by = by
+    """Another driver, the argument, has taken over the experiment, because this one's heartbeat had stopped."""
 
     def __str__(self) -> str:
-        return (
-            f"this driver's heartbeat did not reach the object store for a while, and {self.by} has taken over the "
-            "experiment; this driver has exited"
-        )
+        lost = "this driver's heartbeat did not reach the object store for a while"
+        return f"{lost}, and {self.args[0]} has taken over the experiment; this driver has exited"

@@ -146,11 +146,7 @@ def _origin(name: str, module: ModuleType) -> Path | None:
 
 
 def import_model(name: str, directory: Path) -> ModuleType:
-    """Import a module from ``directory``, which stays at the front of ``sys.path``.
-
-    Raises:
-        EntrypointError: there is no such module, or its import raises.
-    """
+    """Import a module from ``directory``, which stays at the front of ``sys.path``."""
     # Here, not above: a worker imports this module first, and these import more.
     from dray.errors import EntrypointError, ImportRaisedError
 
@@ -180,7 +176,7 @@ def module_file(directory: Path, module: str) -> Path | None:
 
 def no_module(name: str, directory: Path) -> str:
     """The message that there is no such module, with the existing ones."""
-    from dray.errors import did_you_mean
+    from searchers.errors import did_you_mean
 
     modules = sorted(file.stem for file in directory.glob("*.py"))
     existing = f"; its modules are {', '.join(modules[:12])}" if modules else ", which has no modules"

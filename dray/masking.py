@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-MASK = "********"
-"""Replaces a secret, as in Determined."""
-MIN_SECRET_LENGTH = 8
-"""In characters. A shorter secret is not masked: it could be any word of a program."""
+MASK = "********"  # replaces a secret, as in Determined
+MIN_SECRET_LENGTH = 8  # in characters. A shorter secret is not masked: it could be any word of a program
 
 PLACES = (("data", "secrets"), ("environment", "environment_variables"), ("notify", "url"))
 """Where secrets are in a config: (section, field)."""

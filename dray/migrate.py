@@ -32,18 +32,11 @@ _EXCEPTIONS = ("Error", "Exception")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Note:
-    """A line that must be changed, or a field that is ignored.
-
-    Attributes:
-        file: path relative to the directory.
-        line: number of the line, from 1; 0 for the whole file.
-        verdict: "change": an error until it is changed. "ignored": the field has no effect in dray.
-        what: the name or field, with what to use instead.
-    """
+    """A line that must be changed, or a field that is ignored."""
 
     file: str
-    line: int
-    verdict: Literal["change", "ignored"]
+    line: int  # from 1; 0 for the whole file
+    verdict: Literal["change", "ignored"]  # an error until it is changed; a field without effect in dray
     what: str
 
     def __str__(self) -> str:
@@ -52,13 +45,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """What `check` read and found.
-
-    Attributes:
-        python: the Python files, relative to the directory.
-        experiments: the experiment files, relative to the directory.
-        findings: sorted by file and line.
-    """
+    """What `check` read and found."""
 
     python: list[str]
     experiments: list[str]
@@ -83,7 +70,6 @@ def check(directory: Path) -> Migration:
     return Migration(python=python, experiments=experiments, findings=sorted(findings))
 
 
-# -------------------------------------------------------------------------------------------------------------- Python
 def _check_python(file: str, source: bytes) -> Iterator[Note]:
     """Each unsupported name at its first use."""
     try:
@@ -164,7 +150,6 @@ def _known(name: str) -> str:
     return name
 
 
-# ---------------------------------------------------------------------------------------------------- experiment files
 def _check_experiment(file: str, path: Path) -> list[Note] | None:
     """The faults and ignored fields of an experiment file; None for any other YAML file, which has no searcher."""
     text = path.read_text(encoding="utf-8", errors="replace")

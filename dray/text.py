@@ -1,8 +1,10 @@
-"""Words and numbers of messages."""
+"""Words and numbers of messages, and of JSON."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 
 def one_line(text: object) -> str:
@@ -61,3 +63,18 @@ def shown(value: object) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{name}={shown(item)}" for name, item in value.items())
     return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def finite(value: Any) -> Any:
+    """A value as strict JSON: numbers that are not finite become null."""
+    match value:
+        case None | bool() | str() | int():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(name): finite(item) for name, item in value.items()}
+        case list() | tuple():
+            return [finite(item) for item in value]
+    # numpy's scalars, without importing numpy
+    return finite(value.item()) if hasattr(value, "item") else str(value)

@@ -67,16 +67,13 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             self.filter_metrics += [name for key in ("metric", "time_metric") if (name := searcher.get(key))]
         args.output_dir = os.path.join(args.output_dir, f"trial_{info.trial.trial_id}")
         if info.latest_checkpoint is not None:
-            self._fetch(info.latest_checkpoint, args)
-
-    def _fetch(self, checkpoint: str, args: Any) -> None:
-        if getattr(args, "overwrite_output_dir", False):
-            log.info("training starts over, because overwrite_output_dir is set")
-            return
-        self.core_context.checkpoint.download(checkpoint, args.output_dir)
-        steps = self.core_context.checkpoint.get_metadata(checkpoint)["steps_completed"]
-        # By its number: a killed attempt may have left later ones there.
-        args.resume_from_checkpoint = os.path.join(args.output_dir, f"checkpoint-{steps}")
+            if getattr(args, "overwrite_output_dir", False):
+                log.info("training starts over, because overwrite_output_dir is set")
+                return
+            core_context.checkpoint.download(info.latest_checkpoint, args.output_dir)
+            steps = core_context.checkpoint.get_metadata(info.latest_checkpoint)["steps_completed"]
+            # By its number: a killed attempt may have left later ones there.
+            args.resume_from_checkpoint = os.path.join(args.output_dir, f"checkpoint-{steps}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Report the logs, once per step: the summary at the end of training is for a step already reported."""

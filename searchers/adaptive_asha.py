@@ -119,16 +119,13 @@ class AdaptiveASHA:
 
     @property
     def max_trials(self) -> int:
-        """Trials to create, as given or extended to."""
         return sum(bracket.max_trials for bracket in self.brackets)
 
     @property
     def created(self) -> int:
-        """Trials created so far."""
         return self._counts.created
 
     def bracket_of(self, trial: int) -> int:
-        """Index in `brackets` of the trial's bracket."""
         return self._bracket_of[trial]
 
     def start(self) -> list[Action]:
@@ -138,23 +135,17 @@ class AdaptiveASHA:
         ]
 
     def on(self, event: Event) -> list[Action]:
-        """The actions of the trial's bracket."""
         self._counts.check(event.trial)
         number = self._bracket_of[event.trial]
         return self._joined(number, self.brackets[number].on(event))
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Mean of the brackets' progress."""
         # ASHA's progress does not depend on how far its trials are.
         share = sum(bracket.progress({}) for bracket in self.brackets) / len(self.brackets)
         return min(share, NEARLY_DONE) if None in self._outcomes else 1.0
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Allow more trials, shared among the same brackets by their weights, or longer ones, in every bracket.
-
-        Raises:
-            MethodError: The budget does not grow. Nothing has changed.
-        """
+        """Allow more trials, shared among the same brackets by their weights, or longer ones, in every bracket."""
         check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self.rungs[-1]))
         trials, length = max_trials or self.max_trials, max_length or self.rungs[-1]
         more = extra_trials(trials - self.max_trials, self._weights)

@@ -38,23 +38,14 @@ class TrialResult(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the search decided about one result.
-
-    Attributes:
-        trial, number: Those of the result.
-        decision: For the trial that reported: it continues, it stops (or this result ended it), or it releases its
-            workers until it is resumed.
-        creates, resumes: Trials to queue: new ones, and paused ones that continue from their checkpoints.
-        stops: Other trials that end: paused ones that can no longer be promoted.
-        done: Whether the search is over.
-    """
+    """What the search decided about one result."""
 
     trial: int
-    number: int
-    decision: Decision
-    creates: tuple[int, ...] = ()
-    resumes: tuple[int, ...] = ()
-    stops: tuple[int, ...] = ()
+    number: int  # of the result
+    decision: Decision  # "stop" also if this result ended the trial
+    creates: tuple[int, ...] = ()  # new trials to queue
+    resumes: tuple[int, ...] = ()  # paused ones to queue, which continue from their checkpoints
+    stops: tuple[int, ...] = ()  # paused ones that end, because they can no longer be promoted
     done: bool = False
 
 

@@ -15,41 +15,29 @@ from searchers.errors import Faults, SpaceError
 Spec = dict[str, object]
 
 
-def from_optuna(distributions: Mapping[str, object], *, path: str = "hyperparameters") -> Spec:
+def from_optuna(distributions: Mapping[str, object]) -> Spec:
     """Hyperparameters of Optuna's distributions: `{"lr": FloatDistribution(1e-5, 1e-1, log=True)}`.
 
-    Anything else stays as it is: constants, domains in Determined's YAML. Nested mappings are converted too.
-
-    Args:
-        distributions: Names to distributions.
-        path: Its name in errors.
-
-    Raises:
-        SpaceError: A distribution has no counterpart; all that have none are named.
+    Anything else stays as it is: constants, domains in Determined's YAML. Nested mappings are converted too. If a
+    distribution has no counterpart, that is a `SpaceError`, which names all that have none.
     """
-    return _converted(distributions, path, _of_optuna)
+    return _converted(distributions, _of_optuna)
 
 
-def from_ray_tune(domains: Mapping[str, object], *, path: str = "hyperparameters") -> Spec:
+def from_ray_tune(domains: Mapping[str, object]) -> Spec:
     """Hyperparameters of Ray Tune's domains: `{"lr": tune.loguniform(1e-5, 1e-1), "n": tune.randint(1, 9)}`.
 
     Upper ends that Ray excludes are excluded: `randint(1, 9)` has a `maxval` of 8. `grid_search` becomes a categorical.
-    Anything else stays as it is: constants, domains in Determined's YAML. Nested mappings are converted too.
-
-    Args:
-        domains: Names to domains.
-        path: Its name in errors.
-
-    Raises:
-        SpaceError: A domain has no counterpart (`randn` has no bounds, `sample_from` is a function); all that have none
-            are named.
+    Anything else stays as it is: constants, domains in Determined's YAML. Nested mappings are converted too. If a
+    domain has no counterpart (`randn` has no bounds, `sample_from` is a function), that is a `SpaceError`, which names
+    all that have none.
     """
-    return _converted(domains, path, _of_ray_tune)
+    return _converted(domains, _of_ray_tune)
 
 
-def _converted(spec: Mapping[str, object], path: str, leaf: Callable[[object], object]) -> Spec:
+def _converted(spec: Mapping[str, object], leaf: Callable[[object], object]) -> Spec:
     faults: Faults = []
-    converted = _nested(spec, path, leaf, faults)
+    converted = _nested(spec, "hyperparameters", leaf, faults)
     if faults:
         raise SpaceError(faults)
     return converted

@@ -10,7 +10,6 @@ Every domain has `sample(rng)`, `grid(path, faults)` and `check(value, path, fau
 from __future__ import annotations
 
 import copy
-import difflib
 import itertools
 import json
 import math
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from searchers.errors import SHOWN, Faults
+from searchers.errors import SHOWN, Faults, did_you_mean
 from searchers.numeric import MAX_GRID, Double, Int, Log
 
 
@@ -116,7 +115,7 @@ class Nested:
         known = [name for name, _ in self.domains]
         for name in value:
             if name not in known:
-                hint = closest(name, known) if len(faults) < SHOWN else ""
+                hint = did_you_mean(name, known) if len(faults) < SHOWN else ""
                 faults.append((f"{path}.{name}", f"is not a hyperparameter of the space{hint}"))
         return {name: self._check_one(value, name, domain, f"{path}.{name}", faults) for name, domain in self.domains}
 
@@ -138,17 +137,11 @@ DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A hyperparameter that is searched.
+    """A hyperparameter that is searched."""
 
-    Attributes:
-        name: Dotted, as in "model.layers"; "optimizer[0].momentum" belongs to the space of the first category.
-        domain: Its values.
-        parent: The name of the category that it belongs to, and the index there; None if it always exists.
-    """
-
-    name: str
+    name: str  # dotted, as in "model.layers"; "optimizer[0].momentum" belongs to the space of the first category
     domain: Categorical | Int | Double | Log
-    parent: tuple[str, int] | None
+    parent: tuple[str, int] | None  # the category that it belongs to, and the index there; None if it always exists
 
 
 def parameters(domain: object, name: str = "", parent: tuple[str, int] | None = None) -> Iterator[Parameter]:
@@ -198,22 +191,10 @@ def built(domain: object, value_of: Callable[[str, Any], Any], name: str = "") -
 
 
 def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
-    """Whether the value differs from the branch in a constant."""
     domains = branch.domains if isinstance(branch, Nested) else ()
     return any(
         isinstance(domain, Const) and name in value and not same(value[name], domain.val) for name, domain in domains
     )
-
-
-def names(nested: Nested, *, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all hyperparameters, including those of every conditional branch; some occur twice."""
-    for name, domain in nested.domains:
-        branches = domain.vals if isinstance(domain, Categorical) else (domain,)
-        if not all(isinstance(branch, Nested) for branch in branches):
-            yield prefix + name
-        for branch in branches:
-            if isinstance(branch, Nested):
-                yield from names(branch, prefix=f"{prefix}{name}.")
 
 
 def searched(space: Nested, point: Mapping[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -226,8 +207,7 @@ def searched(space: Nested, point: Mapping[str, Any], *, prefix: str = "") -> It
             yield prefix + name, value
 
 
-_VALUES_SHOWN = 8
-"""Most values of a categorical that are shown."""
+_VALUES_SHOWN = 8  # most values of a categorical that are shown
 
 
 def ranges(space: Nested, *, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -275,12 +255,6 @@ def _value(value: object) -> str:
         case str():
             return value
     return json.dumps(value)
-
-
-def closest(name: object, known: list[str]) -> str:
-    """ "; did you mean 'lr'?" if a known name is close, else nothing."""
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def same(value: object, other: object) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Collection, Sequence
 
-Faults = list[tuple[str, str]]
-"""`(path, message)` pairs, e.g. `("searcher.divisor", "must be > 1, got 1")`."""
+Faults = list[tuple[str, str]]  # `(path, message)` pairs, e.g. `("searcher.divisor", "must be > 1, got 1")`
 
-SHOWN = 20
-"""Most faults that are shown; the others are counted."""
+SHOWN = 20  # most faults that are shown; the others are counted
 _LONGEST = 1000
 
 
@@ -23,7 +22,6 @@ def shown(faults: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _printable(path: str) -> str:
-    """A path on one line; the names in it are the user's."""
     return path if path.isprintable() else repr(path)[1:-1]
 
 
@@ -32,12 +30,21 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
 
 
-class FieldError(ValueError):
-    """Invalid fields of a configuration, all of them.
+def did_you_mean(name: object, known: Collection[str], otherwise: str = "") -> str:
+    """A hint at the known name that is nearest to a misspelt one, or ``otherwise``.
 
-    Attributes:
-        faults: `(path, message)` pairs, e.g. `("searcher.divisor", "must be > 1, got 1")`.
+    >>> did_you_mean("max_trails", ["max_trials", "max_length"])
+    '; did you mean max_trials?'
+    >>> did_you_mean("a100", ["V100", "A100"])
+    '; did you mean A100?'
     """
+    by_lower = {each.lower(): each for each in known}  # case is no difference that counts
+    near = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]}?" if near else otherwise
+
+
+class FieldError(ValueError):
+    """Invalid fields of a configuration: `faults` has all of them."""
 
     def __init__(self, faults: Sequence[tuple[str, str]]) -> None:
         super().__init__(faults)  # as given, so that the error survives pickling

@@ -60,7 +60,6 @@ class SuccessiveHalving:
         return [kind(length=length, divisor=self.divisor, least=self._least) for length in lengths]
 
     def _set_up(self) -> None:
-        """Create what a variant needs beside the rungs."""
         raise NotImplementedError
 
     def _fill(self) -> list[Action]:
@@ -72,7 +71,6 @@ class SuccessiveHalving:
         raise NotImplementedError
 
     def _exit(self, exited: Exited) -> None:
-        """Record a live trial's end."""
         raise NotImplementedError
 
     def extend_to(self, max_trials: int, max_length: int) -> list[Action]:
@@ -81,12 +79,10 @@ class SuccessiveHalving:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Lengths of the rungs, ascending."""
         return tuple(rung.length for rung in self._rungs)
 
     @property
     def max_trials(self) -> int:
-        """Trials to create, as given or extended to."""
         return self._slots.max_trials
 
     @property
@@ -98,7 +94,6 @@ class SuccessiveHalving:
         return self._max_concurrent_trials or math.floor(Fraction(str(self.divisor)) ** (len(self._rungs) - 1))
 
     def start(self) -> list[Action]:
-        """One `Create` for each slot, up to `max_trials`."""
         return self._fill()
 
     def on(self, event: Event) -> list[Action]:
@@ -149,13 +144,6 @@ class SuccessiveHalving:
 
         With a greater length the best 1/divisor of the trials at the old top rung continue, including those that have
         completed. `ASHA` never resumes a trial that it stopped at a rung.
-
-        Args:
-            max_trials: Trials in all, >= the present number. None: unchanged.
-            max_length: Length of a trial that passes every rung, >= the present one. None: unchanged.
-
-        Raises:
-            MethodError: The budget does not grow. Nothing has changed.
         """
         check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self._rungs[-1].length))
         trials = max_trials or self.max_trials

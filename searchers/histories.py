@@ -40,7 +40,6 @@ class History:
     steps: list[tuple[Event | Extension, list[Action]]]
 
     def actions(self) -> list[Action]:
-        """All actions in order."""
         return [*self.first, *(action for _, actions in self.steps for action in actions)]
 
 
@@ -79,14 +78,7 @@ def play(
         extensions: Requested in this order at random moments, at the latest when the search is done. Refused ones are
             not in the history.
     """
-    player = _Player(
-        subject=subject,
-        rng=Random(seed),
-        length=length,
-        normalised=normalised,
-        always=always,
-        extensions=list(extensions),
-    )
+    player = _Player(subject, Random(seed), length, normalised, always, list(extensions))
     first = subject.start()
     player.carry_out(first)
     while not player.done or player.extensions:
@@ -97,7 +89,7 @@ def play(
     return History(first=first, steps=player.steps)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Player:
     subject: Driven
     rng: Random

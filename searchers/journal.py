@@ -20,17 +20,13 @@ from searchers.errors import JournalError
 
 Record = dict[str, object]
 
-_LOCK_PATIENCE_S = 0.2
-"""How long to try for the lock, which `Journal.writer` in another process may hold for a moment."""
+_LOCK_PATIENCE_S = 0.2  # how long to try for the lock, which `Journal.writer` in another process may hold for a moment
 
 
 class Journal:
     """The journal at `path`, open for appending by this process only; created, with its directory, if missing.
 
     A torn last line is removed on opening. The lock is the file `<path>.lock`, and is released when the process ends.
-
-    Args:
-        path: e.g. `experiment/journal.jsonl`.
 
     Raises:
         JournalError: Another process has it open.
@@ -80,17 +76,7 @@ class Journal:
         return None
 
     def append(self, record: Mapping[str, object], *, wait: bool = True) -> None:
-        """Write the record as one line, and return once it is on disk. Thread-safe.
-
-        Args:
-            record: Plain data.
-            wait: False for a record that may be lost in a crash: it is written with the next record that waits, or at
-                `close`.
-
-        Raises:
-            ValueError: It is not strict JSON (NaN and infinities are not). Nothing is written.
-            OSError: The write failed. A partly written line is removed.
-        """
+        """Write the record as one line, and return once it is on disk. Thread-safe."""
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with self._mutex:
             assert self._lock >= 0, f"the journal {self.path} was closed"
@@ -146,12 +132,7 @@ class Journal:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> list[Record]:
-        """All complete records; record n is line n + 1. Works while another process appends.
-
-        Raises:
-            FileNotFoundError: The file does not exist.
-            JournalError: A line other than the last one is not a JSON object.
-        """
+        """All complete records; record n is line n + 1. Works while another process appends."""
         return Journal.parse(Path(path).read_bytes(), where=str(path))
 
     @staticmethod

@@ -61,8 +61,7 @@ class Method(Protocol):
         """
 
 
-MAX_TRIALS = 100_000_000
-"""Most trials of a search; also used for a search without an end."""
+MAX_TRIALS = 100_000_000  # most trials of a search; also used for a search without an end
 MAX_RUNGS = 1_000
 _MOST = {"max_trials": MAX_TRIALS, "max_concurrent_trials": MAX_TRIALS, "num_rungs": MAX_RUNGS, "max_rungs": MAX_RUNGS}
 
@@ -82,7 +81,6 @@ class Fields:
         self._faults: list[tuple[str, str]] = []
 
     def fault(self, name: str, message: str) -> None:
-        """The field is invalid."""
         self._faults.append((f"searcher.{name}", message))
 
     def whole(self, name: str, value: object, *, at_least: int, or_none: bool = False) -> None:
@@ -96,12 +94,10 @@ class Fields:
             self.fault(name, f"must be at most {most}, got a larger integer")
 
     def above(self, name: str, value: object, *, limit: float) -> None:
-        """`value` must be a finite number greater than `limit`."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not limit < value < math.inf:
             self.fault(name, f"must be > {limit:g}, got {value!r}")
 
     def one_of(self, name: str, value: object, known: Collection[str]) -> None:
-        """`value` must be one of the `known`."""
         if value not in tuple(known):  # a tuple: `value` may not be hashable
             self.fault(name, f"must be one of {', '.join(known)}, got {value!r}")
 
@@ -112,13 +108,7 @@ class Fields:
 
 
 def check_extension(**asked: tuple[int | None, int | str]) -> None:
-    """Check the fields of an extension.
-
-    Args:
-        asked: For each field its new value (None: unchanged), and its present one or the reason why it can't grow.
-
-    Raises:
-        MethodError: A value is too small or can't grow, or no value grows.
+    """Check the fields of an extension: the new value (None: unchanged), and the present one or why it can't grow.
 
     >>> check_extension(max_trials=(32, 64), max_length=(None, 16))
     Traceback (most recent call last):

@@ -38,8 +38,7 @@ from searchers.rung_process import Array, Parameters, Results, RungProcess, fitt
 from searchers.space import Space
 from searchers.unit_cube import UnitCube
 
-_STARTUP = 12
-"""Results before the first proposal."""
+_STARTUP = 12  # results before the first proposal
 
 _RANDOM_EVERY, _RANDOM_EVERY_EARLY, _EARLY = 5, 2, 40
 """Every fifth trial is random; every second while there are at most 40 results."""
@@ -56,27 +55,13 @@ _SCALES = (0.2, 0.07, 0.03, 0.012)
 
 @dataclass(slots=True, kw_only=True)
 class _Trial:
-    """What is known of a trial.
-
-    Attributes:
-        row: Its hyperparameters, in the unit cube.
-        rung: The highest at which it has a result; -1 before the first.
-        last: Its last value; None before its first report.
-    """
-
-    row: Array
-    rung: int = -1
-    last: float | None = None
+    row: Array  # its hyperparameters, in the unit cube
+    rung: int = -1  # the highest at which it has a result
+    last: float | None = None  # its last value
 
 
 class MultiFidelitySampler:
-    """Proposals from a Gaussian process over hyperparameters and rungs.
-
-    Args:
-        space: To draw from.
-        seed: Any integer.
-        rungs: `Method.rungs`. If there are none, a trial's last value counts once it has completed.
-    """
+    """Proposals from a Gaussian process over hyperparameters and rungs."""
 
     def __init__(self, space: Space, *, seed: int, rungs: Sequence[float]) -> None:
         self.space, self.seed = space, seed
@@ -90,11 +75,6 @@ class MultiFidelitySampler:
         self.extended(rungs)
 
     def ask(self, trial: int) -> dict[str, object]:
-        """The trial's hyperparameters.
-
-        Raises:
-            SpaceError: The space's constraint cannot be met.
-        """
         if not self._is_random(trial):
             rng = np.random.default_rng(Random(f"{self.seed}:{trial}:multi-fidelity").getrandbits(64))
             for row in self._proposals(rng):
@@ -104,7 +84,6 @@ class MultiFidelitySampler:
         return self.space.sample(Random(f"{self.seed}:{trial}"))  # as RandomSampler draws
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """Learn from the event."""
         match event:
             case Started(trial=trial):
                 self._live[trial] = None
@@ -221,8 +200,7 @@ def normalised(values: Array) -> Array:
 
 
 _WORST, _MOST = 1.5, 20.0
-_TENTH = 1.2816
-"""The distance of a normal distribution's first tenth from its median, in standard deviations."""
+_TENTH = 1.2816  # the distance of a normal distribution's first tenth from its median, in standard deviations
 
 
 def log_expected_improvement(mean: Array, deviation: Array, target: float) -> Array:
@@ -243,8 +221,7 @@ def log_expected_improvement(mean: Array, deviation: Array, target: float) -> Ar
     return gain
 
 
-_HASH = 2_654_435_761
-"""Knuth's multiplicative hash: as good as a random order of trials, and the same in every process."""
+_HASH = 2_654_435_761  # Knuth's multiplicative hash: as good as a random order of trials, and the same in every process
 
 
 class RungResults:
@@ -253,9 +230,6 @@ class RungResults:
     After 100,000 trials an ask must cost what it costs after 300. Kept are the best (where the search is going), the
     latest (what was proposed last), and some of all others, whatever their values: without those a model forgets where
     it is bad, and proposes it again.
-
-    Args:
-        most: How many results are kept; up to twice as many between two clearings.
     """
 
     def __init__(self, most: int) -> None:

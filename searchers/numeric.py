@@ -10,8 +10,7 @@ from typing import TypeGuard
 
 from searchers.errors import Faults
 
-MAX_GRID = 1_000_000
-"""Most points of a grid, which is kept in memory."""
+MAX_GRID = 1_000_000  # most points of a grid, which is kept in memory
 _SLACK = 1e-9  # relative: base ** exponent and sums of steps may be off in the last digit
 
 
@@ -33,14 +32,10 @@ class Int:
 
     def sample(self, rng: Random) -> object:
         if self.log:
-            drawn = math.exp(rng.uniform(math.log(self.minval - 0.5), math.log(self.maxval + 0.5)))
-            return self.nearest(drawn)
-        if self.step != 1:
-            return self.minval + self.step * rng.randrange((self.maxval - self.minval) // self.step + 1)
-        return rng.randint(self.minval, self.maxval)
+            return self.nearest(math.exp(rng.uniform(math.log(self.minval - 0.5), math.log(self.maxval + 0.5))))
+        return self.minval + self.step * rng.randrange((self.maxval - self.minval) // self.step + 1)
 
     def nearest(self, value: float) -> int:
-        """The closest value of the domain."""
         top = (self.maxval - self.minval) // self.step
         return self.minval + self.step * min(max(round((value - self.minval) / self.step), 0), top)
 
@@ -53,12 +48,11 @@ class Int:
             return []
         if count >= size:
             return [self.minval + self.step * i for i in range(size)]
-        points = _even(self.minval, self.maxval, count)
-        rounded = [_rounded(point) for point in points]
+        rounded = [_rounded(point) for point in _even(self.minval, self.maxval, count)]
         return [self.nearest(value) for value in rounded] if self.step != 1 else list(rounded)
 
     def check(self, value: object, path: str, faults: Faults) -> object:
-        if not _is_number(value) or value != value // 1:
+        if not is_number(value) or value != value // 1:
             faults.append((path, f"must be an integer from {self.minval} to {self.maxval}, got {value!r}"))
             return value
         whole = int(value)
@@ -83,7 +77,6 @@ class Double:
         return rng.uniform(self.minval, self.maxval)
 
     def nearest(self, value: float) -> float:
-        """The closest value of the domain."""
         if self.step is None:
             return min(max(value, self.minval), self.maxval)
         return self._nth(min(max(round((value - self.minval) / self.step), 0), self._steps()))
@@ -110,7 +103,7 @@ class Double:
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         slack = _SLACK * (self.maxval - self.minval)
-        if not _is_number(value) or not self.minval - slack <= value <= self.maxval + slack:
+        if not is_number(value) or not self.minval - slack <= value <= self.maxval + slack:
             faults.append((path, f"must be a number from {self.minval} to {self.maxval}, got {value!r}"))
             return value
         if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:
@@ -133,7 +126,6 @@ class Log:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The smallest and the largest value."""
         ends = float(self.base**self.minval), float(self.base**self.maxval)
         return min(ends), max(ends)
 
@@ -141,7 +133,6 @@ class Log:
         return self.nearest(self.base ** rng.uniform(self.minval, self.maxval))
 
     def nearest(self, value: float) -> float:
-        """The closest value of the domain."""
         if self.step is None:
             return float(value)
         low, high = self.bounds
@@ -160,7 +151,7 @@ class Log:
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         low, high = self.bounds
-        if not _is_number(value) or not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
+        if not is_number(value) or not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
             faults.append((path, f"must be a number from {low:g} to {high:g}, got {value!r}"))
             return value
         if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:
@@ -168,8 +159,12 @@ class Log:
         return float(value)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is finite, and a float can hold it: 10 ** 400 can be neither ranked nor shown."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _is_too_large(count: int, path: str, faults: Faults) -> bool:

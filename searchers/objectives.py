@@ -23,16 +23,12 @@ Measured = tuple[float | None, ...]
 class Losses(NamedTuple):
     """A trial's metrics, normalised and all finite.
 
-    Attributes:
-        values: Of the objectives; smaller is better.
-        excesses: By how much each limit of a constraint is exceeded, as a share of the limit; <= 0: it is kept.
-
     >>> Losses((0.3, 12.0), (0.5, -0.1)).violation
     0.5
     """
 
-    values: tuple[float, ...]
-    excesses: tuple[float, ...] = ()
+    values: tuple[float, ...]  # of the objectives; smaller is better
+    excesses: tuple[float, ...] = ()  # over each limit of a constraint, as a share of it; <= 0: it is kept
 
     @property
     def violation(self) -> float:
@@ -42,13 +38,7 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """An objective, or a constraint if it has a limit.
-
-    Attributes:
-        name: Of the validation metric.
-        smaller_is_better: Whether an objective is minimised.
-        at_most, at_least: Limits of a constraint.
-    """
+    """An objective, or a constraint if it has a limit."""
 
     name: str
     smaller_is_better: bool = True
@@ -57,7 +47,6 @@ class Metric:
 
     @property
     def is_constraint(self) -> bool:
-        """Whether it has a limit."""
         return self.at_most is not None or self.at_least is not None
 
     def __str__(self) -> str:
@@ -71,12 +60,6 @@ class Metric:
 @dataclass(frozen=True)
 class Objectives:
     """What a search with several metrics optimises, and which limits it keeps.
-
-    Args:
-        metrics: In the order in which trials' metrics are given and recorded.
-
-    Raises:
-        FieldError: There is no objective, or an objective or constraint is there twice; with paths `searcher.metrics`.
 
     >>> objectives = Objectives((Metric(name="acc", smaller_is_better=False), Metric(name="mb", at_most=100)))
     >>> objectives.normalised((0.9, 150.0))
@@ -105,17 +88,14 @@ class Objectives:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of all metrics, in order."""
         return tuple(metric.name for metric in self.metrics)
 
     @cached_property
     def objectives(self) -> tuple[Metric, ...]:
-        """The metrics to optimise."""
         return tuple(metric for metric in self.metrics if not metric.is_constraint)
 
     @property
     def constraints(self) -> tuple[Metric, ...]:
-        """The metrics with limits."""
         return tuple(metric for metric in self.metrics if metric.is_constraint)
 
     @property
@@ -129,7 +109,6 @@ class Objectives:
         return tuple(float(value) if isinstance(value, int | float) else None for value in found)
 
     def first_of(self, measured: Measured) -> float | None:
-        """The value of the first objective."""
         return measured[self.metrics.index(self.first)]
 
     def normalised(self, measured: Measured) -> Losses | None:
@@ -148,7 +127,6 @@ class Objectives:
         return Losses(tuple(values), tuple(excesses))
 
     def are_kept(self, measured: Measured) -> bool:
-        """Whether every metric is finite and every constraint kept."""
         losses = self.normalised(measured)
         return losses is not None and not losses.violation
 
@@ -168,11 +146,7 @@ def is_better(losses: Losses, other: Losses) -> bool:
 
 
 def of_names(metrics: Sequence[Mapping[str, object]]) -> Objectives:
-    """`Objectives` of entries such as {"name": "mb", "at_most": 100}; the inverse of `Objectives.to_json`.
-
-    Raises:
-        FieldError: As `Objectives`.
-    """
+    """`Objectives` of entries such as {"name": "mb", "at_most": 100}; the inverse of `Objectives.to_json`."""
     return Objectives(tuple(Metric(**each) for each in metrics))  # type: ignore[arg-type]
 
 
@@ -190,11 +164,7 @@ def normalised(event: Event, smaller_is_better: bool, objectives: Objectives | N
 
 
 def with_first(event: Reported, objectives: Objectives | None) -> Reported:
-    """The report of several metrics with the first objective as its value; None if it has no metrics.
-
-    Raises:
-        IllegalEvent: The search has another number of metrics.
-    """
+    """The report of several metrics with the first objective as its value; None if it has no metrics."""
     names = () if objectives is None else objectives.names
     if event.metrics and len(event.metrics) != len(names):
         wanted = f"{len(names)}: {', '.join(names)}" if names else "one, its value"

@@ -27,8 +27,8 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from searchers.domains import closest, parameters
-from searchers.errors import FieldError
+from searchers.domains import parameters
+from searchers.errors import FieldError, did_you_mean
 from searchers.events import Event, Exited, Reported, Started, assert_never
 from searchers.objectives import Objectives
 from searchers.optuna_space import encoded, from_optuna_trial, to_optuna
@@ -36,20 +36,16 @@ from searchers.optuna_trials import AskStorage, SamplerTrial, SamplerTrials, fro
 from searchers.space import Space
 
 _SHORT = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "nsga2": "NSGAIISampler"}
-_NO_OBJECTIVES = {"CmaEsSampler": "one objective without constraints"}
-"""Samplers that don't take several metrics, and what they take."""
 _WITHOUT_NOTES = {"TPESampler", "GPSampler", "RandomSampler"}
 """These use only the trials' parameters and values. Others keep notes, in the `system_attrs` of study and trials."""
 
-_STARTUP = 10
-"""Trials that TPE compares before its first proposal, by default."""
+_STARTUP = 10  # trials that TPE compares before its first proposal, by default
 
 _POPULATION = 10
 """Trials of a generation of NSGA-II, by default. Optuna's 50 are more than come far in most searches (measured: with 8
 to 16 a search leaves out a fifth less of the front's hypervolume than with 50)."""
 
-_RANDOM_EVERY = 4
-"""Every fourth of TPE's trials is drawn at random."""
+_RANDOM_EVERY = 4  # every fourth of TPE's trials is drawn at random
 
 _ATTEMPTS, _RANDOM_ATTEMPTS = 8, 100
 """How often Optuna is asked for one trial while the constraint refuses its points or they have failed before; then how
@@ -78,13 +74,6 @@ class OptunaSampler:
             counts the trials that are compared, and `multivariate` is true by default. With "nsga2",
             `population_size` is 10 by default.
         objectives: The search's, if it has several metrics: then it learns from losses. Not with "cmaes".
-
-    Attributes:
-        trials: What the sampler knows of the search's trials.
-
-    Raises:
-        FieldError: There is no such sampler, it needs a package that is not installed, or it does not take these
-            options. Paths begin with `searcher.sampler`.
     """
 
     def __init__(
@@ -114,10 +103,7 @@ class OptunaSampler:
             self._options = {"population_size": _POPULATION} | self._options
         self._distributions = to_optuna(space, wide_as_float=self._is_tpe)
         self.trials = SamplerTrials(
-            rungs,
-            enough=self._startup or _STARTUP,
-            background=self._is_tpe,
-            all_compared=self._has_notes,
+            rungs, enough=self._startup or _STARTUP, background=self._is_tpe, all_compared=self._has_notes
         )
         self._pareto = objectives is not None
         self._failed_points: set[str] = set()  # as JSON
@@ -126,11 +112,6 @@ class OptunaSampler:
         self._proposal: _Proposal | None = None  # valid until the next event
 
     def ask(self, trial: int) -> dict[str, object]:
-        """The trial's hyperparameters.
-
-        Raises:
-            SpaceError: The space's constraint cannot be met.
-        """
         if self.trials.num_compared >= self._startup and not (self._is_tpe and trial % _RANDOM_EVERY == 0):
             for attempt in range(_ATTEMPTS):
                 point = self._propose(trial, attempt)
@@ -144,7 +125,6 @@ class OptunaSampler:
         return point
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """Learn from the event."""
         match event:
             case Started(trial=trial):
                 self.trials.start(trial, self.trials.get(trial) or self._new_trial(trial, hparams))
@@ -210,16 +190,14 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
     known = [each for each in optuna.samplers.__all__ if _takes_seed(getattr(optuna.samplers, each))]
     if wanted not in known:
         names = sorted([*_SHORT, *known])
-        raise _fault("name", f"must be random, or one of {', '.join(names)}, got {name!r}{closest(name, names)}")
+        raise _fault("name", f"must be random, or one of {', '.join(names)}, got {name!r}{did_you_mean(name, names)}")
     kind: type[BaseSampler] = getattr(optuna.samplers, wanted)
     takes = [option for option in inspect.signature(kind).parameters if option != "seed"]
     unknown = [option for option in options if option not in takes]
     if unknown:
+        path = "searcher.sampler.options"
         raise FieldError(
-            [
-                (f"searcher.sampler.options.{option}", f"is not an option of {wanted}{closest(option, takes)}")
-                for option in unknown
-            ]
+            [(f"{path}.{each}", f"is not an option of {wanted}{did_you_mean(each, takes)}") for each in unknown]
         )
     startup = options.get("n_startup_trials", _STARTUP)
     if not isinstance(startup, int) or isinstance(startup, bool) or startup < 0:
@@ -236,14 +214,10 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
 
 
 def _check_takes(kind: type[BaseSampler], name: str, objectives: Objectives) -> None:
-    """Check that the sampler takes these objectives.
-
-    Raises:
-        FieldError: It does not.
-    """
-    if takes := _NO_OBJECTIVES.get(kind.__name__):
+    if kind.__name__ == "CmaEsSampler":
         given = "; ".join(map(str, objectives.metrics))
-        raise _fault("name", f"{name} takes {takes}, but searcher.metrics has: {given}. Use tpe, gp, nsga2 or random")
+        what = f"{name} takes one objective without constraints, but searcher.metrics has: {given}"
+        raise _fault("name", f"{what}. Use tpe, gp, nsga2 or random")
     if objectives.constraints and not hasattr(FrozenTrial, "constraints"):
         what = f"{name} needs Optuna 5 for constraints, but {optuna.__version__} is installed"
         raise _fault("name", f"{what}; upgrade it, or use random")

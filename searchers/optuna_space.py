@@ -12,19 +12,15 @@ from searchers.domains import Categorical, Nested, built, flattened, parameters
 from searchers.numeric import Double, Int, Log
 from searchers.space import Space
 
-_WIDE = 16
-"""With more steps than this a number is continuous for TPE."""
+_WIDE = 16  # with more steps than this a number is continuous for TPE
 
 
 def to_optuna(space: Space, *, wide_as_float: bool = False) -> dict[str, BaseDistribution]:
     """The space as Optuna's distributions, by parameter name. Constants are left out.
 
-    A category is represented by its index, since Optuna's choices cannot be mappings.
-
-    Args:
-        space: Any.
-        wide_as_float: A number with more than 16 steps becomes a continuous range, whose draws are rounded: TPE takes
-            several times as long over its discrete distributions.
+    A category is represented by its index, since Optuna's choices cannot be mappings. With `wide_as_float`, a number
+    with more than 16 steps becomes a continuous range, whose draws are rounded: TPE takes several times as long over
+    its discrete distributions.
     """
     return {each.name: _distribution(each.domain, wide_as_float) for each in parameters(space.root)}
 
@@ -49,13 +45,7 @@ def _distribution(domain: Categorical | Int | Double | Log, wide_as_float: bool)
 def from_optuna_trial(
     root: Nested, trial: optuna.Trial, distributions: Mapping[str, BaseDistribution]
 ) -> dict[str, object]:
-    """A point of the space, whose parameters the trial suggests.
-
-    Args:
-        root: Of the space.
-        trial: Asked for the parameters that the point needs; of a conditional space not for all.
-        distributions: `to_optuna` of the space.
-    """
+    """A point of the space, whose parameters the trial suggests."""
 
     def value_of(name: str, domain: Categorical | Int | Double | Log) -> Any:
         value = _suggest(trial, name, distributions[name])
@@ -72,13 +62,7 @@ def from_optuna_trial(
 
 
 def encoded(root: Nested, point: Mapping[str, object], distributions: Mapping[str, BaseDistribution]) -> dict[str, Any]:
-    """A point's parameters, by name; the inverse of `from_optuna_trial`.
-
-    Args:
-        root: Of the space.
-        point: Hyperparameters.
-        distributions: `to_optuna` of the space.
-    """
+    """A point's parameters, by name; the inverse of `from_optuna_trial`."""
     params: dict[str, Any] = dict(flattened(root, point))
     for name, value in params.items():
         match distributions[name]:

@@ -81,12 +81,6 @@ class ParetoOrder:
         self._level: dict[int, int] = {}  # the front of each feasible trial
         self._infeasible: list[tuple[float, int]] = []  # sorted; the violation may be inf
 
-    def __len__(self) -> int:
-        return len(self._losses)
-
-    def __contains__(self, trial: int) -> bool:
-        return trial in self._losses
-
     def add(self, trial: int, losses: Losses | None) -> None:
         """Add a trial; None: its losses are not finite."""
         self._losses[trial] = losses
@@ -108,7 +102,6 @@ class ParetoOrder:
             self._add(point, other)
 
     def is_among(self, trial: int, count: int) -> bool:
-        """Whether the trial is one of the first `count`."""
         level = self._level.get(trial)
         if level is None:
             place = bisect_left(self._infeasible, (_violation(self._losses[trial]), trial))
@@ -118,13 +111,11 @@ class ParetoOrder:
         return left >= len(self._fronts[level]) or (left > 0 and trial in self._in_order(level)[:left])
 
     def __iter__(self) -> Iterator[int]:
-        """All trials, best first."""
         for level in range(len(self._fronts)):
             yield from self._in_order(level)
         yield from (trial for _, trial in self._infeasible)
 
     def last(self) -> int:
-        """The last trial."""
         if self._infeasible:
             return self._infeasible[-1][1]
         return self._in_order(len(self._fronts) - 1)[-1]
@@ -197,7 +188,6 @@ def _take_dominated(front: list[tuple[Vector, int]], point: Vector) -> list[tupl
 
 
 def ordered(losses: Mapping[int, Losses | None]) -> ParetoOrder:
-    """These trials in order."""
     order = ParetoOrder()
     for trial, its in losses.items():
         order.add(trial, its)

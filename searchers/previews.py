@@ -16,43 +16,29 @@ from searchers.method import Method
 from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
 
-WORKERS = 16
-"""Workers of a simulation; the default of `max_concurrent_trials`."""
-RUNS = 100
-"""Most searches that `expected` simulates."""
-SIMULATED = 10_000
-"""Most trials that it simulates in all of them, about a second's work."""
+WORKERS = 16  # workers of a simulation; the default of `max_concurrent_trials`
+RUNS = 100  # most searches that `expected` simulates
+SIMULATED = 10_000  # most trials that it simulates in all of them, about a second's work
 LEAST_RUNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungPreview:
-    """A rung.
+    """A rung."""
 
-    Attributes:
-        length: In the unit of `max_length`; None where the search does not set the length of its trials.
-        trials: Trials that reach it; a mean if it depends on chance.
-        last: Those of them that go no further.
-    """
-
-    length: int | None
-    trials: float
-    last: float
+    length: int | None  # None where the search does not set the length of its trials
+    trials: float  # that reach it; a mean if it depends on chance
+    last: float  # that go no further
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracketPreview:
-    """A bracket; a search without brackets is one.
-
-    Attributes:
-        rungs: Ascending.
-    """
+    """A bracket; a search without brackets is one."""
 
     rungs: tuple[RungPreview, ...]
 
     @property
     def trials(self) -> float:
-        """Trials of the bracket."""
         return self.rungs[0].trials
 
     @property
@@ -64,19 +50,13 @@ class BracketPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a search will do if every trial is valid and values come in random order.
-
-    Attributes:
-        brackets: In the order in which their first trials are created.
-        likely: Nine of ten searches have a `total` in this range; None if the total is certain or unknown.
-    """
+    """What a search will do if every trial is valid and values come in random order."""
 
     brackets: tuple[BracketPreview, ...]
-    likely: tuple[float, float] | None = None
+    likely: tuple[float, float] | None = None  # range of the `total` of nine of ten searches, if that is not certain
 
     @property
     def trials(self) -> float:
-        """Trials of all brackets."""
         return sum(bracket.trials for bracket in self.brackets)
 
     @property
@@ -91,10 +71,6 @@ def preview(method: Method) -> Preview:
 
     A custom method is simulated once, with random values at each rung, so its numbers of trials are one random outcome.
     This starts the method; make another one to run.
-
-    Raises:
-        TypeError: It is not a method.
-        RuntimeError: It broke a rule in the simulation; see `searchers.testing.check_method`.
 
     >>> from searchers import ASHA
     >>> found = preview(ASHA(max_trials=64, max_length=16, num_rungs=3))
@@ -140,12 +116,6 @@ def expected(make: Callable[[], Method]) -> Preview:
     at a rung are compared with few others: small searches train half as much again. In these simulations a trial's rank
     mostly stays the same from rung to rung, as it does in training. For a search of thousands of trials, which would
     take too long to simulate, the lower bound is returned.
-
-    Args:
-        make: Returns a new method at each call.
-
-    Raises:
-        TypeError, RuntimeError: As `preview`.
 
     >>> from searchers import ASHA
     >>> found = expected(lambda: ASHA(max_trials=64, max_length=16, num_rungs=3))

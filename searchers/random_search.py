@@ -57,11 +57,9 @@ class RandomSearch:
 
     @property
     def max_trials(self) -> int:
-        """Trials to run, as given or extended to."""
         return self._slots.max_trials
 
     def start(self) -> list[Action]:
-        """One `Create` for each slot, up to `max_trials`."""
         return self._slots.fill()
 
     def on(self, event: Event) -> list[Action]:
@@ -79,11 +77,7 @@ class RandomSearch:
         return self._slots.progress((self._slots.ended + self._slots.trained(trained)) / (self.max_trials or 1))
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Allow more trials, or longer ones: then all completed trials are resumed, by number.
-
-        Raises:
-            MethodError: The budget does not grow, or this method can't be extended so. Nothing has changed.
-        """
+        """Allow more trials, or longer ones: then all completed trials are resumed, by number."""
         check_extension(
             max_trials=(max_trials, self._fixed_trials or self.max_trials),
             max_length=(

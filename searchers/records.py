@@ -28,15 +28,8 @@ from searchers.events import (
     assert_never,
 )
 
-_ACTIONS: dict[str, type[Create | Stop | Pause | Resume]] = {
-    "create": Create,
-    "stop": Stop,
-    "pause": Pause,
-    "resume": Resume,
-}
-_NAMES = {kind: name for name, kind in _ACTIONS.items()}
-FLOAT = "$float"
-"""The key in the journal of a hyperparameter that is a float but not finite."""
+_ACTIONS = {kind.__name__.lower(): kind for kind in (Create, Stop, Pause, Resume)}
+FLOAT = "$float"  # the key in the journal of a hyperparameter that is a float but not finite
 EVENT_KINDS = frozenset({"started", "reported", "exited"})
 
 
@@ -44,9 +37,6 @@ def event_to_json(event: Event) -> dict[str, object]:
     """`{"event": "reported", "trial": 3, "step": 4, "value": 0.31}`, strict JSON: NaN and infinities are strings.
 
     A value of True is 1.0.
-
-    Raises:
-        IllegalEvent: A field is not of its type, or too large for a float.
 
     >>> event_to_json(Reported(trial=3, step=4, value=float("nan")))
     {'event': 'reported', 'trial': 3, 'step': 4, 'value': 'nan'}
@@ -86,11 +76,7 @@ def _measured_to_json(value: object, what: str) -> object:
 
 
 def event_from_json(record: Mapping[str, object]) -> Event:
-    """The inverse of `event_to_json`; other keys (`actions`, `hparams`) are ignored.
-
-    Raises:
-        ValueError: The event is unknown, or a field is missing or has the wrong type.
-    """
+    """The inverse of `event_to_json`; other keys (`actions`, `hparams`) are ignored."""
     match record.get("event"), record.get("trial"):
         case "started", int(trial):
             return Started(trial=trial)
@@ -110,15 +96,11 @@ def action_to_json(action: Action) -> dict[str, object]:
     """`{"action": "stop", "trial": 7}`."""
     if isinstance(action, Done):
         return {"action": "done", "reason": action.reason}
-    return {"action": _NAMES[type(action)], "trial": operator.index(action.trial)}
+    return {"action": type(action).__name__.lower(), "trial": operator.index(action.trial)}
 
 
 def action_from_json(record: Mapping[str, object]) -> Action:
-    """The inverse of `action_to_json`.
-
-    Raises:
-        ValueError: The action is unknown.
-    """
+    """The inverse of `action_to_json`."""
     match dict(record):
         case {"action": "done", "reason": reason}:
             for known in get_args(DoneReason):
@@ -135,11 +117,7 @@ def number_to_json(value: object) -> object:
 
 
 def number_from_json(value: object) -> float | None:
-    """The inverse of `number_to_json`, for a number or None.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """The inverse of `number_to_json`, for a number or None."""
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     if value in ("nan", "inf", "-inf"):
@@ -148,11 +126,7 @@ def number_from_json(value: object) -> float | None:
 
 
 def hparams_to_json(value: object) -> object:
-    """Hyperparameters as strict JSON: a float that is not finite becomes {"$float": "inf"}, a NumPy array a list.
-
-    Raises:
-        ValueError: JSON can't hold it.
-    """
+    """Hyperparameters as strict JSON: a float that is not finite becomes {"$float": "inf"}, a NumPy array a list."""
     match value:
         case None | bool():
             return value
@@ -176,7 +150,6 @@ def hparams_to_json(value: object) -> object:
 
 
 def hparams_from_json(value: object) -> object:
-    """The inverse of `hparams_to_json`."""
     match value:
         case {"$float": number, **others} if not others:
             return number_from_json(number)
@@ -188,11 +161,7 @@ def hparams_from_json(value: object) -> object:
 
 
 def _number(value: object, *, or_bool: bool = False) -> float:
-    """The number as an int or a float, whatever its type.
-
-    Raises:
-        ValueError: It is not a number, or too large for a float.
-    """
+    """The number as an int or a float, whatever its type."""
     try:
         item = getattr(value, "item", None)  # of NumPy and torch
         found = item() if callable(item) else value

@@ -34,17 +34,8 @@ class Rung:
     Always true: the trials in `_best` are the k smallest by (value, trial); each ranked trial has exactly one entry in
     one of the heaps; entries of withdrawn trials remain until they come to the top, and neither top is one of them.
 
-    Args:
-        length: The length at which trials reach the rung.
-        divisor: > 1. Used as the decimal number it is written as, so that floor(33 / 1.1) is 30.
-        least: How many trials are among the best while n < divisor: 0 or 1.
-
-    Attributes:
-        length: As given.
-        divisor: As given, or less, by what `compare` learned.
-        coming: For a method that pauses trials: running ones that are on their way to this rung.
-        correlation: The estimated rank correlation of the values here with those at the next rung, by `compare`.
-        compared: The number of trials that it is estimated from.
+    The divisor is used as the decimal number it is written as, so that floor(33 / 1.1) is 30. `least` is how many
+    trials are among the best while n < divisor: 0 or 1.
 
     >>> rung = Rung(length=1, divisor=2)
     >>> [rung.rank(trial, value) for trial, value in enumerate([0.5, 0.9, 0.4, 0.45])]
@@ -52,14 +43,14 @@ class Rung:
     """
 
     def __init__(self, *, length: int, divisor: float, least: int = 1) -> None:
-        self.length, self.divisor = length, divisor
+        self.length, self.divisor = length, divisor  # a lower one, once `compare` has learned
         self._strictest, self._least = divisor, least
         self._numerator, self._denominator = Fraction(str(divisor)).as_integer_ratio()
         self._values: dict[int, float | Losses] = {}
-        self.coming = 0
+        self.coming = 0  # for a method that pauses trials: running ones that are on their way to this rung
         self._paused: set[int] = set()
         self._paused_heap: list[tuple[float, int]] = []  # (value, trial); others than `_paused` are dropped at the top
-        self.correlation, self.compared = PRIOR, 0
+        self.correlation, self.compared = PRIOR, 0  # with the values at the next rung, and of how many trials
         self._pairs: list[tuple[float, float]] = []  # every so many of all, from the first on
         self._stride, self._next_estimate = 1, 1.0
         self._best: set[int] = set()
@@ -73,11 +64,8 @@ class Rung:
         return MappingProxyType(self._values)
 
     def rank(self, trial: int, value: float | Losses) -> bool:
-        """Add the trial's value, once per trial.
-
-        Returns:
-            Whether the trial continues. One that equals the last of the best does, even if it is not one of them.
-        """
+        """Add the trial's value, once per trial. Returns whether the trial continues: also if it equals the last of the
+        best."""
         assert trial not in self._values, f"trial {trial} was ranked in this rung before"
         assert not isinstance(value, Losses)
         self._values[trial] = value
@@ -95,7 +83,6 @@ class Rung:
         return [trial for value, trial in sorted(found) if value < math.inf]
 
     def set_least(self, least: int) -> None:
-        """Change `least`."""
         if self._least != least:
             self._least = least
             self._balance()
@@ -119,7 +106,6 @@ class Rung:
         return was_paused
 
     def unpause_all(self) -> list[int]:
-        """Remove all paused trials, and return them by number."""
         trials = sorted(self._paused)
         self._paused.clear()
         return trials
@@ -157,7 +143,6 @@ class Rung:
         return value
 
     def _count(self) -> int:
-        """How many trials are among the best."""
         n = len(self._values)
         return max(n * self._denominator // self._numerator, self._least) if n else 0
 
@@ -211,27 +196,22 @@ class ParetoRung(Rung):
         return self._order.is_among(trial, self._count())
 
     def best(self) -> list[int]:
-        """The best 1/divisor of the trials, best first, except those without losses."""
         return [trial for trial in self._in_order() if self._values[trial] != math.inf]
 
     def _in_order(self) -> Iterator[int]:
         return islice(self._order, self._count())
 
     def set_least(self, least: int) -> None:
-        """Change `least`."""
         self._least = least
 
     def withdraw(self, trial: int) -> None:
-        """Remove the trial. Earlier decisions stand."""
         del self._values[trial]
         self._order.remove(trial)
 
     def pause(self, trial: int) -> None:
-        """List a ranked trial as paused."""
         self._paused.add(trial)
 
     def promotable(self) -> int | None:
-        """The best paused trial, if it is among the best 1/divisor of all trials at this rung."""
         return next((trial for trial in self._in_order() if trial in self._paused), None)
 
 

@@ -16,11 +16,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from statistics import NormalDist
 
-PRIOR = 0.8
-"""The correlation before any trial has both values."""
+PRIOR = 0.8  # the correlation before any trial has both values
 
-_PRIOR_PAIRS = 4.0
-"""It counts as much as so many trials."""
+_PRIOR_PAIRS = 4.0  # it counts as much as so many trials
 
 _ALL_ABOVE, _NONE_BELOW = 0.5, 0.2
 
@@ -31,9 +29,6 @@ def rank_correlation(values: Sequence[float], pairs: Sequence[tuple[float, float
     Args:
         values: Of all trials at the rung, smaller is better.
         pairs: The values at the rung and at the next one, of trials that were chosen by the former, or of all.
-
-    Returns:
-        From -1 to 1; close to `PRIOR` while there are few pairs.
 
     >>> rank_correlation(range(100), [(each, each + 0.5) for each in range(100)]) > 0.97
     True

@@ -31,8 +31,7 @@ from scipy.optimize import minimize
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
-_LEVEL = 4.0
-"""The prior variance of a rung's level, in normalised units."""
+_LEVEL = 4.0  # the prior variance of a rung's level, in normalised units
 _JITTER = 1e-6
 
 # Mean and standard deviation of the parameters' normal priors, in logarithms.
@@ -45,28 +44,16 @@ _SIGMA = (np.log(0.1), 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Results of trials at rungs.
+    """Results of trials at rungs."""
 
-    Attributes:
-        rows: Hyperparameters, one row for each result, shape (n, width).
-        rungs: Numbers of the rungs, shape (n,).
-        trials: Numbers of the trials, shape (n,).
-        values: Normalised losses, shape (n,).
-    """
-
-    rows: Array
-    rungs: Indices
+    rows: Array  # hyperparameters, one row for each result, shape (n, width)
+    rungs: Indices  # numbers of the rungs, shape (n,), as all below
     trials: Indices
-    values: Array
+    values: Array  # normalised losses
 
 
 class Parameters:
-    """The process's parameters, as slices of a vector of logarithms.
-
-    Args:
-        axes: The hyperparameter of each column of a row, shape (width,).
-        num_rungs: How many rungs there are.
-    """
+    """The process's parameters, as slices of a vector of logarithms."""
 
     def __init__(self, axes: Indices, num_rungs: int) -> None:
         self.axes, self.num_rungs = axes, num_rungs
@@ -89,15 +76,9 @@ class Parameters:
 class RungProcess:
     """The posterior for some results.
 
-    Args:
-        parameters: How `theta` is read.
-        theta: The parameters' logarithms.
-        results: At least one.
-        live: Hyperparameters of trials for which f is taken to be what is expected at the last rung, shape (k, width).
-            That changes no expectation, only deviations: little is left to be learned near them.
-
-    Attributes:
-        noise: Standard deviation of the noise of a result at the last rung.
+    For `live` trials, rows of shape (k, width), f is taken to be what is expected at the last rung. That changes no
+    expectation, only deviations: little is left to be learned near them. `noise` is the standard deviation of the noise
+    of a result at the last rung.
     """
 
     def __init__(self, parameters: Parameters, theta: Array, results: Results, live: Array) -> None:
@@ -149,9 +130,6 @@ class RungProcess:
         """Mean and standard deviation of f at the last rung, in the unit of its values, for rows of new trials.
 
         The level's own uncertainty, which all rows share, is left out of the deviation, and noise, too.
-
-        Args:
-            rows: Shape (m, width).
         """
         scaled = self._scale(rows)
         cross = self._at_the_end(scaled)

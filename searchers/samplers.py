@@ -16,7 +16,7 @@ from searchers.errors import FieldError, SpaceError
 from searchers.events import Event
 from searchers.objectives import Objectives
 from searchers.records import hparams_from_json, hparams_to_json
-from searchers.space import Space
+from searchers.space import PATH, Space
 
 
 @runtime_checkable
@@ -52,17 +52,13 @@ def notify_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
 
 
 def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
-    """What the sampler returns for this trial, as a replay will see it.
-
-    Raises:
-        SpaceError: It is no point of the space.
-    """
+    """What the sampler returns for this trial, as a replay will see it."""
     asked = sampler.ask(trial)
     try:
         point = hparams_from_json(hparams_to_json(asked))
-        faults = space.faults(point, path=space.path)
+        faults = space.faults(point)
     except ValueError as error:
-        faults = [(space.path, str(error))]
+        faults = [(PATH, str(error))]
     if faults:
         advice = f"; {type(sampler).__name__}.ask({trial}) must return a point of the space"
         raise SpaceError([*faults[:-1], (faults[-1][0], faults[-1][1] + advice)])
@@ -70,22 +66,12 @@ def drawn(sampler: Sampler, space: Space, trial: int) -> dict[str, object]:
 
 
 class RandomSampler:
-    """Independent draws from the space: trial 7's depends only on the seed and on 7.
-
-    Args:
-        space: The space to draw from.
-        seed: Any integer.
-    """
+    """Independent draws from the space: trial 7's depends only on the seed and on 7."""
 
     def __init__(self, space: Space, seed: int) -> None:
         self.space, self.seed = space, seed
 
     def ask(self, trial: int) -> dict[str, object]:
-        """The trial's draw.
-
-        Raises:
-            SpaceError: The space's constraint cannot be met.
-        """
         return self.space.sample(Random(f"{self.seed}:{trial}"))
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
@@ -94,12 +80,6 @@ class RandomSampler:
 
 class GridSampler:
     """The points of `Space.grid()`, from the last to the first, as in Determined.
-
-    Args:
-        space: Its numbers need a `count` or a `step`.
-
-    Raises:
-        SpaceError: The space has no finite grid, or one of more than a million points.
 
     >>> from searchers import parse_space
     >>> grid = GridSampler(parse_space({"x": {"type": "int", "minval": 1, "maxval": 3, "count": 3}}))
@@ -112,18 +92,12 @@ class GridSampler:
         self._points = space.grid()
 
     def __len__(self) -> int:
-        """Number of points."""
         return len(self._points)
 
     def ask(self, trial: int) -> dict[str, object]:
-        """The trial's point.
-
-        Raises:
-            SpaceError: The grid has fewer points.
-        """
         if trial >= len(self._points):
             given = f"the grid has only {len(self._points)} points, so there is none for trial {trial}, numbered from 0"
-            raise SpaceError([(self.space.path, f"{given}; create as many trials as points, or use random search")])
+            raise SpaceError([(PATH, f"{given}; create as many trials as points, or use random search")])
         return copy.deepcopy(self._points[-1 - trial])
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
@@ -137,9 +111,6 @@ class FirstPoints:
         space: The points' space.
         points: For trials 0, 1, ...: complete points of the space, except that constants may be left out.
         sampler: For the other trials. It learns from all trials.
-
-    Raises:
-        SpaceError: A point is not in the space; all faults are named, e.g. `searcher.points[2].lr`.
 
     >>> from searchers import parse_space
     >>> space = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}, "batch": 64})
@@ -182,11 +153,7 @@ def named_sampler(
     options: Mapping[str, object] = MappingProxyType({}),
     objectives: Objectives | None = None,
 ) -> Sampler:
-    """The sampler of this name: "random", "multi_fidelity", or one of `OptunaSampler`'s, which documents the arguments.
-
-    Raises:
-        FieldError: There is no such sampler, or it does not take these options. Paths begin with `searcher.sampler`.
-    """
+    """The sampler of this name: "random", "multi_fidelity", or one of `OptunaSampler`'s, which has the arguments."""
     # Imports here, not above: Optuna and scipy take most of a second.
     if name not in ("random", "multi_fidelity"):
         from searchers.optuna_sampler import OptunaSampler

@@ -70,15 +70,6 @@ class Search:
         objectives: What to optimise if there are several metrics, or constraints; `smaller_is_better` is then that of
             the first objective. The method has to rank by it (`ASHA(pareto=True)`), or to compare nothing.
 
-    Attributes:
-        log: As given; a driver may replace it.
-        done: The method's `Done`, once the search is over; None before, and again after an extension.
-        started: Whether `start()` was called or replayed.
-        objectives: As given.
-        trials: A view of every trial created, by number.
-        live: The views of those that have not ended.
-        states: How many trials are in each state.
-
     >>> from searchers import Exited, RandomSearch, parse_space
     >>> space = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}})
     >>> search = Search(RandomSearch(max_trials=1), space, seed=7, smaller_is_better=True, log=lambda record: None)
@@ -103,18 +94,18 @@ class Search:
     ) -> None:
         self.method, self.space, self.seed = method, space, operator.index(seed)
         self.sampler: Sampler = RandomSampler(space, seed) if sampler is None else sampler
-        self.done: Done | None = None
-        self.started = False
+        self.done: Done | None = None  # once the search is over; None again after an extension
+        self.started = False  # also by a replay
         self._smaller_is_better = bool(smaller_is_better)
         self.objectives = objectives
         self._identity: Record = {"seed": self.seed, "smaller_is_better": self._smaller_is_better}
         if objectives is not None:
             self._identity["metrics"] = objectives.to_json()
-        self.log = log
+        self.log = log  # a driver may replace it
         self._points = Points(space)
         self._trials: dict[int, TrialView] = {}
         self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)
-        self._live: dict[int, TrialView] = {}
+        self._live: dict[int, TrialView] = {}  # those that have not ended
         self.live: Mapping[int, TrialView] = MappingProxyType(self._live)
         self.states: Counter[State] = Counter()
 
@@ -126,16 +117,7 @@ class Search:
         return actions
 
     def on(self, event: Event) -> list[Action]:
-        """The actions that follow from the event. An event of a trial that has ended gives [] and no record.
-
-        Args:
-            event: Its numbers may be of any type that `float` takes, such as NumPy's; they become ints and floats.
-
-        Raises:
-            IllegalEvent: The trial was never created, it reports before it started, or the log can't hold a field, such
-                as a step that is not a number. Nothing has changed.
-            SpaceError: As `params`. Nothing has changed.
-        """
+        """The actions that follow from the event. An event of a trial that has ended gives [] and no record."""
         if isinstance(event, Reported) and (event.metrics or self.objectives is not None):
             event = with_first(event, self.objectives)
         record = event_to_json(event)
@@ -150,18 +132,7 @@ class Search:
         return actions
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Continue with a larger budget, even if the search is done; `Done` then comes again.
-
-        Args:
-            max_trials: The new number of trials in all.
-            max_length: The new length of a trial.
-
-        Returns:
-            Trials to create, and trials to resume from their latest checkpoints, including completed ones.
-
-        Raises:
-            MethodError: The method does not support it, or the budget does not grow. Nothing has changed.
-        """
+        """Continue with a larger budget, even if the search is done; `Done` then comes again."""
         assert self.started, "the search has not started; configure it with the larger budget instead of extending it"
         max_trials, max_length = _as_int(max_trials), _as_int(max_length)
         actions = self._enlarge(max_trials, max_length)
@@ -176,13 +147,7 @@ class Search:
         return self.method.progress(TrainedShares(self._trials, self.method.rungs[-1] if self.method.rungs else 0))
 
     def params(self, trial: int) -> dict[str, object]:
-        """The trial's hyperparameters, in a new dict: those it started with, or those it would start with now.
-
-        Raises:
-            IllegalEvent: The trial was never created.
-            SpaceError: The sampler found none, e.g. because no point meets the space's constraint, or returned one
-                that is not in the space.
-        """
+        """The trial's hyperparameters, in a new dict: those it started with, or those it would start with now."""
         bound = self._view(trial).hparams
         return drawn(self.sampler, self.space, trial) if bound is None else copy.deepcopy(dict(bound))
 
@@ -208,14 +173,9 @@ class Search:
         Trials that were PENDING or RUNNING are live again. A trial with a recorded `Stop` that has not ended has
         `stop_requested`. Records of unknown events are skipped, since a driver may log its own events.
 
-        Args:
-            records: `Journal.read(path)`.
-            method: A new method, configured like the original one; extensions are in the records.
-            sampler: A new sampler, configured like the original one. It gets the events, but is not asked for points.
-
-        Raises:
-            JournalError: A record is impossible, or of another search: the method takes other actions, the
-                hyperparameters are not of the space, or the seed or direction differs. Names the line.
+        Method and sampler are new ones, configured like the original ones: extensions are in the records, and the
+        sampler gets the events, but is not asked for points. A record that is impossible, or of another search (another
+        seed or direction, other actions, hyperparameters that are not of the space) is a `JournalError`.
         """
         search = cls(
             method,
@@ -253,12 +213,7 @@ class Search:
         smaller_is_better: bool,
         objectives: Objectives | None = None,
     ) -> Search:
-        """The search that wrote these records, read-only; neither its method nor its sampler is needed.
-
-        Raises:
-            JournalError: A record is impossible, or of another seed or direction. Its actions and hyperparameters are
-                taken as they are.
-        """
+        """The search that wrote these records, read-only; neither its method nor its sampler is needed."""
         method = RecordedMethod(record for record in records if record.get("event") in _KINDS)
         return cls.replay(
             records,
@@ -307,11 +262,10 @@ class Search:
         hparams = hparams_from_json(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
-        if hparams is not None and not isinstance(self.method, RecordedMethod):
-            faults = self.space.faults(hparams, path=self.space.path)
-            if faults:
-                other = "the journal belongs to another search: the hyperparameters of trial"
-                raise ValueError(f"{other} {event.trial} are not in this one's space: {FieldError(faults)}")
+        is_checked = hparams is not None and not isinstance(self.method, RecordedMethod)
+        if is_checked and (faults := self.space.faults(hparams)):
+            other = "the journal belongs to another search: the hyperparameters of trial"
+            raise ValueError(f"{other} {event.trial} are not in this one's space: {FieldError(faults)}")
         return self._apply(event, hparams)
 
     def _view(self, trial: int) -> TrialView:

@@ -67,24 +67,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """The outcome of a simulated search.
+    """The outcome of a simulated search."""
 
-    Attributes:
-        time: Time of the last event, or `until`.
-        done: Why the search ended; None if it was cut at `until`.
-        trials: Trials that were created.
-        ended: How many ended, by reason.
-        trained: Length trained by all trials together, including what failures lost.
-        busy: Time in which workers had a trial, summed over workers; `busy / (workers * time)` is the utilisation.
-        events: Number of events sent to the search.
-    """
-
-    time: float
-    done: DoneReason | None
-    trials: int
+    time: float  # of the last event, or `until`
+    done: DoneReason | None  # None: it was cut at `until`
+    trials: int  # created
     ended: Mapping[Reason, int]
-    trained: float
-    busy: float
+    trained: float  # by all trials together, including what failures lost
+    busy: float  # time in which workers had a trial; `busy / (workers * time)` is the utilisation
     events: int
 
 
@@ -284,7 +274,6 @@ class _Simulator:
             self.train(number, trial, self.time + self.conditions.resume_cost)
 
     def start(self, number: int, trial: _Trial) -> None:
-        """The trial gets a worker."""
         trial.worker, trial.assigned, trial.since = self.free.pop(), self.time, math.inf
         if not self.runs_on(trial, Started(trial=number)):
             return
@@ -333,7 +322,6 @@ class _Simulator:
         trial.worker, trial.since = -1, math.inf
 
     def since_report(self, trial: _Trial) -> float:
-        """Length trained since the last report."""
         if self.time <= trial.since:
             return 0.0
         return min((self.time - trial.since) / trial.rate, self.steps[trial.next] - trial.position)

@@ -19,22 +19,15 @@ from searchers.events import Action, Create, Done, DoneReason, Reason, Resume
 
 MAX_CONCURRENT = 1_000_000
 """Most slots, even where the method sets no limit: each first trial takes memory from the start."""
-NEARLY_DONE = math.nextafter(1.0, 0.0)
-"""The largest progress of a search that is not done."""
+NEARLY_DONE = math.nextafter(1.0, 0.0)  # the largest progress of a search that is not done
 
 
 class TrialCounts:
     """How many trials were created and how many were invalid, in all brackets of a search together.
 
-    Args:
-        max_trials: Trials of the search.
-        max_invalid: Invalid trials that are replaced. After one more the search gives up: no trial is created, live
-            ones run to their end, and the search is done with the reason "invalid_hp". None: 4 per trial, which is
-            enough for a space of which a fifth is valid, and at least 16.
-
-    Attributes:
-        created: Trials created.
-        gave_up: Whether too many were invalid.
+    Invalid trials are replaced, `max_invalid` of them; None: 4 per trial, which is enough for a space of which a fifth
+    is valid, and at least 16. After one more the search gives up: no trial is created, live ones run to their end, and
+    the search is done with the reason "invalid_hp".
     """
 
     def __init__(self, *, max_trials: int, max_invalid: int | None) -> None:
@@ -43,32 +36,22 @@ class TrialCounts:
         self.extend(max_trials)
 
     def extend(self, max_trials: int) -> None:
-        """Allow for a larger number of trials."""
         self._most = max(16, 4 * max_trials) if self._max_invalid is None else self._max_invalid
         self.gave_up = self._invalid > self._most
 
     def add_invalid(self) -> None:
-        """Count a trial with invalid hyperparameters."""
         self._invalid += 1
         self.gave_up = self._invalid > self._most
 
     def check(self, trial: int) -> None:
-        """Raise an `IllegalEvent` if the trial was never created."""
         if not 0 <= trial < self.created:
             raise never_created(trial, created=self.created)
 
 
 class TrialSlots:
-    """The trials of one search or bracket, and the slots they hold.
+    """The trials of one search or bracket, and the slots they hold; 0 slots = no limit, but `MAX_CONCURRENT`.
 
-    Args:
-        max_trials: Trials to create. Trials with invalid hyperparameters are replaced and don't count.
-        max_concurrent: Slots; 0 = no limit, but at most `MAX_CONCURRENT` are used.
-        max_invalid: As in `TrialCounts`.
-        replaces_invalid: Whether invalid trials are replaced; else they count like any other.
-
-    Attributes:
-        counts: Of the whole search. Brackets share one.
+    Trials with invalid hyperparameters are replaced and don't count, unless `replaces_invalid` is false.
 
     >>> slots = TrialSlots(max_trials=3, max_concurrent=2, max_invalid=0)
     >>> slots.fill()
@@ -81,7 +64,7 @@ class TrialSlots:
     def __init__(
         self, *, max_trials: int, max_concurrent: int, max_invalid: int | None = None, replaces_invalid: bool = True
     ) -> None:
-        self.counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)
+        self.counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)  # brackets share one
         self.max_trials, self._num_slots = max_trials, _num_slots(max_concurrent)
         self._replaces_invalid = replaces_invalid
         self._counted = 0  # trials created, except those that were replaced
@@ -94,11 +77,6 @@ class TrialSlots:
         self._progress = 0.0
 
     def is_live(self, trial: int) -> bool:
-        """Whether the trial has not ended.
-
-        Raises:
-            IllegalEvent: It was never created.
-        """
         if trial in self._live:
             return True
         self.counts.check(trial)
@@ -110,7 +88,6 @@ class TrialSlots:
 
     @property
     def is_full(self) -> bool:
-        """Whether every slot is taken."""
         return len(self._with_slot) >= self._num_slots
 
     @property
@@ -129,7 +106,6 @@ class TrialSlots:
         return self._counted - len(self._live)
 
     def create(self) -> Create:
-        """Create a trial in a free slot."""
         trial = self.counts.created
         self.counts.created += 1
         self._counted += 1
@@ -153,7 +129,6 @@ class TrialSlots:
         return Resume(trial=trial)
 
     def end(self, trial: int, reason: Reason) -> None:
-        """Record the end of a live trial."""
         self._live.remove(trial)
         self._with_slot.discard(trial)
         self._ended[reason] += 1

@@ -23,39 +23,28 @@ from dataclasses import dataclass
 from random import Random
 from typing import cast
 
-from searchers.domains import Categorical, Const, Domain, Nested, closest, names
-from searchers.errors import SHOWN, Faults, SpaceError
-from searchers.numeric import Double, Int, Log
+from searchers.domains import Categorical, Const, Domain, Nested
+from searchers.errors import SHOWN, Faults, SpaceError, did_you_mean
+from searchers.numeric import Double, Int, Log, is_number
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
-MAX_DRAWS = 1000
-"""Points drawn for one trial before the constraint counts as unsatisfiable."""
+PATH = "hyperparameters"  # a space's name in errors
+MAX_DRAWS = 1000  # points drawn for one trial before the constraint counts as unsatisfiable
 
 Constraint = Callable[[Mapping[str, object]], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """A parsed space, the result of `parse`.
-
-    Attributes:
-        root: Its domains.
-        constraint: Whether a point is allowed; None: all are. It must depend only on the point, or a search can't be
-            reproduced.
-        path: The space's name in errors.
-    """
+    """A parsed space, the result of `parse`."""
 
     root: Nested
-    constraint: Constraint | None = None
-    path: str = "hyperparameters"
+    constraint: Constraint | None = None  # must depend only on the point, or a search can't be reproduced
 
     def sample(self, rng: Random) -> dict[str, object]:
         """One point: a new dict of JSON values, with sorted keys at every level. Constants draw nothing from `rng`.
 
         A point that the constraint rejects is drawn again from the same `rng`.
-
-        Raises:
-            SpaceError: The constraint rejected 1,000 points in a row.
 
         >>> space = parse({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "batch": 64})
         >>> sorted(space.sample(Random(7)))
@@ -66,10 +55,9 @@ class Space:
             if self.allows(point):
                 return point
         what = f"the constraint rejected all {MAX_DRAWS} points drawn; loosen it, or narrow the ranges to match it"
-        raise SpaceError([(self.path, what)])
+        raise SpaceError([(PATH, what)])
 
     def allows(self, point: Mapping[str, object]) -> bool:
-        """Whether the constraint, if any, allows the point."""
         return self.constraint is None or bool(self.constraint(point))
 
     def grid(self) -> list[dict[str, object]]:
@@ -80,28 +68,17 @@ class Space:
         without repeats. A conditional category has the points of its own grid. A space without hyperparameters has no
         points. Points that the constraint rejects are left out. Source: Determined's grid search.
 
-        Raises:
-            SpaceError: A number has neither `count` nor `step`, or there are more than a million points.
-
         >>> parse({"a": {"type": "int", "minval": 0, "maxval": 9, "count": 2}, "b": [1, 2]}).grid()
         [{'a': 0, 'b': [1, 2]}, {'a': 9, 'b': [1, 2]}]
         """
         faults: Faults = []
-        points = cast("list[dict[str, object]]", self.root.grid(self.path, faults)) if self.root.domains else []
+        points = cast("list[dict[str, object]]", self.root.grid(PATH, faults)) if self.root.domains else []
         if faults:
             raise SpaceError(faults)
         return [point for point in points if self.allows(point)]
 
     def check(self, point: object, *, path: str) -> dict[str, object]:
-        """The point as it would be sampled: whole floats as integers for `int`, constants filled in.
-
-        Args:
-            point: Given by a user; its numbers may have NumPy types.
-            path: Its name in errors, e.g. `searcher.points[2]`.
-
-        Raises:
-            SpaceError: It is not a point of the space. All faults are named, by path.
-        """
+        """The point as it would be sampled: whole floats as integers for `int`, constants filled in."""
         faults: Faults = []
         try:
             point = hparams_from_json(hparams_to_json(point))
@@ -114,35 +91,20 @@ class Space:
             raise SpaceError(faults)
         return cast("dict[str, object]", checked)
 
-    def faults(self, point: object, *, path: str) -> Faults:
+    def faults(self, point: object) -> Faults:
         """Why this is not a point of the domains; [] if it is. The constraint is not checked."""
         faults: Faults = []
-        self.root.check(point, path, faults)
+        self.root.check(point, PATH, faults)
         return faults
 
-    def names(self) -> list[str]:
-        """Dotted names of all hyperparameters ("model.layers"), sorted, including those of every conditional branch."""
-        return sorted(set(names(self.root)))
 
-
-def parse(
-    hyperparameters: Mapping[str, object], *, path: str = "hyperparameters", constraint: Constraint | None = None
-) -> Space:
-    """The space that a configuration's `hyperparameters` describe.
-
-    Args:
-        hyperparameters: Names to domains, as in the example at the top of this file.
-        path: Its name in errors.
-        constraint: Whether a point is allowed.
-
-    Raises:
-        SpaceError: Something is invalid. `faults` names all of it, by path: "hyperparameters.lr.minval".
-    """
+def parse(hyperparameters: Mapping[str, object], *, constraint: Constraint | None = None) -> Space:
+    """The space that a configuration's `hyperparameters` describe, as in the example at the top of this file."""
     faults: Faults = []
-    root = _nested(hyperparameters, path, faults)
+    root = _nested(hyperparameters, PATH, faults)
     if faults:
         raise SpaceError(faults)
-    return Space(root=root, constraint=constraint, path=path)
+    return Space(root=root, constraint=constraint)
 
 
 _REQUIRED = {
@@ -189,12 +151,12 @@ def _fields(spec: Mapping[str, object], path: str, faults: Faults) -> dict[str, 
     kind = spec["type"]
     if not isinstance(kind, str) or kind not in _REQUIRED:
         known = ", ".join(_REQUIRED)
-        faults.append((f"{path}.type", f"must be one of {known}, got {kind!r}{closest(kind, list(_REQUIRED))}"))
+        faults.append((f"{path}.type", f"must be one of {known}, got {kind!r}{did_you_mean(kind, _REQUIRED)}"))
         return {}
     allowed = ["type", *_REQUIRED[kind], *_OPTIONAL.get(kind, ())]
     for name in spec:
         if name not in allowed:
-            hint = closest(name, allowed) if len(faults) < SHOWN else ""
+            hint = did_you_mean(name, allowed) if len(faults) < SHOWN else ""
             faults.append((f"{path}.{name}", f"is not a field of type {kind}{hint}"))
     for name in _REQUIRED[kind]:
         if name not in spec:
@@ -284,26 +246,17 @@ def _is_finite_power(base: float, *exponents: float) -> bool:
 
 
 def _number(value: object, path: str, faults: Faults) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and _fits(value) and math.isfinite(value):
+    if is_number(value):
         return value
     faults.append((path, f"must be a finite number, got {value!r}{_yaml_float(value)}"))
     return 0
 
 
 def _whole(value: object, path: str, faults: Faults) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and _fits(value) and value == value // 1:
+    if is_number(value) and value == value // 1:
         return int(value)
     faults.append((path, f"must be an integer, got {value!r}{_yaml_float(value)}"))
     return 0
-
-
-def _fits(value: float) -> bool:
-    """Whether a float can hold it: 10 ** 400 can be neither ranked nor shown."""
-    try:
-        float(value)
-    except OverflowError:
-        return False
-    return True
 
 
 def _yaml_float(value: object) -> str:
@@ -319,7 +272,7 @@ def _json(value: object, path: str, faults: Faults) -> object:
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float):
-        if not _fits(value):
+        if isinstance(value, int) and not is_number(value):
             faults.append((path, "must be a number that a float can hold, got a larger one"))
         return value
     if isinstance(value, list | tuple):

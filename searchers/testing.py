@@ -246,7 +246,6 @@ def _through_json(records: list[Record]) -> list[Record]:
 
 
 def _repeat(search: Search, record: Record) -> None:
-    """Call the search as the record says."""
     match record:
         case {"event": "start"}:
             search.start()

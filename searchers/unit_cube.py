@@ -25,26 +25,15 @@ _MIDDLE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
-    """One hyperparameter.
-
-    Attributes:
-        domain: A `Categorical`, `Int`, `Double` or `Log`.
-        columns: Its columns.
-        parent: The column of the category that it belongs to; None if it always exists.
-    """
+    """One hyperparameter."""
 
     domain: Categorical | Int | Double | Log
     columns: slice
-    parent: int | None
+    parent: int | None  # the column of the category that it belongs to; None if it always exists
 
 
 class UnitCube:
-    """The rows of a space's points.
-
-    Attributes:
-        width: Columns of a row.
-        axes: The number of the hyperparameter of each column, of shape (width,).
-    """
+    """The rows of a space's points."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -57,7 +46,7 @@ class UnitCube:
             self._axes[each.name] = _Axis(domain=each.domain, columns=columns, parent=column)
             self.width += count
         counts = [axis.columns.stop - axis.columns.start for axis in self._axes.values()]
-        self.axes = np.repeat(np.arange(len(counts), dtype=np.intp), counts)
+        self.axes = np.repeat(np.arange(len(counts), dtype=np.intp), counts)  # the hyperparameter of each column
 
     def row(self, point: Mapping[str, object]) -> Array:
         """A point's row, of shape (width,)."""

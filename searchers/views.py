@@ -24,27 +24,17 @@ END_STATES: dict[str, State] = {
     "canceled": "CANCELED",
 }
 """The state of a trial that has ended for this reason."""
-NEVER_BEST: tuple[State, ...] = ("ERRORED", "INVALID_HP")
-"""States of trials that are never a search's best."""
+NEVER_BEST: tuple[State, ...] = ("ERRORED", "INVALID_HP")  # states of trials that are never a search's best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
-    """What the search knows of a trial.
+    """What the search knows of a trial. Its values are as measured.
 
-    Attributes:
-        id: Its number, in order of creation.
-        state: PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; PRUNED,
-            COMPLETED, ... when it has ended. If the search is extended, a completed trial may be resumed.
-        hparams: As drawn when it first started; None before.
-        best: Best finite value reported, as measured; None if there is none. With several metrics, the first objective
-            of the report that stands for the trial, if that keeps the constraints: see `losses`.
-        best_step: The step of `best`.
-        losses: With several metrics, those of the report that stands for the trial: that with the least violation, and
-            among equals with the best first objective; None before the first.
-        last: Last value reported, as measured; it may be NaN.
-        last_step: Greatest step reported.
-        stop_requested: A `Stop` was issued, and no `Resume` since. The trial may not have stopped yet.
+    It is PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; PRUNED,
+    COMPLETED, ... when it has ended. If the search is extended, a completed trial may be resumed. With several metrics,
+    the report with the least violation, and among equals with the best first objective, stands for the trial: `losses`
+    are its, and `best` is its first objective, if it keeps the constraints.
 
     >>> TrialView(id=0).after(Exited(trial=0, reason="diverged")).state
     'PRUNED'
@@ -52,17 +42,16 @@ class TrialView:
 
     id: int
     state: State = "PENDING"
-    hparams: Mapping[str, object] | None = None
-    best: float | None = None
+    hparams: Mapping[str, object] | None = None  # as drawn when it first started
+    best: float | None = None  # finite
     best_step: float | None = None
     losses: Losses | None = None
-    last: float | None = None
-    last_step: float | None = None
-    stop_requested: bool = False
+    last: float | None = None  # may be NaN
+    last_step: float | None = None  # the greatest reported
+    stop_requested: bool = False  # and not resumed since; it may not have stopped yet
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
         return self.state not in ("PENDING", "RUNNING", "PAUSED")
 
     def after(
@@ -73,14 +62,7 @@ class TrialView:
         smaller_is_better: bool = True,
         objectives: Objectives | None = None,
     ) -> TrialView:
-        """The trial after this event.
-
-        Args:
-            event: Of this trial, with its value as measured.
-            hparams: Drawn for the trial, if the event is its first `Started`.
-            smaller_is_better: Whether smaller values are better.
-            objectives: The search's, if it has several metrics.
-        """
+        """The trial after this event."""
         match event:
             case Started():
                 # A paused trial can start if its restart crossed the pause; to the method it stays paused.
@@ -121,10 +103,6 @@ class TrialView:
 
 class TrainedShares(Mapping[int, float]):
     """How much of its length each trial has trained, from 0 to 1; computed when it is asked for.
-
-    Args:
-        views: The trials.
-        length: Of a trial that trains to its end; 0 if it is not known, then every share is 0.
 
     >>> TrainedShares({7: TrialView(id=7, last_step=2)}, 8)[7]
     0.25

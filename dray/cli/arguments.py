@@ -40,16 +40,12 @@ ExperimentArg: TypeAlias = Annotated[
         metavar="EXPERIMENT",
         help="Number, name or unique part of the name of an experiment, 'latest', a path, or s3://BUCKET/...",
         autocompletion=_experiments,
-        show_default=False,
     ),
 ]
 OtherArg: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="OTHER",
-        help="The experiment to compare it with, named likewise.",
-        autocompletion=_experiments,
-        show_default=False,
+        metavar="OTHER", help="The experiment to compare it with, named likewise.", autocompletion=_experiments
     ),
 ]
 TrialArg: TypeAlias = Annotated[
@@ -58,7 +54,6 @@ TrialArg: TypeAlias = Annotated[
         metavar="TRIAL",
         help="Trial number, or 'best'; may be omitted if there is only one trial.",
         autocompletion=_trials,
-        show_default=False,
     ),
 ]
 TrialOrBestArg: TypeAlias = Annotated[
@@ -73,7 +68,6 @@ CheckpointArg: TypeAlias = Annotated[
         metavar="EXPERIMENT|CHECKPOINT",
         help="Experiment, or the directory or URI of a checkpoint.",
         autocompletion=_experiments,
-        show_default=False,
     ),
 ]
 Batches: TypeAlias = Annotated[
@@ -82,7 +76,6 @@ Batches: TypeAlias = Annotated[
         "--batches",
         "-b",
         help="Take the checkpoint after this many batches; by default, that of the trial's best validation.",
-        show_default=False,
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
@@ -92,36 +85,25 @@ Follow: TypeAlias = Annotated[
 TailArg: TypeAlias = Annotated[
     int | None, typer.Option("--tail", "-n", help="Print only this many lines, the last ones.", min=0)
 ]
-Config: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="Experiment config file (YAML).", show_default=False)
-]
+Config: TypeAlias = Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment config file (YAML).")]
 Changes: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--config",
         metavar="FIELD=VALUE",
         help="Override a field of CONFIG, such as searcher.max_trials=8; can be repeated.",
-        show_default=False,
     ),
 ]
 ModelDir: TypeAlias = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="MODEL_DIR",
-        help="Directory with the model's code; by default, the directory of CONFIG.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="MODEL_DIR", help="Directory with the model's code; by default, the directory of CONFIG."),
 ]
 Output: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", help="Directory to create; by default, one in the current directory.", show_default=False
-    ),
+    Path | None, typer.Option("--output", "-o", help="Directory to create; by default, one in the current directory.")
 ]
 
 
 def check_follow(follow: bool, json: bool) -> None:
-    """Refuse two options of the ``logs`` commands that exclude each other."""
     if json and follow:
         raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
 

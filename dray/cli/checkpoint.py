@@ -197,7 +197,6 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
 
 
 def _one(where: str) -> Location | None:
-    """The checkpoint at a path or a URI; None if there is none."""
     from dray.records.lookup import parse_location
 
     location = parse_location(where)

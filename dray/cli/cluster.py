@@ -25,10 +25,7 @@ app = typer.Typer(help="Inspect and check the Ray cluster that experiments run o
 
 @app.command()
 def status(
-    address: Annotated[
-        str | None,
-        typer.Option(help="Address of the Ray cluster; RAY_ADDRESS by default.", show_default=False),
-    ] = None,
+    address: Annotated[str | None, typer.Option(help="Address of the Ray cluster; RAY_ADDRESS by default.")] = None,
     json: Json = False,
 ) -> None:
     """Show the nodes of the Ray cluster that experiments run on, and its free CPUs and GPUs.
@@ -46,13 +43,7 @@ def status(
         typer.echo(f"RAY_ADDRESS is not set: an experiment starts its own Ray on this machine ({found['cpus']} CPUs)")
         return
     rows = [
-        (
-            node["address"],
-            "alive" if node["is_alive"] else "dead",
-            node["cpus"],
-            node["gpus"],
-            size(node["memory"]),
-        )
+        (node["address"], "alive" if node["is_alive"] else "dead", node["cpus"], node["gpus"], size(node["memory"]))
         for node in found["nodes"]
     ]
     show.table(["node", "state", "CPUs", "GPUs", "memory"], rows, left=["node", "state"])
@@ -63,17 +54,13 @@ def status(
 @app.command()
 def check(
     address: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of the Ray cluster; RAY_ADDRESS by default, else only this machine.", show_default=False
-        ),
+        str | None, typer.Option(help="Address of the Ray cluster; RAY_ADDRESS by default, else only this machine.")
     ] = None,
     storage: Annotated[
         str | None,
         typer.Option(
             help="Checkpoint storage: a directory, a URI, or an experiment config file; DRAY_STORAGE by default.",
             metavar="WHERE",
-            show_default=False,
         ),
     ] = None,
     json: Json = False,
@@ -152,8 +139,7 @@ def _print_check(checked: ClusterCheck) -> None:
 
 @app.command()
 def validate(
-    file: Annotated[Path, typer.Argument(help="Cluster config file, as for `ray up`.", show_default=False)],
-    json: Json = False,
+    file: Annotated[Path, typer.Argument(help="Cluster config file, as for `ray up`.")], json: Json = False
 ) -> None:
     """Check a config file for Ray's cluster launcher before it costs money, and report all errors at once.
 
@@ -181,7 +167,6 @@ def validate(
 
 
 def _check_not_kubernetes(file: Path) -> None:
-    """Refuse a manifest of Kubernetes, which may be several documents."""
     with suppress(OSError, UnicodeDecodeError):  # reported where it is read
         if re.search("^apiVersion:", file.read_text(), re.MULTILINE):
             check = f"kubectl apply --dry-run=server -f {shlex.quote(str(file))}"

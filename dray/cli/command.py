@@ -73,11 +73,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script; ends with ``SystemExit``.
-
-    Args:
-        arguments: those after ``dray``; of the command line by default.
-    """
+    """The console script; ends with ``SystemExit``."""
     run(_command(), arguments)
 
 

@@ -1,4 +1,4 @@
-"""What ``dray experiment describe`` prints of an experiment or a local run, as text and as JSON."""
+"""What ``dray experiment list`` and ``describe`` print, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import typer
 from dray.cli import server, show
 from dray.cli.reader import Opened, journal, last_values
 from dray.records.hparams import flatten
+from dray.records.overview import Overview
+from dray.serve.client import Server
+from dray.serve.control import ACTIVE
 from dray.text import counted, duration, shown
 
 if TYPE_CHECKING:
     from dray.records.local_runs import LocalRun
-    from dray.records.overview import Overview
 
 _FRONT_SHOWN = 20
 
@@ -24,6 +26,62 @@ _FRONT_SHOWN = 20
 def overview(each: Overview) -> dict[str, Any]:
     """An experiment's overview, as JSON."""
     return {**each.to_json(), "began": show.iso(each.began), "last": show.iso(each.last)}
+
+
+def show_all(where: str | None, *, json: bool) -> None:
+    """Print all experiments in a place; None: in the default storage, or on the server that ``DRAY_SERVER`` names."""
+    up = Server.find() if where is None else None
+    submitted: dict[str, Mapping[str, Any]] = {}
+    if up is None or up.is_here:
+        from dray.records.listing import list_experiments
+
+        found = list_experiments(where)
+    if up is not None:
+        rows = up.experiments()
+        submitted = {row["name"]: row["submitted"] for row in rows if row["submitted"]}
+        found = (
+            [
+                each.on_server(there["state"], there["error"]) if (there := submitted.get(each.name)) else each
+                for each in found
+            ]
+            if up.is_here
+            else list(map(Overview.from_json, rows))
+        )
+    if json:
+        show.as_json([{**overview(each), "submitted": submitted.get(each.name)} for each in found])
+        return
+    if found:
+        _table(found, submitted, with_slots=up is not None)
+    for each in found:
+        if each.state == "DAMAGED":
+            typer.echo(f"{each.name} can't be read: {each.why}", err=True)
+        elif each.state in ACTIVE and each.why:
+            typer.echo(f"{each.name}: {each.why}", err=True)
+    if not found:
+        from dray.records.directory import results_root
+
+        typer.echo(f"no experiments in {where or results_root()} yet", err=True)
+
+
+def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *, with_slots: bool) -> None:
+    headings = ["#", "name", "state", *(["slots"] if with_slots else []), "trials", "best", "metric", "started"]
+    rows: list[list[object]] = []
+    for each in found:
+        failed = f", {each.failed} failed" if each.failed else ""
+        slots = submitted.get(each.name, {}).get("slots") or None
+        rows.append(
+            [
+                each.number,
+                each.name,
+                each.state,
+                *([slots] if with_slots else []),
+                f"{each.ended}/{each.max_trials or each.trials}{failed}",
+                each.best,
+                each.metric,
+                show.clock(each.began),
+            ]
+        )
+    show.table(headings, rows, left=["name", "state", "metric"])
 
 
 def as_json(read: Opened) -> dict[str, Any]:
@@ -50,7 +108,6 @@ def as_json(read: Opened) -> dict[str, Any]:
 
 
 def describe(read: Opened) -> None:
-    """Print an experiment's description."""
     from dray.display.best_trials import best_trials
     from dray.records.rungs import rung_estimates
 
@@ -155,7 +212,6 @@ def local_details(run: LocalRun) -> dict[str, Any]:
 
 
 def describe_local(run: LocalRun, overview: Overview) -> None:
-    """Print a local run's description."""
     found = local_details(run)
     resumable = found["checkpoints"] and overview.state in ("STOPPED", "UNKNOWN")
     resume = f'fit(..., latest_checkpoint="{found["checkpoints"][0]["path"]}")' if resumable else ""

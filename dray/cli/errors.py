@@ -21,13 +21,13 @@ from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set
 from dray.script import ScriptFailed
 from dray.serve.control import NotSubmitted, Refused, WrongState
 from dray.storage import StorageError, StorageFull
+from dray.storage.errors import is_full
 from dray.text import one_line
 from dray.training.errors import SearcherMetricError
 from searchers.errors import JournalError
 
 FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
-SIGNALLED = 128
-"""The exit code of a command that a signal stopped is this and the signal's number, as shells have it."""
+SIGNALLED = 128  # the exit code of a command that a signal stopped is this and the signal's number, as shells have it
 _UNKNOWN = "no such command"
 _MEANT = {"run": "create", "train": "create", "start": "create", "compare": "diff", "show": "describe"}
 """Commands by the names that other tools have for them."""
@@ -43,7 +43,6 @@ class BadUse(ValueError):
 
 
 def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
-    """Run a Typer command, and exit."""
     try:
         code = command(args=arguments, prog_name="dray", standalone_mode=False)
     except _UsageError as error:
@@ -71,7 +70,7 @@ def handle_errors() -> Iterator[None]:
     """Turn a command's expected errors into one message and an exit code. `command` wraps every command in it."""
     try:
         yield
-    except (FoundInTraining, SearcherMetricError) as error:
+    except (FoundInTraining, SearcherMetricError, ExperimentError, StorageError, StorageFull, Refused) as error:
         raise typer.Exit(_print_error(str(error), FAILED)) from None
     except (ConfigError, NoExperiment, NotSubmitted, WrongState, BadUse, JournalError) as error:
         # JournalError: damaged, or in use.
@@ -80,8 +79,6 @@ def handle_errors() -> Iterator[None]:
         raise typer.Exit(_print_error(f"{HOOK} {error}", BAD_INPUT)) from None
     except ScriptFailed as error:
         raise typer.Exit(_print_error("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
-    except (ExperimentError, StorageError, StorageFull, Refused) as error:
-        raise typer.Exit(_print_error(str(error), FAILED)) from None
     except BdbQuit:
         raise typer.Exit(_print_error("the debugger was left, which ended the run", FAILED)) from None
     except (PermissionError, ConnectionError) as error:  # ConnectionError also: no such Ray cluster
@@ -91,6 +88,12 @@ def handle_errors() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit from None
         raise typer.Exit(_print_error(str(error), FAILED)) from None
+    except OSError as error:
+        if (full := is_full(error)) is None or users_line(error, None):
+            raise
+        where = f" to {full.filename}" if full.filename else ""
+        message = f"can't write{where}: {full.strerror}; free some space: what was recorded is intact"
+        raise typer.Exit(_print_error(message, FAILED)) from None
     except KeyboardInterrupt as stopped:
         raise typer.Exit(_report_signal(stopped)) from None
 
@@ -159,7 +162,6 @@ def _of_determined(arguments: Sequence[str]) -> str:
 
 
 def _of_command(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the command's own function on, without Typer's frames."""
     each = trace
     while each is not None:
         module = each.tb_frame.f_globals["__name__"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import dray
-from dray.cli import description, overviews, queue, server, show
+from dray.cli import description, queue, server, show
 from dray.cli.arguments import (
     Changes,
     Config,
@@ -54,12 +54,10 @@ def create(
             "--path",
             "--storage",
             help="Store the experiment in this directory; if there is one, or it is in the object store, continue it.",
-            show_default=False,
         ),
     ] = None,
     storage_path: Annotated[
-        str | None,
-        typer.Option(help="Store checkpoints in this directory, or in s3://BUCKET/PREFIX.", show_default=False),
+        str | None, typer.Option(help="Store checkpoints in this directory, or in s3://BUCKET/PREFIX.")
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print its log until it ends, as without --detach.")
@@ -141,9 +139,7 @@ def list_(
     where: Annotated[
         str | None,
         typer.Argument(
-            metavar="WHERE",
-            help="Directory, or s3://BUCKET/PREFIX; by default, ~/dray_results (or DRAY_HOME).",
-            show_default=False,
+            metavar="WHERE", help="Directory, or s3://BUCKET/PREFIX; by default, ~/dray_results (or DRAY_HOME)."
         ),
     ] = None,
     json: Json = False,
@@ -157,7 +153,7 @@ def list_(
     dray experiment list
     dray e list s3://bucket/results --json | jq -r '.[].name'
     """
-    overviews.show_all(where, json=json)
+    description.show_all(where, json=json)
 
 
 @app.command()
@@ -274,12 +270,9 @@ def resume(experiment: ExperimentArg, detach: Detach = False) -> None:
 @app.command()
 def extend(
     experiment: ExperimentArg,
-    max_trials: Annotated[
-        int | None, typer.Option(help="New total number of trials.", min=1, show_default=False)
-    ] = None,
+    max_trials: Annotated[int | None, typer.Option(help="New total number of trials.", min=1)] = None,
     max_length: Annotated[
-        int | None,
-        typer.Option(help="New length of a trial, in the unit of the config.", min=1, show_default=False),
+        int | None, typer.Option(help="New length of a trial, in the unit of the config.", min=1)
     ] = None,
     detach: Detach = False,
 ) -> None:
@@ -368,7 +361,6 @@ def _check_not_detached(detach: bool) -> None:
 
 
 def _run(experiment: dray.Experiment) -> None:
-    """Run it to its end; raises `typer.Exit` if some of its trials failed."""
     if "ERRORED" in set(experiment.run().trials["state"]):
         raise typer.Exit(SOME_FAILED)
 

@@ -64,9 +64,7 @@ def preview(
 
 
 def migrate(
-    model_dir: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Model directory written for Determined.", show_default=False)
-    ],
+    model_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Model directory written for Determined.")],
     json: Json = False,
 ) -> None:
     """Report what must change in a model directory written for Determined. Exit code 1 if anything must.

@@ -124,8 +124,7 @@ def max_slots(
 def tags(
     experiment: ExperimentArg,
     values: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[TAG]...", help="Its new tags; none removes them.", show_default=False),
+        list[str] | None, typer.Argument(metavar="[TAG]...", help="Its new tags; none removes them.")
     ] = None,
 ) -> None:
     """Set an experiment's tags, which the page shows and searches.
@@ -140,7 +139,7 @@ def tags(
 @sets.command()
 def notes(
     experiment: ExperimentArg,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Its new notes; '' removes them.", show_default=False)],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Its new notes; '' removes them.")],
 ) -> None:
     """Set an experiment's notes, which the page shows.
 

@@ -43,11 +43,7 @@ class Opened:
         return None
 
     def trial(self, named: str | None) -> int:
-        """The number of a trial; if none is named, of the only one.
-
-        Raises:
-            NoExperiment: there is no such trial, or no best one.
-        """
+        """The number of a trial; if none is named, of the only one."""
         name, trials, best = self.stored.name, self.reader.trials, self.reader.best()
         if named is None:
             if len(trials) == 1:

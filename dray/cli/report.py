@@ -18,12 +18,7 @@ def report(
     experiment: ExperimentArg,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="File to write; by default, report.html in the experiment's directory.",
-            show_default=False,
-        ),
+        typer.Option("--output", "-o", help="File to write; by default, report.html in the experiment's directory."),
     ] = None,
 ) -> None:
     """Write a report on an experiment, finished or running, as one self-contained HTML file.
@@ -41,10 +36,7 @@ def report(
 
 def ui(
     experiment: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[EXPERIMENT]", help="Also serve its TensorBoard and optuna-dashboard.", show_default=False
-        ),
+        str | None, typer.Argument(metavar="[EXPERIMENT]", help="Also serve its TensorBoard and optuna-dashboard.")
     ] = None,
     port: Annotated[int, typer.Option(help="Port of TensorBoard; optuna-dashboard uses the next free one.")] = 6006,
 ) -> None:

@@ -22,9 +22,7 @@ def serve(
     ] = 8600,
     address: Annotated[
         str | None,
-        typer.Option(
-            help="Ray cluster to train on; by default that of RAY_ADDRESS, or one on this machine.", show_default=False
-        ),
+        typer.Option(help="Ray cluster to train on; by default that of RAY_ADDRESS, or one on this machine."),
     ] = None,
     idle_s: Annotated[
         float, typer.Option(help="End worker groups that no experiment has needed for so many seconds.", min=0)

@@ -20,8 +20,7 @@ from dray.text import counted
 if TYPE_CHECKING:
     from dray.records.overview import Overview
 
-END = 1 << 59
-"""A place behind every journal's end."""
+END = 1 << 59  # a place behind every journal's end
 SIGINT = 2
 
 Detach: TypeAlias = Annotated[
@@ -33,16 +32,11 @@ NoServer: TypeAlias = Annotated[
 
 
 def tell(line: str) -> None:
-    """Print a line for the user on standard error."""
     typer.echo(line, err=True)
 
 
 def find(experiment: str) -> tuple[Server, str] | None:
-    """The server, and an experiment's name there; None if no server is up, or the experiment is elsewhere.
-
-    Raises:
-        NoExperiment: there is none, or several match.
-    """
+    """The server, and an experiment's name there; None if no server is up, or the experiment is elsewhere."""
     server = Server.find()
     if server is None or "://" in experiment:
         return None
@@ -79,36 +73,20 @@ def seen(overview: Overview) -> tuple[Overview, Submitted | None]:
 
 
 def must(experiment: str, verb: Callable[[Server, str], Submitted], *, without: str = "") -> Submitted:
-    """Call a verb that only a server has.
-
-    Args:
-        without: the subcommand to use without a server; "" if there is none.
-
-    Raises:
-        NoExperiment: there is no such experiment, or several match.
-        WrongState: it can't be done now.
-        BadUse: no server is up, or it was not submitted to it.
-    """
-    found = find(experiment)
+    """Call a verb that only a server has; ``without`` is the subcommand to use without a server, if there is one."""
+    found, instead = find(experiment), f"dray experiment {without} {shlex.quote(experiment)}"
     if found is None:
         from dray.records.lookup import locate
 
-        hint = f"; without one: dray experiment {without} {shlex.quote(experiment)}" if without else ""
+        hint = f"; without one: {instead}" if without else ""
         raise BadUse(f"no server is up that runs {locate(experiment)}; start one with: dray serve{hint}")
     try:
         return verb(*found)
     except NotSubmitted:
-        hint = f"; use: dray experiment {without} {shlex.quote(experiment)}" if without else ""
-        raise BadUse(f"{found[1]} was not submitted to the server{hint}") from None
+        raise BadUse(f"{found[1]} was not submitted to the server{f'; use: {instead}' if without else ''}") from None
 
 
 def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, detach: bool) -> None:
-    """Submit an experiment, and follow it to its end.
-
-    Raises:
-        ConfigError: with every fault of the config.
-        typer.Exit: it did not end well, or following it was interrupted.
-    """
     from dray.display.text import searched_line
     from dray.serve.submission import submit_file
 
@@ -117,11 +95,7 @@ def submit(server: Server, config: Path, changes: Sequence[str], code: Path, *, 
 
 
 def submitted(server: Server, name: str, *, searched: str = "", detach: bool) -> None:
-    """Print the name of an experiment that was just submitted, and follow it, unless ``detach``; raises as `follow`.
-
-    Args:
-        searched: the ranges that are searched, for the user.
-    """
+    """Print the name of an experiment that was just submitted, and follow it, unless ``detach``."""
     number = server.number(name)
     label = name if number is None else f"experiment {number}: {name}"
     typer.echo(label if detach else f"{label}, submitted to {server.url}")
@@ -132,15 +106,8 @@ def submitted(server: Server, name: str, *, searched: str = "", detach: bool) ->
 
 
 def begin(experiment: str, verb: Callable[[Server, str], Submitted]) -> tuple[Server, str, int] | None:
-    """Call a verb that has an experiment run again: the server, its name, and where its journal ended before.
-
-    Returns:
-        None if it was not submitted to a server that is up.
-
-    Raises:
-        NoExperiment: there is none, or several match.
-        WrongState: it can't be done now.
-    """
+    """Call a verb that has an experiment run again: the server, its name, and where its journal ended before; None if
+    it was not submitted to a server that is up."""
     found = find(experiment)
     if found is None:
         return None
@@ -154,7 +121,7 @@ def begin(experiment: str, verb: Callable[[Server, str], Submitted]) -> tuple[Se
 
 
 def begun(server: Server, name: str, after: int, *, detach: bool) -> None:
-    """Follow an experiment that runs again, unless ``detach``; raises as `follow`."""
+    """Follow an experiment that runs again, unless ``detach``."""
     tell(f"{name} continues on the server at {server.url}")
     if not detach:
         follow(server, name, after)
@@ -177,11 +144,7 @@ def follow_log(server: Server, name: str, tail: int | None) -> None:
 
 
 def follow(server: Server, name: str, after: int = 0) -> None:
-    """Print an experiment's log as it grows, until it neither runs nor waits to; then its result.
-
-    Raises:
-        typer.Exit: it did not end well, or this was interrupted.
-    """
+    """Print an experiment's log as it grows, until it neither runs nor waits to; then its result."""
     if server.is_here:  # for the summary, while the experiment starts: pandas takes half a second to import
         threading.Thread(target=importlib.import_module, args=("dray.display.best_trials",)).start()
     try:
@@ -200,12 +163,7 @@ def wait(server: Server, name: str) -> dict[str, Any]:
 
 
 def finish(server: Server, name: str, *, summary: bool) -> None:
-    """Report how an experiment ended, by a line and the exit code.
-
-    Raises:
-        typer.Exit: some of its trials failed, or it was stopped or paused.
-        ExperimentError: it failed.
-    """
+    """Report how an experiment ended, by a line and the exit code."""
     from dray.records.overview import COMPLETED
     from dray.serve.submission import why_failed
 
@@ -223,10 +181,7 @@ def finish(server: Server, name: str, *, summary: bool) -> None:
 
 def stop(server: Server, name: str) -> bool:
     """Stop an experiment, and wait until its trials have saved; one that is stopping already is ended at once.
-
-    Returns:
-        Whether it was submitted to the server.
-    """
+    Returns whether it was submitted to the server."""
     try:
         if server.events(name, END)["state"] == "STOPPING":
             tell(f"ending {name} at once")
@@ -247,13 +202,7 @@ def stop(server: Server, name: str) -> bool:
 
 def delete(path: str) -> bool:
     """Delete an experiment in the results directory of a server that is up, so that it does not start it again.
-
-    Returns:
-        Whether there is such a server.
-
-    Raises:
-        WrongState: it runs, or waits to.
-    """
+    Returns whether there is such a server."""
     from dray.records.root import results_root
 
     server, where = Server.find(), Path(path)

@@ -8,12 +8,12 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from dray.text import shown
+from dray.text import finite, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,7 @@ WIDE = 10_000
 
 def as_json(value: Any) -> None:
     """Print strict JSON: numbers that are not finite become null."""
-    typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
+    typer.echo(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> None:
@@ -75,7 +75,6 @@ def red(text: str) -> str:
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Print each text in a line."""
     for text in texts:
         typer.echo(text)
 
@@ -97,17 +96,3 @@ def iso(seconds: float | None) -> str | None:
     if seconds is None or math.isnan(seconds):
         return None
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case None | bool() | str() | int():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {str(name): _plain(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-    # numpy's scalars, without importing numpy
-    return _plain(value.item()) if hasattr(value, "item") else str(value)

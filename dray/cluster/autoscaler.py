@@ -25,12 +25,10 @@ from dray.text import one_line
 
 logger = logging.getLogger("dray")
 
-READ_TIMEOUT_S = 60.0
-"""How long reading the file on the head may take: a process may have to start there."""
+READ_TIMEOUT_S = 60.0  # how long reading the file on the head may take: a process may have to start there
 JOIN_S = 60.0
 """How long existing machines, or an autoscaler on Kubernetes, may take to join: some ten seconds after the head."""
-STATUS_TIMEOUT_S = 10
-"""How long the head may take to report what its autoscaler is doing."""
+STATUS_TIMEOUT_S = 10  # how long the head may take to report what its autoscaler is doing
 NO_FILE = "none"
 _SEE_LOG = "see monitor.log in Ray's logs on the head"
 
@@ -150,7 +148,6 @@ def activity() -> Activity:
 
 
 def has_state() -> bool:
-    """Whether an autoscaler has stored its state in the cluster."""
     return _activity() is not None
 
 

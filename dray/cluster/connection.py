@@ -25,8 +25,7 @@ from dray.text import one_line
 
 LOOPBACK = "127.0.0.1"
 _NEW = "a new Ray cluster on this machine"
-CONNECT_S = 5.0
-"""How long a cluster may take to accept a TCP connection."""
+CONNECT_S = 5.0  # how long a cluster may take to accept a TCP connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +34,10 @@ class Cluster:
 
     A cluster that was started here is kept for this process's next `connect`, unless the block raises. It ends with
     this process. A joined one, and the connection to it, stay.
-
-    Attributes:
-        own: this process started the cluster on this machine, for its own experiments alone.
-        local: all its nodes are this machine: workers have the driver's files and packages.
     """
 
-    own: bool
-    local: bool = False
+    own: bool  # started by this process, for its own experiments alone
+    local: bool = False  # all its nodes are this machine: workers have the driver's files and packages
     description: str
 
     def __enter__(self) -> Cluster:
@@ -95,10 +90,6 @@ def connect(address: str | None) -> Cluster:
     In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; the cluster that
     this process has kept, unless environment variables or the working directory have changed, or one of its processes
     has died; a new cluster on this machine. Never the cluster in Ray's address file, which may have died long ago.
-
-    Raises:
-        ConnectionError: there is no cluster at the address, or a new one does not start, or another user may know the
-            token that it would require.
     """
     global _kept
     address = address or os.environ.get("RAY_ADDRESS")
@@ -107,11 +98,7 @@ def connect(address: str | None) -> Cluster:
     # Another one, if it was shut down and Ray started by the user's code.
     if ray.is_initialized() and kept is not None and ray.get_runtime_context().gcs_address == kept[0]:
         if is_local and kept[1] == _inherited() and _all_live():
-            return Cluster(
-                own=True,
-                local=True,
-                description=f"{kept[2]}, {_count(ray.cluster_resources())}",
-            )
+            return Cluster(own=True, local=True, description=f"{kept[2]}, {_count(ray.cluster_resources())}")
         ray.shutdown()
     if ray.is_initialized():
         return Cluster(
@@ -140,7 +127,7 @@ def _ray_directory() -> Path:
     """Where Ray's sockets, logs and code are on a cluster that dray starts; no other user gets there.
 
     Ray lets all users of the machine write into its own directory, `/tmp/ray`: they could put their sockets and their
-    code in place of those that its processes use. If another user has taken the place, that is a `ConnectionError`.
+    code in place of those that its processes use.
     """
     from ray._common.utils import get_default_system_temp_dir
 
@@ -171,8 +158,7 @@ def _start(directory: Path) -> None:
 
 
 def join(address: str) -> None:
-    """Connect to the cluster at an address. If there is none, or it does not accept this process's token, that is a
-    `ConnectionError`."""
+    """Connect to the cluster at an address."""
     refused = ""
     try:
         # If nothing listens there, Ray tries for minutes and then ends the process.

@@ -14,7 +14,6 @@ from dray.private import is_loopback
 
 
 def known_nodes() -> list[RayNode]:
-    """All nodes, including those that are gone."""
     return [
         RayNode(node["NodeID"], node["NodeManagerAddress"], node["Alive"], node["Resources"], node["Labels"])
         for node in ray.nodes()
@@ -22,7 +21,6 @@ def known_nodes() -> list[RayNode]:
 
 
 def nodes() -> list[RayNode]:
-    """All nodes that are alive."""
     return [node for node in known_nodes() if node.is_alive]
 
 
@@ -48,15 +46,9 @@ def on_node(what: Any, node: str, **options: Any) -> Any:
 
 
 def status(address: str | None) -> dict[str, Any]:
-    """The nodes of a cluster (by default ``RAY_ADDRESS``), and how much of them is free.
+    """The nodes of a cluster (by default ``RAY_ADDRESS``), and the CPUs and GPUs of the living ones, all and unused.
 
-    Returns:
-        ``address``: None if no cluster is named; an experiment then starts one on this machine. ``nodes``:
-        ``address``, ``is_alive``, ``cpus``, ``gpus`` and ``memory`` (bytes) of each. ``cpus``, ``gpus``: of all alive
-        nodes together. ``cpus_free``, ``gpus_free``: the unused ones of these.
-
-    Raises:
-        ConnectionError: there is no cluster at the address.
+    The address is None if no cluster is named; an experiment then starts one on this machine.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if not address or address == "local":

@@ -17,8 +17,7 @@ from typing import Any
 import ray._private.worker as ray_worker
 
 FILE = "ray.log"
-_PRINT_HANDLER = "ray_print_logs"
-"""Ray's name of the handler that prints."""
+_PRINT_HANDLER = "ray_print_logs"  # Ray's name of the handler that prints
 
 
 @contextlib.contextmanager

@@ -25,10 +25,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-EVERY_S = 5.0
-"""What AWS recommends."""
-ANSWER_S = 2.0
-"""How long the metadata service may take to answer."""
+EVERY_S = 5.0  # what AWS recommends
+ANSWER_S = 2.0  # how long the metadata service may take to answer
 GCP_S = 25
 """What is left of Google's half minute after polling and draining. The notice does not say whether there is more."""
 _TOKEN = "X-aws-ec2-metadata-token"

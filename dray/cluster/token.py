@@ -21,8 +21,7 @@ _NO_TOKEN = f"it requires a token, and this process has none; {_CURE}"
 def secure() -> None:
     """Make sure that no other user can read the token of a cluster that is about to be started on this machine.
 
-    Ray would create the file with the permissions that the umask leaves: usually all users may read it. If another user
-    may have chosen the token, that is a `ConnectionError`.
+    Ray would create the file with the permissions that the umask leaves: usually all users may read it.
     """
     has_other = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if has_other or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":

@@ -12,35 +12,30 @@ from typing import NamedTuple
 GPU_TYPE = "ray.io/accelerator-type"
 """A label: the type of a node's GPUs. Ray sets it on running nodes; of those to be started, the cluster file has it."""
 
-NODE_ID = "ray.io/node-id"
-"""A label that Ray sets: its id of a node."""
-HEAD = "node:__internal_head__"
-"""A resource that only the head has."""
+NODE_ID = "ray.io/node-id"  # a label that Ray sets: its id of a node
+HEAD = "node:__internal_head__"  # a resource that only the head has
 NODE_TYPE = "ray.io/node-group"
 """A label: the name of a node's type in the cluster file. Ray sets it on running nodes; of others the file has it."""
-UNLIMITED = 10_000
-"""The maximum of a node type without a limit."""
+UNLIMITED = 10_000  # the maximum of a node type without a limit
 
 
 class RayNode(NamedTuple):
-    """What Ray knows about a node: its id (a node that comes back gets another), its address, its total resources
-    (empty once it is gone), and its labels."""
+    """What Ray knows about a node."""
 
-    id: str
+    id: str  # a node that comes back gets another
     address: str
     is_alive: bool
-    resources: Mapping[str, float]
-    labels: Mapping[str, str]
+    resources: Mapping[str, float]  # used or not; empty once it is gone
+    labels: Mapping[str, str]  # Ray's own, and those that the node was started with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeType:
-    """A type of machine that the autoscaler may start: the resources and labels of one machine (None if unknown),
-    and how many of them there may be."""
+    """A type of machine that the autoscaler may start."""
 
     name: str = ""
-    resources: Mapping[str, float]
-    labels: Mapping[str, str] | None = None
+    resources: Mapping[str, float]  # of one machine, as its labels
+    labels: Mapping[str, str] | None = None  # None: unknown
     max_count: int
 
     def may_have(self, gpu_types: Collection[str]) -> bool:
@@ -50,10 +45,10 @@ class NodeType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an autoscaler may start: types of machines, None if unknown, and how many together besides the head."""
+    """What an autoscaler may start."""
 
-    types: tuple[NodeType, ...] | None
-    max_count: int = UNLIMITED
+    types: tuple[NodeType, ...] | None  # None: unknown
+    max_count: int = UNLIMITED  # of all machines together, besides the head
 
     def nodes(self, gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:
         """The resources of each machine with such GPUs, the maximum of each type; `max_count` does not limit their
@@ -64,22 +59,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What the autoscaler is starting.
+    """What the autoscaler is starting, by node type."""
 
-    Attributes:
-        starting: how many machines were requested from the cloud and are not up yet, by node type.
-        failed: node types of which the cloud could not provide a machine, and why.
-        failed_at: when that last happened to each, in seconds since the epoch.
-        booting: how many of those that start the cloud has provided.
-    """
-
-    starting: Mapping[str, int]
-    failed: Mapping[str, str]
-    failed_at: Mapping[str, float] = field(default_factory=dict)
-    booting: Mapping[str, int] = field(default_factory=dict)
+    starting: Mapping[str, int]  # requested from the cloud, and not up yet
+    failed: Mapping[str, str]  # why the cloud could not provide a machine
+    failed_at: Mapping[str, float] = field(default_factory=dict)  # when it last could not, since the epoch
+    booting: Mapping[str, int] = field(default_factory=dict)  # of those that start, what the cloud has provided
 
     def __str__(self) -> str:
-        """As a sentence."""
         failures = "; ".join(f"it could not start {name}: {why}" for name, why in sorted(self.failed.items()))
         return f"the autoscaler is starting {self._starting() or 'none'}" + (f"; {failures}" if failures else "")
 
@@ -94,26 +81,16 @@ class Activity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """A cluster at one time.
+    """A cluster at one time. What was not asked for is None."""
 
-    Attributes:
-        nodes: that are alive.
-        draining: ids of nodes that will be removed.
-        limits: what an autoscaler may start; None without an autoscaler.
-        free: resources that nobody uses; None if they were not asked for.
-        activity: of the autoscaler; None if it was not asked for.
-        time: when it was, in seconds since the epoch.
-    """
-
-    nodes: tuple[RayNode, ...]
-    draining: frozenset[str] = frozenset()
-    limits: Limits | None = None
+    nodes: tuple[RayNode, ...]  # alive
+    draining: frozenset[str] = frozenset()  # ids of nodes that will be removed
+    limits: Limits | None = None  # None: there is no autoscaler
     free: Mapping[str, float] | None = None
     activity: Activity | None = None
-    time: float = 0.0
+    time: float = 0.0  # seconds since the epoch
 
     def without(self, nodes: Collection[str]) -> ClusterView:
-        """The same without these nodes (ids)."""
         return replace(self, nodes=tuple(node for node in self.nodes if node.id not in nodes))
 
     def resources(self, gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:

@@ -15,18 +15,14 @@ EVERY_S = 1.0
 SILENT_FOR = 5
 """After this many failed attempts in a row it is reported that the head does not answer. After a minute Ray ends the
 driver's process without a message; if the head is back before that, the driver reconnects."""
-END_S = 5.0
-"""How long to wait for the end of the thread."""
+END_S = 5.0  # how long to wait for the end of the thread
 
 
 class Watch:
-    """A thread that watches until `close()`.
+    """A thread that watches the cluster whose head is at `host:port` until `close()`.
 
-    Args:
-        address: of the cluster's head, `host:port`.
-        draining: called with the ids of draining nodes, every second while there are any; None if this cluster's nodes
-            are never removed.
-        silent: called when the head does not answer.
+    `draining` is called with the ids of draining nodes, every second while there are any; it is None if this cluster's
+    nodes are never removed. `silent` is called when the head does not answer.
     """
 
     def __init__(
@@ -66,7 +62,6 @@ class Watch:
                 failed = True
 
     def answers(self) -> bool:
-        """Whether the head accepts a connection now."""
         try:
             socket.create_connection(self._address, timeout=EVERY_S).close()
         except OSError:

@@ -11,7 +11,6 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -19,12 +18,11 @@ from typing import BinaryIO
 from dray import private
 from dray.code.ignore import IGNORE_FILES, MAX_CODE_BYTES, Code, code_of, copied, make_links
 from dray.errors import ConfigError
+from dray.storage.disk import locked
 from dray.text import one_line
 
-MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)
-"""Of an archive, compressed."""
-MAX_FILES = 20_000
-"""Files, links and directories in an archive. Making one takes up to a millisecond."""
+MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)  # of an archive, compressed
+MAX_FILES = 20_000  # files, links and directories in an archive. Making one takes up to a millisecond
 
 
 class BadArchive(ValueError):
@@ -32,7 +30,6 @@ class BadArchive(ValueError):
 
 
 def pack(directory: Path) -> bytes:
-    """The code in a directory as a ``.tar.gz``; raises as `code_of`."""
     return _pack(code_of(directory))
 
 
@@ -58,8 +55,8 @@ def unpack(packed: BinaryIO, to: Path) -> list[str]:
     Nothing is written outside of the directory. Links may lead out of it, as those of a model directory to its data
     do; they are made last, and not where there is something, so that nothing is written through them.
 
-    Raises:
-        BadArchive: it is none, is too large, or has something other than files, directories and links in it.
+    Returns:
+        The names of the links.
     """
     links: dict[str, str] = {}
     size = count = 0
@@ -100,7 +97,6 @@ class Archived:
 
     @classmethod
     def of(cls, code: Path) -> Archived:
-        """An experiment's copy of its code."""
         return cls(_pack(copied(code)))
 
     def place(self) -> Path:
@@ -111,40 +107,24 @@ class Archived:
         root = Path(tempfile.gettempdir(), f"dray-code-{os.getuid()}")
         private.make_directory(root)
         place = root / hashlib.sha256(self.packed).hexdigest()[:32]
-        with _locked(root, fcntl.LOCK_EX):
+        with locked(root, fcntl.LOCK_EX):
             if not place.exists():
                 _remove_unused(root)
                 scratch = Path(tempfile.mkdtemp(dir=root))
                 unpack(io.BytesIO(self.packed), scratch)
                 scratch.rename(place)
-            _use(place)
+            before = _used.pop_all()
+            _used.enter_context(locked(place, fcntl.LOCK_SH))
+            before.close()
         return place
 
 
-@contextlib.contextmanager
-def _locked(directory: Path, lock: int) -> Iterator[None]:
-    """Lock a directory as `flock` does, also against this process."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, lock)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-_used = contextlib.ExitStack()
-"""Holds the lock of the code that this process has placed last."""
-
-
-def _use(place: Path) -> None:
-    before = _used.pop_all()
-    _used.enter_context(_locked(place, fcntl.LOCK_SH))
-    before.close()
+_used = contextlib.ExitStack()  # holds the lock of the code that this process has placed last
 
 
 def _remove_unused(root: Path) -> None:
     for place in list(root.iterdir()):
-        with contextlib.suppress(BlockingIOError), _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with contextlib.suppress(BlockingIOError), locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB):
             doomed = Path(tempfile.mkdtemp(dir=root))
             place.rename(doomed)  # first: what is left by half is nobody's code
             shutil.rmtree(doomed, ignore_errors=True)
@@ -157,7 +137,6 @@ def _keep_all(directory: Path) -> None:
 
 
 def _within(name: str) -> str:
-    """The path of a link in the directory."""
     path = PurePosixPath(name.lstrip("/"))
     if ".." in path.parts:
         raise BadArchive(f"the code has {name!r}, which is outside of its directory")

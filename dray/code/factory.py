@@ -33,11 +33,9 @@ class FromDirectory:
     directory: str | Package | Archived
 
     def place(self) -> Path:
-        """The directory of the code, on this machine."""
         return Path(self.directory).resolve() if isinstance(self.directory, str) else self.directory.place()
 
     def __call__(self) -> type[PyTorchTrial] | Script:
-        """The class, or the program. An `EntrypointError` if it is not here, or cannot be imported."""
         return load_entrypoint(self.entrypoint, self.place())
 
 
@@ -57,7 +55,6 @@ class Sent:
         """None: its code is in no directory."""
 
     def __call__(self) -> type[PyTorchTrial]:
-        """The class. An `EntrypointError` if something that it needs is not on this worker."""
         try:
             if self.home is not None:
                 directory = self.home.place()

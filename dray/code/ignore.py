@@ -35,12 +35,10 @@ NOT_CODE = (
     "ray_bootstrap_*",
 )
 """Patterns before the directory's own, which may negate some."""
-MAX_CODE_BYTES = 96 * 2**20
-"""Determined's limit."""
+MAX_CODE_BYTES = 96 * 2**20  # Determined's limit
 MAX_LINKED_BYTES = 1 << 20
 """A larger file that a link out of the directory leads to is not code: only the link is copied."""
-MAX_ENTRIES = 200_000
-"""If a directory is too large, at most this many entries are read to find the largest ones."""
+MAX_ENTRIES = 200_000  # if a directory is too large, at most this many entries are read to find the largest ones
 
 # A directory with all files of one of these sets is not code.
 _FOREIGN = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"experiment.yaml", "journal.jsonl"})
@@ -48,12 +46,9 @@ _FOREIGN = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"experiment.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """The code in a directory.
+    """The code in a directory, by relative paths, with slashes; a folder comes before its content.
 
-    Attributes:
-        folders, files, links: paths relative to it, with slashes; a folder comes before its content. A link is followed
-            only if it leads to a small file elsewhere, such as a module that several projects share.
-        size: total size of the files, in bytes.
+    A link is followed only if it leads to a small file elsewhere, such as a module that several projects share.
     """
 
     root: Path
@@ -64,7 +59,6 @@ class Code:
 
     @property
     def summary(self) -> str:
-        """The number of files and their size, as text."""
         return f"{counted(len(self.files), 'file')}, {size(self.size)}"
 
     def targets(self) -> Iterator[tuple[str, str]]:
@@ -136,8 +130,7 @@ def _patterns(root: Path, field: str) -> GitIgnoreSpec:
 
 
 class _Found(NamedTuple):
-    """What a walk through a directory has found: bytes of each file and directory, of the whole under ".", and
-    whether all entries were read."""
+    """What a walk through a directory has found."""
 
     code: Code
     sizes: Mapping[str, int]

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from dray.code.startup_hook import HOOK
 from dray.compat import real_package_hint
 from dray.config.entrypoint import EXAMPLES, ClassName, Entrypoint
-from dray.errors import EntrypointError, ImportRaisedError, did_you_mean
+from dray.errors import EntrypointError, ImportRaisedError
 from dray.imports import import_model, module_file, no_module, raised, use_model_dir
 from dray.script import Script
+from searchers.errors import did_you_mean
 
 if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
@@ -53,12 +54,10 @@ def check_entrypoint_file(entrypoint: Entrypoint | None, model_dir: str | os.Pat
     if entrypoint is None:
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
     directory = _directory(model_dir)
-    if not isinstance(entrypoint, ClassName):
+    if isinstance(entrypoint, ClassName):
+        _check_module(entrypoint.module, directory)
+    else:
         _check_program(entrypoint, directory)
-    elif (file := module_file(directory, entrypoint.module)) is not None:
-        _check_syntax(file, directory)
-    elif not _is_elsewhere(entrypoint.module, directory):
-        raise _error("entrypoint", no_module(entrypoint.module, directory))
 
 
 def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: ClassName) -> None:
@@ -75,12 +74,7 @@ def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: ClassName) -
 
 def _check_program(program: Script, directory: Path) -> None:
     if program.file is None:
-        assert program.module is not None
-        file = module_file(directory, program.module)
-        if file is not None:
-            _check_syntax(file, directory)
-        elif not _is_elsewhere(program.module, directory):
-            raise _error("entrypoint", no_module(program.module, directory))
+        _check_module(str(program.module), directory)
         return
     path = directory / program.file
     if os.path.isdir(path):  # not Path's own, which raise if a name is too long for the file system
@@ -92,6 +86,16 @@ def _check_program(program: Script, directory: Path) -> None:
     _check_syntax(path, directory)
 
 
+def _check_module(name: str, directory: Path) -> None:
+    if (file := module_file(directory, name)) is not None:
+        _check_syntax(file, directory)
+        return
+    # A module outside of the directory may have this name; only its outermost package is checked.
+    outermost = name.partition(".")[0]
+    if module_file(directory, outermost) is not None or importlib.util.find_spec(outermost) is None:
+        raise _error("entrypoint", no_module(name, directory))
+
+
 def _check_syntax(path: Path, directory: Path) -> None:
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
@@ -100,21 +104,11 @@ def _check_syntax(path: Path, directory: Path) -> None:
         raise _error("entrypoint", raised(name, directory, error, doing="reading")) from None
 
 
-def _is_elsewhere(module: str, directory: Path) -> bool:
-    """Whether a module outside of the model's directory has this name; only its outermost package is checked."""
-    outermost = module.partition(".")[0]
-    return module_file(directory, outermost) is None and importlib.util.find_spec(outermost) is not None
-
-
 def load_trial_class(entrypoint: ClassName, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:
     """Import a trial's class from ``model_dir``.
 
     The directory stays at the front of ``sys.path`` until another one is given. Modules of the previous one are
     forgotten first, so that two experiments in one process can each have their own ``model_def``.
-
-    Raises:
-        EntrypointError: no such directory, module or class, the module raises when it is imported (with the end of its
-            traceback), or the class is not a ``PyTorchTrial``.
     """
     return _find(import_model(entrypoint.module, _directory(model_dir)), entrypoint.name)
 

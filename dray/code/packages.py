@@ -26,10 +26,10 @@ _INSIDE = "dray-code"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A directory in a cluster's store, by Ray's URI, with the targets of its links, which Ray does not keep."""
+    """A directory in a cluster's store."""
 
     uri: str
-    links: tuple[tuple[str, str], ...] = ()
+    links: tuple[tuple[str, str], ...] = ()  # symbolic links in it, which Ray does not keep, with their targets
 
     def place(self) -> Path:
         """Where it is on this worker, whose runtime environment contains it."""
@@ -63,8 +63,7 @@ def runtime_env(*packages: Package) -> dict[str, Any]:
 
 
 def _upload(directories: Mapping[str, Path], without: Sequence[str]) -> str:
-    """Put directories, under these names, into the store as one package, except for relative paths in `without`.
-    Returns its URI."""
+    """Put directories, under these names, into the store as one package. Returns its URI."""
     from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
 
     # Patterns of .gitignore.

@@ -30,8 +30,7 @@ class StartupHookFailed(RuntimeError):
 
 
 def run_startup_hook(code: Path) -> None:
-    """Run the hook of this directory, if it has one, and take over the environment that it leaves. An exit code
-    other than 0 is `StartupHookFailed`."""
+    """Run the hook of this directory, if it has one, and take over the environment that it leaves."""
     if not (code / HOOK).is_file():
         return
     with scratch("hook") as directory:
@@ -54,12 +53,12 @@ def run_startup_hook(code: Path) -> None:
         if lines:
             print("\n".join(lines))
         if after.exists():  # not if the hook has set its own trap
-            _take_over(after.read_bytes())
+            listed = (os.fsdecode(line) for line in after.read_bytes().split(b"\0"))
+            set_variables(_changes(os.environ, dict(line.split("=", 1) for line in listed if "=" in line)))
 
 
 def run_startup_hook_once(code: Path, run: str) -> None:
-    """Run the hook in the first process of this machine that gets here in a run; the others wait and take its
-    outcome, also its failure."""
+    """Run the hook in the first process of a machine that gets here in a run; the others wait and take its outcome."""
     if not (code / HOOK).is_file():
         return
     place = Path(tempfile.gettempdir()) / f"dray-hooks-{os.getuid()}"
@@ -84,12 +83,6 @@ def run_startup_hook_once(code: Path, run: str) -> None:
     if outcome["error"] is not None:
         raise StartupHookFailed(outcome["error"])
     set_variables(outcome["environment"])
-
-
-def _take_over(listed: bytes) -> None:
-    """Make the environment that ``env -0`` has listed this process's own."""
-    after = dict(os.fsdecode(line).split("=", 1) for line in listed.split(b"\0") if b"=" in line)
-    set_variables(_changes(os.environ, after))
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:

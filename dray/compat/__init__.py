@@ -49,11 +49,7 @@ class NoSuchAttribute(NotSupported, AttributeError):
 
 
 def lacks(path: str) -> Callable[[type[T]], type[T]]:
-    """Decorates a class of dray's: attributes that only Determined's has (`names.MEMBERS`) raise `NoSuchAttribute`.
-
-    Args:
-        path: Determined's dotted name of the class.
-    """
+    """Decorates a class of dray's: attributes that only Determined's has (`names.MEMBERS`) raise `NoSuchAttribute`."""
 
     def mark(ours: type[T]) -> type[T]:
         for name in MEMBERS:
@@ -108,7 +104,6 @@ def path_for_children() -> str:
 
 
 def _real() -> str | None:
-    """Where Determined's own package was imported from; None if it was not."""
     module = sys.modules.get("determined")
     if module is None or _is_ours(module):
         return None
@@ -127,11 +122,6 @@ def real_package_hint() -> str:
 
 
 def find(name: str) -> Any:
-    """The object for a dotted name of Determined's.
-
-    Raises:
-        AttributeError: neither dray nor Determined has the name.
-    """
     if name in MODULES:
         return importlib.import_module(name)
     if name in COUNTERPARTS:
@@ -192,18 +182,13 @@ def _stand_in(name: str) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Finds submodules of `determined`, if that is ours; and, after `install`, `determined` itself.
-
-    Attributes:
-        whole: whether `install` was called.
-    """
+    """Finds submodules of `determined`, if that is ours; and, after `install`, `determined` itself."""
 
     whole = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As the import system asks for it."""
         package, _, rest = name.partition(".")
         if package == "determined":
             if not rest:
@@ -242,7 +227,6 @@ class _Loader(Loader):
     """Gives the existing module, or a stand-in."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """As the import system asks for it."""
         module: ModuleType = (
             importlib.import_module(MODULES[spec.name]) if spec.name in MODULES else _stand_in(spec.name)
         )
@@ -250,7 +234,6 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the import system asks for it."""
         # The import system has replaced the module's spec, by which it would be reloaded under the other name.
         if self._spec is not None:
             module.__spec__ = self._spec

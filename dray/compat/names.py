@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-VERSION = "0.38.1"
-"""The last version of Determined, whose names these are."""
+VERSION = "0.38.1"  # the last version of Determined, whose names these are
 
 _INNER_CORE = "_checkpoint _context _distributed _preempt _profiler _searcher _tensorboard_mode _train"
 _INNER_PYTORCH = """
@@ -71,41 +70,37 @@ _HELPER = (
     "it is a helper of Determined's own: replace it by code of yours, or copy it from Determined's sources (Apache 2.0)"
 )
 
+_INNER = """
+EnvContext TrialController constants core.SearcherContextMissing exec ipc layers load pytorch._metric_utils workload
+"""
+
 MISSING: dict[str, str] = {
-    "determined.EnvContext": _INTERNAL,
+    **{f"determined.{name}": _INTERNAL for name in _INNER.split()},
     "determined.ExperimentConfig": "in dray an experiment's config is a plain dict: context.get_experiment_config()",
     "determined.RendezvousInfo": "use context.distributed, or get_cluster_info().container_addrs",
     "determined.ResourcesInfo": "use torch.cuda for the GPUs of this process",
-    "determined.TrialController": _INTERNAL,
     "determined.cli": "use the dray command",
     "determined.common": _HELPER,
     "determined.common.api": _NO_MASTER,
     "determined.common.experimental": _NO_MASTER,
     "determined.common.set_logger": "experiments set up logging; elsewhere call logging.basicConfig(format=LOG_FORMAT)",
-    "determined.constants": _INTERNAL,
-    "determined.core.SearcherContextMissing": _INTERNAL,
     "determined.deploy": "start a Ray cluster: ray up cluster.yaml",
     "determined.errors": "dray raises Python's own exceptions (ValueError, RuntimeError), and InvalidHP",
     "determined.estimator": f"dray has no TensorFlow: {_IN_A_PROGRAM}",
-    "determined.exec": _INTERNAL,
     "determined.experimental": _NO_MASTER,
     "determined.experimental.core_v2": (
         "dray has no master to report to: use core.init(), which outside an experiment starts a local run"
     ),
     "determined.gpu": "use torch.cuda",
     "determined.horovod": "dray has no Horovod: a PyTorchTrial uses PyTorch's own distributed training",
-    "determined.ipc": _INTERNAL,
     "determined.keras": f"dray has no Keras: {_IN_A_PROGRAM}",
     "determined.launch": "dray starts a trial's processes itself, one per slot: name the "
     "program itself as the entrypoint",
-    "determined.layers": _INTERNAL,
     "determined.lightning": _NO_LIGHTNING,
-    "determined.load": _INTERNAL,
     "determined.profiler": "use context.set_profiler(), which is torch.profiler",
     # From the API before 0.13, where a trial had build_model() and optimizer().
     "determined.pytorch.ClipGradsL2Norm": f"{_CLIP}clip_grad_norm_(params, max_norm))",
     "determined.pytorch.ClipGradsL2Value": f"{_CLIP}clip_grad_value_(params, max_value))",
-    "determined.pytorch._metric_utils": _INTERNAL,
     "determined.pytorch.deepspeed": f"dray has no DeepSpeed: write a PyTorchTrial, or {_IN_A_PROGRAM}",
     "determined.pytorch.dsat": "it tuned DeepSpeed, and Determined itself has removed it: "
     "train without its `with` block",
@@ -117,13 +112,14 @@ MISSING: dict[str, str] = {
     "determined.util.merge_dicts": "write {**base, **source} in its place; where dicts are nested, a function "
     "that merges them level by level",
     "determined.util.download_gcs_blob_with_backoff": "call blob.download_as_bytes(), which retries by itself",
-    "determined.workload": _INTERNAL,
 }
 """What to do instead of what has no counterpart, by prefix of Determined's dotted name; the longest prefix counts."""
 
 _TORCH = "dray's workers use torch's process group: call DistributedContext.from_torch_distributed()"
+_INNER_CONTEXT = "autocast_forward_pass reduce_metrics reset_reducers run_cross_slot_reduction"
 
 MEMBERS: dict[str, str] = {
+    **{f"determined.pytorch.PyTorchTrialContext.{name}": _INTERNAL for name in _INNER_CONTEXT.split()},
     "determined.ClusterInfo.agent_id": "dray has no agents; ray.get_runtime_context().get_node_id() names a node",
     "determined.ClusterInfo.allocation_id": "dray has no master",
     "determined.ClusterInfo.cluster_id": "dray has no master",
@@ -134,36 +130,22 @@ MEMBERS: dict[str, str] = {
     "determined.ClusterInfo.task_id": ("dray has no master; get_cluster_info().trial has trial_id and experiment_id"),
     "determined.core.DistributedContext.from_horovod": _TORCH,
     "determined.core.DistributedContext.from_tf_config": "dray has no TensorFlow",
-    "determined.pytorch.PyTorchTrialContext.autocast_forward_pass": _INTERNAL,
-    "determined.pytorch.PyTorchTrialContext.reduce_metrics": _INTERNAL,
-    "determined.pytorch.PyTorchTrialContext.reset_reducers": _INTERNAL,
-    "determined.pytorch.PyTorchTrialContext.run_cross_slot_reduction": _INTERNAL,
 }
 """What to do instead of attributes that a class has in Determined, but its counterpart lacks."""
 
 
+_VERBS = "create list describe pause activate kill delete download wait set"
 COMMANDS: dict[str, str] = {
-    "experiment create": "dray experiment create",
-    "experiment list": "dray experiment list",
-    "experiment describe": "dray experiment describe",
+    **{f"experiment {verb}": f"dray experiment {verb}" for verb in _VERBS.split()},
+    **{known: f"dray {known}" for known in ("trial describe", "trial logs", "checkpoint download")},
     "experiment logs": "dray trial logs",
     "experiment list-trials": "dray trial list",
     "experiment list-checkpoints": "dray checkpoint list",
-    "experiment pause": "dray experiment pause",
-    "experiment activate": "dray experiment activate",
     "experiment continue": "dray experiment extend",
     "experiment cancel": "dray experiment stop",
-    "experiment kill": "dray experiment kill",
-    "experiment delete": "dray experiment delete",
-    "experiment download": "dray experiment download",
     "experiment download-model-def": "code/ in the experiment's directory",
     "experiment config": "experiment.yaml in the experiment's directory",
-    "experiment wait": "dray experiment wait",
-    "experiment set": "dray experiment set",
-    "trial describe": "dray trial describe",
-    "trial logs": "dray trial logs",
     "trial download": "dray checkpoint download",
-    "checkpoint download": "dray checkpoint download",
     "checkpoint describe": "dray checkpoint list",
     "preview-search": "dray preview",
     "tensorboard": "dray ui",

@@ -21,9 +21,9 @@ from typing import Any
 import yaml
 
 from dray.config.searcher import ClassSearcher, CustomSearcher, SamplerChoice, Searcher
-from dray.errors import ConfigError, EntrypointError, did_you_mean
+from dray.errors import ConfigError, EntrypointError
 from dray.imports import import_model
-from searchers.errors import FieldError
+from searchers.errors import FieldError, did_you_mean
 from searchers.method import Method
 from searchers.samplers import Sampler
 from searchers.space import Constraint, Space
@@ -31,19 +31,12 @@ from searchers.space import Constraint, Space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """The user's own objects that a search is made of, besides its config.
+    """The user's own objects that a search is made of, in place of those that its config names. Each gets a copy."""
 
-    Attributes:
-        directory: Where classes that the config names are imported from.
-        method: Instead of one that the config names, which then has ``name: custom``. Each search gets a copy.
-        sampler: Instead of one that the config names. Each search gets a copy.
-        constraint: Says whether a point may be tried; others are drawn again.
-    """
-
-    directory: Path | None = None
-    method: Method | None = None
+    directory: Path | None = None  # where classes that the config names are imported from
+    method: Method | None = None  # the config then has ``name: custom``
     sampler: Sampler | None = None
-    constraint: Constraint | None = None
+    constraint: Constraint | None = None  # whether a point may be tried; others are drawn again
 
     def names(self) -> dict[str, str | None]:
         """The names of objects given from Python, by argument: an experiment's directory can't store the objects."""
@@ -54,11 +47,6 @@ class Custom:
         }
 
     def check(self, searcher: Searcher) -> None:
-        """Check that the objects fit the config.
-
-        Raises:
-            ConfigError: The config names another method or sampler than the given one.
-        """
         faults = []
         if self.method is not None and not isinstance(searcher, CustomSearcher):
             what = f"must be custom if the method is given from Python, got {searcher.name!r}"
@@ -71,12 +59,7 @@ class Custom:
             raise ConfigError(faults)
 
     def new_method(self, searcher: Searcher) -> Method:
-        """A new method of the class that ``searcher.name`` names, or a copy of the given one.
-
-        Raises:
-            ConfigError: There is no such module or class, it refuses its options, or the object is no ``Method``, or
-                has other lengths than the config; with the field's path.
-        """
+        """A new method of the class that ``searcher.name`` names, or a copy of the given one."""
         if isinstance(searcher, ClassSearcher):
             make = self._found("searcher.name", searcher.name)
             made: Method = _made("searcher", make, searcher.name, searcher.options)
@@ -94,11 +77,7 @@ class Custom:
         return made
 
     def new_sampler(self, choice: SamplerChoice, space: Space, *, seed: int, rungs: Sequence[float]) -> Sampler:
-        """A new sampler of the class that ``searcher.sampler.name`` names, or a copy of the given one.
-
-        Raises:
-            ConfigError: as ``new_method``.
-        """
+        """A new sampler of the class that ``searcher.sampler.name`` names, or a copy of the given one."""
         if self.sampler is not None:
             made: Sampler = copy.deepcopy(self.sampler)
             field = "sampler"
@@ -134,7 +113,6 @@ class Custom:
 
 
 def _made(section: str, make: Callable[..., Any], name: str, options: Mapping[str, Any]) -> Any:
-    """An object of the user's class, made with a section's options."""
     try:
         yaml.safe_dump(dict(options))
     except yaml.YAMLError:

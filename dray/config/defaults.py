@@ -1,4 +1,3 @@
 """Defaults that are also needed where no config is read."""
 
-PRIORITY = 42
-"""Of an experiment on a server; Determined's."""
+PRIORITY = 42  # of an experiment on a server; Determined's

@@ -17,8 +17,7 @@ from dray.config.searcher import SingleSearcher
 from searchers.domains import Categorical, Nested, ranges
 from searchers.numeric import Log
 
-_LISTS = ("values", "vals", "choices")
-"""Names of other tools for the values of a categorical."""
+_LISTS = ("values", "vals", "choices")  # names of other tools for the values of a categorical
 _ENDS = (("minval", "maxval"), ("min", "max"), ("low", "high"), ("lower", "upper"))
 _LARGER_IS_BETTER = re.compile(
     # A word of the name, as in val_acc, acc@1, BinaryAUROC or f1_macro.
@@ -27,8 +26,7 @@ _LARGER_IS_BETTER = re.compile(
     r"|psnr|ssim|reward)(?![a-z])"
 )
 _SMALLER_IS_BETTER = re.compile(r"loss|err|neg|one_minus|(?<!\w)1-", re.IGNORECASE)
-_FAR = 1e12
-"""No hyperparameter is this large: it comes of a value that was taken for an exponent."""
+_FAR = 1e12  # no hyperparameter is this large: it comes of a value that was taken for an exponent
 
 
 def doubts(config: ExperimentConfig) -> Iterator[tuple[str, str]]:
@@ -99,7 +97,6 @@ def _exponents(domain: object, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _log_range(low: float, high: float, base: float) -> str:
-    """A log range of these values, as YAML."""
     if low <= 0 or base <= 0 or base == 1:
         return "exponents: {type: log, base: 10, minval: -4, maxval: -1} is 0.0001 to 0.1"
     first, last = sorted(math.log(end, base) for end in (low, high))

@@ -34,17 +34,11 @@ EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
 
 @dataclass(frozen=True, slots=True)
 class ClassName:
-    """Where a trial's class is imported from: ``module:Class``.
-
-    Attributes:
-        module: Its name, with dots for one in a package.
-        name: The class, with dots for a nested one.
-        written: What the user wrote, if it was a launcher's command.
-    """
+    """Where a trial's class is imported from: ``module:Class``, either with dots for one inside another."""
 
     module: str
     name: str
-    written: str | tuple[str, ...] = ""
+    written: str | tuple[str, ...] = ""  # by the user, if it was a launcher's command
 
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"
@@ -54,7 +48,6 @@ Entrypoint: TypeAlias = ClassName | Script
 
 
 def as_written(entrypoint: Entrypoint | None) -> str | list[str] | None:
-    """The entrypoint as the user wrote it in the config."""
     if entrypoint is None:
         return None
     text = entrypoint.command if isinstance(entrypoint, Script) else str(entrypoint)
@@ -75,9 +68,6 @@ def parse_entrypoint(entrypoint: object) -> Entrypoint:
 
     Determined's launchers (``python3 -m determined.launch.torch_distributed [options --] ...``) and their options are
     dropped: a trial's processes exist already. Its harness (``python3 -m determined.exec.harness``) runs a class.
-
-    Raises:
-        ValueError: it is neither; the message says what was given, and what to write.
 
     >>> str(parse_entrypoint("model_def:DigitsTrial"))
     'model_def:DigitsTrial'

@@ -18,8 +18,8 @@ from dray.config.section import ABSENT, CLASS, UNKNOWN, Section
 from dray.config.sections import Environment, Loggers, MLflow, Notify, Optimizations, Profiling, Reproducibility, WandB
 from dray.config.storage import BY_TYPE, SECRETS, AnyStorage
 from dray.config.yaml_file import as_yaml
-from dray.errors import Fault, did_you_mean
-from searchers.errors import SHOWN, FieldError
+from dray.errors import Fault
+from searchers.errors import SHOWN, FieldError, did_you_mean
 
 #: The model of each section by its path; of one with several kinds, the model that has the fields of all.
 SECTIONS: dict[str, type[Section]] = {
@@ -43,8 +43,7 @@ SECTIONS: dict[str, type[Section]] = {
         Reproducibility,
     )
 }
-#: The sections of several kinds.
-KINDS = {"searcher": BY_METHOD, "checkpoint_storage": BY_TYPE}
+KINDS = {"searcher": BY_METHOD, "checkpoint_storage": BY_TYPE}  # the sections of several kinds
 
 _UNKNOWN = "unknown field"
 _KNOWN = f"{_UNKNOWN}; known fields are"
@@ -92,13 +91,7 @@ def missing_field(path: str) -> Fault:
 
 
 class _Field(NamedTuple):
-    """Where pydantic found a fault.
-
-    Attributes:
-        section: The path of its section.
-        name: Its name; an unknown one may have dots.
-        kind: The kind of its section, if that has kinds.
-    """
+    """Where pydantic found a fault."""
 
     section: str
     name: str
@@ -110,7 +103,6 @@ class _Field(NamedTuple):
 
     @property
     def is_common(self) -> bool:
-        """Whether each kind of the section has the field."""
         return self.section not in KINDS or all(
             self.name in model.model_fields for model in KINDS[self.section].models.values()
         )
@@ -162,7 +154,6 @@ def _unknown_field(section: str, name: str) -> str:
 
 
 def _of_other_kinds(field: _Field) -> str:
-    """That a field belongs to other kinds of the section."""
     kinds = KINDS[field.section]
     needed = " or ".join(each for each, model in kinds.models.items() if field.name in model.model_fields)
     if field.kind == ABSENT:

@@ -15,7 +15,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """A new copy of the schema, as plain data."""
     found = ExperimentConfig.model_json_schema()
     definitions = found["$defs"]
     definitions["Hyperparameters"], definitions["Hyperparameter"] = _hyperparameters()

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from dray.errors import did_you_mean
 from dray.training.units import Batch, Epoch, Records, TrainUnit
+from searchers.errors import did_you_mean
 
 LengthUnit: TypeAlias = Literal["batches", "epochs", "records"]
 UNITS: tuple[LengthUnit, ...] = get_args(LengthUnit)
@@ -17,12 +17,7 @@ UNITS: tuple[LengthUnit, ...] = get_args(LengthUnit)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """``value`` units of training, from the start of the trial.
-
-    Attributes:
-        unit: ``batches`` (of the global batch size), ``epochs`` (passes over the training data) or ``records``.
-        value: How many; never negative.
-    """
+    """``value`` units of training, from the start of the trial."""
 
     unit: LengthUnit
     value: int
@@ -71,7 +66,6 @@ def _parsed(raw: Mapping[object, object], minimum: int) -> Length:
 
 
 def _schema(minimum: int) -> dict[str, Any]:
-    """The JSON Schema of a length with a unit."""
     units = {unit: {"type": "integer", "minimum": minimum} for unit in UNITS}
     length = {"type": "object", "properties": units, "additionalProperties": False}
     return length | {"minProperties": 1, "maxProperties": 1}

@@ -29,17 +29,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """A parsed config.
+    """A parsed config."""
 
-    Attributes:
-        config: The config; None if it has faults.
-        faults: Of each field the first.
-        ignored: Determined's fields that are given and have no effect, by path, each with what to use instead.
-    """
-
-    config: ExperimentConfig | None
-    faults: list[Fault]
-    ignored: dict[str, str]
+    config: ExperimentConfig | None  # None: it has faults
+    faults: list[Fault]  # of each field the first
+    ignored: dict[str, str]  # Determined's fields without effect, by path, each with what to use instead
 
 
 def load_config(
@@ -85,11 +79,7 @@ def load_config(
 
 
 def stored_config(path: Path) -> ExperimentConfig:
-    """The config that an experiment has stored; warnings were given when it was created.
-
-    Raises:
-        ConfigError: the file cannot be read, or the config has faults.
-    """
+    """The config that an experiment has stored; warnings were given when it was created."""
     parsed = parse_config(read_mapping(path))
     if parsed.config is None:
         raise ConfigError(parsed.faults, str(path))
@@ -120,11 +110,6 @@ def parse_config(content: Mapping[Any, Any]) -> Parsed:
 
 
 def load_storage(section: Mapping[str, Any]) -> Location:
-    """The location that a ``checkpoint_storage`` section gives.
-
-    Raises:
-        ConfigError: it gives none, or has faults.
-    """
     origin = "core.init(checkpoint_storage=...)"
     # Only the section is checked: the other fields are those that every config must have.
     alone = {"entrypoint": "python3 program.py", "searcher": {"name": "single", "metric": "any"}}

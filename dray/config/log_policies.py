@@ -10,8 +10,7 @@ from pydantic import Field, ValidationInfo
 
 from dray.config.determined_fields import IGNORED_FIELDS
 from dray.config.section import Section
-from dray.errors import did_you_mean
-from searchers.errors import FieldError
+from searchers.errors import FieldError, did_you_mean
 
 _FIELDS = ("pattern", "action", "actions", "policy", "signal", "name")
 _ACTIONS = ("cancel_retries", "exclude_node", "signal", "send_webhook")
@@ -26,8 +25,7 @@ class LogPolicy(Section):
     place: ClassVar[str] = "log_policies[]"
 
     pattern: str = Field(
-        description="a regular expression to find in the log of a trial that failed",
-        examples=["CUDA out of memory"],
+        description="a regular expression to find in the log of a trial that failed", examples=["CUDA out of memory"]
     )
     action: Literal["cancel_retries"] = Field(
         description="cancel_retries: the trial is not started again", examples=["cancel_retries"]
@@ -57,11 +55,7 @@ def policies(raw: object, info: ValidationInfo) -> object:
 
 
 def _checked_actions(policy: object) -> list[str]:
-    """The actions of a policy; none if the config only disables the policy of this name.
-
-    Raises:
-        ValueError: it is no policy.
-    """
+    """The actions of a policy; none if the config only disables the policy of this name."""
     if not isinstance(policy, Mapping):
         raise ValueError(f"must be a mapping, got {policy!r:.60}; for example {EXAMPLE_POLICY}")
     for field in policy:
@@ -104,7 +98,6 @@ def actions(policy: Mapping[str, Any]) -> list[str]:
 
 
 def policies_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``policies`` takes, Determined's older forms included."""
     text = {"type": ["string", "null"]}
     action = {"anyOf": [text, {"type": "object"}]}
     fields: dict[str, Any] = {**dict.fromkeys(("pattern", "name", "signal"), text), "policy": action, "action": action}

@@ -10,10 +10,8 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 from dray.config import defaults
 from dray.config.section import Section, replace_older_field
 
-#: More than any cluster has.
-MAX_SLOTS = 1_000_000
-#: About as many processes as NVIDIA's MPS serves on one GPU; and 1/n is far enough from 1/(n + 1).
-MAX_SHARES = 50
+MAX_SLOTS = 1_000_000  # more than any cluster has
+MAX_SHARES = 50  # about as many processes as NVIDIA's MPS serves on one GPU; and 1/n is far enough from 1/(n + 1)
 
 
 #: Ray's names of GPUs, as in the label ray.io/accelerator-type of its nodes.

@@ -37,12 +37,7 @@ _BATCH = "hyperparameters.global_batch_size"
 
 
 def broken_rules(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
-    """The faults that no single field shows.
-
-    Args:
-        given: The values of the valid fields that are given, by path.
-        wrong: The paths of faults that are known already.
-    """
+    """The faults that no single field shows, from the valid fields that are given, and the paths of known faults."""
     for field, other in _PAIRS:
         if field in given and other not in given:
             yield missing_field(other)
@@ -83,7 +78,6 @@ def _searcher(given: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _metrics(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
-    """A search has either one metric or several."""
     if "searcher.metrics" not in given and not any(path.startswith("searcher.metrics") for path in wrong):
         if "searcher.metric" not in given and "searcher.metric" not in wrong:
             yield missing_field("searcher.metric")

@@ -100,8 +100,7 @@ def _name_of(fields: dict[str, Any]) -> str:
     return entrypoint.name
 
 
-#: A mapping that is the user's own.
-Free: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_with_text_names)]
+Free: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_with_text_names)]  # a mapping that is the user's own
 Seconds: TypeAlias = Annotated[float, Field(ge=0, le=1_000_000_000), AfterValidator(int_if_whole)]
 
 
@@ -164,9 +163,7 @@ class ExperimentConfig(Section):
         Annotated[int, Field(ge=1)] | None,
         BeforeValidator(_records, json_schema_input_type=Annotated[int, Field(ge=0)]),
     ] = Field(
-        default=None,
-        description="number of records in an epoch, for training data without a length",
-        examples=[50000],
+        default=None, description="number of records in an epoch, for training data without a length", examples=[50000]
     )
     perform_initial_validation: bool = Field(
         default=False, description="validate before the first batch, for a trial that is a class", examples=[True]
@@ -249,7 +246,6 @@ class ExperimentConfig(Section):
 
     @property
     def space(self) -> Space:
-        """The space that ``hyperparameters`` describe."""
         return self._space
 
     @property
@@ -297,5 +293,4 @@ class ExperimentConfig(Section):
 
 
 def constant(spec: Any) -> Any:
-    """The value of a hyperparameter that is constant."""
     return spec.get("val") if isinstance(spec, Mapping) else spec

@@ -35,21 +35,14 @@ _NOT_CUSTOM = Custom()
 
 
 def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Method:
-    """The search method of a config, at its start; lengths and rungs are in ``config.searcher.unit``.
-
-    Raises:
-        ConfigError: The user's own method can't be loaded, or is no method.
-        MethodError: Its fields contradict each other.
-    """
+    """The search method of a config, at its start; lengths and rungs are in ``config.searcher.unit``."""
     searcher, length = config.searcher, config.searcher.length
     match searcher:
         case SingleSearcher():
             return Single(max_length=length)
         case RandomSearcher():
             return RandomSearch(
-                max_trials=searcher.max_trials,
-                max_concurrent_trials=searcher.max_concurrent_trials,
-                max_length=length,
+                max_trials=searcher.max_trials, max_concurrent_trials=searcher.max_concurrent_trials, max_length=length
             )
         case GridSearcher():
             points = len(GridSampler(config.space))
@@ -92,11 +85,6 @@ def rungs_of(config: ExperimentConfig) -> tuple[float, ...]:
 
 
 def build_sampler(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Sampler:
-    """The sampler of a config, at its start.
-
-    Raises:
-        ConfigError: The user's own method or sampler can't be loaded, or is none.
-    """
     return _sampler(config, custom, config.space, build_method(config, custom).rungs)
 
 
@@ -107,17 +95,7 @@ def build_search(
     records: Iterable[Mapping[str, Any]] = (),
     custom: Custom = _NOT_CUSTOM,
 ) -> Search:
-    """The search of a config, replayed from a journal's records.
-
-    Args:
-        log: Called with one record per event, before it is acted on.
-        records: Of the journal so far; none for a new search.
-        custom: The objects that the user gave from Python.
-
-    Raises:
-        ConfigError: The user's own method or sampler can't be loaded, or is none.
-        JournalError: The records are of another search, or damaged.
-    """
+    """The search of a config, replayed from a journal's records."""
     method, space = build_method(config, custom), replace(config.space, constraint=custom.constraint)
     return Search.replay(
         records,
@@ -132,11 +110,7 @@ def build_search(
 
 
 def recorded_search(config: ExperimentConfig, records: Sequence[Mapping[str, Any]]) -> Search:
-    """The search of a journal's records, to look at, not to run.
-
-    Raises:
-        JournalError: The records are of another search, or damaged.
-    """
+    """The search of a journal's records, to look at, not to run."""
     return Search.recorded(
         records,
         config.space,
@@ -164,13 +138,7 @@ def sampling_faults(
     space: Space,
     objectives: Objectives | None = None,
 ) -> Iterator[Fault]:
-    """Why the sampler or the first points don't fit the space.
-
-    Args:
-        method: The name of the search method; grid has no sampler, but needs a space that has a grid.
-        choice: The user's own sampler is not checked.
-        objectives: The search's, if it has several metrics; the sampler has to take them.
-    """
+    """Why the sampler or the first points don't fit the space."""
 
     def make_sampler() -> object:
         if method == "grid":
@@ -195,12 +163,7 @@ def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequ
         chosen = GridSampler(space)
     else:
         chosen = named_sampler(
-            choice.name,
-            space,
-            seed=seed,
-            rungs=rungs,
-            options=choice.options,
-            objectives=searcher.objectives,
+            choice.name, space, seed=seed, rungs=rungs, options=choice.options, objectives=searcher.objectives
         )
     points = getattr(searcher, "points", [])
     return FirstPoints(space, points, chosen) if points else chosen

@@ -57,11 +57,6 @@ class MetricChoice(Section):
 
 
 def objectives_of(metrics: list[MetricChoice]) -> Objectives:
-    """As the search takes them.
-
-    Raises:
-        FieldError: there is no objective, or a metric is there twice.
-    """
     return Objectives(
         tuple(
             Metric(
@@ -201,13 +196,11 @@ class Searcher(Section):
         return Length(unit=cast(LengthUnit, self.unit), value=self.time[0])
 
     def with_trials(self, count: int) -> Self:
-        """The same with another ``trial_count``."""
         copy = self.model_copy()
         copy._extended_to = count
         return copy
 
     def with_length(self, length: int) -> Self:
-        """The same with another ``length``, in the same unit."""
         if self.time is not None:
             return self.model_copy(update={"max_time": length})
         return self.model_copy(update={"max_length": Length(unit=cast(LengthUnit, self.unit), value=length)})

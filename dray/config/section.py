@@ -27,22 +27,16 @@ from pydantic_core import CoreSchema
 
 from dray.config.determined_fields import IGNORED_FIELDS, says_something
 from dray.config.entrypoint import is_class
-from dray.errors import did_you_mean
 from dray.text import one_line
-from searchers.errors import FieldError
+from searchers.errors import FieldError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigNotes:
-    """What validation finds in a config besides its faults; it is pydantic's context.
+    """What validation finds in a config besides its faults, by path; it is pydantic's context."""
 
-    Attributes:
-        given: The valid fields that are given, by path, so that ``rules.py`` can join them whatever else is wrong.
-        ignored: Determined's fields that are given and have no effect, by path, each with what to use instead.
-    """
-
-    given: dict[str, Any] = field(default_factory=dict)
-    ignored: dict[str, str] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)  # valid, so that ``rules.py`` can join them
+    ignored: dict[str, str] = field(default_factory=dict)  # Determined's, without effect; with what to use instead
 
 
 class Section(BaseModel):
@@ -51,12 +45,10 @@ class Section(BaseModel):
     # strict: "64" is not a number and 1 is not true; a config with these is wrong.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    place: ClassVar[str] = ""
-    """The section's path."""
+    place: ClassVar[str] = ""  # the section's path
 
     @classmethod
     def path(cls, field: str) -> str:
-        """The path of a field of this section."""
         return f"{cls.place}.{field}".removeprefix(".")
 
     @classmethod
@@ -106,7 +98,6 @@ class Section(BaseModel):
 
 
 def _or_null(form: dict[str, Any]) -> dict[str, Any]:
-    """A field's JSON Schema that allows null too, which means the default."""
     kept = {key: form[key] for key in ("description", "examples", "default") if form.get(key) is not None}
     form = {key: value for key, value in form.items() if key not in ("description", "examples", "default")}
     null = {"type": "null"}
@@ -115,11 +106,7 @@ def _or_null(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def replace_older_field(raw: dict[str, Any], place: str, older: str, field: str, values: Mapping[bool, str]) -> None:
-    """Replace an older field, true or false, by the current one.
-
-    Raises:
-        FieldError: Both are given, and contradict each other.
-    """
+    """Replace an older field, true or false, by the current one."""
     if isinstance(raw.get(older), bool) and (value := values.get(raw[older])) is not None:
         given = str(raw.pop(older)).lower()
         if raw.setdefault(field, value) != value:
@@ -134,7 +121,6 @@ def int_if_whole(number: float) -> float:
 
 
 def as_text(raw: object) -> object:
-    """A path as text; other values unchanged."""
     return os.fspath(raw) if isinstance(raw, os.PathLike) else raw
 
 
@@ -149,27 +135,19 @@ Url: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_without_cre
 Directory: TypeAlias = Annotated[str, Field(min_length=1), BeforeValidator(as_text)]
 
 
-# ------------------------------------------------------------------------------------------- sections of several kinds
-#: The kind of all names of classes.
-CLASS = "module:Class"
+CLASS = "module:Class"  # the kind of all names of classes
 _NOT_IN_JSON_SCHEMA = SkipJsonSchema()  # type: ignore[type-arg]
 ABSENT, UNKNOWN = "absent", "unknown"
 
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """The kinds of a section. As a field's annotation, it selects the model that validates the section.
+    """The kinds of a section. As a field's annotation, it selects the model that validates the section."""
 
-    Attributes:
-        field: The field that says which kind a section is.
-        absent: The model of a section without that field; None: it is required.
-        unknown: A model with the fields of all kinds: it finds the other faults of a section of an unknown kind.
-    """
-
-    field: str
+    field: str  # says which kind a section is
     models: Mapping[str, type[Section]]
-    unknown: type[Section]
-    absent: type[Section] | None = None
+    unknown: type[Section]  # has the fields of all kinds: it finds the other faults of a section of an unknown kind
+    absent: type[Section] | None = None  # of a section without that field; None: it is required
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         models: dict[str, Any] = {**self.models, UNKNOWN: Annotated[self.unknown, _NOT_IN_JSON_SCHEMA]}
@@ -187,12 +165,7 @@ class Kinds:
 
 
 def unknown_kind(known: Collection[str], removed: Mapping[str, str]) -> BeforeValidator:
-    """Refuses an unknown kind, with the nearest known one.
-
-    Args:
-        known: The kinds.
-        removed: Kinds of Determined's older configs, each with what to use instead.
-    """
+    """Refuses an unknown kind, with the nearest known one."""
 
     def refuse(kind: object) -> object:
         if isinstance(kind, str) and kind in removed:

@@ -80,9 +80,7 @@ class Reproducibility(Section):
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- environment
-#: Determined's names for the devices of slots; gpu is an older name for cuda.
-DEVICES = ("cpu", "cuda", "gpu", "rocm")
+DEVICES = ("cpu", "cuda", "gpu", "rocm")  # Determined's names for the devices of slots; gpu is an older name for cuda
 _ENTRY = re.compile(r"[^=]+=.*|[A-Za-z_]\w*", re.DOTALL)
 _ByName: TypeAlias = dict[str, str | None]
 _Written: TypeAlias = list[str] | dict[str, str | float | None]
@@ -148,7 +146,6 @@ class Environment(Section):
         return found
 
 
-# ------------------------------------------------------------------------------------------------- loggers and notify
 class MLflow(Section):
     """Where MLflow stores its runs: one for the experiment, and a nested one for each trial."""
 

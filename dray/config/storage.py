@@ -89,11 +89,6 @@ class CheckpointStorage(Section):
         return Location(Location.of(self.uri).uri, given)
 
     def at(self, where: str | os.PathLike[str]) -> CheckpointStorage:
-        """The same numbers of checkpoints in another place.
-
-        Raises:
-            ValueError: the place is invalid.
-        """
         section = _section_at(where)
         kept = {name: getattr(self, name) for name in CheckpointStorage.model_fields if name != "type"}
         return STORAGES[section["type"]].model_validate(section | kept)

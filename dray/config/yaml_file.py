@@ -18,16 +18,11 @@ from dray.errors import ConfigError, Fault
 from dray.text import one_line
 from searchers.errors import FieldError
 
-MAX_DEPTH = 100
-"""Mappings and lists inside each other."""
-MAX_VALUES = 100_000
-"""Values in all, each counted wherever an anchor repeats it."""
-MAX_BYTES = 2**24
-"""Of a config file."""
-MAX_TEXT = 100_000
-"""Characters of one value; Linux takes a few more in an environment variable."""
-MAX_NUMBER = 2**64
-"""Integers must be smaller in magnitude: NumPy, Parquet and seeds take no larger ones."""
+MAX_DEPTH = 100  # mappings and lists inside each other
+MAX_VALUES = 100_000  # values in all, each counted wherever an anchor repeats it
+MAX_BYTES = 2**24  # of a config file
+MAX_TEXT = 100_000  # characters of one value; Linux takes a few more in an environment variable
+MAX_NUMBER = 2**64  # integers must be smaller in magnitude: NumPy, Parquet and seeds take no larger ones
 
 TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
 TOO_MANY = f"has more than {MAX_VALUES:,} values, counting each where an anchor repeats it"
@@ -71,11 +66,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:
-    """The mapping in the file at ``path``.
-
-    Raises:
-        ConfigError: there is no such file, or it is not readable, not YAML (with the line), or not a mapping.
-    """
+    """The mapping in the file at ``path``."""
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
             what = f"{path} has {size:,} bytes, too many for a config; at most {MAX_BYTES:,} are read"
@@ -108,12 +99,6 @@ def as_yaml(value: object) -> str:
 
 def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any, Any]:
     """A copy with fields set to other values.
-
-    Args:
-        changes: Each ``field=value``, nested fields with dots, the value in YAML.
-
-    Raises:
-        ConfigError: one has another form, or its field is below something that is no mapping.
 
     >>> with_changes({"searcher": {"name": "asha"}}, ["searcher.max_trials=8", "name=digits"])
     {'searcher': {'name': 'asha', 'max_trials': 8}, 'name': 'digits'}
@@ -163,9 +148,6 @@ def _parsed(text: str) -> tuple[Any, Fault | None]:
 def check_limits(source: Mapping[Any, Any]) -> None:
     """Check that a config is neither too large nor too deep, and that it can be written to a file.
 
-    Raises:
-        FieldError: Each value that can't, and the section at which the whole becomes too large or too deep.
-
     >>> check_limits({"data": {"n": [10**30]}})
     Traceback (most recent call last):
     searchers.errors.FieldError: data.n[0]: must be an integer of at most 64 bits, got one of 100 bits
@@ -195,7 +177,6 @@ def check_limits(source: Mapping[Any, Any]) -> None:
 
 
 def _fault(value: object) -> str:
-    """Why a file can't have this value; "" if it can."""
     if isinstance(value, int) and not -MAX_NUMBER < value < MAX_NUMBER:
         return f"must be an integer of at most 64 bits, got one of {value.bit_length()} bits"
     if not isinstance(value, str):

@@ -58,8 +58,8 @@ class _Trained:
     batches: int = 0
     epochs: float | None = None
     speed: float | None = None
-    best: tuple[float, float | None] | None = None
-    """The best validation, and its length: the search sees only those at rungs."""
+    best: _Best | None = None
+    """The best validation: the search sees only those at rungs."""
 
     def validated(self, value: float) -> None:
         """Add a value to the curve, which keeps as many as are drawn."""
@@ -106,7 +106,6 @@ class Board:
                 self._trained.pop(record["trial"], None)
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A trial has reported these rows of metrics."""
         trained = self._trained.setdefault(trial, _Trained())
         for row in rows:
             trained.batches = max(trained.batches, row["batches"])
@@ -123,7 +122,8 @@ class Board:
                 trained.validated(value)
                 # With objectives it may exceed a limit.
                 if self._search.objectives is None and math.isfinite(value):
-                    trained.best = self._better(trained.best, (value, row.get(self._unit)))
+                    best = _Best(self._sign * value, trial, value, row.get(self._unit))
+                    trained.best = min(trained.best or best, best, key=_rank)
             elif row["kind"] == "system" and row["name"] == "batches_per_second":
                 trained.speed = row["value"]
 
@@ -147,7 +147,6 @@ class Board:
             self._forecast.update(views, running, groups, time.monotonic(), ended=ended)
 
     def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
-        """The status in one line."""
         best = self._best()
         share = "" if self._forecast is None or not self._forecast.share else f"{self._forecast.share:.0%}"
         parts = [
@@ -183,7 +182,9 @@ class Board:
             lines.append(self._cut(line.append(f": {self._drawn(self._search.trials[best.trial])}", "dim")))
             if front := self._front():
                 lines.append(self._cut(front))
-        running = sorted((view for view in self._live() if view.state == "RUNNING"), key=lambda view: view.id)
+        running = sorted(
+            (view for view in list(self._search.live.values()) if view.state == "RUNNING"), key=lambda view: view.id
+        )
         if running and groups:  # without groups, these are trials that have yet to resume
             lines.append(
                 self._table(running, counts, width, room=max(height - _HEAD - (self._search.objectives is not None), 1))
@@ -194,7 +195,7 @@ class Board:
         drawn, wide = running, width >= WIDE
         if len(running) > room:
             # The best of them, in the order of all.
-            ranked = sorted(running, key=self._score)
+            ranked = sorted(running, key=lambda view: best.score if (best := self._best_of(view)) else math.inf)
             drawn = sorted(ranked[:room], key=lambda view: view.id)
         forecast = self._forecast
         rungs = forecast if forecast is not None and not forecast.in_trials else None
@@ -285,30 +286,18 @@ class Board:
                 return max(known, float(trained.batches * records)) if isinstance(records, int) else known
         return known
 
-    def _better(
-        self, best: tuple[float, float | None] | None, other: tuple[float, float | None]
-    ) -> tuple[float, float | None]:
-        return other if best is None or self._sign * other[0] < self._sign * best[0] else best
-
     def _best_of(self, view: TrialView) -> _Best | None:
         """A trial's best value, and the length at which it was reached."""
         trained = self._trained.get(view.id)
         best = None if trained is None else trained.best
-        if view.best is not None:
-            known = view.best, view.best_step
-            best = known if best is None else self._better(known, best)
-        return None if best is None else _Best(self._sign * best[0], view.id, *best)
-
-    def _score(self, view: TrialView) -> float:
-        best = self._best_of(view)
-        return math.inf if best is None else best.score
+        if view.best is None:
+            return best
+        known = _Best(self._sign * view.best, view.id, view.best, view.best_step)
+        return min(known, best or known, key=_rank)
 
     def _best(self) -> _Best | None:
-        bests = (self._best_ended, *map(self._best_of, self._live()))
+        bests = (self._best_ended, *map(self._best_of, list(self._search.live.values())))
         return min((best for best in bests if best is not None), key=_rank, default=None)
-
-    def _live(self) -> list[TrialView]:
-        return list(self._search.live.values())
 
     def _front(self) -> str:
         """How large the Pareto front is; "" with one metric."""

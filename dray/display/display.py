@@ -95,7 +95,6 @@ class Display:
             self.say(f"resuming: {_so_far(search)}")
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A trial has reported these rows of metrics."""
         self._board.rows(trial, rows)
 
     def waits(self, what: str) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from dray.hosts.pace import Pace
 from searchers.previews import Preview
 from searchers.views import TrialView
 
 FIRST_S = 5.0
 """How long trials must have trained before a time is given."""
-WINDOW_S = 30.0
-"""Speed is measured over the last half of the run, and over at least this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +28,6 @@ class Forecast:
 
     What is left to the next rung of each trial is known, and how many trials are to be created. The share of trials
     that continue after a rung is taken from `searchers.previews`.
-
-    Args:
-        expected: what the whole search will do, from `searchers.previews.preview`.
     """
 
     def __init__(self, expected: Preview) -> None:
@@ -49,10 +44,9 @@ class Forecast:
         self._ends = [stage.end for stage in self._stages]
         self._trained = 0.0  # by trials that have ended
         self._valid = 0  # of them
-        self._seen: deque[tuple[float, float, float]] = deque()
+        self._pace = Pace()
         self._busy_s = 0.0
-        self._updated: float | None = None
-        self._began = 0.0
+        self._last: tuple[float, float] | None = None  # when the trials were looked at, and how far they were in all
         self._moved = 0
         self.share = 0.0
         """Share of the search that is done, from 0 to 1; never decreases."""
@@ -125,20 +119,16 @@ class Forecast:
 
     def _time(self, trained: float, left: float, longest: float, running: int, groups: int, now: float) -> None:
         """Estimate the time from the recent training speed of one group."""
-        if self._updated is not None:
-            self._busy_s += running * (now - self._updated)
-        self._updated = now
-        if self._seen and trained > self._seen[-1][1]:
-            self._moved += 1
+        if self._last is not None:
+            at, before = self._last
+            self._busy_s += running * (now - at)
+            self._moved += trained > before
+        self._last = now, trained
         if not self._moved:  # before the first progress, time is only spent on starting up
-            self._seen.clear()
-            self._began = now
-        self._seen.append((now, trained, self._busy_s))
-        while len(self._seen) > 2 and now - self._seen[1][0] >= max(WINDOW_S, (now - self._began) / 2):
-            self._seen.popleft()
-        since, before, busy_s = self._seen[0]
-        gained, busy_s = trained - before, self._busy_s - busy_s
-        if self._moved < 4 or now - since < FIRST_S or gained <= 0 or busy_s <= 0:
+            self._pace.begin()
+        self._pace.note(now, trained, self._busy_s)
+        seconds, gained, busy_s = self._pace.lately()
+        if self._moved < 4 or seconds < FIRST_S or gained <= 0 or busy_s <= 0:
             self.left_s = None
             return
         speed = gained / busy_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import io
 import sys
 from collections.abc import Iterator
@@ -12,10 +11,11 @@ from typing import IO, Any, Protocol, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.text import Text
+
+from dray.hosts.bottom_line import NotebookLine
 
 DRAWN_EVERY_S = 0.25
-"""How often the picture on a terminal is drawn; in a notebook a quarter as often."""
+"""How often the picture on a terminal is drawn."""
 NOTEBOOK = 100, 30
 """Columns and lines of the picture in a notebook."""
 
@@ -63,34 +63,24 @@ class _Terminal:
         self._live.stop()
 
 
-class _Notebook:
+class _Notebook(NotebookLine):
     """The picture is one output of the notebook's cell, and is replaced."""
 
-    every_s = 4 * DRAWN_EVERY_S
-
     def __init__(self) -> None:
-        self._handle = ipython().display(_html(Text()), display_id=True)
+        super().__init__()
+        self.__enter__()
 
     def size(self) -> tuple[int, int]:
         return NOTEBOOK
 
-    def draw(self, picture: RenderableType) -> None:
-        self._handle.update(_html(picture))
-
     def close(self) -> None:
         """The last picture stays: a notebook is read later."""
 
-
-def ipython() -> Any:
-    """IPython's display module, which every notebook has; dray does not depend on it."""
-    return importlib.import_module("IPython.display")
-
-
-def _html(picture: RenderableType) -> Any:
-    console = Console(file=io.StringIO(), record=True, width=NOTEBOOK[0], force_jupyter=False)
-    console.print(picture)
-    shown = '<pre style="line-height:normal;font-family:Menlo,Consolas,monospace">{code}</pre>'
-    return ipython().HTML(console.export_html(inline_styles=True, code_format=shown))
+    def shown(self, picture: RenderableType) -> str:
+        console = Console(file=io.StringIO(), record=True, width=NOTEBOOK[0], force_jupyter=False)
+        console.print(picture)
+        code = '<pre style="line-height:normal;font-family:Menlo,Consolas,monospace">{code}</pre>'
+        return console.export_html(inline_styles=True, code_format=code)
 
 
 def stderr() -> IO[str]:

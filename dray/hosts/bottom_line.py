@@ -126,7 +126,7 @@ class NotebookLine:
         self._ipython = importlib.import_module("IPython.display")  # every notebook has it
 
     def __enter__(self) -> NotebookLine:
-        self._handle = self._ipython.display(self._shown(""), display_id=True)
+        self._handle = self._ipython.display(self._ipython.HTML(self.shown("")), display_id=True)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -135,11 +135,12 @@ class NotebookLine:
     def width(self) -> int:
         return 110
 
-    def draw(self, text: str) -> None:
-        self._handle.update(self._shown(text))
+    def draw(self, picture: Any) -> None:
+        self._handle.update(self._ipython.HTML(self.shown(picture)))
 
-    def _shown(self, text: str) -> Any:
-        return self._ipython.HTML(f"<pre>{html.escape(text)}</pre>" if text else "")
+    def shown(self, picture: Any) -> str:
+        """The picture, a line of text, as HTML."""
+        return f"<pre>{html.escape(picture)}</pre>" if picture else ""
 
 
 def bottom_line() -> TerminalLine | NotebookLine | None:

@@ -12,11 +12,11 @@ import math
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from dray.hosts.bottom_line import NotebookLine, TerminalLine
+from dray.hosts.pace import Pace
 from dray.text import counted, duration
 from dray.training.host import Report
 from dray.training.plan import Plan
@@ -27,8 +27,6 @@ log = logging.getLogger("dray")
 POLL_S = 0.25
 BAR = 24
 """Width of the bar, in columns."""
-SPEED_SAMPLES = 120
-"""The speed is averaged over this many polls: half a minute."""
 
 
 def is_wanted() -> bool:
@@ -59,9 +57,8 @@ class ProgressDisplay:
         self._progress: Callable[[], tuple[int, int]] = lambda: (begin, 0)
         self._seen = begin, 0
         self._polled_at = self._opened = clock()
-        self._began: tuple[float, int] | None = None  # when the first batch was over, and how many were trained then
         self._trained_s = 0.0
-        self._samples: deque[tuple[float, int]] = deque(maxlen=SPEED_SAMPLES)
+        self._pace = Pace()
         self._validating = False
         self._training: dict[str, float] = {}
         self._validation: dict[str, float] = {}
@@ -111,7 +108,7 @@ class ProgressDisplay:
         self._validation = _numbers(report.validation)
         how = [self._speed(report.batches), *self._throughput()] if report.batches > self._begin else []
         if how and self._length is not None and report.batches < self._length:
-            how.append(f"{_clock(self._left(report.batches))} left")
+            how.append(self._left(self._length, report.batches))
         where = f"batch {self._of(report.batches)}{self._in_epochs(report.batches)}"
         self.say(f"{', '.join([where, *how])}: {', '.join(self._metrics())}")
 
@@ -122,7 +119,7 @@ class ProgressDisplay:
         if why:
             self.say(f"{why} after {self._of(batches)} batches{self._in_epochs(batches)}")
         else:
-            spent = _clock(self._clock() - self._opened)
+            spent = duration(round(self._clock() - self._opened))
             so_far = f", from batch {self._begin:,} on," if self._begin else ""
             self.say(f"trained {batches:,} batches{self._in_epochs(batches)}{so_far} in {spent}")
 
@@ -157,8 +154,7 @@ class ProgressDisplay:
         self._trained_s += 0.0 if self._validating else now - self._polled_at
         if seen[0] > self._begin and seen[0] != self._seen[0]:
             # Without the first batch, which may compile the model or start the loader's workers.
-            self._began = self._began or (now, seen[0])
-            self._samples.append((self._trained_s, seen[0]))
+            self._pace.note(now, seen[0], self._trained_s)
         self._polled_at, self._seen = now, seen
 
     def render(self, columns: int) -> str:
@@ -167,10 +163,10 @@ class ProgressDisplay:
         parts = []
         if self._validating:
             parts.append(f"validating, {counted(validated, 'batch', ',')}")
-        elif len(self._samples) > 1:
+        elif self._pace.lately()[1]:
             parts += [self._speed(trained), *self._throughput()]
-        if self._length is not None and self._began is not None and trained > self._began[1]:
-            parts.append(f"{_clock(self._left(trained))} left")
+        if self._length is not None and self._pace.lately()[1]:
+            parts.append(self._left(self._length, trained))
         parts += self._metrics()
         head, done = "", ""
         if self._epoch_length and self._length is not None:
@@ -192,13 +188,15 @@ class ProgressDisplay:
             validation[0] = f"validation: {validation[0]}"
         return [*training, *validation]
 
+    def _lately(self, batches: int) -> tuple[float, float, float]:
+        """As `Pace.lately`; at first since the start."""
+        spent = self._clock() - self._opened
+        return self._pace.lately() if self._pace.lately()[1] else (spent, batches - self._begin, spent)
+
     def _speed(self, batches: int) -> str:
-        """The recent speed without validations, in batches per second; at first the average since the start."""
-        samples = list(self._samples)
-        spent, done = self._clock() - self._opened, batches - self._begin
-        if len(samples) > 1 and samples[-1][0] > samples[0][0]:
-            spent, done = samples[-1][0] - samples[0][0], samples[-1][1] - samples[0][1]
-        speed = done / spent if spent else math.inf
+        """Without validations."""
+        _, done, trained_s = self._lately(batches)
+        speed = done / trained_s if trained_s else math.inf
         return f"{speed:,.0f} batches/s" if speed >= 100 else f"{speed:.3g} batches/s"
 
     def _throughput(self) -> list[str]:
@@ -206,19 +204,11 @@ class ProgressDisplay:
         tokens, mfu = self._system.get("tokens_per_second"), self._system.get("mfu_percent")
         return [*([f"{tokens:,.0f} tokens/s"] if tokens else []), *([f"MFU {mfu:.1f}%"] if mfu else [])]
 
-    def _left(self, batches: int) -> float:
-        """Estimated seconds left, with validations and checkpoints at their share so far."""
-        since, first = self._began or (self._opened, self._begin)
-        if batches <= first:  # no second batch has been seen yet
-            since, first = self._opened, self._begin
-        if self._length is None or batches <= first:
-            return math.nan
-        return (self._clock() - since) / (batches - first) * (self._length - batches)
+    def _left(self, length: int, batches: int) -> str:
+        """The time left, with validations and checkpoints at their share so far."""
+        seconds, done, _ = self._lately(batches)
+        return f"{duration(round(seconds / done * (length - batches)))} left"
 
 
 def _numbers(metrics: Mapping[str, object] | None) -> dict[str, float]:
     return {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
-
-
-def _clock(seconds: float) -> str:
-    return duration(round(seconds)) if math.isfinite(seconds) else "?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 
@@ -40,8 +41,18 @@ def try_loggers(config: ExperimentConfig) -> None:
 
 def makes(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str, Make]:
     """The config's loggers, by name."""
-    made: dict[str, Make] = {"mlflow": lambda: _mlflow(directory, config), "wandb": lambda: _wandb(directory, config)}
-    return {name: made[name] for name in _named(config)}
+    return {name: functools.partial(_made, name, directory, config) for name in _named(config)}
+
+
+def _made(name: str, directory: ExperimentDirectory, config: ExperimentConfig) -> Observer:
+    # Imported here, in the observer's thread: each takes a second or more.
+    if name == "mlflow":
+        from dray.observers.mlflow_runs import MLflowRuns
+
+        return MLflowRuns(directory, config)
+    from dray.observers.wandb_runs import WandBRuns
+
+    return WandBRuns(directory, config)
 
 
 def identity(directory: ExperimentDirectory, config: ExperimentConfig) -> str:
@@ -52,18 +63,3 @@ def identity(directory: ExperimentDirectory, config: ExperimentConfig) -> str:
 
 def _named(config: ExperimentConfig) -> list[str]:
     return [name for name in type(config.loggers).model_fields if getattr(config.loggers, name) is not None]
-
-
-# Imported when they are made: each takes a second or more, in its observer's thread.
-
-
-def _mlflow(directory: ExperimentDirectory, config: ExperimentConfig) -> Observer:
-    from dray.observers.mlflow_runs import MLflowRuns
-
-    return MLflowRuns(directory, config)
-
-
-def _wandb(directory: ExperimentDirectory, config: ExperimentConfig) -> Observer:
-    from dray.observers.wandb_runs import WandBRuns
-
-    return WandBRuns(directory, config)

@@ -90,13 +90,11 @@ class MLflowRuns:
         self._client.update_run(self._parent, status="RUNNING")
 
     def update(self, news: Sequence[News]) -> None:
-        """See `Observer`."""
         for one in news:
             if one.view.hparams is not None:
                 self._write(one)
 
     def close(self, done: bool) -> None:
-        """See `Observer`."""
         if done:
             self._write_best()
         self._client.set_terminated(self._parent, "FINISHED" if done else "KILLED")

@@ -32,14 +32,7 @@ _FAILED = ("ERRORED", "INVALID_HP", "CANCELED")
 
 
 class WandBRuns:
-    """An `Observer` that writes these runs.
-
-    Args:
-        directory, config: of the experiment.
-
-    Raises:
-        RuntimeError: online, and there is no API key.
-    """
+    """An `Observer` that writes these runs."""
 
     def __init__(self, directory: ExperimentDirectory, config: ExperimentConfig) -> None:
         assert config.loggers.wandb is not None
@@ -65,13 +58,11 @@ class WandBRuns:
         self._runs: dict[int, wandb.Run] = {}
 
     def update(self, news: Sequence[News]) -> None:
-        """See `Observer`."""
         for one in news:
             if one.view.hparams is not None:
                 self._write(one)
 
     def close(self, done: bool) -> None:
-        """See `Observer`."""
         for trial in list(self._runs):
             self._end(trial)
         self._file.close()

@@ -5,19 +5,18 @@ import enum
 from dray.core import DistributedContext
 from dray.pytorch import samplers
 from dray.pytorch.batch_functions import data_length, to_device
-from dray.pytorch.cached import cached
-from dray.pytorch.callback import PyTorchCallback
+from dray.pytorch.cached import cached, pretrained
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.data import DataLoader, TorchData
 from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.init import init
 from dray.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
-from dray.pytorch.lr_scheduler import LRScheduler
-from dray.pytorch.pretrained import pretrained
 from dray.pytorch.samplers import adapt_batch_sampler
 from dray.pytorch.trainer import Trainer
 from dray.pytorch.trial import PyTorchTrial
+from dray.training.callback import PyTorchCallback
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
+from dray.training.lr_scheduler import LRScheduler
 from dray.training.metrics.reducers import MetricReducer, Reducer
 from dray.training.parallel.fully_shard import FullyShard
 from dray.training.units import Batch, Epoch, TrainUnit

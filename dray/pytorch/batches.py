@@ -143,7 +143,9 @@ class SampledBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[Any]:
         set_epoch = getattr(self._sampler, "set_epoch", None) if self._repeat else None
-        known = self._repeat and (set_epoch is not None or _is_stateless(self._sampler))
+        # Torch's samplers without a generator of their own carry no state from one epoch to the next.
+        is_stateless = type(self._sampler) in _TORCHS and self._sampler.generator is None
+        known = self._repeat and (set_epoch is not None or is_stateless)
         first_epoch, position = divmod(self._first, max(len(self), 1)) if known else (0, self._first)
         for epoch in itertools.count(first_epoch) if self._repeat else (0,):
             if set_epoch is not None:
@@ -262,11 +264,6 @@ def _seed_worker(records: list[Any], seed: int) -> list[Any]:
         # Not torch.manual_seed(), which queues a call for CUDA each time.
         torch.default_generator.manual_seed(seed % 2**63)
     return records
-
-
-def _is_stateless(sampler: Any) -> bool:
-    """Whether a sampler carries no state from one epoch to the next: torch's, without its own generator."""
-    return type(sampler) in _TORCHS and sampler.generator is None
 
 
 _TORCHS = (

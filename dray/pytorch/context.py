@@ -19,8 +19,8 @@ import torch.distributed as dist
 from dray.compat import lacks
 from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.loaders import epoch_length
-from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.trial_run import TrialRun
+from dray.training.lr_scheduler import LRScheduler
 from dray.training.optimisation import bare
 from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
 from dray.training.parallel.device import backend_for
@@ -60,7 +60,7 @@ class PyTorchTrialContext:
         self.device = run.device
         self.models = run.optimisation.models
         self.optimizers = run.optimisation.optimizers
-        self.lr_schedulers = cast("list[LRScheduler]", run.optimisation.lr_schedulers)
+        self.lr_schedulers = run.optimisation.lr_schedulers
         self.experimental = PyTorchExperimentalContext(run)
         self.profiler: torch.profiler.profile | None = None
         self._warned_of_batch_size = False
@@ -296,14 +296,11 @@ class PyTorchTrialContext:
         Their sizes are those of `resources.mesh`, or of `pytorch.init(mesh=...)`; `dp_shard` is what the others leave.
         All ranks ask for it together, in the trial's constructor.
         """
-        self._join_alone()
-        return device_mesh(self._run.mesh_shape, self.device)
-
-    def _join_alone(self) -> None:
         if not dist.is_initialized():
             store = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group(backend_for(self.device), store=store, rank=0, world_size=1)
             self._run.at_end.callback(dist.destroy_process_group)
+        return device_mesh(self._run.mesh_shape, self.device)
 
     def wrap_model(
         self, model: M, ddp_kwargs: dict[str, Any] | None = None, *, parallel: FullyShard | None = None
@@ -430,7 +427,7 @@ class PyTorchTrialContext:
         Returns:
             The object whose `update` you call.
         """
-        return self._run.wrap_reducer(reducer, name, for_training, for_validation)
+        return self._run.reducers.wrap_reducer(reducer, name, for_training, for_validation)
 
     def to_device(self, data: Any) -> Any:
         """Move data to `device`: tensors, numeric arrays, objects with a method `to`; and dicts, lists, tuples of them.

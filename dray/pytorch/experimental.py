@@ -43,7 +43,7 @@ class TorchBatchProcessorContext:
         self.device = get_default_device(core_context)
         self._core = core_context
         self._outputs = outputs.child(f"rank_{core_context.distributed.rank}")
-        self._reducers = ReducerRegistry()
+        self._reducers = ReducerRegistry(self.device)
 
     def get_hparams(self) -> dict[str, Any]:
         """The hyperparameters of the experiment; a local run has none: a RuntimeError."""

@@ -62,4 +62,4 @@ class PyTorchExperimentalContext:
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
     ) -> Any:
         """`context.wrap_reducer`, under its old name."""
-        return self._run.wrap_reducer(reducer, name, for_training, for_validation)
+        return self._run.reducers.wrap_reducer(reducer, name, for_training, for_validation)

@@ -88,35 +88,25 @@ def load_trial_from_checkpoint_path(
         )
     if kwargs:
         log.warning("load_trial_from_checkpoint_path(**kwargs) is deprecated: use torch_load_kwargs")
+    arguments = dict(trial_kwargs or {})
     with opened(path, without_manifest=True) as directory:
-        trial: T = _load(directory, trial_class, dict(trial_kwargs or {}), torch_load_kwargs or kwargs)
+        saved = files.describe(directory)
+        context = arguments.pop("context", None)
+        if context is None:
+            context = CheckpointLoadContext(hparams=saved["hparams"], exp_conf=saved["experiment_config"])
+            context._run.length = Batch(max(1, files.read_progress(directory).batches))
+            context._run.position.epoch_length = files.read_length(directory, "epoch_length")
+        found: Any = trial_class or _import_class(directory / "code", saved["trial_cls_spec"])
+        try:
+            inspect.signature(found).bind(context, **arguments)
+        except TypeError as error:
+            raise ValueError(f"can't construct {found.__name__}: {error}; pass trial_kwargs={{...}}") from None
+        trial: T = found(context, **arguments)
+        models = [bare(model) for model in context.models]
+        state = files.read_state(directory, models, **(torch_load_kwargs or kwargs))
+        sharded.load(state, directory, models)
+        context._run.optimisation.load_models(state)
         return trial
-
-
-def _load(
-    directory: Path,
-    trial_class: type[PyTorchTrial] | None,
-    arguments: dict[str, Any],
-    torch_load_kwargs: dict[str, Any],
-) -> Any:
-    saved = files.describe(directory)
-    context = arguments.pop("context", None)
-    if context is None:
-        context = CheckpointLoadContext(hparams=saved["hparams"], exp_conf=saved["experiment_config"])
-        context._run.length = Batch(max(1, files.read_progress(directory).batches))
-        context._run.position.epoch_length = files.read_length(directory, "epoch_length")
-    if trial_class is None:
-        trial_class = _import_class(directory / "code", saved["trial_cls_spec"])
-    try:
-        inspect.signature(trial_class).bind(context, **arguments)
-    except TypeError as error:
-        raise ValueError(f"can't construct {trial_class.__name__}: {error}; pass trial_kwargs={{...}}") from None
-    trial = trial_class(context, **arguments)
-    models = [bare(model) for model in context.models]
-    state = files.read_state(directory, models, **torch_load_kwargs)
-    sharded.load(state, directory, models)
-    context._run.optimisation.load_models(state)
-    return trial
 
 
 def _import_class(code: Path, spec: str | None) -> type[PyTorchTrial]:

@@ -6,18 +6,17 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from dray.pytorch.callback import PyTorchCallback, overrides
-from dray.pytorch.lr_scheduler import LRScheduler, follow_length
 from dray.pytorch.trial_run import TrialRun
 from dray.training import rng
+from dray.training.callback import PyTorchCallback, overrides
 from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.joint import open_together
+from dray.training.lr_scheduler import follow_length
 from dray.training.optimisation import bare
-from dray.training.parallel.exchange import on_chief
 from dray.training.parallel.sharding import is_dtensor
 from dray.training.progress import Progress
 
@@ -29,11 +28,6 @@ def open_checkpoint(run: TrialRun, checkpoint: str | None) -> Path | None:
     if checkpoint is None:
         return None
     return open_together(run.peers, lambda: run.host.open_checkpoint(checkpoint), "opening a checkpoint")
-
-
-def last_checkpoint(run: TrialRun) -> str | None:
-    """The id that `fit(latest_checkpoint="last")` stands for. All ranks call this together."""
-    return on_chief(run.peers, "looking for the last checkpoint", run.host.last_checkpoint)[0]
 
 
 def start_at(run: TrialRun, directory: Path | None) -> Progress:
@@ -59,7 +53,7 @@ def load_state(run: TrialRun, directory: Path, callbacks: Mapping[str, PyTorchCa
     if before is not None and now is not None and now != before:
         follow_length(
             state,
-            cast("list[LRScheduler]", run.optimisation.lr_schedulers),
+            run.optimisation.lr_schedulers,
             run.optimisation.optimizers,
             before=before,
             now=now,

@@ -29,8 +29,8 @@ __all__ = [
 class _Sampled:
     """Takes its items, records or batches, from another sampler, and has its length."""
 
-    def __init__(self, items: Any) -> None:
-        self._items = items
+    def __init__(self, sampler: Any) -> None:
+        self._items = sampler
 
     def __len__(self) -> int:
         return len(self._items)
@@ -57,9 +57,6 @@ class RepeatSampler(_Repeated, _Sampler):
     [0, 1, 0, 1, 0]
     """
 
-    def __init__(self, sampler: Any) -> None:
-        super().__init__(sampler)
-
 
 class RepeatBatchSampler(_Repeated, torch.utils.data.BatchSampler):
     """The batches of another batch sampler, repeated endlessly; a partial last batch comes each time.
@@ -73,12 +70,12 @@ class RepeatBatchSampler(_Repeated, torch.utils.data.BatchSampler):
 
 
 class _EveryNth(_Sampled):
-    def __init__(self, items: Any, num_workers: int, rank: int) -> None:
+    def __init__(self, sampler: Any, num_workers: int, rank: int) -> None:
         if num_workers < 1:
             raise ValueError(f"num_workers must be >= 1, got {num_workers}")
         if not 0 <= rank < num_workers:
             raise ValueError(f"rank must be >= 0 and < num_workers={num_workers}, got {rank}")
-        super().__init__(items)
+        super().__init__(sampler)
         self.num_replicas, self._rank = num_workers, rank
 
     def __len__(self) -> int:
@@ -103,9 +100,6 @@ class DistributedSampler(_EveryNth, _Sampler):
         ValueError: num_workers < 1, rank < 0, or rank >= num_workers.
     """
 
-    def __init__(self, sampler: Any, num_workers: int, rank: int) -> None:
-        super().__init__(sampler, num_workers, rank)
-
 
 class DistributedBatchSampler(_EveryNth, torch.utils.data.BatchSampler):
     """This rank's batches of another batch sampler: every num_workers-th. As `DistributedSampler`."""
@@ -116,8 +110,8 @@ class DistributedBatchSampler(_EveryNth, torch.utils.data.BatchSampler):
 
 
 class _Skipping(_Sampled):
-    def __init__(self, items: Any, skip: int) -> None:
-        super().__init__(items)
+    def __init__(self, sampler: Any, skip: int) -> None:
+        super().__init__(sampler)
         self.skip = skip
 
     def __iter__(self) -> Iterator[Any]:
@@ -129,9 +123,6 @@ class SkipSampler(_Skipping, _Sampler):
 
     Its length is that of the other sampler. Prefer `SkipBatchSampler`: training counts batches, not records.
     """
-
-    def __init__(self, sampler: Any, skip: int) -> None:
-        super().__init__(sampler, skip)
 
 
 class SkipBatchSampler(_Skipping, torch.utils.data.BatchSampler):
@@ -150,8 +141,8 @@ class SkipBatchSampler(_Skipping, torch.utils.data.BatchSampler):
 
 
 class _Reshuffled(_Sampled):
-    def __init__(self, items: Any, seed: int) -> None:
-        super().__init__(items)
+    def __init__(self, sampler: Any, seed: int) -> None:
+        super().__init__(sampler)
         self._random = np.random.RandomState(seed)
 
     def __iter__(self) -> Iterator[Any]:
@@ -171,9 +162,6 @@ class ReproducibleShuffleSampler(_Reshuffled, _Sampler):
         sampler: of records; finite.
         seed: the same on all ranks: `context.get_trial_seed()`.
     """
-
-    def __init__(self, sampler: Any, seed: int) -> None:
-        super().__init__(sampler, seed)
 
 
 class ReproducibleShuffleBatchSampler(_Reshuffled, torch.utils.data.BatchSampler):

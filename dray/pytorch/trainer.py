@@ -12,23 +12,23 @@ import torch
 
 from dray.pytorch import loaders
 from dray.pytorch.batch_functions import data_length
-from dray.pytorch.callback import PyTorchCallback, checked_callbacks, hooks_of
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
 from dray.pytorch.init import init
-from dray.pytorch.restore import last_checkpoint, load_state, open_checkpoint, resume, start_at
+from dray.pytorch.restore import load_state, open_checkpoint, resume, start_at
 from dray.pytorch.trial import PyTorchTrial
 from dray.pytorch.trial_run import DEFAULT_POLICY, FitArguments, length_of, policy_of
 from dray.training import pretrained
+from dray.training.callback import Hooks, PyTorchCallback, checked_callbacks, hooks_of
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor
-from dray.training.parallel.exchange import all_or_none
+from dray.training.parallel.exchange import all_or_none, on_chief
 from dray.training.parallel.fully_shard import is_replaced
 from dray.training.profiling import Window
 from dray.training.progress import Progress
-from dray.training.trial import Hooks, Rank, before_training
+from dray.training.trial import Rank, before_training
 from dray.training.units import Batch, TrainUnit
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,9 @@ class Trainer:
             with contextlib.ExitStack() as stack:
                 stack.callback(run.position.end)
                 if latest_checkpoint == "last":
-                    latest_checkpoint = last_checkpoint(run)
+                    latest_checkpoint, _ = on_chief(
+                        run.peers, "looking for the last checkpoint", run.host.last_checkpoint
+                    )
                 resumed = open_checkpoint(run, latest_checkpoint)
                 source = open_checkpoint(run, run.host.source_checkpoint) if resumed is None else None
                 with all_or_none(run.peers, "starting training"):

@@ -13,7 +13,7 @@ import torch
 from dray.core import DistributedContext
 from dray.pytorch.batch_functions import SideStream, ToDevice
 from dray.training.host import Host
-from dray.training.metrics.reducers import ReducerRegistry, TorchMetricReducer, is_torchmetric
+from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.optimisation import Optimisation
 from dray.training.parallel.mesh import global_batch_size, mesh_shape
@@ -70,7 +70,7 @@ class TrialRun:
         self.tensorboard = TensorBoard(self.host.tensorboard_path, self.enable_tensorboard_logging, self.hparams)
         averages = self.section("optimizations").get("average_aggregated_gradients", True)
         self.optimisation = Optimisation(Position(), self.aggregation_frequency, averages)
-        self.reducers = ReducerRegistry()
+        self.reducers = ReducerRegistry(self.device)
         self.to_device = ToDevice(self.device)
         #: Ends with `pytorch.init()`.
         self.at_end = contextlib.ExitStack()
@@ -79,7 +79,6 @@ class TrialRun:
         self.uses_amp = False
         self.moves_batches = True
         self.checks_loaders = True
-        self._torchmetrics: list[Any] = []
 
     @property
     def position(self) -> Position:
@@ -107,18 +106,6 @@ class TrialRun:
         if not isinstance(found, dict):
             raise ValueError(f"exp_conf[{name!r}] must be a dict, got {found!r}")
         return found
-
-    def wrap_reducer(
-        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> Any:
-        """As `PyTorchTrialContext.wrap_reducer`."""
-        if not is_torchmetric(reducer):
-            return self.reducers.wrap_reducer(reducer, name, for_training, for_validation)
-        if any(reducer is known for known in self._torchmetrics):
-            raise AssertionError(f"wrap_reducer() was called twice with the same metric {reducer!r} (name={name!r})")
-        self._torchmetrics.append(reducer.to(self.device))
-        self.reducers.wrap_reducer(TorchMetricReducer(reducer), name, for_training, for_validation)
-        return reducer
 
     def batch_mover(self) -> Callable[[Any], Any] | None:
         """The function that moves batches to the device; None if the trial does so itself."""
@@ -150,7 +137,7 @@ class FitArguments:
     test_mode: bool
 
     def __post_init__(self) -> None:
-        # Checked again by `plan`, but a wrong type should not wait for the data.
+        # Not in `plan`: a wrong type should not wait for the data.
         for name in ("reporting_period", "validation_period", "checkpoint_period"):
             check_unit(getattr(self, name), name)
 

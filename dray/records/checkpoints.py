@@ -40,15 +40,7 @@ class StoredCheckpoint:
 
 
 def list_checkpoints(directory: ExperimentDirectory, only: int | None = None) -> list[StoredCheckpoint]:
-    """The checkpoints of an experiment, sorted by trial and batches, not verified.
-
-    Args:
-        directory: the experiment's.
-        only: those of this trial; by default all.
-
-    Raises:
-        StorageError: the object store can't be used.
-    """
+    """The checkpoints of an experiment, sorted by trial and batches, not verified."""
     storage = directory.storage
     sizes: dict[tuple[int, int], int] = {}
     complete = set()

@@ -19,15 +19,8 @@ NOT_COPIED = ("journal.jsonl.lock", "storage.json", "secrets.yaml")
 def download(found: StoredExperiment, target: Path) -> list[str]:
     """Copy an experiment, from this machine and from its object store, into a new directory.
 
-    Args:
-        found: the experiment.
-        target: does not exist yet, or is empty.
-
     Returns:
         What is wrong with each damaged checkpoint; these are copied too.
-
-    Raises:
-        StorageError: the object store can't be used.
     """
     directory = found.directory
     damages = []
@@ -66,10 +59,6 @@ def delete(found: StoredExperiment) -> None:
     """Delete an experiment, here and in its object store.
 
     Its config goes first, so that an interrupted deletion leaves no experiment that could be resumed.
-
-    Raises:
-        JournalError: a driver on this machine runs it.
-        StorageError: the object store can't be used.
     """
     directory = found.directory
     # Locked until everything is deleted, so that nobody resumes it meanwhile.

@@ -77,7 +77,6 @@ class ExperimentDirectory:
         return False
 
     def trial(self, trial_id: int) -> Path:
-        """A trial's own directory."""
         return self.path / f"trial_{trial_id}"
 
     @property

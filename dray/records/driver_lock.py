@@ -99,7 +99,6 @@ class DriverLock:
         self._thread.start()
 
     def is_held(self) -> bool:
-        """Check whether it is held."""
         if self._thread is None:
             return False
         if self.lost_to is None:
@@ -109,7 +108,6 @@ class DriverLock:
         return self.lost_to is None
 
     def close(self) -> None:
-        """Release it, if it is held."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -147,10 +145,6 @@ def wait_for_silence(place: Location, own: str | None = None) -> Driver | None:
 
     Args:
         own: the id of a directory on this machine that no driver uses now, as its journal's lock shows.
-
-    Raises:
-        ExperimentError: one runs it.
-        StorageError: the store can't be used.
     """
     remote = RemoteDirectory(place, patience_s=PATIENCE_S)
     last = read_driver(remote)
@@ -186,7 +180,6 @@ def read_driver(remote: RemoteDirectory) -> Driver | None:
 
 
 def write_driver(remote: RemoteDirectory, driver: Driver) -> None:
-    """Write the file."""
     remote.write(FILE, json.dumps(asdict(driver), indent=1).encode())
 
 

@@ -46,12 +46,10 @@ class StoredExperiment:
 
     @classmethod
     def here(cls, directory: ExperimentDirectory, number: int | None = None) -> StoredExperiment:
-        """One in a directory of this machine."""
         return cls(directory=directory, where=str(directory.path), is_copy=False, number=number)
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
         return Location.of(self.where).name
 
     def read(self) -> ExperimentReader:
@@ -75,12 +73,7 @@ class StoredExperiment:
 
 @contextmanager
 def open_experiment(experiment: Name) -> Iterator[StoredExperiment]:
-    """The experiment, see `locate`; a copy of a remote one exists only within the block.
-
-    Raises:
-        NoExperiment: see `locate`.
-        StorageError: the object store can't be used.
-    """
+    """The experiment, see `locate`; a copy of a remote one exists only within the block."""
     where = locate(experiment)
     location = Location.of(where)
     if location.is_local:
@@ -94,12 +87,7 @@ def open_experiment(experiment: Name) -> Iterator[StoredExperiment]:
 
 
 def list_experiments(root: str | None = None) -> list[Overview]:
-    """All experiments below a directory or a place in an object store, the newest last. None: the default storage.
-
-    Raises:
-        NoExperiment: there is no such directory.
-        StorageError: the object store can't be used.
-    """
+    """All experiments below a directory or a place in an object store, the newest last. None: the default storage."""
     location = Location.of(results_root()) if root is None else parse_location(root)
     if not location.is_local:
         with ThreadPoolExecutor(AT_ONCE) as pool:

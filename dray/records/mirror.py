@@ -165,13 +165,7 @@ def fetch_experiment(where: str | os.PathLike[str]) -> Path:
 
 
 def fetch_to(path: Path, location: Location) -> None:
-    """Copy an experiment from an object store to a new directory, to be continued there.
-
-    Raises:
-        NoExperiment: there is none.
-        ExperimentError: a driver runs it.
-        StorageError: the object store can't be used.
-    """
+    """Copy an experiment from an object store to a new directory, to be continued there."""
     directory = ExperimentDirectory(path.with_name(f".{path.name}-partial"))
     shutil.rmtree(directory.path, ignore_errors=True)
     driver_lock.wait_for_silence(location)
@@ -205,10 +199,6 @@ def fetch_without_trials(location: Location, directory: ExperimentDirectory) -> 
 
     Returns:
         The trials that have files in the store.
-
-    Raises:
-        NoExperiment: there is none.
-        StorageError: the object store can't be used.
     """
     remote = RemoteDirectory(location, patience_s=PATIENCE_S)
     stored = remote.sizes()

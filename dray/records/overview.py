@@ -62,9 +62,6 @@ class Overview:
     def on_server(self, state: str, error: str) -> Overview:
         """The same of an experiment that was submitted to a server, which knows more of it: the command and the page,
         the list and the description all show this.
-
-        Args:
-            state, error: see `dray.serve.control.Submitted`.
         """
         if state == "COMPLETED" and self.state in (*COMPLETED, "DAMAGED"):
             return self

@@ -6,6 +6,7 @@ report, the server's page, notifications, the study for Optuna's tools.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import threading
@@ -13,6 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from dray.records.growing import GrowingJournal, GrowingMetrics
 from dray.records.hparams import in_order
@@ -76,14 +79,11 @@ class ExperimentReader:
         self.is_running: bool | None = False
         self.lock = threading.RLock()
         self.version = 0
-        # Not `load_config`, which imports what the config names, such as Optuna, to check it.
-        import yaml
-
+        text = _sections(directory.config_file.read_text())
         try:
-            raw = yaml.load(_sections(directory.config_file.read_text()), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-            self._searcher = raw["searcher"]
+            raw = _parsed(text)
+            self._title, self._searcher = str(raw["name"]), raw["searcher"]
             self.objectives = compared_by(self._searcher)
-            self._title, self._hyperparameters = str(raw["name"]), list(raw.get("hyperparameters") or ())
         except (yaml.YAMLError, KeyError, TypeError, AttributeError, FieldError) as error:
             raise ValueError(f"its experiment.yaml can't be read: {one_line(error)}") from None
         self._names = frozenset(self.objectives.names)
@@ -231,10 +231,9 @@ class ExperimentReader:
         rows = [*(column[compared].tolist() for column in columns), series[compared].tolist()]
         for number, at, epoch, value, now, code in zip(*rows, strict=True):
             self._measured[number].validated(every[code][1], at, epoch, value, now)
-        losses = among(lambda kind, name: is_loss(kind, name, self.metric))
-        bad = losses & ~np.isfinite(values)
+        bad = reported & ~np.isfinite(values)
         if bad.any():
-            theirs = losses & np.isin(trials, trials[bad])
+            theirs = among(lambda kind, name: is_loss(kind, name, self.metric)) & np.isin(trials, trials[bad])
             for number, at, value, code in zip(
                 *(each[theirs].tolist() for each in (trials, batches, values, series)), strict=True
             ):
@@ -276,7 +275,6 @@ class ExperimentReader:
         return self._rungs
 
     def overview(self) -> Overview:
-        """Its overview."""
         best, states = self.best(), self.states
         done = self._done or self._why
         state: ExperimentState = "UNKNOWN" if self.is_running is None else "STOPPED"
@@ -359,13 +357,13 @@ class ExperimentReader:
                     self._varying |= self._texts.keys() - drawn.keys()
                 self._texts = {**drawn, **self._texts}
             self._started.clear()
-            return in_order(sorted(self._varying), self._hyperparameters)
+            return in_order(sorted(self._varying), self.config.hyperparameters)
 
     @property
     def hparam_names(self) -> list[str]:
         """Dotted names of all hyperparameters that were drawn, in the config's order."""
         names = dict.fromkeys(name for trial in self.trials.values() for name in trial.hparams)
-        return in_order(names, self._hyperparameters)
+        return in_order(names, self.config.hyperparameters)
 
     # ------------------------------------------------------------------ in words
     def failure_summary(self) -> str:
@@ -395,25 +393,35 @@ class ExperimentReader:
 
 
 def _numpy(column: pa.ChunkedArray | pa.Array) -> Any:
-    """A column of numbers; null is NaN. Arrow's own method imports pandas, which takes half a second."""
+    """A column of numbers; null is NaN. Arrow's own methods import pandas, which takes half a second."""
     import numpy as np
     import pyarrow as pa
 
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    array = array.fill_null(math.nan) if array.null_count else array
+    present, values = array.buffers()
     kind = np.dtype(str(array.type).replace("double", "float64"))
-    return np.frombuffer(array.buffers()[1] or b"", kind, len(array), array.offset * kind.itemsize)
+    found = np.frombuffer(values or b"", kind, len(array), array.offset * kind.itemsize)
+    if not array.null_count:
+        return found
+    bits = np.unpackbits(np.frombuffer(present, np.uint8), bitorder="little", count=array.offset + len(array))
+    return np.where(bits[array.offset :], found, math.nan)
 
 
 def _sections(config: str) -> str:
-    """The sections of a config that a list needs: to parse all of them would take most of its time.
+    """The sections of a config that a list needs: to parse all would take most of its time.
 
-    A config that was not written by dray is returned as it is.
+    Not `load_config`, which imports what the config names, such as Optuna, to check it.
     """
     sections = re.split(r"^(?=\S)", config, flags=re.M)
     if "&" in config or not all(re.match(r"\w+:[ \n]", section) for section in sections[1:]):
-        return config
-    return "".join(each for each in sections if each.startswith(("name:", "searcher:", "hyperparameters:")))
+        return config  # dray has not written it
+    return "".join(each for each in sections if each.startswith(("name:", "searcher:")))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(sections: str) -> Any:
+    """Many experiments of a list have the same."""
+    return yaml.load(sections, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def nan_since_text(since: int | None) -> str:

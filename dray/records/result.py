@@ -243,21 +243,12 @@ class Result:
 
     @cached_property
     def reader(self) -> ExperimentReader:
-        """The reader of its journal and metrics.
-
-        Raises:
-            JournalError: its journal is damaged.
-        """
+        """The reader of its journal and metrics."""
         return self._found.read()
 
 
 def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = None) -> pd.DataFrame:
-    """`Result.trials`.
-
-    Args:
-        reader: of the experiment.
-        gpu_types: of the GPUs that each trial ran on, if any are known.
-    """
+    """`Result.trials`."""
     trials = list(reader.trials.values())
     table = pd.DataFrame({"trial_id": [each.id for each in trials], "state": [each.state for each in trials]})
     for name in reader.hparam_names:
@@ -285,7 +276,6 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
 
 
 def _as_ray_checkpoint(store: CheckpointStore, checkpoint: str) -> Checkpoint:
-    """A checkpoint of dray's as one of Ray's."""
     from ray.train import Checkpoint
 
     filesystem, path = store.filesystem_of(checkpoint)

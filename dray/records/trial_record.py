@@ -61,7 +61,6 @@ class TrialRecord:
 
     # ------------------------------------------------------------------ events
     def start(self, drawn: Mapping[str, Any] | None, time: float | None) -> None:
-        """Its workers have started it."""
         if self.drawn is None:
             self.drawn, self.started = drawn, time
         if self.state != "PAUSED":  # its restart crossed the pause
@@ -69,7 +68,6 @@ class TrialRecord:
         self.derived.clear()
 
     def exit(self, reason: str, time: float | None) -> None:
-        """It has ended."""
         self.state, self.ended = END_STATES[reason], time
         self.derived.clear()
 
@@ -83,7 +81,6 @@ class TrialRecord:
 
     # ------------------------------------------------------------------ metrics
     def forget_metrics(self) -> None:
-        """All its metrics come again."""
         self.batches, self.at, self.epochs, self.times, self.measured = 0, [], [], [], {}
         self.best_batches, self.losses, self.rank, self.nan = None, None, None, {}
         self.derived.clear()
@@ -126,7 +123,6 @@ class TrialRecord:
     # ------------------------------------------------------------------ what is derived
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended."""
         return self.state not in ("PENDING", "RUNNING", "PAUSED")
 
     @property

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from dray.config.searcher import SamplerChoice
 from dray.records.metrics import read_metrics, read_system
 from dray.records.reader import ExperimentReader
 from dray.records.result import table_of
@@ -46,9 +45,6 @@ class ReportedMetric(NamedTuple):
 
 class ReportData:
     """An experiment as it was when this was made.
-
-    Args:
-        reader: has read it, and may read on.
 
     Attributes:
         trials: `dray.Result.trials` by trial_id, with "best_batches", "score" (smaller is better) and "rung" (how many
@@ -131,13 +127,7 @@ class ReportData:
         )
 
     # ------------------------------------------------------------------ lengths
-    @property
-    def sampler(self) -> str:
-        """The name of the sampler."""
-        return str(getattr(self.config.searcher, "sampler", SamplerChoice()).name)
-
     def rung_name(self, rung: int) -> str:
-        """How far a trial got that has reached this many rungs."""
         return rung_name(self.rungs, rung, self.unit)
 
     def length(self, length: float, unit: str | None = None) -> str:

@@ -32,7 +32,8 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     among = f"{counted(len(kept), 'trial')} that keep every limit" if objectives.constraints else f"{len(kept):,}"
     drawn = " The figure has the first two." if len(objectives.objectives) > 2 else ""
     figure = scatter(report, objectives)
-    columns = [f"metrics.{name}" for name in names_of(objectives)] + [f"hparams.{name}" for name in report.varying]
+    metrics = dict.fromkeys(each.name for each in (*objectives.objectives, *objectives.constraints))
+    columns = [f"metrics.{name}" for name in metrics] + [f"hparams.{name}" for name in report.varying]
     rows = [[str(trial), str(row["state"]).lower(), *map(shown, row[columns])] for trial, row in front.iterrows()]
     heads = [column.partition(".")[2] for column in columns]
     return f"""<section><h2>Pareto front</h2>
@@ -41,11 +42,6 @@ and better in one of them.{drawn}</p>
 {html.controls("front", figure)}
 {place("front", figure, tall=True)}
 {html.table(["trial", "state", *heads], rows)}</section>"""
-
-
-def names_of(objectives: Objectives) -> list[str]:
-    """Of all metrics, objectives first."""
-    return list(dict.fromkeys(each.name for each in (*objectives.objectives, *objectives.constraints)))
 
 
 def scatter(report: ReportData, objectives: Objectives) -> Figure:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dray.text import shown
+from dray.text import finite, shown
 from searchers.domains import Categorical, Const, Domain, Nested
 from searchers.numeric import Double, Int, Log
 
@@ -80,14 +79,4 @@ def clock(seconds: float) -> str:
 
 def script(value: Any) -> str:
     """JSON for a `<script>`: NaN and infinities become null, and nothing in it ends the script."""
-    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return json.dumps(finite(value), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

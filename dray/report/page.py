@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from dray._version import __version__
+from dray.config.searcher import SamplerChoice
 from dray.errors import ExperimentError
 from dray.records.listing import open_experiment
 from dray.records.logs import grouped_failures, short_error, where
@@ -125,7 +126,7 @@ class _Page:
         length = report.length(searcher.length) if searcher.length is not None else "set by its program"
         rungs = ", ".join(f"{rung:g}" for rung in report.rungs[:-1])
         facts = [
-            ("method", f"{searcher.name}, sampler {report.sampler}"),
+            ("method", f"{searcher.name}, sampler {getattr(searcher, 'sampler', SamplerChoice()).name}"),
             *(
                 [("metric", f"{report.metric}, {better} is better")]
                 if searcher.objectives is None

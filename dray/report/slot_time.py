@@ -49,19 +49,10 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     table = report.timeline
     if table.empty:
         return ""
-    spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
-    total = float(spent.sum())
     rows = [
-        (
-            f'<i style="background:{PHASES_SHOWN[phase].colour}"></i>{PHASES_SHOWN[phase].name}',
-            f"{spent[phase] / total:.1%}",
-            html.duration(float(spent[phase])),
-            escape(PHASES_SHOWN[phase].meaning),
-        )
-        for phase in PHASES
-        if phase in spent.index
+        (f'<i style="background:{each.colour}"></i>{each.name}', f"{each.share:.1%}", each.time, escape(each.meaning))
+        for each in phase_shares(report)
     ]
-    rows.sort(key=lambda row: -float(row[1].rstrip("%")))
     before = float(table["start"].min()) - (report.overview.began or float(table["start"].min()))
     parts = ["<section><h2>Use of slot time</h2>"]
     # Its squares are the legend of the figures below.
@@ -79,6 +70,26 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
         parts.append(f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>')
     parts.append(_system(report))
     return "\n".join(parts) + "</section>"
+
+
+class PhaseShare(NamedTuple):
+    """A phase's share of the slot time."""
+
+    name: str
+    colour: str
+    meaning: str
+    share: float
+    time: str
+
+
+def phase_shares(report: ReportData) -> list[PhaseShare]:
+    """The phases, that with the largest share first."""
+    table = report.timeline
+    spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
+    of_all = spent.sort_values(ascending=False, kind="stable").items()
+    return [
+        PhaseShare(*PHASES_SHOWN[str(phase)], float(of / spent.sum()), html.duration(float(of))) for phase, of in of_all
+    ]
 
 
 def by_gpu_type(table: pd.DataFrame) -> list[tuple[str, str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import socket
 import threading
@@ -22,6 +23,7 @@ FRESH_S = 0.5
 """An experiment is read this often at most."""
 PORTS = 100
 """How many ports are tried to find a free one."""
+_STARTING = threading.Lock()
 
 
 def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
@@ -33,21 +35,31 @@ def serve(path: Path, *, port: int, say: Callable[[str], None]) -> None:
         path: the directory of an experiment, or of a local run, which has no study.
         port: of TensorBoard; optuna-dashboard gets the next one. Ports in use are skipped.
         say: prints the addresses.
-
-    Raises:
-        NoExperiment: there is none.
-        ExperimentError: no port is free.
     """
     with contextlib.suppress(KeyboardInterrupt):
-        tensorboard = free_port(port)
-        say(f"TensorBoard       {start_tensorboard(path, tensorboard)}")
-        if not is_local_run(path):
-            if importlib.util.find_spec("optuna_dashboard") is None:
-                say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
-            else:
-                say(f"optuna-dashboard  {start_dashboard(path, free_port(tensorboard + 1))}")
+        found = _started(path, port)
+        say(f"TensorBoard       {found['tensorboard']}")
+        if found["optuna_dashboard"] is not None:
+            say(f"optuna-dashboard  {found['optuna_dashboard']}")
+        elif not is_local_run(path):
+            say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
         say("press Ctrl-C to stop them")
         threading.Event().wait()
+
+
+def boards(path: Path) -> dict[str, str | None]:
+    """The addresses of both, which run until this process ends; None for one that is not installed."""
+    with _STARTING:
+        return dict(_started(path, PORT))
+
+
+@functools.cache
+def _started(path: Path, port: int) -> dict[str, str | None]:
+    tensorboard, dashboard = free_port(port), None
+    address = start_tensorboard(path, tensorboard)
+    if not is_local_run(path) and importlib.util.find_spec("optuna_dashboard") is not None:
+        dashboard = start_dashboard(path, free_port(tensorboard + 1))
+    return {"tensorboard": address, "optuna_dashboard": dashboard}
 
 
 def free_port(first: int) -> int:
@@ -111,21 +123,3 @@ class _Dashboard:
         storage = InMemoryStorage()
         create_study(self._reader, storage)
         return optuna_dashboard.wsgi(storage)
-
-
-class Boards:
-    """Each is started once, and runs until the server ends; only browsers on its machine reach them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: dict[Path, dict[str, str | None]] = {}
-
-    def start(self, directory: ExperimentDirectory) -> dict[str, str | None]:
-        """The addresses of both; None for one that is not installed."""
-        with self._lock:
-            found = self._found.setdefault(directory.path, {"tensorboard": None, "optuna_dashboard": None})
-            if found["tensorboard"] is None:
-                found["tensorboard"] = start_tensorboard(directory.path, free_port(PORT))
-            if found["optuna_dashboard"] is None and importlib.util.find_spec("optuna_dashboard") is not None:
-                found["optuna_dashboard"] = start_dashboard(directory.path, free_port(PORT + 1))
-            return dict(found)

@@ -150,9 +150,9 @@ class Api:
         until = clock() + wait_s
         while True:
             news = await _call(self._readers, logs.events_after, self._control, path, after)
-            if news.lines or news.state not in ACTIVE or clock() >= until or self._ending.is_set():
-                return answer(asdict(news))
-            after = news.next  # records without a line
+            if news["lines"] or news["state"] not in ACTIVE or clock() >= until or self._ending.is_set():
+                return answer(news)
+            after = news["next"]  # records without a line
             await asyncio.sleep(POLL_S)
 
 

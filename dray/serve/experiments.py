@@ -72,11 +72,7 @@ class _Entry:
 
 
 class Experiments:
-    """Thread-safe.
-
-    Args:
-        results: the results directory.
-    """
+    """Thread-safe."""
 
     def __init__(self, results: Path) -> None:
         self.results = results

@@ -16,66 +16,33 @@ CPU_SHARE = 0.003
 LEAST_S = 2.0
 
 
-def _history(report: ReportData) -> dict[str, Figure]:
-    return _noted(report, {"history": figures.history(report)})
+KINDS = ("history", "front", "parallel", "slices", "importance", "slots")
 
 
-def _front(report: ReportData) -> dict[str, Figure]:
-    objectives = report.config.searcher.objectives
-    if objectives is None or len(objectives.objectives) < 2:
-        return {}
-    return _noted(report, {"front": front.scatter(report, objectives)})
-
-
-def _parallel(report: ReportData) -> dict[str, Figure]:
-    return _noted(report, {"parallel": figures.parallel(report)}) if report.varying else {}
-
-
-def _slices(report: ReportData) -> dict[str, Figure]:
-    return _noted(report, {f"slice {name}": figure for name, figure in figures.slices(report).items()})
-
-
-def _noted(report: ReportData, found: dict[str, Figure]) -> dict[str, Figure]:
-    """With a note on the trials that they leave out."""
+def _made(report: ReportData, kind: str) -> dict[str, Figure]:
+    """The figures of a kind, by name, with a note on the trials that they leave out."""
+    objectives, found = report.config.searcher.objectives, dict[str, Figure]()
+    match kind:
+        case "importance":
+            figure, note = figures.importances(report)
+            return {"importance": {**(figure or {}), "note": note}}
+        case "slots" if not report.timeline.empty:
+            phases = [each._asdict() for each in slot_time.phase_shares(report)]
+            by_group = slot_time.stretches(report)
+            slots = {"shares": {**slot_time.shares(report), "phases": phases}}
+            return slots if by_group is None else {**slots, "groups": by_group}
+        case _ if report.ranked.empty:
+            return {}
+        case "history":
+            found = {"history": figures.history(report)}
+        case "front" if objectives is not None and len(objectives.objectives) > 1:
+            found = {"front": front.scatter(report, objectives)}
+        case "parallel" if report.varying:
+            found = {"parallel": figures.parallel(report)}
+        case "slices":
+            found = {f"slice {name}": figure for name, figure in figures.slices(report).items()}
     note = report.left_out(len(report.shown))
     return {name: {**figure, "note": note} for name, figure in found.items()}
-
-
-def _importance(report: ReportData) -> dict[str, Figure]:
-    figure, note = figures.importances(report)
-    return {"importance": {**(figure or {}), "note": note}}
-
-
-def _slots(report: ReportData) -> dict[str, Figure]:
-    table = report.timeline
-    if table.empty:
-        return {}
-    spent = (
-        ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum().sort_values(ascending=False)
-    )
-    phases = [
-        {
-            "name": slot_time.PHASES_SHOWN[str(phase)].name,
-            "colour": slot_time.PHASES_SHOWN[str(phase)].colour,
-            "share": float(seconds / spent.sum()),
-            "time": html.duration(float(seconds)),
-        }
-        for phase, seconds in spent.items()
-    ]
-    found: dict[str, Figure] = {"shares": {**slot_time.shares(report), "phases": phases}}
-    if (by_group := slot_time.stretches(report)) is not None:
-        found["groups"] = by_group
-    return found
-
-
-KINDS: dict[str, Callable[[ReportData], dict[str, Figure]]] = {
-    "history": _history,
-    "front": _front,
-    "parallel": _parallel,
-    "slices": _slices,
-    "importance": _importance,
-    "slots": _slots,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +70,9 @@ class CachedFigures:
 
 def figures_of(reader: ExperimentReader, kind: str) -> bytes:
     """Figures of a kind, for `cached`."""
-    version, found, error = reader.version, {}, {}
+    version, found, error = reader.version, dict[str, Figure](), {}
     try:
-        report = ReportData(reader)
-        if kind in ("importance", "slots") or not report.ranked.empty:
-            found = KINDS[kind](report)
+        found = _made(ReportData(reader), kind)
     except ModuleNotFoundError as missing:
         error = {"error": f"these figures need {missing.name}: pip install 'dray[report]'"}
     return html.script({"figures": found, "at": time.time(), "version": version, **error}).encode()

@@ -6,7 +6,6 @@ import functools
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +29,13 @@ MOST_BYTES = 256 << 10
 
 
 # ---------------------------------------------------------------------------------------------------------- events
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
-    """What has happened.
+def events_after(control: Control, path: Path, after: int) -> dict[str, Any]:
+    """The events after a place in the journal; some of them, if there are many.
 
-    Attributes:
-        lines: as ``dray experiment logs`` prints them.
-        next: where in the journal they end, in bytes: the next ``after``.
-        state: of the experiment.
-        failed: how many of its trials have failed; None while it is active, or before all lines have been read.
-        error: as of `dray.serve.control.Submitted`; "" if it was not submitted.
+    ``lines``, as ``dray experiment logs`` prints them; ``next``: where in the journal they end, in bytes; the
+    experiment's ``state``, and its ``error`` if it was submitted; ``failed``: how many of its trials have failed, null
+    while it is active, or before all lines have been read.
     """
-
-    lines: list[str]
-    next: int
-    state: str
-    failed: int | None
-    error: str
-
-
-def events_after(control: Control, path: Path, after: int) -> Events:
-    """The events after a place in the journal; some of them, if there are many."""
     directory = ExperimentDirectory(path)
     # Before the journal is read: the records that were written before the state changed are then read too.
     state, error = _state(control, directory)
@@ -61,7 +46,7 @@ def events_after(control: Control, path: Path, after: int) -> Events:
         records = Journal.parse(whole, where=str(directory.journal))
         lines = list(event_lines(_config(directory.config_file, directory.config_file.stat().st_mtime_ns), records))
     failed = None if lines or state in ACTIVE else StoredExperiment.here(directory).overview().failed
-    return Events(lines=lines, next=after, state=state, failed=failed, error=error)
+    return {"lines": lines, "next": after, "state": state, "failed": failed, "error": error}
 
 
 def _size(journal: Path) -> int:

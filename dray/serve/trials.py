@@ -7,8 +7,7 @@ import math
 import operator
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dray.records.metrics import read_trials
@@ -38,46 +37,32 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 # ---------------------------------------------------------------------------------------------------------- the table
 def row(trial: TrialRecord) -> bytes:
-    """A trial's row in the table, as JSON."""
     if "row" not in trial.derived:
         trial.derived["row"] = json.dumps(plain(trial.to_json()), allow_nan=False, separators=(",", ":")).encode()
     found: bytes = trial.derived["row"]
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """What part of the table is wanted.
+def find(
+    trials: Iterable[TrialRecord], *, sort: str = "trial", descending: bool = False, search: str = ""
+) -> list[TrialRecord]:
+    """All trials that a search finds, sorted.
 
-    Attributes:
+    Args:
         sort: a field, or "hparams." and the dotted name of a hyperparameter. What has no value comes last either way.
         descending: the largest first.
         search: words, all of which a trial must have in its number, state or hyperparameters; or conditions such as
             ``lr<0.01``, ``state=running`` and ``best_metric<=0.3``.
-        offset, limit: which of the rows that were found; limit is at most 500.
     """
-
-    sort: str = "trial"
-    descending: bool = False
-    search: str = ""
-    offset: int = 0
-    limit: int = 50
-
-
-def find(trials: Sequence[TrialRecord], query: Query) -> list[TrialRecord]:
-    """All trials that the query's search finds, sorted; its offset and limit are not looked at. If there is no such
-    field: `BadInput`."""
     found = list(trials)
-    for word in query.search.split():
+    for word in search.split():
         matches = _matcher(word)
         found = [trial for trial in found if matches(trial)]
-    get = _FIELDS.get(query.sort)
-    if query.sort.startswith(HPARAMS):
-        get = _hparam(query.sort.removeprefix(HPARAMS))
+    get = _FIELDS.get(sort)
+    if sort.startswith(HPARAMS):
+        get = _hparam(sort.removeprefix(HPARAMS))
     if get is None:
-        raise BadInput(
-            f"sort={query.sort}: there is no such column; it must be one of {', '.join(_FIELDS)} or hparams.NAME"
-        )
+        raise BadInput(f"sort={sort}: there is no such column; it must be one of {', '.join(_FIELDS)} or hparams.NAME")
     numbers: list[TrialRecord] = []
     texts: list[TrialRecord] = []
     missing: list[TrialRecord] = []
@@ -88,9 +73,9 @@ def find(trials: Sequence[TrialRecord], query: Query) -> list[TrialRecord]:
         else:
             (missing if value is None else texts).append(trial)
     # By a key without pairs: so many new ones make Python look for garbage. Rows of equal value stay in their order.
-    numbers.sort(key=get, reverse=query.descending)
-    texts.sort(key=lambda trial: str(get(trial)), reverse=query.descending)
-    return [*texts, *numbers, *missing] if query.descending else [*numbers, *texts, *missing]
+    numbers.sort(key=get, reverse=descending)
+    texts.sort(key=lambda trial: str(get(trial)), reverse=descending)
+    return [*texts, *numbers, *missing] if descending else [*numbers, *texts, *missing]
 
 
 def _hparam(name: str) -> Callable[[TrialRecord], Any]:
@@ -169,7 +154,6 @@ def other_curves(reader: ExperimentReader, kind: str, name: str) -> bytes:
 
 
 def _along(reader: ExperimentReader) -> str:
-    """The x-axis of curves."""
     return "epochs" if reader.config.searcher.unit == "epochs" and reader.has_epochs else "batches"
 
 

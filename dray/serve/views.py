@@ -21,7 +21,7 @@ from dray.records.logs import failure_fields
 from dray.records.metrics import read_trials
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
-from dray.report.ui import Boards
+from dray.report.ui import boards
 from dray.serve import figures, logs, trials
 from dray.serve.answers import BadInput, plain
 from dray.serve.control import API, Control, NotSubmitted, Submitted
@@ -66,7 +66,7 @@ class Views:
         self._threads = ThreadPoolExecutor(THREADS, "dray-views")
         # Threads of their own, one for each kind: a forest takes seconds.
         self._figures = {kind: ThreadPoolExecutor(1, f"dray-{kind}") for kind in figures.KINDS}
-        self._fetched, self._boards = logs.FetchedLogs(), Boards()
+        self._fetched = logs.FetchedLogs()
 
     def answering(self, read: Read) -> Handler:
         """Answers with the JSON that a method returns; or with 304 if the browser has it already."""
@@ -118,20 +118,19 @@ class Views:
         return _encoded({"config": reader.directory.config_file.read_text()})
 
     def trials(self, request: web.Request) -> bytes:
-        """``trials``: the rows that were asked for, see `trials.Query`; ``found``: how many there are; ``of``: without
+        """``trials``: the rows that were asked for, see `trials.find`; ``found``: how many there are; ``of``: without
         a search."""
-        wanted = trials.Query(
-            sort=request.query.get("sort", "trial"),
-            descending=request.query.get("descending") == "1",
-            search=request.query.get("search", "")[:500],
-            offset=_number(request, "offset", 0, 10**9),
-            limit=_number(request, "limit", 50, trials.MAX_ROWS),
-        )
+        offset, limit = _number(request, "offset", 0, 10**9), _number(request, "limit", 50, trials.MAX_ROWS)
         reader = self._all.open(request.match_info["name"])
         with reader.lock:
-            found = trials.find(list(reader.trials.values()), wanted)
-            rows = [trials.row(trial) for trial in found[wanted.offset : wanted.offset + wanted.limit]]
-            head = f'{{"found":{len(found)},"of":{len(reader.trials)},"offset":{wanted.offset},"trials":['
+            found = trials.find(
+                reader.trials.values(),
+                sort=request.query.get("sort", "trial"),
+                descending=request.query.get("descending") == "1",
+                search=request.query.get("search", "")[:500],
+            )
+            rows = [trials.row(trial) for trial in found[offset : offset + limit]]
+            head = f'{{"found":{len(found)},"of":{len(reader.trials)},"offset":{offset},"trials":['
             return head.encode() + b",".join(rows) + b"]}"
 
     def trial(self, request: web.Request) -> bytes:
@@ -213,7 +212,7 @@ class Views:
         """Start TensorBoard and optuna-dashboard for an experiment, for browsers on the server's machine."""
 
         def start() -> dict[str, str | None]:
-            return self._boards.start(self._all.open(request.match_info["name"]).directory)
+            return boards(self._all.open(request.match_info["name"]).directory.path)
 
         return web.json_response(await asyncio.get_running_loop().run_in_executor(self._threads, start))
 

@@ -56,8 +56,7 @@ class CheckpointStore:
     The store can be pickled. `commit` may be called from any thread, but not concurrently.
     """
 
-    #: Whether a commit goes over a network.
-    is_remote = False
+    is_remote = False  # whether a commit goes over a network
 
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
@@ -92,9 +91,6 @@ class CheckpointStore:
         """Turn a directory from `stage` into the checkpoint at this number of batches, atomically, and return its id.
 
         An existing checkpoint is replaced. `known` as in `write_manifest`.
-
-        Raises:
-            OSError: see `dray.storage.writing`; for a remote store also `StorageError`, after minutes of retries.
         """
         write_manifest(staging, known or {})
         target = Path(self.id_of(batches))
@@ -118,7 +114,7 @@ class CheckpointStore:
     def force_to_disk(self, batches: int) -> None:
         """Make the checkpoint survive a power failure: a commit does not wait for the disk.
 
-        Call it before deleting the checkpoint that this one replaces. Raises as `disk.force_to_disk`.
+        Call it before deleting the checkpoint that this one replaces.
         """
         force_to_disk(Path(self.id_of(batches)))
 
@@ -174,11 +170,6 @@ class CheckpointStore:
 
         A remote checkpoint is downloaded by one of the machine's processes, and the copy is kept until `close`. `only`
         as in `verify`.
-
-        Raises:
-            FileNotFoundError: there is no such checkpoint.
-            CheckpointError: it is damaged.
-            StorageError: the store can't be reached.
         """
         opened = self._opened
         if not only:
@@ -192,7 +183,6 @@ class CheckpointStore:
         return _downloaded(self._remote(location), self.trial_dir, only=only)
 
     def filesystem_of(self, checkpoint: str) -> tuple[Any, str]:
-        """The checkpoint's `pyarrow.fs.FileSystem`, and its path there."""
         return self._location(checkpoint).filesystem()
 
     def close(self) -> None:
@@ -217,7 +207,6 @@ class CheckpointStore:
         self.transferred += 1
 
     def _names(self) -> set[str]:
-        """Of what the trial's directory contains."""
         return set(os.listdir(self.trial_dir)) if self.trial_dir.is_dir() else set()
 
     def _location(self, checkpoint: str) -> Location:
@@ -230,12 +219,8 @@ class CheckpointStore:
 class RemoteStore(CheckpointStore):
     """The checkpoints of one trial in an object store; their ids are URIs.
 
-    Requests that fail because the store can't be reached are retried for minutes.
-
-    Args:
-        root: the trial's location in the store.
-        scratch: a local directory, in which checkpoints are staged and opened.
-        patience_s: how long to retry.
+    Requests that fail because the store can't be reached are retried for minutes. Checkpoints are staged and opened in
+    `scratch`, a local directory.
     """
 
     is_remote = True
@@ -294,7 +279,7 @@ def store_at(location: Location, scratch: Path) -> CheckpointStore:
 def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: bool = False) -> Iterator[Path]:
     """The verified local directory of any checkpoint, by path, URI or location; for the block, if it is downloaded.
 
-    `without_manifest`, only for a local directory, as in `verify`. Raises as `CheckpointStore.open`.
+    `without_manifest`, only for a local directory, as in `verify`.
     """
     place = Location.of(checkpoint)
     if place.is_local:

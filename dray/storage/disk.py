@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PREFIX = "dray-scratch-"
-NEW_S = 60.0
-"""A directory that is younger may not have been locked yet."""
+NEW_S = 60.0  # a directory that is younger may not have been locked yet
 
 
 def files_in(directory: Path) -> list[str]:
@@ -81,17 +80,22 @@ def scratch(what: str) -> Iterator[Path]:
     removes those that nobody holds.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{what}-") as directory:
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield Path(directory)
-        finally:
-            os.close(descriptor)
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{what}-") as directory, locked(directory, fcntl.LOCK_EX):
+        yield Path(directory)
+
+
+@contextlib.contextmanager
+def locked(directory: str | Path, lock: int) -> Iterator[None]:
+    """Lock a directory as `flock` does, also against this process."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, lock)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def scratch_until_exit(what: str) -> Path:
-    """A directory as of `scratch` that is removed when this process ends."""
     directory = contextlib.ExitStack()
     atexit.register(directory.close)
     return directory.enter_context(scratch(what))

@@ -28,8 +28,7 @@ class StorageError(OSError):
 
 @contextlib.contextmanager
 def writing(staging: Path) -> Iterator[None]:
-    """Write and commit a checkpoint in the block. If that fails, the staged files are removed. An error whose cause
-    is a full disk, a quota, or a limit on file size becomes `StorageFull`."""
+    """Write and commit a checkpoint in the block. If that fails, the staged files are removed."""
     try:
         yield
     except BaseException as error:
@@ -52,20 +51,13 @@ def is_full(error: BaseException | None) -> OSError | None:
 
 
 class Outage:
-    """A failure that comes and goes.
-
-    Args:
-        log: receives the warnings.
-        fails: the warning at the first failure, and at the first after a success; the error is appended.
-        works: the warning at the first success after a failure.
-    """
+    """A failure that comes and goes: warns that it `fails` at the first error, that it `works` at the first success."""
 
     def __init__(self, log: logging.Logger, *, fails: str, works: str) -> None:
         self._log, self._fails, self._works = log, fails, works
         self._on = False
 
     def began(self, error: BaseException) -> None:
-        """An attempt has failed."""
         if not self._on:
             self._log.warning("%s: %s", self._fails, error)
         self._on = True

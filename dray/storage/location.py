@@ -39,21 +39,15 @@ def bucket_uri(scheme: str, bucket: str | None, prefix: str | None, endpoint_url
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A local directory, or a prefix in an object store.
+    """A local directory, or a prefix in an object store."""
 
-    Args:
-        uri: `s3://bucket/prefix?region=...`, or the path of a local directory.
-        secrets: secret arguments of its filesystem as (name, value): access_key and secret_key of S3, account_key of
-            Azure, ... By default the credentials of the environment are used.
-    """
-
-    uri: str
+    uri: str  # `s3://bucket/prefix?region=...`, or the path of a local directory
+    # Names and values: access_key and secret_key of S3, account_key of Azure, ... By default, the environment's.
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, where: str | os.PathLike[str] | Location) -> Location:
-        """From a path or a URI, which may contain credentials (`s3://KEY:SECRET@bucket`, `?account_key=...`). A
-        ValueError says why a URI is invalid."""
+        """From a path or a URI, which may contain credentials (`s3://KEY:SECRET@bucket`, `?account_key=...`)."""
         if isinstance(where, Location):
             return where
         text = os.fspath(where).removeprefix("file://")
@@ -88,17 +82,14 @@ class Location:
 
     @property
     def path(self) -> Path:
-        """The directory of a local location."""
         assert self.is_local, f"{self.uri} is not a local directory"
         return Path(self.uri)
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.uri.partition("?")[0].rpartition("/")[2]
 
     def child(self, *names: str) -> Location:
-        """The location below this one with these names."""
         base, mark, query = self.uri.partition("?") if not self.is_local else (self.uri, "", "")
         return Location("/".join((base.rstrip("/"), *names)) + mark + query, self.secrets)
 
@@ -111,8 +102,7 @@ class Location:
         return Location(self.uri, other.secrets) if len(stores) == 1 else self
 
     def filesystem(self) -> tuple[Any, str]:
-        """The `pyarrow.fs.FileSystem`, shared by all locations in a store, and the path in it. An unknown one is a
-        ValueError, a package that is not installed an ImportError."""
+        """The `pyarrow.fs.FileSystem`, shared by all locations in a store, and the path in it."""
         from pyarrow.fs import LocalFileSystem
 
         match = _REMOTE.fullmatch(self.uri)

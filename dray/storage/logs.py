@@ -21,19 +21,16 @@ from dray.storage.remote import RemoteDirectory
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 10.0
-"""How often logs are uploaded: a lost machine loses at most this much of them."""
+EVERY_S = 10.0  # how often logs are uploaded: a lost machine loses at most this much of them
 BYTES_PER_S = 1 << 20
 """The average upload rate is at most this. An object can't be appended to: a log that has grown is uploaded as a whole
 again, so logs of many MiB are uploaded less often."""
 PATIENCE_S = 5.0
-NAME = re.compile(r"rank_(\d+)(?:\.[\dTZ.]+)?\.log")
-"""A log's name, on a machine or in a store."""
+NAME = re.compile(r"rank_(\d+)(?:\.[\dTZ.]+)?\.log")  # a log's name, on a machine or in a store
 _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d\.\d{3}Z) ")
 
 
 def stored_as(path: Path) -> str:
-    """The name that a local log has in the store."""
     with path.open("rb") as file:
         first = _STAMP.match(file.read(32))
     if first is None:
@@ -52,8 +49,7 @@ def fetch_logs(trial: Location, local: Path, into: Path) -> None:
 @dataclass(slots=True)
 class _Log:
     remote: RemoteDirectory
-    size: int = 0
-    """Bytes that are in the store."""
+    size: int = 0  # bytes that are in the store
     ended: bool = False
 
 
@@ -83,7 +79,6 @@ class LogUploader:
             self._logs[path].ended = True
 
     def close(self) -> None:
-        """Upload what is new, and stop."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

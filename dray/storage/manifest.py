@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-DETERMINED_STATE = "state_dict.pth"
-"""Where Determined keeps a trial's state; dray's has another name."""
+DETERMINED_STATE = "state_dict.pth"  # where Determined keeps a trial's state; dray's has another name
 _PROGRESS = "progress.json"
 
 
@@ -51,8 +50,7 @@ def listed_in(directory: Path, known: Mapping[str, Listed]) -> dict[str, Listed]
 
 
 def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
-    """The entries of a manifest file of this content, by file name. What is no manifest, or has another format
-    version, is a `CheckpointError`, which names `checkpoint`."""
+    """The entries of a manifest file of this content, by file name; `checkpoint` is named in errors."""
     try:
         manifest = json.loads(content)
         version = manifest["format_version"]
@@ -62,30 +60,25 @@ def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
                 for name, listed in _typed(dict, manifest["files"]).items()
             }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{checkpoint} is damaged: its {MANIFEST} can't be read ({error!r}); use an earlier checkpoint"
-        ) from error
-    newer = isinstance(version, int) and version > FORMAT_VERSION
-    raise CheckpointError(
-        f"{checkpoint} has format version {version}, but this version of dray reads {FORMAT_VERSION}; "
-        f"{'upgrade dray' if newer else 'use an earlier version of dray'}"
-    )
+        raise _damaged(checkpoint, f"its {MANIFEST} can't be read ({error!r})") from error
+    cure = "upgrade dray" if isinstance(version, int) and version > FORMAT_VERSION else "use an earlier version of dray"
+    what = f"has format version {version}, but this version of dray reads {FORMAT_VERSION}"
+    raise CheckpointError(f"{checkpoint} {what}; {cure}")
 
 
 def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: object) -> None:
-    """Check that a checkpoint, which has files of these sizes in bytes, has exactly those that its manifest lists;
-    else it is a `CheckpointError`."""
-
-    def damaged(what: str) -> CheckpointError:
-        return CheckpointError(f"{checkpoint} is damaged: {what}; use an earlier checkpoint")
-
+    """Check that a checkpoint, which has files of these sizes in bytes, has exactly those that its manifest lists."""
     for name, expected in listed.items():
         if name not in sizes:
-            raise damaged(f"{name} is missing")
+            raise _damaged(checkpoint, f"{name} is missing")
         if sizes[name] != expected.size:
-            raise damaged(f"{name} has {sizes[name]} bytes, but its manifest says {expected.size}")
+            raise _damaged(checkpoint, f"{name} has {sizes[name]} bytes, but its manifest says {expected.size}")
     if extra := next((name for name in sorted(sizes.keys() - listed.keys()) if not _is_harmless(name)), None):
-        raise damaged(f"{extra} is not in its manifest")
+        raise _damaged(checkpoint, f"{extra} is not in its manifest")
+
+
+def _damaged(checkpoint: object, what: str) -> CheckpointError:
+    return CheckpointError(f"{checkpoint} is damaged: {what}; use an earlier checkpoint")
 
 
 def verify(
@@ -99,10 +92,6 @@ def verify(
         without_manifest: also accept, with a warning, a checkpoint of dray without a manifest. For a path given by the
             user: it may be a copy made in `on_checkpoint_write_end`, before the manifest was written.
         only: if not empty, read only these files; of the others the sizes are compared.
-
-    Raises:
-        FileNotFoundError: there is no such directory.
-        CheckpointError: it has no manifest, or one of another version, or files are missing, changed or not listed.
     """
     name = checkpoint if name is None else name
     if not checkpoint.is_dir():
@@ -118,12 +107,11 @@ def verify(
     check_files({file: (checkpoint / file).stat().st_size for file in files_in(checkpoint)}, listed, name)
     for file, expected in listed.items():
         if (not only or file in only) and sha256_of(checkpoint / file) != expected.sha256:
-            raise CheckpointError(f"{name} is damaged: {file} is not what was written; use an earlier checkpoint")
+            raise _damaged(name, f"{file} is not what was written")
     return checkpoint
 
 
 def never_completed(checkpoint: object) -> CheckpointError:
-    """The error about a directory without a manifest."""
     return CheckpointError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}, so it was never completed")
 
 
@@ -139,7 +127,6 @@ def determined_state(checkpoint: Path) -> Path | None:
 
 
 def is_determined(names: Collection[str]) -> bool:
-    """Whether a directory with files of these names is a checkpoint that Determined wrote."""
     # A part of a checkpoint of dray's may have a file of such a name too, from a callback.
     return DETERMINED_STATE in names and MANIFEST not in names and _PROGRESS not in names
 
@@ -158,7 +145,6 @@ def _typed(kind: type, value: Any) -> Any:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

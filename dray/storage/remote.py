@@ -21,11 +21,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PATIENCE_S = 600.0
-"""How long to retry while a store can't be reached."""
+PATIENCE_S = 600.0  # how long to retry while a store can't be reached
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 15.0
-PARALLEL = 8
-"""Files transferred at a time."""
+PARALLEL = 8  # files transferred at a time
 CHUNK_BYTES = 8 << 20
 
 
@@ -42,12 +40,8 @@ class RemoteDirectory:
     """The files below a location in an object store.
 
     Every method raises `StorageError` if the store refuses a request, or can't be reached for `patience_s`, and
-    FileNotFoundError if a file that it reads does not exist.
-
-    Args:
-        location: in an object store; a local directory works too.
-        patience_s: how long to retry failed requests.
-        progressed: called at each attempt and each chunk of a transfer.
+    FileNotFoundError if a file that it reads does not exist. `progressed` is called at each attempt and each chunk of a
+    transfer. A local directory works too.
     """
 
     def __init__(
@@ -76,8 +70,6 @@ class RemoteDirectory:
         return self._tried("list", listing)
 
     def read(self, name: str) -> bytes:
-        """A small file's content."""
-
         def fetch(filesystem: Any, path: str) -> bytes:
             with filesystem.open_input_stream(f"{path}/{name}") as file:
                 return bytes(file.read())
@@ -85,8 +77,6 @@ class RemoteDirectory:
         return self._tried("read", fetch)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small file, or replace it."""
-
         def put(filesystem: Any, path: str) -> None:
             with filesystem.open_output_stream(f"{path}/{name}") as file:
                 file.write(content)
@@ -125,7 +115,6 @@ class RemoteDirectory:
         _in_parallel(lambda name: self._fetch(directory, name), names)
 
     def delete(self, *, first: str | None = None) -> None:
-        """Remove all files, the file `first` before all others."""
         names = sorted(self.sizes(), key=lambda name: name != first)
         if names and names[0] == first:
             self._remove(names.pop(0))

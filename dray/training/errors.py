@@ -36,11 +36,7 @@ class TrialEnded(ShouldExit):
 
     def __init__(self, why: str) -> None:
         super().__init__(skip_exit_checkpoint=True)
-        self.why = why
         self.args = (why,)
-
-    def __str__(self) -> str:
-        return self.why
 
 
 class DataExhausted(RuntimeError):

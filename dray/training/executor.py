@@ -17,6 +17,7 @@ import torch
 from typing_extensions import assert_never
 
 from dray.training.batch_loop import BatchLoop
+from dray.training.callback import Hooks
 from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
@@ -43,7 +44,7 @@ from dray.training.parallel.gradient_check import GradientCheck, Norms
 from dray.training.parallel.sharding import is_sharded, sync_buffers
 from dray.training.plan import Plan
 from dray.training.progress import Progress, Stop
-from dray.training.trial import Hooks, Rank
+from dray.training.trial import Rank
 from dray.training.usage import Flops, Usage, UsageShare
 
 log = logging.getLogger(__name__)
@@ -66,15 +67,8 @@ class TrainingShare:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Executor:
-    """Performs the commands of one rank.
-
-    Args:
-        host: called on the chief only, with the exceptions that `Host` lists.
-        training_data: an endless iterator, already at the right position.
-        hooks: which hooks callbacks of any rank have.
-        scalars: where the chief writes metrics for TensorBoard.
-        profiler: a `torch.profiler.profile`, stepped after each batch.
-    """
+    """Performs the commands of one rank. `training_data` is endless and already at the right position; the `profiler`
+    is torch's, stepped after each batch."""
 
     rank: Rank
     host: Host
@@ -118,11 +112,8 @@ class Executor:
             self.scalars.restart(position.trained + 1)
 
     def run(self, plan: Plan, at: Progress) -> Progress:
-        """Run a plan from `at` to its end, under the profiler; returns where it ended.
-
-        Raises:
-            InvalidHP, DataExhausted: raised after what was trained has been saved.
-        """
+        """Run a plan from `at` to its end, under the profiler; returns where it ended. InvalidHP and DataExhausted are
+        raised after what was trained has been saved."""
         steps = drive(plan, at)
         outcome: Outcome | None = None
         with self.agreement.listening(), self._watched(), self.profiler or contextlib.nullcontext():
@@ -236,8 +227,8 @@ class Executor:
         return Outcome(batches=position.trained)
 
     def _may_save(self, leave: Leave, *, torn: bool = False) -> bool:
-        """Whether what was trained can be saved, though a rank leaves. Not if it is `torn`: ranks have made
-        different numbers of steps, so some shards would be older than others."""
+        """Whether what was trained can be saved, though a rank leaves. `torn`: ranks have made different numbers of
+        steps, so some shards would be older than others."""
         if not leave.save or not self.rank.optimisation.has_sharded:
             return leave.save
         if lost := torn or self.rank.optimisation.has_lost_gradients:

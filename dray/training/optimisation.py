@@ -6,11 +6,12 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dray.training.lr_scheduler import LRScheduler
 from dray.training.parallel import ddp, sharding
 from dray.training.parallel.gradient_check import GradientCheck
 from dray.training.precision import MixedPrecision
@@ -20,14 +21,6 @@ from dray.training.units import is_int
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
-
-
-class Scheduler(Protocol):
-    """See `dray.pytorch.LRScheduler`."""
-
-    def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class Optimisation:
@@ -44,7 +37,7 @@ class Optimisation:
         self.average_aggregated_gradients = average_aggregated_gradients
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.lr_schedulers: list[Scheduler] = []
+        self.lr_schedulers: list[LRScheduler] = []
         #: Saved and restored, whether the trial or `amp` uses it.
         self.scaler: Any = None
         self.amp: MixedPrecision | None = None
@@ -155,7 +148,8 @@ class Optimisation:
             return
         self.steps += 1
         if not self.has_trained:
-            self.has_trained = self._has_gradient(optimizer)
+            wrapped = {id(parameter) for model in self.models for parameter in model.parameters()}
+            self.has_trained = any(each.grad is not None and id(each) in wrapped for each in parameters_of(optimizer))
         if self.gradient_check is not None:
             self.gradient_check.before_step(optimizer, self.position.batch_idx)
         if self.amp is not None or self.has_sharded:
@@ -206,10 +200,6 @@ class Optimisation:
                     optimizer.step()
                 else:
                     scaler.step(optimizer)
-
-    def _has_gradient(self, optimizer: torch.optim.Optimizer) -> bool:
-        wrapped = {id(parameter) for model in self.models for parameter in model.parameters()}
-        return any(each.grad is not None and id(each) in wrapped for each in parameters_of(optimizer))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of models, optimizers, LR schedulers and the scaler, if any, for a checkpoint."""

@@ -128,7 +128,6 @@ def check_unit(unit: TrainUnit | None, name: str) -> None:
 
 def schedule_of(unit: TrainUnit | None, *, name: str, epoch_length: int | None) -> Schedule | None:
     """A period or a schedule, in batches. An int of zero or less means every batch (or epoch)."""
-    check_unit(unit, name)
     if unit is None:
         return None
     stride = _sized(unit, name, epoch_length) if isinstance(unit, Epoch) else 1

@@ -24,24 +24,15 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
 
-_MARK = "_dray_pretrained"
-"""The attribute of a parameter with its `Weight`. A copy of the parameter does not have it."""
+MARK = "_dray_pretrained"
+"""The attribute of a parameter with its `Weight`, which all ranks have. A copy of the parameter does not have it."""
 
 
 class Weight:
-    """A pretrained tensor, or this rank's shard of one.
-
-    Args:
-        tensor: in memory that trials share, or the shard.
-        whole: what this is a shard of.
-        kept: the module that it is a weight of.
-
-    Attributes:
-        sha256: of the dtype, shape and content of the whole tensor.
-        is_shard: this is a shard.
-    """
+    """A pretrained tensor in memory that trials share, or this rank's shard of a whole one; of the module `kept`."""
 
     sha256: str
+    """Of the dtype, shape and content of the whole tensor."""
 
     def __init__(self, tensor: torch.Tensor, whole: Weight | None = None, kept: Pretrained[Any] | None = None) -> None:
         self._tensor = tensor.detach()
@@ -66,7 +57,7 @@ class Weight:
         if parameter is None:
             parameter = torch.nn.Parameter(self._tensor, requires_grad=False)
         parameter.data = self._tensor
-        setattr(parameter, _MARK, self)
+        setattr(parameter, MARK, self)
         return parameter
 
     def is_in(self, parameter: torch.Tensor) -> bool:
@@ -84,11 +75,7 @@ class Weight:
 
 
 class Pretrained(Generic[M]):
-    """A module that is kept, whose copies share its weights.
-
-    Args:
-        module: its parameters are frozen from now on.
-    """
+    """A module that is kept, frozen from now on, whose copies share its weights."""
 
     def __init__(self, module: M) -> None:
         self._module = module.requires_grad_(False)
@@ -111,17 +98,16 @@ class Pretrained(Generic[M]):
         weights = zip(self._parameters, self._loaded(), strict=True)
         return copy.deepcopy(self._module, {id(each): weight.share() for each, weight in weights})
 
-    def write(self, path: Path) -> None:
-        """Write the weights to a file."""
+    def write(self, stack: contextlib.ExitStack) -> Path:
+        """Write the weights to a file, which is deleted with the stack's end."""
+        path = stack.enter_context(scratch("pretrained")) / "weights.pt"
         with path.open("wb") as file:  # not by its name: then a full disk is a RuntimeError
             torch.save([weight._tensor for weight in self._loaded()], file)
+        return path
 
     def move_to(self, path: Path, sharing: Iterable[torch.nn.Parameter]) -> None:
-        """Keep the weights in a file that `write` has written, and nowhere else. It may be deleted then.
-
-        Args:
-            sharing: parameters that share the weights, unless the trial has changed or cast them.
-        """
+        """Keep the weights in a file that `write` has written, and nowhere else. It may be deleted then. The parameters
+        share the weights, unless the trial has changed or cast them."""
         self._file = path.open("rb")
         moved = dict(zip(self._weights, self._loaded(), strict=True))
         for parameter in sharing:
@@ -154,38 +140,32 @@ def share_on_machine(model: torch.nn.Module, peers: DistributedContext) -> None:
             continue
         try:
             with contextlib.ExitStack() as stack, on_failure(lambda _: None):  # the trial goes on
-                path = open_together(peers, partial(_written, kept, stack), "writing its pretrained weights")
+                path = open_together(peers, partial(kept.write, stack), "writing its pretrained weights")
                 with all_or_none(peers, "reading its pretrained weights"):  # before they are deleted
                     kept.move_to(path, parameters)
         except (OSError, PeerFailed) as error:
             log.warning("each process keeps its pretrained weights in memory; set TMPDIR to a larger disk: %s", error)
 
 
-def _written(kept: Pretrained[Any], stack: contextlib.ExitStack) -> Path:
-    path = stack.enter_context(scratch("pretrained")) / "weights.pt"
-    kept.write(path)
-    return path
-
-
 def shared_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The parameters of a model that share a `Weight`, by their names in its state dict."""
-    if not any(hasattr(parameter, _MARK) for parameter in model.parameters()):
+    if not any(hasattr(parameter, MARK) for parameter in model.parameters()):
         return {}
-    return {name: value for name, value in model.state_dict(keep_vars=True).items() if hasattr(value, _MARK)}
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if hasattr(value, MARK)}
 
 
 def _weight_of(parameter: torch.Tensor) -> Weight:
-    weight: Weight = getattr(parameter, _MARK)
+    weight: Weight = getattr(parameter, MARK)
     return weight
 
 
 def unshare(parameters: Iterable[torch.Tensor]) -> None:
     """Give parameters that are to be changed memory of their own."""
     for parameter in parameters:
-        if hasattr(parameter, _MARK):
+        if hasattr(parameter, MARK):
             if not _weight_of(parameter).is_shard:
                 parameter.data = parameter.data.clone()
-            delattr(parameter, _MARK)
+            delattr(parameter, MARK)
 
 
 @contextlib.contextmanager
@@ -196,12 +176,7 @@ def sharding(model: torch.nn.Module) -> Iterator[None]:
     if whole:
         shards = model.state_dict(keep_vars=True)
         for name, weight in whole.items():
-            setattr(shards[name], _MARK, Weight(_local(shards[name]), weight))
-
-
-def is_shared(parameter: torch.Tensor) -> bool:
-    """Whether a parameter shares a `Weight`, which all ranks have."""
-    return hasattr(parameter, _MARK)
+            setattr(shards[name], MARK, Weight(_local(shards[name]), weight))
 
 
 def unshare_changed_shards(models: Sequence[torch.nn.Module], peers: DistributedContext) -> None:
@@ -229,14 +204,7 @@ def digest_of(models: Sequence[torch.nn.Module]) -> str:
 
 
 def check_same(digests: Sequence[str]) -> None:
-    """Check that all ranks have loaded the same pretrained weights.
-
-    Args:
-        digests: the `digest_of` each rank's models.
-
-    Raises:
-        RuntimeError: they have not.
-    """
+    """Raise a RuntimeError unless all ranks have loaded the same pretrained weights, by their `digest_of`."""
     for rank, each in enumerate(digests):
         if each != digests[0]:
             raise RuntimeError(
@@ -263,15 +231,8 @@ def without_shared(model: torch.nn.Module) -> tuple[dict[str, Any], dict[str, st
 
 
 def with_shared(model: torch.nn.Module, saved: Mapping[str, Any], left_out: Mapping[str, str]) -> Mapping[str, Any]:
-    """A saved state dict, complete again.
-
-    Args:
-        model: the model that it is to be loaded into; weights that the state dict changes are no longer shared.
-        left_out: SHA-256 by name of the pretrained weights that it does not have.
-
-    Raises:
-        ValueError: the model has not loaded the same weights.
-    """
+    """A saved state dict, complete again with the weights that were left out, by their SHA-256; a ValueError if the
+    model has not loaded the same. Weights that the state dict changes are no longer shared."""
     shared = shared_parameters(model)
     unshare(shared[name] for name in shared.keys() & saved.keys())
     for name, sha256 in left_out.items():

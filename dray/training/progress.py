@@ -35,9 +35,6 @@ class Progress:
         """Whether nothing would be lost by leaving now; true if nothing was trained."""
         return self.saved == self.batches or self.batches == 0
 
-    def as_dict(self) -> dict[str, int | None]:
-        return {"batches": self.batches, "validated": self.validated, "saved": self.saved}
-
     @classmethod
     def from_dict(cls, data: Mapping[str, int | None]) -> Progress:
         return cls(batches=data["batches"] or 0, validated=data.get("validated"), saved=data.get("saved"))

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from dray.training.callback import PyTorchCallback
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.optimisation import Optimisation
 from dray.training.parallel.distributed import DistributedContext
@@ -29,45 +30,9 @@ class Trial(Protocol):
     def evaluation_reducer(self) -> Any: ...
 
 
-class Callback(Protocol):
-    """See `dray.pytorch.PyTorchCallback`."""
-
-    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None: ...
-    def on_trial_shutdown(self) -> None: ...
-    def on_training_start(self) -> None: ...
-    def on_training_epoch_start(self, epoch_idx: int) -> None: ...
-    def on_training_epoch_end(self, epoch_idx: int) -> None: ...
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None: ...
-    def on_validation_start(self) -> None: ...
-    def on_validation_epoch_start(self) -> None: ...
-    def on_validation_epoch_end(self, outputs: list[Any]) -> None: ...
-    def on_validation_end(self, metrics: dict[str, Any]) -> None: ...
-    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None: ...
-    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None: ...
-    def on_checkpoint_end(self, checkpoint_dir: str) -> None: ...
-    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None: ...
-    def on_checkpoint_upload_end(self, uuid: str) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hooks:
-    """Whether callbacks of any rank have hooks that cost something on all ranks."""
-
-    batch_metrics: bool  # on_training_workload_end, which gets the metrics of each batch
-    checkpoints: bool  # a hook for written checkpoints: training waits for the write
-
-
 def by_name(method: Callable[..., Any], *names: str, required: int | None = None) -> Callable[..., Any]:
-    """A trial's method, to be called with these keyword arguments; a method with other names gets them by position.
-
-    Args:
-        required: how many of the arguments it must take, the first ones; by default all.
-
-    Raises:
-        TypeError: it takes others.
-    """
+    """A trial's method, to be called with these keyword arguments; a method with other names gets them by position. It
+    must take the first `required` of them, by default all."""
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
@@ -102,7 +67,7 @@ def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
     return True
 
 
-def epoch_start_of(callback: Callback) -> Callable[[int], None]:
+def epoch_start_of(callback: PyTorchCallback) -> Callable[[int], None]:
     """A callback's `on_training_epoch_start`, which may lack its argument, as in old versions of Determined."""
     hook: Any = callback.on_training_epoch_start
     if inspect.signature(hook).parameters:
@@ -125,7 +90,7 @@ class Rank:
     """
 
     trial: Trial
-    callbacks: Mapping[str, Callback]
+    callbacks: Mapping[str, PyTorchCallback]
     optimisation: Optimisation
     reducers: ReducerRegistry
     device: torch.device

@@ -130,11 +130,9 @@ class Usage:
 
     def trained(self, records: float, tokens: float, data_s: float) -> None:
         """Add what this rank has trained, and how long it waited for data, a part of the training time in `record`."""
-        self._records, self._tokens, self._data_s = (
-            self._records + records,
-            self._tokens + tokens,
-            self._data_s + data_s,
-        )
+        self._records += records
+        self._tokens += tokens
+        self._data_s += data_s
 
     def record(self, phase: str, seconds: float, batches: int = 0) -> None:
         """Add time of a phase: training, validating, or waiting (for the search or the other ranks)."""
@@ -194,7 +192,7 @@ class Usage:
         return share
 
     def add_ranks(self, ranks: Sequence[UsageShare], distinct: Sequence[UsageShare]) -> None:
-        """Add the shares of all ranks, and which of them are of ranks that have trained on different data."""
+        """Add the shares of all ranks, of which `distinct` have trained on different data."""
         self._slots = len(ranks)
         self._ranks = [share.machine for share in ranks if share.machine is not None]
         records, tokens = self._work

@@ -20,7 +20,6 @@ import typer
 from dray.cli import app, main
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import TAIL
-from dray.records.numbering import take_number
 from dray.records.result import Result
 from searchers.journal import Journal
 from tests.cli.conftest import TRIALS, WEIGHT, checkpoint
@@ -111,19 +110,6 @@ def test_ls_is_list(kind: str, home: Path, dray: Dray) -> None:
 def test_an_unknown_name_is_one_line(command: str, home: Path, dray: Dray) -> None:
     message = dray(*command.split(), "digit-7", *ON_ONE[command]).is_one_line()
     assert f"no experiment 'digit-7' in {home}; did you mean digits-1?" in message
-
-
-@on_one
-def test_an_ambiguous_name_lists_the_candidates(command: str, home: Path, dray: Dray) -> None:
-    (home / "digits-2").mkdir()
-    (home / "digits-2" / "experiment.yaml").write_text("{}")
-    assert take_number(home / "digits-2") == 1
-    said = dray(*command.split(), "digits", *ON_ONE[command])
-    assert (said.code, said.out) == (2, "")
-    assert said.err == (
-        f"dray: 'digits' matches 2 experiments in {home}; give a number, or more of the name:\n"
-        "     1  digits-2\n        digits-1\n"
-    )
 
 
 @on_one
@@ -238,12 +224,6 @@ def test_nothing_is_written_over(home: Path, dray: Dray) -> None:
 def test_json_is_all_that_is_on_standard_output(command: str, home: Path, dray: Dray) -> None:
     if command != "report":
         assert dray(*command.split(), "digits", *ON_ONE[command], "--json").value
-
-
-def test_names_are_numbers_directories_their_parts_latest_and_paths(digits: ExperimentDirectory, dray: Dray) -> None:
-    number = take_number(digits.path)
-    for name in (number, "digits-1", "dig", "its", "latest", digits.path, "results/digits-1", f"{digits.path}/"):
-        assert dray("e", "describe", name, "--json").value["path"] == str(digits.path)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,10 +87,6 @@ def test_code_is_a_unified_diff(two: tuple[ExperimentDirectory, ExperimentDirect
 def test_what_is_the_same_says_so(two: tuple[ExperimentDirectory, ExperimentDirectory], dray: Dray) -> None:
     said = dray("e", "diff", "digits-1", "other-2")
     assert (said.code, said.out) == (0, "config and code are the same\n")
-
-
-def test_an_unknown_one_is_named(home: Path, dray: Dray) -> None:
-    assert "no experiment 'nowhere'" in dray("e", "diff", "digits-1", "nowhere").is_one_line()
 
 
 def test_fields_of_json_are_on_the_page() -> None:

@@ -105,17 +105,6 @@ def test_a_result_reads_it_from_a_copy_that_goes_with_it(original: ExperimentDir
     assert not copy.exists()
 
 
-def test_one_that_has_not_ended_may_be_running_elsewhere(
-    original: ExperimentDirectory, s3: LocalS3, dray: Dray
-) -> None:
-    remote = RemoteDirectory(s3.place("results", "digits-1"))
-    remote.write("journal.jsonl", b"".join(original.journal.read_bytes().splitlines(keepends=True)[:4]))
-    assert dray("e", "list", s3.uri("results"), "--json").value[0]["state"] == "UNKNOWN"
-    before = s3.files()
-    assert dray("t", "list", s3.uri("results", "digits-1")).code == 0
-    assert s3.files() == before, "trials that the copy of the journal does not know of yet stay"
-
-
 def test_checkpoints_come_from_there(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
     where = s3.uri("results", "digits-1")
     assert dray("c", "download", where, "4", "-o", "four").out == "four\n"
@@ -134,14 +123,6 @@ def test_a_download_is_the_whole_experiment_without_the_store(
     assert dray("e", "list", s3.uri("results"), "--json").value == []
     assert Result(Path("copy")).trials.equals(Result(original.path).trials)
     assert dray("c", "verify", "./copy").out == f"{TRIALS} checkpoints verified, 0 damaged\n"
-
-
-def test_a_download_finds_what_is_damaged(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
-    RemoteDirectory(s3.place("results", "digits-1", "trial_2", "checkpoint_10")).write("state-dict.pth", b"")
-    said = dray("e", "download", s3.uri("results", "digits-1"), "-o", "copy")
-    assert said.code == 1
-    assert "copy/trial_2/checkpoint_10 is damaged" in said.err
-    assert dray("c", "verify", s3.uri("results", "digits-1")).code == 1
 
 
 def test_on_its_drivers_machine_it_is_the_local_one(

@@ -50,7 +50,7 @@ class Broken:
 class Sampler:
     "Trial n has a learning rate of n / 10."
     def __init__(self, space, *, seed, rungs, scale=10):
-        self.made, self.scale = (space.names(), seed, rungs), scale
+        self.made, self.scale = ([name for name, _ in space.root.domains], seed, rungs), scale
     def ask(self, trial): return {"global_batch_size": 2, "lr": trial / self.scale}
     def tell(self, event, hparams): pass
 

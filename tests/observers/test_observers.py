@@ -175,18 +175,6 @@ def test_a_failing_observer_is_reported_once_and_others_continue(tmp_path: Path)
     assert failing.done is None
 
 
-def test_an_observer_that_cannot_be_created_stops_nothing(tmp_path: Path) -> None:
-    def make() -> Notebook:
-        raise ConnectionError("no such host\nin many words")
-
-    story = Followed(tmp_path / "experiment", {"bad": make})
-    tell(story)
-    story.close()
-    *before, last = story.said
-    assert last == "bad: lacks the end of the search, resume the experiment to write it: ConnectionError: no such host"
-    assert before in ([], ["bad: can't write for now, the search continues: ConnectionError: no such host"])
-
-
 def test_a_blocked_observer_delays_no_other(tmp_path: Path) -> None:
     release = threading.Event()
 

@@ -56,23 +56,6 @@ def wrapped_by(kind: Any) -> Any:
     return Wrapped
 
 
-class Branches(Regression):
-    """Uses one of two layers, and tells DDP so."""
-
-    def wrap(self, model: nn.Module) -> Any:
-        both = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)])
-
-        class Branch(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.both = both
-
-            def forward(self, x: torch.Tensor) -> Any:
-                return self.both[0](x)
-
-        return self.context.wrap_model(Branch(), ddp_kwargs={"find_unused_parameters": True})
-
-
 @pytorch.cached
 def table() -> torch.Tensor:
     """Random, but the same on all ranks."""
@@ -101,7 +84,6 @@ KINDS: dict[str, Any] = {
     "shown": Shown,
     "compiled before": wrapped_by(CompiledBefore),
     "compiled after": wrapped_by(CompiledAfter),
-    "branches": wrapped_by(Branches),
     "on cached data": OnCachedData,
     "half": Half,
 }

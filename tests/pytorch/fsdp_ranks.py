@@ -172,10 +172,6 @@ def losses_of_four(directory: Path) -> dict[str, Any]:
     return {kind.__name__: ranks(kind, directory / kind.__name__, **SHORT) for kind in (Plain, Trial)}
 
 
-def losses(directory: Path) -> dict[str, Any]:
-    return {kind.__name__: ranks(kind, directory / kind.__name__, **LONG) for kind in (Plain, Trial)}
-
-
 def clipped(directory: Path) -> dict[str, Any]:
     kinds = [variant(kind, **CLIPPED) for kind in (Plain, Trial)]
     return {kind.__name__: ranks(kind, directory / kind.__name__, **LONG) for kind in kinds}
@@ -747,7 +743,6 @@ def by_hand(directory: Path) -> dict[str, Any]:
 
 SCENARIOS: dict[int, list[Callable[[Path], dict[str, Any]]]] = {
     2: [
-        losses,
         clipped,
         aggregated,
         held,

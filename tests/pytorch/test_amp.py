@@ -255,20 +255,6 @@ def test_the_users_own_scaler_is_stepped_by_them_and_saved(fit: Fit, host: FakeH
     assert trial.scaler.get_scale() == 32.0
 
 
-@pytest.mark.api("2.24", "2.25")
-def test_there_is_one_way_to_mixed_precision_at_a_time(host: FakeHost) -> None:
-    with use_host(host), pytorch.init() as context:
-        context.experimental.use_amp()
-        with pytest.raises(RuntimeError, match="use_amp was called twice"):
-            context.experimental.use_amp()
-        with pytest.raises(RuntimeError, match=r"wrap_scaler can't be combined with use_amp\(\)"):
-            context.wrap_scaler(torch.amp.GradScaler("cpu"))
-    with use_host(host), pytorch.init() as context:
-        context.wrap_scaler(torch.amp.GradScaler("cpu"))
-        with pytest.raises(RuntimeError, match=r"use_amp can't be combined with wrap_scaler\(\)"):
-            context.experimental.use_amp()
-
-
 @pytest.mark.api("2.26")
 def test_apex_switched_off_returns_what_it_was_given(host: FakeHost) -> None:
     given: tuple[list[Any], Any] = ([object(), object()], object())

@@ -208,7 +208,6 @@ def test_batches_of_other_sizes_divide_differently() -> None:
     assert Division(replicas=2, batch_size=4).same_global_batch(Division(replicas=1, batch_size=8))
     assert not Division(replicas=2, batch_size=4).same_global_batch(Division(replicas=1, batch_size=4))
     assert not Division(replicas=2, batch_size=None).same_global_batch(Division(replicas=1, batch_size=None))
-    assert Division.from_dict(Division(replicas=3, batch_size=None).as_dict()) == Division(replicas=3, batch_size=None)
 
 
 def test_a_seeded_batch_seeds_no_process_that_loads_for_itself() -> None:

@@ -357,14 +357,3 @@ def test_every_hook_does_nothing_by_default() -> None:
     callback.on_validation_epoch_end([])
     callback.on_validation_end({})
     callback.load_state_dict({})
-
-
-@pytest.mark.api("7.11")
-def test_what_a_hook_raises_ends_the_training(fit: Fit, host: FakeHost) -> None:
-    class Failing(pytorch.PyTorchCallback):
-        def on_validation_end(self, metrics: dict[str, Any]) -> None:
-            raise LookupError("no such metric")
-
-    with pytest.raises(LookupError, match="no such metric"):
-        fit(OneWeight, prepare=lambda t: t.callbacks.update(f=Failing()), max_length=Batch(2))
-    assert host.reports == []

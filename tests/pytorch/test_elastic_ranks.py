@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.pytorch import elastic_ranks
-from tests.pytorch.elastic_ranks import BATCH_SIZE, BATCHES, KINDS, RECORDS, SHARDED, STORIES, sharing
+from tests.pytorch.elastic_ranks import BATCHES, KINDS, SHARDED, STORIES, sharing
 from tests.pytorch.processes import gloo_first, results_of  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
@@ -46,23 +46,6 @@ def test_each_step_has_the_records_that_it_has_in_one_process(
     ranks: list[Any], alone: dict[str, dict[str, Any]], story: str, kind: str
 ) -> None:
     assert steps(ranks, story, kind) == [sorted(records) for _, records, _ in alone[kind]["seen"]]
-
-
-@STORY
-def test_every_record_comes_once_an_epoch(ranks: list[Any], story: str) -> None:
-    found = steps(ranks, story, "partial batches")
-    per_epoch = -(-RECORDS // BATCH_SIZE)
-    assert {len(step) for step in found} == {BATCH_SIZE, RECORDS % BATCH_SIZE}
-    for first in range(0, BATCHES - per_epoch + 1, per_epoch):
-        epoch = [record for step in found[first : first + per_epoch] for record in step]
-        assert sorted(epoch) == list(range(RECORDS))
-
-
-@STORY
-def test_every_process_has_an_equal_share_of_a_whole_batch(ranks: list[Any], story: str) -> None:
-    for part, (size, _) in enumerate(STORIES[story]):
-        shares = [rank[story, "whole batches", part]["seen"] for rank in ranks[:size]]
-        assert {len(records) for share in shares for _, records, _ in share} == {BATCH_SIZE // size}
 
 
 @STORY

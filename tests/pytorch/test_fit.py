@@ -11,7 +11,6 @@ from torch import nn
 
 from dray import pytorch
 from dray.pytorch import Batch, Epoch
-from dray.training.units import Records
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 
@@ -30,27 +29,6 @@ def test_weights_and_metrics_are_those_of_the_closed_form(fit: Fit, host: FakeHo
     validated = {5: (1 - one_weight(5)) ** 2, 7: (1 - one_weight(7)) ** 2}
     assert {r.batches: r.validation["validation_loss"] for r in host.reports if r.validation} == validated
     assert trial.seen == [(i // 5, i) for i in range(7)]
-
-
-@pytest.mark.api("8.10")
-def test_a_length_in_epochs_is_counted_in_the_loaders_batches(fit: Fit, host: FakeHost) -> None:
-    trial = fit(OneWeight, max_length=Epoch(2))
-    assert trial.weight == one_weight(10)
-    assert [(r.batches, r.decides, r.final) for r in host.reports] == [(10, True, True)]
-
-
-@pytest.mark.api("8.3b")
-def test_the_searchers_length_decides(fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
-    host.max_length = Epoch(1)
-    trial = fit(OneWeight, max_length=Batch(3))
-    assert trial.weight == one_weight(5)
-    assert "fit(max_length=Batch(3)) is not used: the searcher's max_length is Epoch(1)" in caplog.text
-
-
-def test_a_length_in_records_is_counted_by_the_global_batch(fit: Fit, host: FakeHost) -> None:
-    host.max_length = Records(5)
-    trial = fit(OneWeight, init={"hparams": {"global_batch_size": 2}})
-    assert trial.weight == one_weight(3)
 
 
 @pytest.mark.api("8.16")
@@ -74,20 +52,6 @@ def test_a_stop_verdict_ends_training_and_saves(fit: Fit, host: FakeHost) -> Non
         (4, None, False),
         (4, None, True),
     ]
-
-
-@pytest.mark.api("2.12")
-def test_a_trial_can_ask_to_stop(fit: Fit, host: FakeHost) -> None:
-    class Stopping(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 2:
-                self.context.set_stop_requested(True)
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    trial = fit(Stopping, max_length=Batch(9), reporting_period=Batch(2))
-    assert trial.weight == one_weight(4), "the stretch is finished"
-    assert len(host.checkpoints()) == 1
-    assert all(r.validation is None for r in host.reports)
 
 
 @pytest.mark.api("2.12")
@@ -232,14 +196,6 @@ def test_test_mode_trains_one_batch_and_validates_one(fit: Fit, host: FakeHost) 
     assert (len(trial.seen), trial.validated, len(host.checkpoints())) == (1, 1, 1)
 
 
-@pytest.mark.api("8.8")
-def test_step_zero_validation_comes_before_training(fit: Fit, host: FakeHost) -> None:
-    fit(OneWeight, max_length=Batch(2), step_zero_validation=True)
-    first = host.reports[0]
-    assert (first.batches, first.training, first.validation) == (0, None, {"validation_loss": 1.0})
-    assert first.checkpoint is None
-
-
 @pytest.mark.api("2.17", "2.20")
 @pytest.mark.parametrize("average", [True, False])
 def test_aggregation_steps_every_nth_batch_on_the_mean_or_the_sum(fit: Fit, average: bool) -> None:
@@ -277,7 +233,7 @@ def test_gradients_are_clipped_after_averaging_and_before_the_step(fit: Fit) -> 
     assert trial.model.weight.grad is None
 
 
-@pytest.mark.api("2.19", "2.21")
+@pytest.mark.api("2.19")
 def test_gradients_stay_without_auto_zero(fit: Fit) -> None:
     class Keeping(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -287,8 +243,6 @@ def test_gradients_stay_without_auto_zero(fit: Fit) -> None:
             return loss
 
     assert fit(Keeping, max_length=Batch(1)).model.weight.grad.item() == -2.0
-    with pytest.raises(ValueError, match="auto_zero_grads=False"):
-        fit(Keeping, init={"aggregation_frequency": 2}, max_length=Batch(2))
 
 
 @pytest.mark.api("1.11")
@@ -450,16 +404,6 @@ def test_training_that_does_nothing_is_warned_of_once(
 def test_an_aggregation_longer_than_a_report_is_not_warned_of(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
     fit(OneWeight, init={"aggregation_frequency": 7}, max_length=Batch(8), reporting_period=Batch(1))
     assert "trained no wrapped model" not in caplog.text
-
-
-@pytest.mark.api("1.6")
-def test_evaluate_batch_may_leave_out_batch_idx(fit: Fit, host: FakeHost) -> None:
-    class Skeleton(OneWeight):
-        def evaluate_batch(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]
-            return {"validation_loss": 3.0}
-
-    fit(Skeleton, max_length=Batch(1))
-    assert host.reports[-1].validation == {"validation_loss": 3.0}
 
 
 @pytest.mark.api("1.7")

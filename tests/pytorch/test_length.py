@@ -53,6 +53,7 @@ def test_a_local_trial_knows_it_from_init(fit: Fit) -> None:
         fit(Planned, init={"max_length": 3})
 
 
+@pytest.mark.api("8.3b")
 def test_the_searchers_length_goes_before_both(fit: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trial = fit(Planned, FakeHost(tmp_path, max_length=Batch(4)), init={"max_length": Batch(9)}, max_length=Batch(9))
     assert (trial.total, trial.weight) == (4, one_weight(4))

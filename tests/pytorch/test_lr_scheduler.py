@@ -33,55 +33,36 @@ class Counting:
         self.steps = state["steps"]
 
 
-def steps_after(
-    mode: Mode, batches: int, *, frequency: int = 1, epoch: int | None = 5, aggregation: int = 1
-) -> list[int]:
-    """How many steps have been made after each batch."""
+@pytest.mark.api("5.2", "5.3", "5.4", "5.5")
+@pytest.mark.parametrize(
+    ("mode", "given", "expected"),
+    [
+        (Mode.STEP_EVERY_BATCH, {}, [1, 2, 3, 4]),
+        (Mode.STEP_EVERY_BATCH, {"frequency": 3}, [0, 0, 1, 1, 1, 2, 2]),
+        # In bursts with aggregation, and as often in all.
+        (Mode.STEP_EVERY_BATCH, {"aggregation": 3}, [0, 0, 3, 3, 3, 6, 6]),
+        (Mode.STEP_EVERY_BATCH, {"aggregation": 4, "frequency": 3}, [0, 0, 0, 1, 1, 1, 1, 2]),
+        (Mode.STEP_EVERY_OPTIMIZER_STEP, {"aggregation": 2}, [0, 1, 1, 2, 2, 3]),
+        (Mode.STEP_EVERY_OPTIMIZER_STEP, {"aggregation": 2, "frequency": 2}, [0, 0, 0, 1, 1, 1, 1, 2, 2]),
+        (Mode.STEP_EVERY_EPOCH, {}, [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2]),
+        (Mode.STEP_EVERY_EPOCH, {"frequency": 2}, [0] * 9 + [1]),
+        # With aggregation at the last step before the boundary.
+        (Mode.STEP_EVERY_EPOCH, {"aggregation": 2}, [0, 0, 0, 1, 1, 1, 1, 1, 1, 2]),
+        (Mode.STEP_EVERY_EPOCH, {"aggregation": 6, "epoch": 2}, [0, 0, 0, 0, 0, 3]),
+        (Mode.STEP_EVERY_EPOCH, {"epoch": None}, [0] * 20),
+        (Mode.MANUAL_STEP, {}, [0] * 5),
+    ],
+)
+def test_steps_after_each_batch(mode: Mode, given: dict[str, Any], expected: list[int]) -> None:
     schedule = Counting()
-    wrapped = LRScheduler(schedule, mode, frequency)
+    wrapped = LRScheduler(schedule, mode, given.get("frequency", 1))
     counts = []
-    for batch_idx in range(batches):
-        wrapped.after_batch(batch_idx, epoch_length=epoch, aggregation_frequency=aggregation)
+    for batch_idx in range(len(expected)):
+        wrapped.after_batch(
+            batch_idx, epoch_length=given.get("epoch", 5), aggregation_frequency=given.get("aggregation", 1)
+        )
         counts.append(schedule.steps)
-    return counts
-
-
-@pytest.mark.api("5.2")
-def test_every_batch() -> None:
-    assert steps_after(Mode.STEP_EVERY_BATCH, 4) == [1, 2, 3, 4]
-    assert steps_after(Mode.STEP_EVERY_BATCH, 7, frequency=3) == [0, 0, 1, 1, 1, 2, 2]
-
-
-@pytest.mark.api("5.3")
-def test_every_batch_comes_in_bursts_with_aggregation_and_as_often_in_all() -> None:
-    assert steps_after(Mode.STEP_EVERY_BATCH, 7, aggregation=3) == [0, 0, 3, 3, 3, 6, 6]
-    assert steps_after(Mode.STEP_EVERY_BATCH, 8, aggregation=4, frequency=3) == [0, 0, 0, 1, 1, 1, 1, 2]
-
-
-@pytest.mark.api("5.4")
-def test_every_optimizer_step() -> None:
-    assert steps_after(Mode.STEP_EVERY_OPTIMIZER_STEP, 6, aggregation=2) == [0, 1, 1, 2, 2, 3]
-    assert steps_after(Mode.STEP_EVERY_OPTIMIZER_STEP, 9, aggregation=2, frequency=2) == [0, 0, 0, 1, 1, 1, 1, 2, 2]
-
-
-@pytest.mark.api("5.2")
-def test_every_epoch_after_its_last_batch() -> None:
-    assert steps_after(Mode.STEP_EVERY_EPOCH, 11) == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2]
-    assert steps_after(Mode.STEP_EVERY_EPOCH, 10, frequency=2) == [0] * 9 + [1]
-
-
-@pytest.mark.api("5.5")
-def test_every_epoch_with_aggregation_at_the_last_step_that_precedes_the_boundary() -> None:
-    assert steps_after(Mode.STEP_EVERY_EPOCH, 10, aggregation=2) == [0, 0, 0, 1, 1, 1, 1, 1, 1, 2]
-    assert steps_after(Mode.STEP_EVERY_EPOCH, 6, aggregation=6, epoch=2) == [0, 0, 0, 0, 0, 3]
-
-
-def test_an_endless_epoch_never_ends() -> None:
-    assert steps_after(Mode.STEP_EVERY_EPOCH, 20, epoch=None)[-1] == 0
-
-
-def test_manual_is_left_to_the_trial() -> None:
-    assert steps_after(Mode.MANUAL_STEP, 5) == [0] * 5
+    assert counts == expected
 
 
 @pytest.mark.api("5.1")
@@ -103,13 +84,6 @@ def test_calls_are_passed_on() -> None:
     assert wrapped.state_dict() == {"steps": 1}
     wrapped.load_state_dict({"steps": 7})
     assert schedule.steps == 7
-
-
-def test_a_schedule_and_a_frequency_are_needed() -> None:
-    with pytest.raises(TypeError, match="needs a scheduler"):
-        LRScheduler(None, Mode.MANUAL_STEP)
-    with pytest.raises(ValueError, match="frequency must be"):
-        LRScheduler(Counting(), Mode.MANUAL_STEP, frequency=0)
 
 
 def one_cycle(total: int) -> tuple[torch.optim.Optimizer, LRScheduler]:
@@ -134,11 +108,3 @@ def test_a_schedule_that_ended_is_named() -> None:
         ValueError, match=r"schedule OneCycleLR has ended: .* total_steps=4, and has no step after batch 4;"
     ):
         rates(optimizer, wrapped, range(4, 5))
-
-
-def test_torchs_schedules_are_stepped_for_real() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    wrapped = LRScheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), Mode.STEP_EVERY_BATCH)
-    optimizer.step()
-    wrapped.after_batch(0, epoch_length=None, aggregation_frequency=1)
-    assert wrapped.get_last_lr() == [0.5]

@@ -168,11 +168,6 @@ def test_a_window_that_can_not_be_written_ends_no_training(
     assert "a profile could not be written to" in caplog.text
 
 
-@pytest.mark.api("2.15")
-def test_without_set_profiler_there_is_none(fit: Fit) -> None:
-    assert fit(OneWeight, max_length=Batch(1)).context.profiler is None
-
-
 @pytest.mark.api("8.14")
 def test_configure_profiler_is_accepted_and_logs_that_it_has_no_effect(
     host: FakeHost, caplog: pytest.LogCaptureFixture

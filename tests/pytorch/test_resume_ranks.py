@@ -45,15 +45,6 @@ def test_two_processes_resume_bit_for_bit_wherever_they_were_interrupted(
             assert_goes_on(resumed, rank[kind]["whole"], cut, checkpoint)
 
 
-@pytest.mark.api("4.6")
-def test_both_ranks_count_epochs_by_the_chiefs_share(ranks: list[dict[str, Any]]) -> None:
-    """Of five batches of four the chief has three, the other rank two."""
-    for rank in ranks:
-        assert [(epoch, batch) for epoch, batch, _ in rank["plain"]["whole"]["seen"]] == [
-            (batch // 3, batch) for batch in range(resuming.BATCHES)
-        ]
-
-
 @pytest.mark.api("9.9")
 @pytest.mark.parametrize("kind", MOVING)
 def test_two_processes_resume_with_the_batches_of_one(

@@ -41,19 +41,13 @@ def test_a_trial_gets_the_hint_once(
     assert caplog.text.count('torch.set_float32_matmul_precision("high")') == 1
 
 
-def test_there_is_none_with_autocast(caplog: pytest.LogCaptureFixture) -> None:
-    precision.warn_if_left_off(loss(torch.bfloat16), GPU)
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("chosen", ["high", "highest"])
-def test_there_is_none_if_the_precision_was_chosen(chosen: str, caplog: pytest.LogCaptureFixture) -> None:
-    torch.set_float32_matmul_precision(chosen)
-    precision.warn_if_left_off(loss(), GPU)
-    assert not caplog.records
-
-
-def test_there_is_none_on_older_gpus(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    precision.warn_if_left_off(loss(), GPU)
+@pytest.mark.parametrize("why", ["autocast", "high", "highest", "older"])
+def test_there_is_none_with_autocast_or_if_the_precision_was_chosen_or_on_older_gpus(
+    why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "older":
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    elif why != "autocast":
+        torch.set_float32_matmul_precision(why)
+    precision.warn_if_left_off(loss(torch.bfloat16 if why == "autocast" else None), GPU)
     assert not caplog.records

@@ -10,7 +10,6 @@ import torch
 
 from dray import pytorch
 from dray.pytorch import Batch
-from dray.storage import verify
 from tests.pytorch import two_ranks
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import results_of_two
@@ -77,10 +76,6 @@ def test_metrics_are_those_of_one_process(ranks: list[dict[str, Any]], tmp_path:
     ):
         assert training["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         assert (validation is None) == (expected_validation is None)
-    validation = ranks[0]["training"]["reports"][-1][2]
-    # 20 records in batches of 4: rank 0 has three of them, rank 1 two. The average is weighted with those numbers.
-    assert validation["batches_seen"] == 5.0
-    assert validation["rank"] == pytest.approx(2 / 5)
 
 
 @pytest.mark.api("2.20")
@@ -120,13 +115,6 @@ def test_unseeded_ranks_begin_with_the_chiefs_weights_of_frozen_models_too(ranks
         assert torch.equal(there, drawn)
 
 
-def test_a_stop_asked_for_on_one_rank_ends_both(ranks: list[dict[str, Any]]) -> None:
-    assert [rank["stop_on_one_rank"]["error"] for rank in ranks] == [None, None]
-    reports = ranks[0]["stop_on_one_rank"]["reports"]
-    assert [(batches, validation) for batches, _, validation, _ in reports] == [(2, None), (4, None), (4, None)]
-    assert reports[-1][3] is not None
-
-
 def test_pretrained_weights_stay_where_they_are_and_the_rest_is_the_chiefs(ranks: list[dict[str, Any]]) -> None:
     chief, other = (rank["pretrained_weights"] for rank in ranks)
     assert chief["shared"]
@@ -137,12 +125,6 @@ def test_pretrained_weights_stay_where_they_are_and_the_rest_is_the_chiefs(ranks
     assert chief["error"].startswith("RuntimeError: ranks 0 and 1 have loaded different pretrained weights")
 
 
-@pytest.mark.api("8.12")
-def test_invalid_hyperparameters_on_one_rank_are_raised_on_both(ranks: list[dict[str, Any]]) -> None:
-    assert [rank["invalid_on_one_rank"]["error"] for rank in ranks] == ["InvalidHP: too wide"] * 2
-    assert ranks[0]["invalid_on_one_rank"]["reports"][-1][3] is not None, "saved first"
-
-
 @pytest.mark.api("3.3")
 def test_ranks_hear_one_another_however_much_they_say(ranks: list[dict[str, Any]]) -> None:
     assert [rank["words_of_all_lengths"] for rank in ranks] == [[True] * 6] * 2
@@ -150,15 +132,6 @@ def test_ranks_hear_one_another_however_much_they_say(ranks: list[dict[str, Any]
 
 def test_what_is_gathered_comes_to_the_chief_alone(ranks: list[dict[str, Any]]) -> None:
     assert [rank["gathered"] for rank in ranks] == [(2, [0, 1]), (0, None)]
-
-
-@pytest.mark.api("8.13")
-def test_a_failure_of_one_rank_reaches_the_other(ranks: list[dict[str, Any]]) -> None:
-    failure = "failure_in_validation_of_one_rank"
-    assert ranks[1][failure]["error"] == "KeyError: 'gone'"
-    assert ranks[0][failure]["error"] == "PeerFailed: rank 1 failed while training: KeyError('gone')"
-    assert ranks[0]["failure_in_saving"]["error"].startswith("UnsavableState: the state of callback 'u'")
-    assert ranks[1]["failure_in_saving"]["error"].startswith("PeerFailed: rank 0 failed while saving a checkpoint")
 
 
 @pytest.mark.api("6.3", "6.5", "6.6", "7.7", "7.9")
@@ -176,19 +149,6 @@ def test_metrics_and_ids_reach_the_callbacks_of_both(ranks: list[dict[str, Any]]
 def test_evaluate_full_dataset_runs_on_the_chief_over_everything(ranks: list[dict[str, Any]]) -> None:
     assert [rank["full_dataset"]["trial"] for rank in ranks] == [[20], []]
     assert ranks[0]["full_dataset"]["reports"][-1][2] == {"validation_loss": 2.0}
-
-
-def test_saving_behind_changes_nothing(ranks: list[dict[str, Any]], directory: Path) -> None:
-    for rank in ranks:
-        assert_equal(rank["saving_behind"]["weights"], rank["training"]["weights"])
-    waiting, behind = (ranks[0][name]["reports"] for name in ("training", "saving_behind"))
-    assert [report[:3] for report in behind] == [report[:3] for report in waiting]
-    saved = [batches for batches, *_, checkpoint in behind if checkpoint is not None]
-    assert saved == [7], "that of the end is there when it is reported"
-    for batches in (2, 4, 6, 7):
-        mine, other = (verify(directory / name / f"checkpoint_{batches}") for name in ("saving_behind", "training"))
-        for name in ("state-dict.pth", "rng/rank_0.pth", "rng/rank_1.pth"):
-            assert (mine / name).read_bytes() == (other / name).read_bytes()
 
 
 def test_a_failure_behind_the_chiefs_back_ends_both(ranks: list[dict[str, Any]]) -> None:

@@ -162,19 +162,6 @@ def test_malicious_code_in_a_determined_position_is_not_run(saved: Path, tmp_pat
     assert not mark.exists()
 
 
-def test_the_malice_works_where_it_is_let(tmp_path: Path) -> None:
-    """What the tests above refuse would have run."""
-    for form in (zipped, before_1_6, pickle.dumps):
-        mark = tmp_path / "it has run"
-        data = form({"callbacks": Malice(mark)})
-        if form is pickle.dumps:
-            pickle.loads(data)
-        else:
-            torch.load(io.BytesIO(data), weights_only=False)
-        assert mark.exists()
-        mark.unlink()
-
-
 def test_a_compiled_program_in_the_place_of_a_state_is_refused(saved: Path, tmp_path: Path) -> None:
     """TorchScript, which `torch.load` would run."""
     copy = tmp_path / "checkpoint_3"

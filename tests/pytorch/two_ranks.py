@@ -234,55 +234,12 @@ def pretrained_weights(directory: Path) -> dict[str, Any]:
     return {"state": state, "shared": is_shared, "gradient": gradient, "error": error}
 
 
-def stop_on_one_rank(directory: Path) -> dict[str, Any]:
-    class Stopping(Regression):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if self.context.distributed.rank == 1 and batch_idx == 2:
-                self.context.set_stop_requested(True)
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    return two(Stopping, directory, max_length=Batch(9), reporting_period=Batch(2))
-
-
-def invalid_on_one_rank(directory: Path) -> dict[str, Any]:
-    class Invalid(Regression):
-        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            if self.context.distributed.rank == 1:
-                raise pytorch.InvalidHP("too wide")
-            return super().evaluate_batch(batch, batch_idx)
-
-    return two(Invalid, directory, max_length=Batch(2))
-
-
-def failure_in_validation_of_one_rank(directory: Path) -> dict[str, Any]:
-    class Broken(Regression):
-        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            if self.context.distributed.rank == 1:
-                raise KeyError("gone")
-            return super().evaluate_batch(batch, batch_idx)
-
-    return two(Broken, directory, max_length=Batch(2))
-
-
-def failure_in_saving(directory: Path) -> dict[str, Any]:
-    class Unsavable(pytorch.PyTorchCallback):
-        def state_dict(self) -> dict[str, Any]:
-            return {"x": object()}
-
-    return two(Regression, directory, max_length=Batch(2), prepare=lambda trial: trial.callbacks.update(u=Unsavable()))
-
-
 @contextmanager
 def all_are_large() -> Iterator[None]:
     """Checkpoints of any size are written while training goes on."""
     before, saver.AT_ONCE_BYTES = saver.AT_ONCE_BYTES, 0
     yield
     saver.AT_ONCE_BYTES = before
-
-
-def saving_behind(directory: Path) -> dict[str, Any]:
-    with all_are_large():
-        return two(Regression, directory, max_length=Batch(7), reporting_period=Batch(3), checkpoint_period=Batch(2))
 
 
 def failure_behind(directory: Path) -> dict[str, Any]:
@@ -516,11 +473,6 @@ SCENARIOS = [
     gradients_in_validation,
     unaveraged,
     copies,
-    stop_on_one_rank,
-    invalid_on_one_rank,
-    failure_in_validation_of_one_rank,
-    failure_in_saving,
-    saving_behind,
     failure_behind,
     hook_on_one_rank,
     custom_metrics,

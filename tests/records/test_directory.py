@@ -81,11 +81,6 @@ def test_a_killed_creation_is_no_experiment_and_can_be_repeated(
     assert ExperimentDirectory.create(tmp_path / "e", CONFIG, code).config() == CONFIG
 
 
-def test_opening_a_directory_without_an_experiment_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(NoExperiment, match=r"no experiment in .*: it has no experiment\.yaml"):
-        ExperimentDirectory.open(tmp_path / "nothing")
-
-
 def test_directory_of_data_is_not_taken_for_code(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ignore, "MAX_CODE_BYTES", 1 << 20)
     with (code / "parts" / "images.bin").open("wb") as file:
@@ -93,10 +88,6 @@ def test_directory_of_data_is_not_taken_for_code(tmp_path: Path, code: Path, mon
     with pytest.raises(ConfigError, match=r"model_dir: .* has 2\.0 MiB of files, more than the 1 MiB"):
         ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
     assert not (tmp_path / "e").exists()
-
-
-def test_checkpoints_of_a_trial_lie_below_its_number(tmp_path: Path) -> None:
-    assert ExperimentDirectory(tmp_path).trial(7) == tmp_path / "trial_7"
 
 
 def test_new_path_is_below_dray_home_and_another_within_a_second(

@@ -18,7 +18,7 @@ from dray.experiment.experiment import Experiment
 from dray.records import mirror
 from dray.records.directory import ExperimentDirectory
 from dray.records.mirror import Mirror, fetch_experiment
-from dray.storage import Location, RemoteDirectory, StorageError
+from dray.storage import RemoteDirectory, StorageError
 from searchers.events import Exited, Reported, Started
 from searchers.journal import Journal
 
@@ -179,24 +179,6 @@ def test_a_last_copy_that_fails_is_always_reported_with_what_is_missing(
     assert missing.startswith(f"{experiment.storage} lacks a part of the experiment, which is complete only in")
     assert "Not copied were journal.jsonl: away." in missing
     assert missing.endswith(f"dray experiment resume {experiment.path}")
-
-
-def test_the_last_copy_is_tried_for_longer(experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    patience: list[float] = []
-
-    class Patient(RemoteDirectory):
-        def __init__(self, location: Location, *, patience_s: float) -> None:
-            super().__init__(location, patience_s=patience_s)
-            self.patience_s = patience_s
-
-        def write(self, name: str, content: bytes) -> None:
-            patience.append(self.patience_s)
-
-    monkeypatch.setattr(mirror, "RemoteDirectory", Patient)
-    Steps(lambda: None, lambda: grow(experiment)).run(experiment, monkeypatch)
-    grow(experiment)
-    Steps().run(experiment, monkeypatch)
-    assert (patience[0], patience[-1]) == (mirror.PATIENCE_S, mirror.LAST_PATIENCE_S)
 
 
 def test_a_file_that_cannot_be_read_is_an_outage_too(

@@ -163,13 +163,6 @@ def test_no_best_trial_is_an_error_that_says_why(tmp_path: Path) -> None:
         _ = story.result.best_trial
 
 
-def test_metrics_are_all_rows_of_all_trials(story: Story) -> None:
-    metrics = story.result.metrics
-    assert len(metrics) == 4 * 3
-    assert metrics.query("trial_id == 0 and name == 'accuracy'")["value"].tolist() == [0.75, 0.5]
-    assert metrics.query("trial_id == 0 and name == 'accuracy'")["epochs"].tolist() == [2.5, 5.0]
-
-
 def test_a_result_is_found_as_the_command_finds_it(
     story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

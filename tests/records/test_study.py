@@ -171,22 +171,3 @@ def test_a_paused_trial_runs_and_one_that_continues_after_its_end_has_no_value(t
     assert story.search.trials[1].state == "PENDING"
     assert values(study_of(story).trials[1])[:2] == (TrialState.RUNNING, None)
     assert dray.Result(story.directory.path).trials["ended"].isna().tolist() == [False, True]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_optunas_plots_show_it(tmp_path: Path) -> None:
-    visualization = pytest.importorskip("optuna.visualization")
-    pytest.importorskip("plotly")
-    story = told(tmp_path, config())
-    story.validate(3, 20, 0.125)
-    story.happen(Exited(trial=3, reason="completed"))
-    study = study_of(story)
-    curves = {line.name: (list(line.x), list(line.y)) for line in visualization.plot_intermediate_values(study).data}
-    assert curves == {"Trial0": ([10, 20], [0.25, 0.5]), "Trial3": ([10, 20], [0.375, 0.125])}
-    lr = visualization.plot_slice(study, params=["lr"]).data[0]
-    assert sorted(zip(lr.x, lr.y, strict=True)) == sorted(
-        (trial.params["lr"], trial.value) for trial in study.trials if trial.state == TrialState.COMPLETE
-    )
-    history = visualization.plot_optimization_history(study).data[0]
-    assert (list(history.x), list(history.y)) == ([0, 3], [0.25, 0.125])

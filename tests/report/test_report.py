@@ -20,7 +20,7 @@ from dray.records.listing import StoredExperiment
 from dray.records.result import Result
 from dray.records.rungs import rung_estimates
 from dray.report import data as report_data
-from dray.report import figures, html, slot_time, write_report
+from dray.report import figures, front, html, slot_time, write_report
 from dray.report.data import ReportData
 from dray.report.importance import importance
 from dray.report.scale import LOG, scaled
@@ -128,6 +128,28 @@ def test_parallel_coordinates_have_all_trials_the_best_on_top(looked: ReportData
     assert [names["ticktext"][code] for code in names["values"]] == ranked["hparams.optimizer"].tolist()
     assert trace["line"]["color"] == pytest.approx(np.linspace(1, 0, TRIALS))  # from the worst to the best
     assert 10.0 ** np.array(by_label["lr"]["tickvals"]) == pytest.approx([float(t) for t in by_label["lr"]["ticktext"]])
+
+
+def test_each_trial_is_in_its_group_of_the_front(tmp_path: Path) -> None:
+    report = data_of(simulated(tmp_path / "objectives", 64, several=True).path)
+    objectives = report.config.searcher.objectives
+    assert objectives is not None
+    trials, front_of = report.trials, report.trials["front"].eq(1).fillna(False)
+    exceed = trials["metrics.size"] > 200
+    traces = front.scatter(report, objectives)["data"]
+    colours = (front.GREY, figures.RUNG_COLOURS[1], figures.BEST_COLOUR)
+    for trace, group, colour in zip(traces, (exceed, ~exceed & ~front_of, front_of), colours, strict=True):
+        assert group.any()
+        mine = trials.loc[trace["customdata"]]
+        assert sorted(trace["customdata"]) == sorted(trials.index[group])
+        assert (trace["x"], trace["y"]) == (mine["metrics.size"].tolist(), mine["metrics.validation_loss"].tolist())
+        assert (trace["marker"]["color"], trace["mode"]) == (
+            colour,
+            "lines+markers" if group is front_of else "markers",
+        )
+    table = front.section(report, lambda *_, **__: "")
+    shown = re.findall(r"<tr><td>(\d+)</td>", table)
+    assert list(map(int, shown)) == trials[front_of].sort_values("best_metric").index.tolist()
 
 
 def test_best_so_far_never_gets_worse_and_ends_with_the_best(looked: ReportData) -> None:

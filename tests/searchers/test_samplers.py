@@ -208,7 +208,7 @@ def test_the_inner_sampler_gets_known_points() -> None:
         ({"layers": 2.5}, ".layers", "must be an integer from 1 to 8, got 2.5"),
         ({"layers": True}, ".layers", "must be an integer from 1 to 8, got True"),
         ({"learning_rate": 1}, ".learning_rate", "is not a hyperparameter of the space"),
-        ({"layer": 1}, ".layer", "did you mean 'layers'?"),
+        ({"layer": 1}, ".layer", "did you mean layers?"),
         ({"model": 3}, ".model", "must be a mapping of hyperparameters, got 3"),
         ({"model": {"act": "tanh"}}, ".model.act", "must be one of 'relu', 'gelu', got 'tanh'"),
         ({"model": {"act": "relu", "bias": False}}, ".model.bias", "must be the constant True, got False"),

@@ -49,7 +49,7 @@ def test_a_row_gives_its_point_back() -> None:
     for seed in range(200):
         point = SPACE.sample(Random(seed))
         again = CUBE.point(CUBE.row(point))
-        assert SPACE.faults(again, path="p") == []
+        assert SPACE.faults(again) == []
         for one, other in ((point, again), (point["optimizer"], again["optimizer"])):
             assert isinstance(one, dict)
             assert isinstance(other, dict)
@@ -65,7 +65,7 @@ def test_random_rows_are_uniform_points_of_the_space() -> None:
     assert rows.min() >= 0
     assert rows.max() <= 1
     points = [CUBE.point(row) for row in rows]
-    assert all(SPACE.faults(point, path="p") == [] for point in points)
+    assert all(SPACE.faults(point) == [] for point in points)
     shares = {width: sum(point["width"] == width for point in points) / 1000 for width in range(8, 65, 8)}
     assert all(abs(share - 1 / 8) < 0.04 for share in shares.values()), shares
     assert all((CUBE.row(point)[6:11] == row[6:11]).sum() >= 4 for point, row in zip(points, rows, strict=True))
@@ -77,7 +77,7 @@ def test_near_rows_are_near_and_in_the_space() -> None:
     near = CUBE.near(rng, rows, 0.02)
     assert near.min() >= 0
     assert near.max() <= 1
-    assert all(SPACE.faults(CUBE.point(row), path="p") == [] for row in near)
+    assert all(SPACE.faults(CUBE.point(row)) == [] for row in near)
     moved = np.abs(near - rows)[:, [3, 4, 5, 11]]  # the numbers that always exist
     assert moved.max() < 0.1
     assert 0.4 < (moved > 0).mean() < 0.6

@@ -12,9 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
-from dray.code.archive import pack
 from dray.config.load import load_config
 from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.serve import address
@@ -165,18 +163,6 @@ def test_an_experiment_is_submitted_and_steered(served: Served, server: Server, 
     server.stop("digits-1")
     server.delete("digits-1")
     assert not (served.results / "digits-1").exists()
-
-
-def test_faults_come_back_as_they_would_be_found_here(server: Server, model: Path) -> None:
-    content = {**_mapping(), "max_restarts": -1, "min_validation_period": {"batchs": 1}}
-    with pytest.raises(ConfigError) as here:
-        load_config(content)
-    with pytest.raises(ConfigError) as there:
-        server.submit(yaml.safe_dump(content), pack(model))
-    assert str(there.value) == str(here.value)
-    assert there.value.faults == here.value.faults
-    with pytest.raises(Refused, match="the code can't be unpacked"):
-        server.submit(yaml.safe_dump(_mapping()), b"")
 
 
 def test_places_are_made_absolute(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

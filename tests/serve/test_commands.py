@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,14 +85,6 @@ def test_detached_prints_only_the_name(up: Served, config: Path, dray: Dray) -> 
     assert (up.results / "digits-1" / "code" / "parts" / "layer.py").exists()
 
 
-def test_a_metric_without_a_direction_is_warned_of_by_the_command(
-    up: Served, config: Path, dray: Dray, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = dray("e", "create", config, "--detach", "--config", "searcher.metric=accuracy")
-    assert (said.code, said.out) == (0, "digits-1\n")
-    assert "minimizes 'accuracy', because smaller_is_better is not set" in caplog.text
-
-
 def test_a_submission_shows_the_space_and_warns_once(
     up: Served, config: Path, dray: Dray, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,16 +141,6 @@ def test_faults_are_reported_as_without_a_server(up: Served, config: Path, dray:
     assert up.control.experiments() == []
 
 
-def test_what_depends_on_this_process_is_made_absolute(
-    up: Served, config: Path, dray: Dray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config.write_text(CONFIG + "checkpoint_storage: here\nprofiling: {enabled: true}\n")
-    assert dray("e", "create", config, "--detach").code == 0
-    made = (up.results / "digits-1" / "experiment.yaml").read_text()
-    assert f"container_path: {tmp_path / 'here'}" in made
-
-
 @pytest.mark.parametrize("way", [["--no-server"], ["--path", "here"], ["--storage-path", "here"]])
 def test_ways_around_the_server(
     up: Served,
@@ -175,7 +158,7 @@ def test_ways_around_the_server(
         assert "DRAY_SERVER" not in os.environ  # `Experiment` would submit it
         raise KeyboardInterrupt("SIGINT")
 
-    monkeypatch.setitem(vars(package), "Experiment", experiment)
+    monkeypatch.setitem(vars(package), "Experiment", SimpleNamespace(made_while_ray_starts=experiment))
     monkeypatch.setenv("DRAY_SERVER", up.url)
     assert dray("e", "create", config, *way).code == 130
     assert len(made) == 1

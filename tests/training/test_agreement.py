@@ -23,52 +23,34 @@ class TooWide(InvalidHP):
     """Which the other ranks may not be able to import."""
 
 
-def ends(work: Callable[[int], None]) -> list[str]:
-    """What each of three ranks leaves the block with."""
-
+@pytest.mark.api("8.11", "8.12", "8.13")
+@pytest.mark.parametrize(
+    ("errors", "ends"),
+    [
+        ([None, None, None], ["done"] * 3),
+        (
+            [None, KeyError("gone"), None],
+            ["PeerFailed: rank 1 failed while starting: KeyError('gone')", "KeyError: 'gone'", "as rank 0"],
+        ),
+        ([None, None, TooWide("width 99")], ["InvalidHP: width 99", "InvalidHP: width 99", "TooWide: width 99"]),
+        ([ShouldExit(True), None, None], ["ShouldExit: True"] * 3),
+        (
+            [ValueError("0"), ValueError("1"), None],
+            ["ValueError: 0", "ValueError: 1", "PeerFailed: rank 0 failed while starting: ValueError('0')"],
+        ),
+    ],
+)
+def test_what_all_ranks_do_or_none(errors: list[Exception | None], ends: list[str]) -> None:
     def on_rank(context: DistributedContext) -> str:
         try:
             with all_or_none(context, "starting"):
-                work(context.rank)
+                if (error := errors[context.rank]) is not None:
+                    raise error
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return "done"
 
-    return on_ranks(nodes(3), on_rank)
-
-
-def failing(rank: int, error: Exception) -> Callable[[int], None]:
-    def work(mine: int) -> None:
-        if mine == rank:
-            raise error
-
-    return work
-
-
-def test_ranks_that_all_succeed_continue() -> None:
-    assert ends(lambda rank: None) == ["done"] * 3
-
-
-@pytest.mark.api("8.13")
-def test_a_failure_is_raised_on_its_rank_and_named_on_the_others() -> None:
-    other = "PeerFailed: rank 1 failed while starting: KeyError('gone')"
-    assert ends(failing(1, KeyError("gone"))) == [other, "KeyError: 'gone'", other]
-
-
-@pytest.mark.api("8.11", "8.12")
-def test_invalid_hp_and_should_exit_are_raised_on_all_ranks() -> None:
-    assert ends(failing(2, TooWide("width 99"))) == ["InvalidHP: width 99"] * 2 + ["TooWide: width 99"]
-    assert ends(failing(0, ShouldExit(True))) == ["ShouldExit: True"] * 3
-
-
-def test_two_failures_are_each_ranks_own() -> None:
-    def work(rank: int) -> None:
-        if rank < 2:
-            raise ValueError(f"of rank {rank}")
-
-    told = ends(work)
-    assert told[:2] == ["ValueError: of rank 0", "ValueError: of rank 1"]
-    assert told[2] == "PeerFailed: rank 0 failed while starting: ValueError('of rank 0')"
+    assert on_ranks(nodes(3), on_rank) == [ends[0] if end == "as rank 0" else end for end in ends]
 
 
 def test_one_process_raises_what_it_raised() -> None:
@@ -117,38 +99,38 @@ def ends_training(*works: Callable[[], int]) -> list[str]:
     return on_ranks(nodes(len(works)), on_rank)
 
 
-def test_without_a_reason_to_leave_all_get_the_results_of_all() -> None:
-    assert ends_training(lambda: 3, lambda: 4, lambda: 5) == ["goes on with [3, 4, 5]"] * 3
+CUT, WIDE, GONE = dist.DistError("connection closed"), InvalidHP("width 99"), KeyError("gone")
 
 
-@pytest.mark.parametrize(("skip", "then"), [(False, "saves"), (True, "does not save")])
-def test_should_exit_on_one_rank_ends_all(skip: bool, then: str) -> None:
-    assert ends_training(lambda: 3, raises(ShouldExit(skip)), lambda: 5) == [then] * 3
-
-
-def test_what_ends_training_is_raised_on_all_ranks() -> None:
-    assert ends_training(lambda: 3, raises(InvalidHP("width 99"))) == ["InvalidHP: width 99"] * 2
-    assert ends_training(raises(DataExhausted("after 4")), lambda: 4) == ["DataExhausted: after 4"] * 2
-
-
-def test_the_strongest_reason_counts() -> None:
-    assert ends_training(raises(ShouldExit()), raises(InvalidHP("width 99"))) == ["InvalidHP: width 99"] * 2
-    assert ends_training(raises(DataExhausted("after 4")), raises(ShouldExit())) == ["DataExhausted: after 4"] * 2
-    assert ends_training(raises(InvalidHP("width 99")), raises(KeyError("gone")), lambda: 5) == [
-        "InvalidHP: width 99",
-        "KeyError: 'gone'",
-        "PeerFailed: rank 1 failed while training: KeyError('gone')",
-    ]
-
-
-def test_a_disconnected_rank_leaves_for_the_reason_of_the_other() -> None:
-    cut = dist.DistError("connection closed")
-    assert ends_training(raises(cut), raises(ShouldExit())) == ["saves"] * 2
-    assert ends_training(raises(cut), raises(InvalidHP("width 99"))) == ["InvalidHP: width 99"] * 2
-    assert (
-        ends_training(raises(cut), lambda: 4)[1]
-        == "PeerFailed: rank 0 failed while training: DistError('connection closed')"
-    )
+@pytest.mark.parametrize(
+    ("works", "ends"),
+    [
+        ((lambda: 3, lambda: 4, lambda: 5), ["goes on with [3, 4, 5]"] * 3),
+        ((lambda: 3, raises(ShouldExit(False)), lambda: 5), ["saves"] * 3),
+        ((lambda: 3, raises(ShouldExit(True)), lambda: 5), ["does not save"] * 3),
+        ((lambda: 3, raises(WIDE)), ["InvalidHP: width 99"] * 2),
+        ((raises(DataExhausted("after 4")), lambda: 4), ["DataExhausted: after 4"] * 2),
+        # The strongest reason counts.
+        ((raises(ShouldExit()), raises(WIDE)), ["InvalidHP: width 99"] * 2),
+        ((raises(DataExhausted("after 4")), raises(ShouldExit())), ["DataExhausted: after 4"] * 2),
+        (
+            (raises(WIDE), raises(GONE), lambda: 5),
+            ["InvalidHP: width 99", "KeyError: 'gone'", "PeerFailed: rank 1 failed while training: KeyError('gone')"],
+        ),
+        # A rank that was disconnected leaves for the reason of the other.
+        ((raises(CUT), raises(ShouldExit())), ["saves"] * 2),
+        ((raises(CUT), raises(WIDE)), ["InvalidHP: width 99"] * 2),
+        (
+            (raises(CUT), lambda: 4),
+            [
+                "DistError: connection closed",
+                "PeerFailed: rank 0 failed while training: DistError('connection closed')",
+            ],
+        ),
+    ],
+)
+def test_ranks_end_together_for_the_strongest_reason(works: tuple[Callable[[], int], ...], ends: list[str]) -> None:
+    assert ends_training(*works) == ends
 
 
 def test_a_rank_that_has_failed_does_not_wait_long_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

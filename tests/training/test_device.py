@@ -142,22 +142,12 @@ def test_a_gpu_of_rays_that_torch_does_not_see_is_an_error(gpus: Gpus, monkeypat
 ON_CPUS = [{"resources": {"slot": "cpu"}}, {"resources": {"slots_per_trial": 0}}]
 
 
-@pytest.mark.parametrize("config", ON_CPUS)
-def test_a_trial_of_a_cpu_slot_trains_on_the_cpu_beside_a_gpu(
-    gpus: Gpus, config: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("config", [*ON_CPUS, None, {}, {"resources": None}, {"resources": {"slot": "gpu"}}])
+def test_a_trial_trains_on_the_available_gpu_unless_its_slot_is_a_cpu(gpus: Gpus, config: Any, tmp_path: Path) -> None:
     gpus.uuids = ["a"]
     with use_host(FakeHost(tmp_path)), pytorch.init(exp_conf=config) as context:
-        assert context.device == torch.device("cpu")
-    assert gpus.chosen == []
-
-
-@pytest.mark.parametrize("config", [None, {}, {"resources": None}, {"resources": {"slot": "gpu"}}])
-def test_other_trials_train_on_the_available_gpu(gpus: Gpus, config: dict[str, Any] | None, tmp_path: Path) -> None:
-    gpus.uuids = ["a"]
-    with use_host(FakeHost(tmp_path)), pytorch.init(exp_conf=config) as context:
-        assert context.device == torch.device("cuda:0")
-    assert gpus.chosen == [torch.device("cuda:0")]
+        assert context.device == torch.device("cpu" if config in ON_CPUS else "cuda:0")
+    assert gpus.chosen == ([] if config in ON_CPUS else [torch.device("cuda:0")])
 
 
 @pytest.mark.parametrize(

@@ -147,47 +147,38 @@ def test_the_end_is_validated_and_saved_once(plan: Plan) -> None:
     assert log[-1].decides
 
 
-@pytest.mark.api("8.5")
-def test_nothing_but_a_length_gives_one_validation_and_one_checkpoint() -> None:
-    assert shown(commands(Plan(length=7))[0]) == "T7 V P*!."
+ONE, TWO = Schedule(period=1), Schedule(period=2)
 
 
-def test_reports_alone_neither_validate_nor_save() -> None:
-    assert shown(commands(Plan(length=5, report=Schedule(period=2)))[0]) == "T2 P T4 P T5 V P*!."
-
-
-@pytest.mark.api("8.7")
-def test_policies_save_after_all_the_best_or_no_validations() -> None:
-    plan = Plan(length=3, validate=Schedule(period=1))
-    best = best_at(frozenset({2}))
-    assert shown(commands(plan)[0]) == "T1 V P* T2 V P* T3 V P*!."
-    assert shown(commands(replace(plan, policy="best"), answer=best)[0]) == "T1 V P T2 V P* T3 V P*!."
-    assert shown(commands(replace(plan, policy="none"))[0]) == "T1 V P T2 V P T3 V P*!."
-
-
-@pytest.mark.api("8.6")
-def test_coinciding_boundaries_validate_once_and_save_once() -> None:
-    plan = Plan(length=4, validate=Schedule(period=2), checkpoint=Schedule(period=2), report=Schedule(period=2))
-    assert shown(commands(plan)[0]) == "T2 V P* T4 V P*!."
-
-
-def test_a_rung_is_validated_and_saved_before_the_search_decides() -> None:
-    assert shown(commands(Plan(length=8, rungs=(2, 4, 8), policy="none"))[0]) == "T2 V P*! T4 V P*! T8 V P*!."
-
-
-@pytest.mark.api("8.4")
-def test_a_schedule_names_batches_or_epochs_counted_from_one() -> None:
-    plan = Plan(length=10, policy="none", validate=Schedule(period=1, numbers=(1, 5)))
-    assert shown(commands(plan)[0]) == "T1 V P T5 V P T10 V P*!."
-    plan = Plan(length=10, policy="none", epoch_length=2, validate=Schedule(period=2, numbers=[1, 4]))
-    assert shown(commands(plan)[0]) == "T2 V P T8 V P T10 V P*!."
-
-
-@pytest.mark.api("8.8")
-def test_step_zero_validation_comes_first_and_saves_nothing() -> None:
-    plan = Plan(length=2, step_zero_validation=True)
-    assert shown(commands(plan)[0]) == "V P T2 V P*!."
-    assert shown(commands(plan, Progress(batches=1, saved=1))[0]) == "T2 V P*!."
+@pytest.mark.api("8.4", "8.5", "8.6", "8.7", "8.8")
+@pytest.mark.parametrize(
+    ("plan", "at", "expected"),
+    [
+        (Plan(length=7), Progress(), "T7 V P*!."),
+        (Plan(length=5, report=TWO), Progress(), "T2 P T4 P T5 V P*!."),
+        (Plan(length=3, validate=ONE), Progress(), "T1 V P* T2 V P* T3 V P*!."),
+        (Plan(length=3, validate=ONE, policy="best"), Progress(), "T1 V P T2 V P* T3 V P*!."),
+        (Plan(length=3, validate=ONE, policy="none"), Progress(), "T1 V P T2 V P T3 V P*!."),
+        (Plan(length=4, validate=TWO, checkpoint=TWO, report=TWO), Progress(), "T2 V P* T4 V P*!."),
+        (Plan(length=8, rungs=(2, 4, 8), policy="none"), Progress(), "T2 V P*! T4 V P*! T8 V P*!."),
+        # A schedule names batches or epochs, counted from one.
+        (
+            Plan(length=10, policy="none", validate=Schedule(period=1, numbers=(1, 5))),
+            Progress(),
+            "T1 V P T5 V P T10 V P*!.",
+        ),
+        (
+            Plan(length=10, policy="none", epoch_length=2, validate=Schedule(period=2, numbers=[1, 4])),
+            Progress(),
+            "T2 V P T8 V P T10 V P*!.",
+        ),
+        (Plan(length=2, step_zero_validation=True), Progress(), "V P T2 V P*!."),
+        (Plan(length=2, step_zero_validation=True), Progress(batches=1, saved=1), "T2 V P*!."),
+        (Plan(length=5), Progress(batches=5, validated=5, saved=5), ""),
+    ],
+)
+def test_what_is_done_at_each_boundary(plan: Plan, at: Progress, expected: str) -> None:
+    assert shown(commands(plan, at, answer=best_at(frozenset({2})))[0]) == expected
 
 
 @pytest.mark.api("2.12")
@@ -226,10 +217,6 @@ def test_a_run_that_is_asked_to_stop_says_so_with_its_checkpoint() -> None:
 def test_leaving_before_anything_is_trained_saves_nothing() -> None:
     leave = lambda command: Outcome(batches=0, leave=True)  # noqa: E731
     assert shown(commands(Plan(length=9), answer=leave)[0]) == "T9 P."
-
-
-def test_a_finished_run_has_nothing_left_to_do() -> None:
-    assert commands(Plan(length=5), Progress(batches=5, validated=5, saved=5))[0] == []
 
 
 @given(plan=plans, decide=st.frozensets(st.integers(1, 60)), end=st.integers(1, 60))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dray.training.errors import SearcherMetricError
-from dray.training.evaluation import ValidationMetrics, combine_ranks, reduce_batches, reducers_of
+from dray.training.evaluation import ValidationMetrics, combine_ranks, reduce_batches
 from dray.training.metrics.checks import check_metrics, metric_warning
 from dray.training.metrics.reducers import Reducer
 from dray.training.metrics.training import (
@@ -61,10 +61,6 @@ def test_none_is_left_out_and_what_is_no_number_is_none() -> None:
     assert averages([{"big": torch.ones(3)}, {"big": torch.ones(3)}]) == {"big": None}
 
 
-def test_tensors_and_numbers_may_alternate() -> None:
-    assert averages([{"a": 1}, {"a": torch.tensor(2.0)}, {"a": 6.0}]) == {"a": 3.0}
-
-
 def test_a_tensor_that_is_changed_later_counts_as_it_was() -> None:
     total = torch.zeros(())
     kept = TrainingMetrics(keep_batches=True)
@@ -107,16 +103,6 @@ def test_any_number_of_batches_is_averaged_and_few_tensors_are_kept() -> None:
     assert averages == {"loss": 499.5, "count": 499.5, "mixed": 499.5}
 
 
-def test_a_view_counts_as_it_was() -> None:
-    weight = torch.ones(2, requires_grad=True)
-    kept = TrainingMetrics()
-    values = weight * torch.tensor([1.0, 5.0])
-    kept.add({"a": values[0], "b": values[1]})
-    with torch.no_grad():
-        values.detach().zero_()
-    assert average_sums([sums_of(kept.take_values())]) == {"a": 1.0, "b": 5.0}
-
-
 def test_what_stays_on_a_device_counts_as_it_was() -> None:
     # What other devices' tensors go through; a CPU's floats are taken before.
     values = torch.ones(2, requires_grad=True) * torch.tensor([1.0, 5.0])
@@ -128,17 +114,6 @@ def test_what_stays_on_a_device_counts_as_it_was() -> None:
         values.detach().zero_()
         total.zero_()
     assert column.values(iter(torch.cat(column.pending()).tolist())) == [1.0, 7.0, 2.0, 7.0]
-
-
-def test_an_output_of_a_cuda_graph_counts_as_it_was_before_the_next_replay() -> None:
-    """A graph writes its outputs into the same memory again and again, and autograd knows nothing of it."""
-    loss = torch.ones((), requires_grad=True) * 1
-    assert not loss.is_leaf
-    column = Column()
-    for replay in range(3 * Column.AT_ONCE):
-        loss.detach().fill_(replay)
-        column.add(loss)
-    assert column.values(iter(torch.cat(column.pending()).tolist())) == list(range(3 * Column.AT_ONCE))
 
 
 @pytest.mark.gpu
@@ -181,20 +156,6 @@ def test_each_batch_of_a_model_compiled_with_cuda_graphs_counts() -> None:
         weight.grad = None
         kept.add({"loss": loss})
     assert kept.take_values() == {"loss": [4.0 * i for i in range(100)]}
-
-
-@pytest.mark.api("1.15")
-def test_other_names_than_before_are_an_error() -> None:
-    kept = TrainingMetrics()
-    kept.add({"a": 1.0})
-    with pytest.raises(ValueError, match=r"the same metrics for every batch: \['a'\] before, \['b'\] now"):
-        kept.add({"b": 1.0})
-
-
-@pytest.mark.api("1.3")
-def test_what_is_neither_dict_nor_tensor_is_an_error() -> None:
-    with pytest.raises(TypeError, match="a dict of metrics or one tensor"):
-        TrainingMetrics().add(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.api("6.6")
@@ -254,28 +215,6 @@ def test_validation_callbacks_get_arrays_of_the_tensors_kind(value: torch.Tensor
         assert row["a"].dtype == expected
         assert row["a"].shape == before.shape
         assert (row["a"] == before).all()
-
-
-@pytest.mark.api("1.12")
-def test_validation_metrics_must_keep_their_names() -> None:
-    seen = ValidationMetrics()
-    seen.add({"a": 1})
-    with pytest.raises(ValueError, match=r"\['a'\] before, \['a', 'b'\] now"):
-        seen.add({"a": 1, "b": 2})
-
-
-@pytest.mark.api("1.9")
-def test_evaluation_reducers_name_exactly_the_metrics() -> None:
-    assert reducers_of(Reducer.MAX, ["a", "b"]) == {"a": Reducer.MAX, "b": Reducer.MAX}
-    with pytest.raises(ValueError, match=r"exactly the metrics.*\['a', 'b'\], got \['a'\]"):
-        reducers_of({"a": Reducer.AVG}, ["a", "b"])
-    with pytest.raises(TypeError, match="evaluation_reducer"):
-        reducers_of("avg", ["a"])
-
-
-def test_a_metric_that_can_not_be_reduced_is_named() -> None:
-    with pytest.raises(TypeError, match="'x' of type str for the metric 'a', which can't be reduced"):
-        reduce_batches([{"a": "x"}], {"a": Reducer.AVG})
 
 
 def test_metrics_become_plain_json() -> None:

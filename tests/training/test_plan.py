@@ -79,11 +79,6 @@ def test_a_unit_takes_an_int_or_a_container(value: object) -> None:
         Batch(value)  # type: ignore[arg-type]
 
 
-def test_a_period_of_another_type_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"reporting_period must be a pytorch\.Batch or a pytorch\.Epoch, got 100"):
-        schedule_of(100, name="reporting_period", epoch_length=4)  # type: ignore[arg-type]
-
-
 def test_units_are_equal_by_value_and_kind() -> None:
     assert Batch(3) == Batch(3)
     assert Batch(3) != Epoch(3)

@@ -142,12 +142,3 @@ def test_a_trials_metric_is_reset_and_reported_with_each_workload(tmp_path: Any)
     assert [(r.training or {})["mean"] for r in host.reports] == [1.5, 4.5]
     validation = dict(host.reports[-1].validation or {})
     assert {name: validation[name] for name in ("mean", "least", "most")} == {"mean": 1.0, "least": 0.0, "most": 2.0}
-
-
-@pytest.mark.api("6.4")
-def test_a_metric_wrapped_twice_is_refused(tmp_path: Any) -> None:
-    metric = torchmetrics.MeanMetric()
-    with use_host(FakeHost(tmp_path)), pytorch.init() as context:
-        context.wrap_reducer(metric, name="a")
-        with pytest.raises(AssertionError, match=r"twice with the same metric MeanMetric\(\) \(name='b'\)"):
-            context.wrap_reducer(metric, name="b")

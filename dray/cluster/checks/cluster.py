@@ -23,10 +23,8 @@ from dray.cluster.checks.node import REMEDIES, STORE_S, Trouble, versions, write
 from dray.storage import Location, RemoteDirectory, StorageError
 from dray.text import one_line
 
-FREE_GPUS_S = 30.0
-"""How long the check waits for GPUs that others use."""
-SLOW_BYTES_S = 100e6
-"""Between two nodes: about a gigabit network."""
+FREE_GPUS_S = 30.0  # how long the check waits for GPUs that others use
+SLOW_BYTES_S = 100e6  # between two nodes: about a gigabit network
 MAX_RANKS = 8
 
 
@@ -269,7 +267,6 @@ def _shared_directory(storage: Location, checked: ClusterCheck) -> Iterator[tupl
 
 
 def _has(place: Location, name: str) -> bool:
-    """Whether the driver sees a node's file."""
     try:
         if place.is_local:
             return (place.path / name).read_text() == name

@@ -18,21 +18,7 @@ RAY_DISK_LIMIT = 0.95
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """The facts about a node.
-
-    Attributes:
-        address, host: its network address and host name.
-        gpus_of_ray: the number of GPUs that Ray counts.
-        python, ray, torch, dray, cuda, nccl: versions; "" if there is none, or it is unknown.
-        gpus: names of the GPUs that torch sees.
-        efa_devices: how many network devices for EFA (AWS) it has.
-        nccl_plugin: whether there is a network plugin for NCCL, which EFA needs.
-        nccl_environment: the variables set there that NCCL and its plugin read.
-        disks: those that Ray, trials and data loaders write to.
-        has_token: whether Ray requires a token there; None without Ray.
-        clock_s: how far its clock is ahead of the driver's.
-        sends_bytes_s: to the next node in the list.
-    """
+    """The facts about a node. A version is "" if there is none, or it is unknown."""
 
     address: str
     host: str = ""
@@ -43,46 +29,38 @@ class Node:
     dray: str = ""
     cuda: str = ""
     nccl: str = ""
-    gpus: list[str] = field(default_factory=list)
-    efa_devices: int = 0
-    nccl_plugin: bool = False
-    nccl_environment: dict[str, str] = field(default_factory=dict)
-    disks: list[Disk] = field(default_factory=list)
-    has_token: bool | None = None
-    clock_s: float | None = None
-    sends_bytes_s: float | None = None
+    gpus: list[str] = field(default_factory=list)  # names of those that torch sees
+    efa_devices: int = 0  # AWS's network devices
+    nccl_plugin: bool = False  # for the network, which EFA needs
+    nccl_environment: dict[str, str] = field(default_factory=dict)  # set there, and read by NCCL or its plugin
+    disks: list[Disk] = field(default_factory=list)  # those that Ray, trials and data loaders write to
+    has_token: bool | None = None  # Ray requires one; None without Ray
+    clock_s: float | None = None  # ahead of the driver's
+    sends_bytes_s: float | None = None  # to the next node in the list
 
     @property
     def name(self) -> str:
-        """The address, with the host name if known."""
         return f"{self.address} ({self.host})" if self.host else self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """An error, because of which trials would fail or strangers could run code, or else (not `is_wrong`) something
-    worth knowing, about a node, or "" for the cluster as a whole."""
+    """An error, or something worth knowing."""
 
-    node: str
+    node: str  # its name; "" for the cluster as a whole
     what: str
-    is_wrong: bool
+    is_wrong: bool  # trials would fail, or strangers could run code; else it is only a note
 
 
 @dataclass(slots=True, kw_only=True)
 class ClusterCheck:
-    """The result of a check of a cluster.
+    """The result of a check of a cluster."""
 
-    Attributes:
-        address: of the cluster; None for this machine alone.
-        storage: the storage that was tried.
-        reduces_bytes_s: the "bus bandwidth" of an NCCL all-reduce between GPUs of several nodes; None if not measured.
-    """
-
-    address: str | None
+    address: str | None  # None: this machine alone
     storage: str
     nodes: list[Node]
     findings: list[Finding] = field(default_factory=list)
-    reduces_bytes_s: float | None = None
+    reduces_bytes_s: float | None = None  # the "bus bandwidth" of an NCCL all-reduce between GPUs of several nodes
 
     @property
     def is_fit(self) -> bool:
@@ -127,7 +105,6 @@ class ClusterCheck:
                 self.add_note(node.name, f"{disk.path} is {used} full: Ray stores no objects there from 95 % on")
 
     def take_clock(self, node: Node, ahead: float) -> None:
-        """Record how far a node's clock is ahead, and whether that is wrong."""
         node.clock_s = ahead
         if abs(ahead) > MAX_SKEW_S:
             self.add_error(
@@ -137,7 +114,6 @@ class ClusterCheck:
             )
 
     def compare_nodes(self) -> None:
-        """Record what is wrong with the cluster as a whole."""
         nccl = {node.nccl for node in self.nodes if node.gpus and node.nccl}
         if len(nccl) > 1:
             where = ", ".join(f"{node.nccl} on {node.name}" for node in self.nodes if node.gpus)

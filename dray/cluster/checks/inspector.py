@@ -20,15 +20,12 @@ from typing import Any
 from dray.cluster.checks.node import STORE_S, Trouble, directory_trouble, disks, full_disk, mounted, versions
 from dray.storage import Location, RemoteDirectory, StorageError
 
-ANSWER_S = 120.0
-"""How long a node may take to start a process, and then for each request."""
+ANSWER_S = 120.0  # how long a node may take to start a process, and then for each request
 SENDING_S = 1.0
 SENT_BYTES = 1 << 20
 REDUCED_BYTES, REDUCTIONS = 64 << 20, 10
-SIGN = "sign"
-"""The object that the driver writes to an object store, and nodes read."""
-_OF_NCCL = ("NCCL_", "OFI_NCCL_", "FI_")
-"""How the names of variables begin that NCCL and its plugin for EFA read."""
+SIGN = "sign"  # the object that the driver writes to an object store, and nodes read
+_OF_NCCL = ("NCCL_", "OFI_NCCL_", "FI_")  # how the names of variables begin that NCCL and its plugin for EFA read
 
 _TORCH = """
 import ctypes, json, os, torch
@@ -83,7 +80,6 @@ class Inspector:
         }
 
     def clock(self) -> float:
-        """Seconds since the epoch."""
         return time.time()
 
     def storage(self, place: Location, sign: str, mine: str) -> Trouble | None:

@@ -24,8 +24,7 @@ _DASHBOARD_HOST = re.compile(r"--dashboard-host[= ]+['\"]?([^\s'\"]+)")
 
 
 def faults(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """All faults of a cluster file: the path of each wrong field, with what is wrong and what to do. Relative paths
-    in it start at the working directory, as for Ray."""
+    """All faults of a cluster file. Relative paths in it start at the working directory, as for Ray."""
     # The other checks rely on the types that Ray demands.
     return list(_ray(config)) or [
         fault for check in (_labels, _files, _token, _dashboard, _storage) for fault in check(config)
@@ -33,7 +32,6 @@ def faults(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def provider(config: Mapping[str, Any]) -> str:
-    """The provider's type: ``aws``, ``gcp``, ``local``."""
     return str(config["provider"].get("type"))
 
 
@@ -113,7 +111,6 @@ def _storage(config: Mapping[str, Any]) -> Faults:
 
 
 def _commands(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Each command with the path of its field."""
     return [(path, text) for path, text in _texts(config) if "_commands" in path]
 
 

@@ -28,26 +28,22 @@ from dray._version import __version__
 if TYPE_CHECKING:
     from dray.storage import Location
 
-MIN_FREE_BYTES = 64 << 20
-"""A disk with less than this counts as full: code, logs and checkpoints are still to come."""
+MIN_FREE_BYTES = 64 << 20  # a disk with less than this counts as full: code, logs and checkpoints are still to come
 WRITTEN_BYTES = 64 << 10
-ANSWER_TIMEOUT_S = 30.0
-"""How long nodes may take to look for a directory; a slower node is checked by its first worker."""
-STORE_S = 10.0
-"""How long a worker that starts tries an object store that does not answer."""
+ANSWER_TIMEOUT_S = 30.0  # how long nodes may take to look for a directory; a slower node is checked by its first worker
+STORE_S = 10.0  # how long a worker that starts tries an object store that does not answer
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a node: other versions than the driver's, a full disk, or a storage that it does not see,
-    or may not write to. `what`: the predicate of a sentence whose subject is the node."""
+    """What is wrong with a node: its versions, a disk, that it does not see the storage, or may not write there."""
 
     kind: Literal["versions", "full", "unseen", "refused"]
-    what: str
+    what: str  # the predicate of a sentence whose subject is the node
 
 
 class UnfitNode(RuntimeError):
-    """No trial can run on this node, which the message names as `name_of_this_node` does."""
+    """No trial can run on this node; the message names it."""
 
     def __init__(self, node: str, trouble: Trouble) -> None:
         super().__init__(node, trouble)
@@ -69,17 +65,11 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an experiment needs of each node.
+    """What an experiment needs of each node."""
 
-    Attributes:
-        versions: the driver's, as from `versions`.
-        directory: the experiment's. On nodes where it is not shared, checkpoints for an object store are staged there.
-        sign: what `write_sign` wrote there if it holds the checkpoints; None if they are in an object store.
-    """
-
-    versions: Mapping[str, str]
-    directory: str
-    sign: str | None
+    versions: Mapping[str, str]  # the driver's
+    directory: str  # the experiment's; where it is not shared, checkpoints for an object store are staged there
+    sign: str | None  # what `write_sign` wrote there if it holds the checkpoints; None if they are in an object store
     store: Location | None
 
     def check_this_node(self, run: str) -> None:
@@ -148,7 +138,6 @@ def full_disk(places: list[str]) -> Trouble | None:
 
 
 def mounted(place: str) -> str:
-    """Where the disk of this directory is mounted."""
     path = Path(place).resolve()
     return str(next(each for each in (path, *path.parents) if each.is_mount()))
 
@@ -164,8 +153,8 @@ def _sign_in(directory: Path) -> Path:
 
 
 def directory_trouble(directory: str, sign: str | None) -> Trouble | None:
-    """What keeps this process from using a directory; None if it can write there and sees the driver's sign. Without
-    a sign the directory need not be the driver's, and is made if it does not exist."""
+    """What keeps this process from using a directory; None if it can write there and sees the driver's sign.
+    Without a sign the directory need not be the driver's, and is made."""
     where = Path(directory)
     try:
         if sign is None:
@@ -210,8 +199,8 @@ def _mark_of(run: str) -> Path:
 
 
 def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble]:
-    """What the cluster's other nodes that have a resource ("CPU" or "GPU") find wrong with a directory of this one,
-    by the node's name. Nodes that don't answer are left out: a worker that starts there will check."""
+    """What the cluster's other nodes that have a resource ("CPU" or "GPU") find wrong with a directory of this one, by
+    node. Nodes that don't answer are left out: a worker that starts there will check."""
     import ray
     from ray.exceptions import RayError
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.training import rng
+from dray.training.callback import Hooks
 from dray.training.checkpoint import files, sharded
 from dray.training.checkpoint.saver import Saver
 from dray.training.checkpoint.snapshot import on_cpu
@@ -16,29 +17,18 @@ from dray.training.host import Host, Report
 from dray.training.loop import Publish
 from dray.training.parallel.exchange import all_or_none, on_chief
 from dray.training.pretrained import unshare_changed_shards
-from dray.training.trial import Hooks, Rank
+from dray.training.trial import Rank
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Checkpointer:
-    """The checkpoints of a trial, on one of its ranks.
+    """The checkpoints of a trial, on one of its ranks."""
 
-    Args:
-        rank: the user's code on this rank, and what is saved of it.
-        host: stores them.
-        description: returns what every checkpoint says about the trial; called at the first one.
-        hooks: which hooks callbacks of any rank have.
-        full: gather sharded models on the chief, and save them whole.
-
-    Attributes:
-        saver: writes them; publishes the reports that wait for one.
-    """
-
-    rank: Rank
+    rank: Rank  # the user's code on this rank, and what is saved of it
     host: Host
-    description: Callable[[], files.Description]
-    hooks: Hooks
-    full: bool = False
+    description: Callable[[], files.Description]  # called at the first one
+    hooks: Hooks  # those that callbacks of any rank have
+    full: bool = False  # gather sharded models on the chief, and save them whole
 
     def __post_init__(self) -> None:
         self.saver = Saver(self.host)
@@ -59,7 +49,6 @@ class Checkpointer:
         return self._save_whole(command, save)
 
     def _save_whole(self, command: Publish, save: Callable[[files.Contents], str | None]) -> str | None:
-        """Save a checkpoint that the chief writes."""
         rank, peers = self.rank, self.rank.peers
         mine = self._rank_state()
         if peers.size > 1:
@@ -109,7 +98,6 @@ class Checkpointer:
         return files.RankState(rng=rng.capture(rank.device), gradients=gradients)
 
     def _contents(self, command: Publish, state: dict[str, Any], ranks: Sequence[files.RankState]) -> files.Contents:
-        """The content of a checkpoint with this model and optimizer state."""
         state["callbacks"] = {name: callback.state_dict() for name, callback in self.rank.callbacks.items()}
         for callback in self.rank.callbacks.values():
             callback.on_checkpoint_save_start(state)
@@ -121,7 +109,6 @@ class Checkpointer:
             callback.on_checkpoint_write_end(str(directory))
 
     def uploaded(self, uuid: str) -> None:
-        """Call this rank's callbacks for a committed checkpoint."""
         for callback in self.rank.callbacks.values():
             callback.on_checkpoint_upload_end(uuid=uuid)
 

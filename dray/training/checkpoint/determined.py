@@ -58,8 +58,7 @@ def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def read_progress(directory: Path) -> Progress:
-    """The position of training, in batches; a ValueError if the file holds something else, or objects instead of
-    plain data."""
+    """The position of training, in batches."""
     name = next((name for name in POSITIONS if (directory / name).exists()), None)
     if name is None:
         log.warning(
@@ -70,9 +69,8 @@ def read_progress(directory: Path) -> Progress:
         return Progress()
     path, key = directory / name, POSITIONS[name]
     position = _unpickle(path)
-    if not isinstance(position, dict):
-        raise ValueError(f"{path} must hold a dict with the position of training, got {position!r}")
-    batches, validated = position.get(key), position.get("last_val") or None
+    known = position if isinstance(position, dict) else {}
+    batches, validated = known.get(key), known.get("last_val") or None
     if not _is_count(batches) or not (validated is None or _is_count(validated)):
         raise ValueError(f"{path} must hold the number of batches trained ({key}), got {position!r}")
     return Progress(batches=batches, validated=validated, saved=batches)

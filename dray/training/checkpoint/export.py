@@ -19,17 +19,7 @@ use until then."""
 
 
 class SavedModels:
-    """The models of a checkpoint, whose tensors are read from its files as they are used.
-
-    Attributes:
-        states: their state dicts; sharded tensors have no data there.
-
-    Args:
-        directory: of the checkpoint.
-
-    Raises:
-        ValueError: it can't be loaded as data, or a rank's file is damaged.
-    """
+    """The models of a checkpoint, whose tensors are read from its files as they are used."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -58,8 +48,7 @@ class SavedModels:
 
 
 def write_state_dict(saved: SavedModels, index: int, target: Path) -> None:
-    """Write the state of a model, by its number, to a file for `torch.load`. If shards are damaged or missing:
-    `CheckpointError`."""
+    """Write the state of a model, by its number, to a file for `torch.load`."""
     model = saved.states[index]
     if not all(is_plain(value) for _, value in sharded.leaves(model)) and not sharded.lacks_data(model):
         torch.save(model, target)
@@ -97,8 +86,7 @@ def write_state_dict(saved: SavedModels, index: int, target: Path) -> None:
 
 
 def write_safetensors(saved: SavedModels, index: int, target: Path) -> None:
-    """Write the state of a model to a file for `safetensors`, as `write_state_dict`. A state that has more than
-    tensors is a ValueError."""
+    """Write the state of a model to a file for `safetensors`."""
     model = saved.states[index]
     for name, value in model.items():
         if not isinstance(value, torch.Tensor):

@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -58,26 +58,16 @@ class RankState:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What checkpoints say about the trial, the same in all of them.
+    """What checkpoints say about the trial, the same in all of them."""
 
-    Args:
-        metadata: content of `metadata.json`: the trial's class, versions.
-        hparams, experiment: hyperparameters and config; None if there are none.
-        code: source files by relative path.
-        division: how the data are divided among processes; None with a loader of the user's own.
-        epoch_length: in batches; None for one endless epoch.
-        total_batches: how long the trial is to train; None if unknown.
-        sharing: how many ranks share each share of the data (those of a tensor-parallel group).
-    """
-
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any]  # content of `metadata.json`: the trial's class, versions
     hparams: Mapping[str, Any] | None = None
     experiment: Mapping[str, Any] | None = None
-    code: Mapping[str, bytes] = field(default_factory=dict)
-    division: Division | None = None
-    epoch_length: int | None = None
-    total_batches: int | None = None
-    sharing: int = 1
+    code: Mapping[str, bytes] = field(default_factory=dict)  # by relative path
+    division: Division | None = None  # of the data among processes; None with a loader of the user's own
+    epoch_length: int | None = None  # in batches; None for one endless epoch
+    total_batches: int | None = None  # to train; None if unknown
+    sharing: int = 1  # how many ranks share each share of the data (those of a tensor-parallel group)
 
     @cached_property
     def texts(self) -> Mapping[str, bytes]:
@@ -90,19 +80,12 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a rank writes of one checkpoint.
+    """What a rank writes of one checkpoint, by file name. Its tensors may be those that are being trained."""
 
-    Args:
-        objects: what is saved by `torch.save`, by file name; may have the tensors that are being trained.
-        texts: the other files' content, by name.
-        nbytes: size of the tensors in the state.
-        shards: shards of this rank by file name and name in the file; may be those that are being trained.
-    """
-
-    objects: Mapping[str, Any] = field(default_factory=dict)
+    objects: Mapping[str, Any] = field(default_factory=dict)  # saved by `torch.save`
     texts: Mapping[str, bytes] = field(default_factory=dict)
-    nbytes: int = 0
-    shards: Mapping[str, Mapping[str, TensorPiece]] = field(default_factory=dict)
+    nbytes: int = 0  # size of the tensors in the state
+    shards: Mapping[str, Mapping[str, TensorPiece]] = field(default_factory=dict)  # this rank's, by name in the file
 
 
 def contents(
@@ -115,11 +98,11 @@ def contents(
         objects[f"rng/rank_{rank}.pth"] = part.rng
         if part.gradients is not None:
             objects[f"gradients/rank_{rank}.pth"] = part.gradients
-    division = None if description.division is None else description.division.as_dict()
+    division = None if description.division is None else asdict(description.division)
     texts = {
         PROGRESS: _json(
             {
-                **progress.as_dict(),
+                **asdict(progress),
                 "size": len(ranks),
                 "sharing": description.sharing,
                 "division": division,
@@ -136,9 +119,8 @@ def contents(
 def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, Listed]:
     """Write files of a checkpoint to its staging directory; returns their entries in the manifest, by name.
 
-    Args:
-        read_soon: leave what is written in the page cache, for a reader. Otherwise it is flushed at once and reuses a
-            few megabytes of cache: on a machine that is short of memory, this takes a fifth of the time.
+    What is `read_soon` stays in the page cache. Otherwise it is flushed at once and reuses a few megabytes of cache: on
+    a machine that is short of memory, this takes a fifth of the time.
     """
     written: dict[str, Listed] = {}
     # Strings: pathlib takes as long as writing the files.
@@ -160,7 +142,6 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
 
 
 def read_progress(directory: Path) -> Progress:
-    """The position in training."""
     if determined_state(directory) is not None:
         return determined.read_progress(directory)
     return Progress.from_dict(json.loads((directory / PROGRESS).read_text()))
@@ -177,11 +158,10 @@ def read_division(directory: Path) -> Division | None:
     if determined_state(directory) is not None:
         return determined.read_division(directory)
     division = (read_json(directory / PROGRESS) or {}).get("division")
-    return None if division is None else Division.from_dict(division)
+    return None if division is None else Division(**division)
 
 
 def read_trial_seed(directory: Path) -> int | None:
-    """The seed of the trial that wrote a checkpoint; None if unknown."""
     seed = (read_json(directory / METADATA) or {}).get("trial_seed")
     return seed if isinstance(seed, int) else None
 
@@ -199,9 +179,6 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
 
     Args:
         models: the trial's, unwrapped: in a Determined checkpoint the parameters' names depend on how it ran.
-
-    Raises:
-        ValueError: it holds what can't be loaded as data, or is no dict.
     """
     old = determined_state(directory)
     path = directory / STATE if old is None else old
@@ -222,9 +199,6 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int, s
 
     Gradients are this rank's own if as many processes wrote them, else the mean over those processes, as DDP would have
     averaged them.
-
-    Raises:
-        ValueError: a file can't be loaded as data, or holds something else than it should.
     """
     if determined_state(directory) is not None:
         # All its processes resume with the chief's RNG state.

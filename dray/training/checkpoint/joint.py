@@ -31,23 +31,14 @@ class JointCheckpoint:
     """One checkpoint that ranks write together, or a single rank alone.
 
     All ranks call the methods together. A failure of one is an error on all, and there is no checkpoint.
-
-    Args:
-        peers: the ranks.
-        host: stores the checkpoint.
-        report: that it belongs to.
-        staging: the directory that this rank writes to.
-        apart: each machine has its own staging directory, which its first rank uploads; otherwise there is one, the
-            chief's.
-        stages: this rank has made the directory, and removes it.
     """
 
     peers: DistributedContext
     host: Host
     report: Report
-    staging: Path
-    apart: bool
-    stages: bool
+    staging: Path  # the directory that this rank writes to
+    apart: bool  # each machine has its own, which its first rank uploads; otherwise there is one, the chief's
+    stages: bool  # this rank has made the directory, and removes it
 
     @classmethod
     def begin(cls, peers: DistributedContext, host: Host, report: Report) -> JointCheckpoint:
@@ -80,13 +71,8 @@ class JointCheckpoint:
     def save(self, write: Callable[[], dict[str, Listed]], written: Callable[[Path], None] | None = None) -> str:
         """Write the parts and commit; returns the checkpoint's id.
 
-        Args:
-            write: writes this rank's part; returns its files.
-            written: called on the chief with its directory before the commit; may change files in it.
-
-        Raises:
-            StorageFull: the disk is full, here or where another rank writes.
-            PeerFailed: another rank has failed.
+        `write` writes this rank's part and returns its files. `written` is called on the chief with its directory
+        before the commit, and may change files in it.
         """
         known: dict[str, Listed] = {}
 
@@ -152,10 +138,8 @@ def _on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> lis
 class SideTransport(StoreTransport):
     """Passes objects between ranks in a thread other than that of their collectives, by their `side_store`.
 
-    Args:
-        peers: the ranks.
-        name: the same on all ranks, and never used before.
-        leaving: set if training has failed: a rank may be dead, and is not waited for long.
+    The name is the same on all ranks, and never used before. `leaving` is set if training has failed: a rank may be
+    dead, and is not waited for long.
     """
 
     def __init__(self, peers: DistributedContext, name: str, leaving: threading.Event) -> None:
@@ -180,14 +164,7 @@ class SideTransport(StoreTransport):
 def open_together(peers: DistributedContext, open_one: Callable[[], Path], doing: str) -> Path:
     """The directory that `open_one` returns on the first rank of this machine; the others read there unverified.
 
-    All ranks call this together.
-
-    Args:
-        open_one: opens and verifies the checkpoint; called on the first rank of each machine.
-        doing: for the message on the other ranks, as in `all_or_none`.
-
-    Raises:
-        PeerFailed: on the ranks that did not fail, if it can't be opened on any machine.
+    All ranks call this together. `doing` is for the message on the other ranks, as in `all_or_none`.
     """
     directory = None
     with all_or_none(peers, doing):

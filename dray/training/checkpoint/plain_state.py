@@ -29,8 +29,7 @@ class UnsavableState(TypeError):
 
 
 def check_savable(state: Mapping[str, Any]) -> int:
-    """Reject state that could be saved, but not loaded as data; returns the size of its tensors in bytes. The error
-    names the callback (or the part), the key, the type and the cure."""
+    """Reject state that could be saved, but not loaded as data; returns the size of its tensors in bytes."""
     nbytes = 0
     for part, value in state.items():
         if part == "callbacks" and isinstance(value, dict):

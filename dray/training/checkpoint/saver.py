@@ -46,9 +46,6 @@ class Saver:
 
     A report that the search decides on is published when its checkpoint is committed. If that is still being written,
     both happen in the background too, and `answer` waits for them.
-
-    Args:
-        host: `new_checkpoint`, `commit` and `publish` are called, the latter two also in a thread.
     """
 
     def __init__(self, host: Host) -> None:
@@ -58,8 +55,7 @@ class Saver:
         self._writing: Future[str | None] | None = None
         self._answer: Future[bool] | None = None
         self._full: OSError | None = None
-        #: Set if training has failed.
-        self._leaving = threading.Event()
+        self._leaving = threading.Event()  # set if training has failed
 
     def save(
         self,
@@ -72,12 +68,8 @@ class Saver:
     ) -> str | None:
         """Save a checkpoint; returns its id, or None if it is not committed yet, or the disk is full.
 
-        Args:
-            contents: what this rank writes.
-            report: the report that it belongs to.
-            at_once: commit it before returning.
-            written: called on the chief with its directory between writing and committing.
-            peers: the ranks that write, which call this together; None: this one alone.
+        `at_once`: commit it before returning. `written` is called on the chief with its directory between writing and
+        committing. `peers` are the ranks that write, which call this together; None: this one alone.
         """
         self.wait()
         peers = DistributedContext() if peers is None else peers
@@ -183,7 +175,6 @@ class Saver:
             writing.result()
 
     def finish(self) -> None:
-        """Wait for the last checkpoint; an OSError if the disk was full."""
         self.answer()
         self.wait()
         full, self._full = self._full, None

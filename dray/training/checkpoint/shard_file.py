@@ -22,8 +22,7 @@ import torch
 from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import UnsavableState
 
-ALIGNMENT = 64
-"""The first piece begins at a multiple of this many bytes."""
+ALIGNMENT = 64  # the first piece begins at a multiple of this many bytes
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -56,12 +55,7 @@ class TensorPiece:
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
-    """A piece in a file.
-
-    Args:
-        file: its file, of which it is `nbytes` from `begin` on.
-        dtype, shape, offsets: as those of the tensor in a `TensorPiece`.
-    """
+    """A piece in a file."""
 
     file: Path
     begin: int
@@ -80,8 +74,7 @@ class StoredPiece:
 
 
 def header(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """The beginning of a file with these tensors, and where each of them begins, in the order of the file. A type
-    that has no name in safetensors is `UnsavableState`."""
+    """The beginning of a file with these tensors, and where each of them begins, in the order of the file."""
     begin = 0
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     # The largest elements first, so that each tensor is aligned.
@@ -107,7 +100,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, TensorPiece]) -> None:
-    """Write a file. Raises as `header`."""
+    """Write a file of these shards."""
     where = json.dumps({name: {_OFFSETS: list(shard.offsets)} for name, shard in shards.items()})
     beginning, places = header({name: shard.tensor for name, shard in shards.items()}, {_WHERE: where})
     output.write(beginning)
@@ -130,9 +123,8 @@ def read(file: Path) -> dict[str, StoredPiece]:
             begin, end = entry["data_offsets"]
             dtype, shape, offsets = DTYPES[entry["dtype"]], tuple(entry["shape"]), tuple(where[name][_OFFSETS])
             numbers = (begin, end, *shape, *offsets)
-            if not all(type(number) is int and number >= 0 for number in numbers) or len(shape) != len(offsets):
-                raise ValueError(f"{name} has an impossible shape or place")
-            if end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
+            is_place = all(type(number) is int and number >= 0 for number in numbers) and len(shape) == len(offsets)
+            if not is_place or end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
                 raise ValueError(f"{name} is not as large as its shape {shape} says")
             found[name] = StoredPiece(file, 8 + length + begin, end - begin, dtype, shape, offsets)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

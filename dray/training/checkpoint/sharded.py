@@ -34,11 +34,7 @@ DIRECTORY = "sharded"
 
 
 def file_of(rank: int) -> str:
-    """The name of a rank's file in a checkpoint."""
     return f"{DIRECTORY}/rank_{rank}.safetensors"
-
-
-# ------------------------------------------------------------------------------------------------------------- save
 
 
 def split(state: T, *keys: Any) -> tuple[T, dict[str, torch.Tensor]]:
@@ -71,8 +67,7 @@ def gathered(state: T, keep: bool) -> T:
 
 
 def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
-    """This rank's shards of DTensors. Of several ranks with the same shard only the first has it. A sum that has not
-    been computed yet is `UnsavableState`."""
+    """This rank's shards of DTensors. Of several ranks with the same shard only the first has it."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     mine: dict[str, Any] = {}
@@ -99,9 +94,6 @@ def shards_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPiece]:
         if local.numel() > 0:
             found[item.index.fqn] = TensorPiece(local, tuple(item.tensor_data.chunk.offsets))
     return found
-
-
-# ------------------------------------------------------------------------------------------------------------- load
 
 
 class StoredTensors:
@@ -175,14 +167,7 @@ def lacks_data(state: Any) -> bool:
 def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None], *keys: Any) -> T:
     """A loaded state with all its data: sharded as the tensors that it will be loaded into.
 
-    Args:
-        state: from `state-dict.pth`, or another file.
-        directory: of the checkpoint.
-        home: returns the tensor that one of the state belongs to, by its keys; None if there is none.
-        keys: as in `split`.
-
-    Raises:
-        ValueError, CheckpointError: the shards are damaged, or some are missing.
+    `home` returns the tensor that one of the state belongs to, by its keys, if there is one; `keys` as in `split`.
     """
     stored: StoredTensors | None = None
 
@@ -245,11 +230,7 @@ def _like(own: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return empty(*value.shape, dtype=value.dtype, device_mesh=own.device_mesh, placements=everywhere)
 
 
-# ------------------------------------------------------------------------------------------------------------- both
-
-
 def name_of(keys: Keys) -> str:
-    """The name of a tensor in the files, by its keys in the state."""
     return ".".join(map(str, keys))
 
 

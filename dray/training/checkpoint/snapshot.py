@@ -17,10 +17,8 @@ import torch
 
 T = TypeVar("T")
 
-ALIGNMENT = 512
-"""Copies in a pinned buffer begin at multiples of this many bytes."""
-FILLED = 7 / 8
-"""The least share of a pinned buffer that is filled, if smaller buffers allow it."""
+ALIGNMENT = 512  # copies in a pinned buffer begin at multiples of this many bytes
+FILLED = 7 / 8  # the least share of a pinned buffer that is filled, if smaller buffers allow it
 
 
 class NotCopied(TypeError):
@@ -41,9 +39,6 @@ class Snapshots:
         """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training continues.
 
         A GPU copies in the order of the current stream: before anything that is computed there after this call.
-
-        Raises:
-            NotCopied: it has tensors that are sparse, quantised, of the user's own class, or not on CPU or CUDA.
         """
         pickled = io.BytesIO()
         pickler = _Pickler(pickled)

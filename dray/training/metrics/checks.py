@@ -19,16 +19,8 @@ BY_PROGRAM = "the program reported", "report it with core_context.train.report_v
 def check_metrics(
     metrics: Sequence[str], validation: Mapping[str, object], by: tuple[str, str] = BY_TRIAL, *, known: bool = False
 ) -> None:
-    """Check that the search can compare a validation.
-
-    Args:
-        metrics: the searcher's; none if it compares nothing.
-        by: what provided the validation, and how it would provide the metric.
-        known: the search has received the metrics from this trial before: then they may be missing.
-
-    Raises:
-        SearcherMetricError: a metric is missing, or not a number.
-    """
+    """Raise a SearcherMetricError if one of the searcher's metrics is not a number, or is missing, unless the search
+    has received them from this trial before (`known`). `by`: what provided the validation, and how it would."""
     provided, how = by
     field = "searcher.metrics" if len(metrics) > 1 else "searcher.metric"
     compared = "searcher.metrics: the search compares" if len(metrics) > 1 else "searcher.metric: the search compares"
@@ -57,7 +49,7 @@ def metric_warning(metric: str, validation: Mapping[str, object]) -> str:
 
 
 def _hint(metric: str, validation: Mapping[str, object]) -> str:
-    from dray.errors import did_you_mean  # here, as workers should import little
+    from searchers.errors import did_you_mean  # here, as workers should import little
 
     return did_you_mean(metric, validation.keys())
 
@@ -84,8 +76,7 @@ def diverged(metric: str, reported: Mapping[str, Mapping[str, object] | None]) -
 
 
 def time_of(metric: str, validation: Mapping[str, object]) -> float:
-    """The trial's length, by this validation. A metric that is missing, or not a finite number >= 0, is a
-    `SearcherMetricError`."""
+    """The trial's length, by this validation; a SearcherMetricError if it has none that is finite and >= 0."""
     if metric not in validation:
         raise SearcherMetricError(
             f"searcher.time_metric: the search measures length by {metric!r}, but validation returned "
@@ -99,11 +90,8 @@ def time_of(metric: str, validation: Mapping[str, object]) -> float:
 
 
 def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached:
-    """What a trial whose length was ``before`` and is ``now`` has reached.
-
-    Args:
-        rungs: lengths, ascending; the last one is that of a complete trial.
-        before: the length at the last validation that the search knows of, None if there was none.
+    """What a trial whose length was ``before`` (None: no validation yet) and is ``now`` has reached, of ascending
+    rungs; the last one is the length of a complete trial.
 
     >>> crossed([1, 4, 16], None, 0.5), crossed([1, 4, 16], 0.5, 5), crossed([1, 4, 16], 5, 16)
     ('nothing', 'rung', 'end')
@@ -114,13 +102,7 @@ def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached
 
 
 class MetricChecks:
-    """Checks the reports of one trial.
-
-    Args:
-        metrics: the searcher's, the first objective first.
-        is_alone: the trial is the only one, of `searcher: {name: single}`, which compares nothing.
-        stops_on_nan: the config's `stop_on_nan`.
-    """
+    """Checks the reports of one trial, which `is_alone` with `searcher: {name: single}`: that compares nothing."""
 
     def __init__(self, metrics: Sequence[str], *, is_alone: bool, stops_on_nan: bool) -> None:
         self._metric, self._stops_on_nan = metrics[0], stops_on_nan

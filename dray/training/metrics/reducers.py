@@ -115,32 +115,32 @@ def interleaved(slots: Sequence[list[Any]]) -> list[Any]:
 
 
 class ReducerRegistry:
-    """The reducers that a trial has wrapped."""
+    """The reducers that a trial has wrapped; metrics of torchmetrics are moved to the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._returned: list[Any] = []
         self._wrapped: list[tuple[MetricReducer, str | None, bool, bool]] = []
 
     def wrap_reducer(
-        self,
-        reducer: MetricReducer | Callable[[list[Any]], Any],
-        name: str | None = None,
-        for_training: bool = True,
-        for_validation: bool = True,
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
     ) -> Any:
         """See `PyTorchTrialContext.wrap_reducer`."""
-        if isinstance(reducer, MetricReducer):
-            wrapped = reducer
-        else:
-            function: Any = reducer
-            if not callable(function) or isinstance(function, type):
+        wrapped: Any = reducer
+        if is_torchmetric(reducer):
+            wrapped = TorchMetricReducer(reducer.to(self._device))
+        elif not isinstance(reducer, MetricReducer):
+            if not callable(reducer) or isinstance(reducer, type):
                 raise AssertionError(
                     f"wrap_reducer() takes a function or an instance of pytorch.MetricReducer, got {reducer!r}"
                 )
-            wrapped = FunctionReducer(function)
-        if any(known is wrapped for known, *_ in self._wrapped):
+            wrapped = FunctionReducer(reducer)
+        returned = reducer if is_torchmetric(reducer) else wrapped
+        if any(known is returned for known in self._returned):
             raise AssertionError(f"wrap_reducer() was called twice with the same reducer {reducer!r} (name={name!r})")
+        self._returned.append(returned)
         self._wrapped.append((wrapped, name, for_training, for_validation))
-        return wrapped
+        return returned
 
     def reset(self, *, training: bool) -> None:
         for reducer, name in self._of(training):

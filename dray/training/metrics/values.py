@@ -57,7 +57,7 @@ def detached(value: Any) -> Any:
 
 
 def jsonable(metrics: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """The metrics as plain numbers, strings, lists and dicts. A TypeError names one that is not JSON-serialisable."""
+    """The metrics as plain numbers, strings, lists and dicts; a TypeError names one that is not JSON-serialisable."""
     return {str(name): _plain(value, name=str(name), source=source) for name, value in metrics.items()}
 
 

@@ -85,15 +85,8 @@ class _Board:
 class Agreement:
     """One rank's part in the agreement on how a training run ends.
 
-    Keeps the error that the run ends with until what was trained is saved.
-
-    Args:
-        stop_requested: whether this rank has been asked to stop; called in a thread.
-        trained: returns the number of batches that this rank has trained; called in a thread.
-
-    Attributes:
-        stop_at: once this many batches are trained, ask `must_stop`.
-        board: what the ranks have posted.
+    Keeps the error that the run ends with until what was trained is saved. Whether this rank has been asked to stop,
+    and how many batches it has trained, is asked in a thread. Once `stop_at` batches are trained, ask `must_stop`.
     """
 
     def __init__(
@@ -146,7 +139,8 @@ class Agreement:
     def _listen(self) -> None:
         try:
             while True:
-                self._wake.wait(AGREE_S if self._abort_by or self._is_agreeing() else LISTEN_S)
+                is_agreeing = self._stopping and not self._stop_agreed.is_set()
+                self._wake.wait(AGREE_S if self._abort_by or is_agreeing else LISTEN_S)
                 self._wake.clear()
                 if self._over:
                     break
@@ -164,9 +158,6 @@ class Agreement:
             self.stop_at = NEVER
         finally:
             self._stop_agreed.set()
-
-    def _is_agreeing(self) -> bool:
-        return self._stopping and not self._stop_agreed.is_set()
 
     def _check_stop(self) -> None:
         if not self._stopping:
@@ -218,11 +209,8 @@ class Agreement:
 
     # ---------------------------------------------------------------------------------------------- in the training
     def section(self, work: Callable[[], T], *, training: bool = False) -> tuple[T | None, Leave | None]:
-        """Do this rank's part between two exchanges: what it returned, or why this rank leaves.
-
-        Args:
-            training: ranks wait for one another's gradients in it, or for the weights of a sharded model.
-        """
+        """Do this rank's part between two exchanges: what it returned, or why this rank leaves. In `training` ranks
+        wait for one another's gradients, or for the weights of a sharded model."""
         self._section += 1
         self._inside = True
         try:
@@ -230,16 +218,14 @@ class Agreement:
             if leave is not None and not self._aborted:
                 self._post_leave(leave, training)
             if training:
-                _, late = self.catch(self._synchronise)  # an error of the device shows only here
+                synchronize = torch.get_device_module(self._device).synchronize
+                _, late = self.catch(lambda: synchronize(self._device))  # an error of the device shows only here
                 leave = leave or late
             if self._aborted:
                 leave = replace(leave or self._disconnected(), aborted=True)
         finally:
             self._inside = False
         return value, leave
-
-    def _synchronise(self) -> None:
-        torch.get_device_module(self._device).synchronize(self._device)
 
     def _post_leave(self, leave: Leave, training: bool) -> None:
         if leave.reason is Reason.FAILED:

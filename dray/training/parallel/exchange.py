@@ -74,12 +74,8 @@ def all_or_none(peers: DistributedContext, doing: str) -> Iterator[list[Any]]:
 
     Yields an empty list: what a rank adds in the block, at most one value, all ranks have after it, by rank.
 
-    Args:
-        doing: for the message on the other ranks: "rank 1 failed while <doing>".
-
-    Raises:
-        ShouldExit, InvalidHP: on every rank, if one raised it.
-        PeerFailed: on the ranks that did not fail.
+    ShouldExit and InvalidHP of one rank are raised on every rank; for other errors the ranks that did not fail raise
+    PeerFailed: "rank 1 failed while <doing>".
     """
     error: BaseException | None = None
     found: list[Any] = []
@@ -136,8 +132,8 @@ def leave_by(peers: DistributedContext, error: BaseException) -> Leave:
 
 
 def exchange(peers: DistributedContext, mine: T, leave: Leave | None, error: BaseException | None) -> list[T]:
-    """An allgather; a rank that has failed does not wait long for the others. If it fails, this rank's own error is
-    raised, as others may have died of it by then."""
+    """An allgather; a rank that has failed does not wait long for the others, and raises its own error if they have
+    died by then."""
     has_failed = leave is not None and leave.reason is Reason.FAILED
     try:
         return peers.allgather(mine, timeout_s=FAIL_S if has_failed else None)

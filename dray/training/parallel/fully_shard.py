@@ -127,8 +127,7 @@ class FullyShard:
         return MixedPrecisionPolicy(**arguments)
 
     def _find(self, model: nn.Module) -> list[nn.Module]:
-        """The units of a model, outer ones first, without the model itself. A ValueError if it has no module of one
-        of the classes, or none that the function chooses."""
+        """The units of a model, outer ones first, without the model itself."""
         modules = list(model.modules())
         if self._is_function:
             chooses: Any = self.units
@@ -167,8 +166,7 @@ def _dtype(name: str, value: Any) -> torch.dtype | None:
 def check_arguments(
     model: nn.Module, parallel: FullyShard | None, ddp_kwargs: Mapping[str, Any], *, compress: bool, replicas: int
 ) -> None:
-    """Check the arguments of `wrap_model`, which raises the same, for a sharded model, whose data are divided among
-    `replicas`."""
+    """Check the arguments of `wrap_model` for a sharded model, whose data are divided among `replicas`."""
     if parallel is not None and not isinstance(parallel, FullyShard):
         raise TypeError(f"wrap_model: parallel must be a pytorch.FullyShard, got {parallel!r}")
     if ddp_kwargs:
@@ -195,8 +193,7 @@ def check_arguments(
 
 
 def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, device: torch.device) -> None:
-    """Shard a model in place, over the data-parallel dimensions of a mesh. All ranks call this together. Raises as
-    `context.wrap_model`."""
+    """Shard a model in place, over the data-parallel dimensions of a mesh. All ranks call this together."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     units = parallel._find(model)
@@ -247,7 +244,7 @@ def is_replaced(parameter: torch.Tensor) -> bool:
 
 
 def whole(model: nn.Module, parallel: FullyShard, device: torch.device) -> None:
-    """Move a model to the device as one piece, for a process that does not train it. Raises as `fully_sharded`."""
+    """Move a model to the device as one piece, for a process that does not train it."""
     _check(model, {model: list(model.modules())}, parallel)
     _materialise(list(model.modules()), parallel.init, device, {})
     model.to(device)
@@ -375,5 +372,5 @@ def _begin_with_chiefs(modules: list[nn.Module], mesh: DeviceMesh, device: torch
                     broadcast([part.detach().to_local()], mesh.get_group(dim))
             else:
                 tensor.data = tensor.data.to(device)
-                if not pretrained.is_shared(tensor):
+                if not hasattr(tensor, pretrained.MARK):
                     broadcast([tensor.detach()])

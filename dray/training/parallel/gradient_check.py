@@ -84,7 +84,9 @@ class GradientCheck:
             different = [
                 parameter
                 for parameter, *norms in zip(step.parameters, *(norms for _, norms in rows), strict=True)
-                if not all(_is_same(norms[0], norm) for norm in norms) and not self._is_exempt(parameter)
+                if not all(math.isclose(norms[0], norm, rel_tol=TOLERANCE) for norm in norms)
+                and not all(map(math.isnan, norms))
+                and not self._is_exempt(parameter)
             ]
             if different:
                 raise RuntimeError(self._message(different))
@@ -128,7 +130,3 @@ class GradientCheck:
 def _named(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     inner = model.module if isinstance(model, DDPModel) else model
     return list(inner.named_parameters())
-
-
-def _is_same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=TOLERANCE) or (math.isnan(one) and math.isnan(other))

@@ -42,8 +42,7 @@ class MeshShape:
 
 
 def mesh_shape(asked: Mapping[str, Any] | None, ranks: int) -> MeshShape:
-    """The mesh of so many ranks with these sizes; `dp_shard` is what the others leave. An unknown name, a size that
-    is not an int >= 1, or sizes that do not divide the ranks are a ValueError."""
+    """The mesh of so many ranks with these sizes; `dp_shard` is what the others leave."""
     asked = {} if asked is None else asked
     if asked.keys() - set(NAMES):
         raise ValueError(f"mesh takes the sizes of {', '.join(NAMES)}, such as {{'tp': 2}}; got {asked!r}")
@@ -124,13 +123,6 @@ class Division:
     def __str__(self) -> str:
         size = "a batch sampler" if self.batch_size is None else f"batches of {self.batch_size}"
         return f"{self.replicas} process(es) and {size} in each"
-
-    def as_dict(self) -> dict[str, int | None]:
-        return {"replicas": self.replicas, "batch_size": self.batch_size}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Division:
-        return cls(replicas=data["replicas"], batch_size=data["batch_size"])
 
 
 def global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:

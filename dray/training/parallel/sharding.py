@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
-    """Whether this is a DTensor."""
     # Not imported here, which takes most of a second: without it nothing is one.
     tensor = sys.modules.get("torch.distributed.tensor")
     return tensor is not None and isinstance(value, tensor.DTensor)

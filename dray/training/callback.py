@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from dray.training.trial import Hooks
-
-_CHECKPOINT_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 
 
 class PyTorchCallback:
@@ -114,6 +111,14 @@ class PyTorchCallback:
         """Restore what `state_dict` returned."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """Whether callbacks of any rank have hooks that cost something on all ranks."""
+
+    batch_metrics: bool  # on_training_workload_end, which gets the metrics of each batch
+    checkpoints: bool  # a hook for written checkpoints: training waits for the write
+
+
 def checked_callbacks(callbacks: Any) -> dict[str, PyTorchCallback]:
     """What `build_callbacks()` returned, as a new dict."""
     if not isinstance(callbacks, dict) or not all(isinstance(each, PyTorchCallback) for each in callbacks.values()):
@@ -141,4 +146,7 @@ def hooks_of(callbacks: Mapping[str, PyTorchCallback]) -> Hooks:
     def has(*hooks: str) -> bool:
         return any(overrides(callback, hook) for callback in callbacks.values() for hook in hooks)
 
-    return Hooks(batch_metrics=has("on_training_workload_end"), checkpoints=has(*_CHECKPOINT_HOOKS))
+    return Hooks(
+        batch_metrics=has("on_training_workload_end"),
+        checkpoints=has("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end"),
+    )

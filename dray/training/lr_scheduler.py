@@ -148,7 +148,10 @@ def follow_length(
     saved, groups = state.get("lr_schedulers_state_dict", []), state.get("optimizers_state_dict", [])
     if len(saved) != len(schedules) or len(groups) != len(optimizers):
         return  # an error when it is loaded
-    made = [copy.deepcopy([_without_parameters(group) for group in each.param_groups]) for each in optimizers]
+    made = [
+        copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in each.param_groups])
+        for each in optimizers
+    ]
     replayed = _replay([each._scheduler for each in schedules], [part.get("last_epoch", 0) for part in saved])
     for index, schedule in enumerate(schedules):
         scheduler, name = schedule._scheduler, type(schedule._scheduler).__name__
@@ -206,7 +209,3 @@ def _differ(made: Any, saved: Any) -> bool:
     if isinstance(made, (list, tuple)) and isinstance(saved, (list, tuple)):
         return len(made) != len(saved) or any(map(_differ, made, saved))
     return bool(made != saved)
-
-
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
