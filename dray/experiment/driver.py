@@ -250,13 +250,9 @@ class ExperimentDriver:
         """Carry out a decision of the search."""
         trial = answer.trial
         self.counts.decisions[answer.decision] += 1
-        if (lease := self._leases.get(self._current.get(trial, 0))) is not None:
-            if answer.number in lease.waiting:
-                if (call := lease.waiting.pop(answer.number)) is not None:
-                    self._emit(Reply(call, answer.decision))
-            elif answer.decision == "pause":
-                # It was restarted because its worker died with this report: it continues when it is resumed, not now.
-                self._to_desk("drop", lease.number)
+        lease = self._leases.get(self._current.get(trial, 0))
+        if lease is not None and (call := lease.waiting.pop(answer.number, None)) is not None:
+            self._emit(Reply(call, answer.decision))
         withdrawn = [*answer.stops, *([trial] if answer.decision != "continue" else ())]
         if withdrawn:
             self._to_desk("withdraw", withdrawn)
