@@ -75,7 +75,7 @@ class Desk:
         state = self.clients[client]
         state.closing = True
         for lease in list(state.leases.values()):
-            if lease.state == "granted":
+            if lease.parameters is None:
                 self._end(lease)
             else:
                 self._answer_stop(lease, stop=True)
@@ -317,10 +317,10 @@ class Desk:
         """Have a group's trial save and leave, to continue in another group."""
         if (lease := group.lease) is None:
             return
-        if lease.state == "granted":
+        if lease.parameters is None:
             lease.client.enqueue([lease.trial], first=True)
             self._end(lease)
-        elif lease.state == "running":
+        elif lease.state in ("granted", "running"):  # ranks have it: if it ended now, some would wait for the others
             lease.on("move")
             self._answer_stop(lease, stop=True)
 

@@ -32,7 +32,7 @@ LeaseEvent = Literal["begin", "move", "conclude", "fail", "end"]
 
 _CONCLUSIONS: dict[LeaseEvent, LeaseState] = {"conclude": "concluded", "fail": "failed", "end": "over"}
 TRANSITIONS: Mapping[LeaseState, Mapping[LeaseEvent, LeaseState]] = {
-    "granted": {"begin": "running", **_CONCLUSIONS},  # another rank may fail before rank 0 begins
+    "granted": {"begin": "running", "move": "moving", **_CONCLUSIONS},  # another rank may fail before rank 0 begins
     "running": {"move": "moving", **_CONCLUSIONS},
     "moving": _CONCLUSIONS,
     "concluded": {"end": "over"},

@@ -324,6 +324,26 @@ def test_a_drained_trial_that_has_saved_continues_however_its_other_ranks_end(sc
     assert [each.trial for each in messages if isinstance(each, LeaseGranted)] == [3]
 
 
+@pytest.mark.parametrize("why", ["close", "drain"])
+def test_a_lease_that_ranks_have_taken_up_ends_when_rank_0_leaves_though_it_has_not_begun(
+    scene: Scene, why: str
+) -> None:
+    """Else the others would wait for it in a collective."""
+    scene.queue(3)
+    scene.ask(size=2)
+    [lease] = scene.run.leases.values()
+    scene.desk.bind("run", lease.number, b"parameters")
+    scene.desk.close("run") if why == "close" else scene.desk.drain("g")
+    assert not scene.told(LeaseOver)
+    scene.desk.begun(None, lease.number)
+    scene.desk.stop_wanted("stop", lease.number)
+    assert scene.replies()["stop"] is True
+    for rank in range(2):
+        scene.leave(lease, rank, "interrupted")
+    assert [message.trial for message in scene.told(LeaseOver)] == [3]
+    assert list(scene.run.queue) == ([] if why == "close" else [3])
+
+
 def test_a_drained_trial_that_fails_while_it_saves_has_failed(scene: Scene) -> None:
     lease = scene.lend(3)
     scene.desk.drain("g")

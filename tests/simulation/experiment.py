@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -220,6 +220,14 @@ class Facts:
 
     def fail(self, what: str) -> None:
         raise Failed(f"{self.experiment.name}: {what}")
+
+    def trials(self, without: Container[int]) -> dict[int, Any]:
+        """Each trial's hyperparameters, reports and end, but for those."""
+        return {
+            trial: (self.hparams.get(trial), sorted(self.reported.get(trial, {}).items()), self.ended.get(trial))
+            for trial in sorted(self.created)
+            if trial not in without
+        }
 
     def opened(self) -> None:
         """A new process drives it."""
