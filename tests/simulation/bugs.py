@@ -107,6 +107,20 @@ BUGS = {
         wrong="has_ended = False",
         seed=205,
     ),
+    "a late call of a handle that has died": Bug(
+        owner=ExperimentDriver,
+        name="fetch",
+        right="Reply(self._fetching[0], [])",
+        wrong="Reply(self._fetching[0], None)",
+        seed=0,
+    ),
+    "a lease that ends under ranks that have taken it up": Bug(
+        owner=Desk,
+        name="close",
+        right="if lease.parameters is None:",
+        wrong='if lease.state == "granted":',
+        seed=0,
+    ),
     "retention deletes what a paused trial needs": Bug(
         owner=driver,
         name="checkpoints_needed",

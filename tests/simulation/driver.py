@@ -136,7 +136,7 @@ class DriverProcess(Loop):
                 self.tune.end()
             if self.lending is not None:
                 self.lending.lost()
-            if self.driver is not None and self.how in ("done", "stopped"):
+            if self.driver is not None and self.how in ("done", "stopped") and self.world.random.random() < 0.3:
                 check_replay(self)
             self._ended(self, self.how)
 
@@ -292,6 +292,8 @@ class DriverProcess(Loop):
 
     def _take(self, call: Call) -> None:
         if call.method in driver.CALLS:
+            if call.method == "report" and call.args[2]:
+                self.world.waiting = call.session.process
             getattr(self.driver, call.method)(call, *call.args)
         elif call.method == "spec":
             call.answer(b"spec")
@@ -517,7 +519,7 @@ class Tune:
         connection = Connection(handle, self._driver)
         try:
             while (results := (yield connection.call("fetch", number))) is not None:
-                yield self._world.delay()
+                yield self._world.delay() if self._world.random.random() < 0.95 else 5 * self._world.random.random()
                 if self.is_stopping:
                     break
                 # Before it is asked for more.

@@ -27,10 +27,12 @@ def happen(sim: Simulation, fault: Fault) -> None:
     ranks = [each for each in world.processes if isinstance(each, Rank) and each.alive]
     match fault.kind:
         case "cut":
-            if link := _one([each for each in world.links if each.is_open], which):
+            links = [each for each in world.links if each.is_open]
+            theirs = [each for each in links if each.client.process in drivers]  # to the server
+            if link := _one(theirs if theirs and which < 0.5 else links, 2 * which % 1):
                 link.cut()
         case "rank":
-            if rank := _one(ranks, which):
+            if rank := world.waiting if which < 0.5 and world.waiting is not None else _one(ranks, which):
                 rank.end()
         case "group":
             if rank := _one(ranks, which):

@@ -76,9 +76,9 @@ def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
     """The schedule of a seed."""
     random = Random(f"schedule:{seed}")
     nodes = random.choice(((1,), (2,), (4,), (2, 2), (1, 1, 1), (4, 4), (3, 2)))
-    server = random.random() < 0.25
+    server = random.random() < 0.2
     setups = tuple(
-        _setup(random, max_ranks=min(2, sum(nodes)), most_trials=7 if server else 50, faults=faults)
+        _setup(random, max_ranks=min(2, sum(nodes)), most_trials=5 if server else 50, faults=faults)
         for _ in range(random.randrange(1, 4) if server else 1)
     )
     count = min(8, int(random.expovariate(0.6))) if faults else 0
@@ -101,7 +101,7 @@ def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
 
 
 def _setup(random: Random, *, max_ranks: int, most_trials: int, faults: bool) -> Setup:
-    trials = min(most_trials, 50 if random.random() < 0.02 else random.choice((5, 5, 5, 5, 6, 6, 7, 8, 9, 10, 12, 16)))
+    trials = min(most_trials, 50 if random.random() < 0.01 else random.choice((5, 5, 5, 5, 5, 6, 6, 7, 8, 12)))
     ranks = random.randrange(1, max_ranks + 1)
     concurrent = random.choice((1, 2, 4, 8))
     length = random.choice((4, 8, 9))

@@ -60,6 +60,8 @@ class World:
         self._pushed = 0
         self._kept: list[Any] = []
         self.is_over = False
+        self.waiting: Process | None = None
+        """The last rank that has asked for a decision."""
         self.progress_at = 0.0
         """When a process last went on, or got a message."""
         self.processes: list[Process] = []
