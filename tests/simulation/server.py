@@ -45,7 +45,7 @@ class LentGroups:
     def _heard(self, message: Message) -> None:
         world = self._process.world  # what is posted comes in order
         self._heard_at = max(self._heard_at, world.now + world.delay())
-        self._process.later(self._heard_at - world.now, self._process.hear, message)
+        world.when(self._heard_at, self._process.call, self._process.hear, message)
 
     def send(self, method: str, *args: Any) -> None:
         self._desk.tell(method, *args)

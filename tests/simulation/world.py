@@ -76,8 +76,12 @@ class World:
 
     def at(self, delay: float, call: Callable[..., object], *args: Any) -> None:
         """Call this in so many seconds."""
+        self.when(self.now + delay, call, *args)
+
+    def when(self, time: float, call: Callable[..., object], *args: Any) -> None:
+        """Call this at that time."""
         self._pushed += 1
-        heapq.heappush(self._heap, (self.now + delay, self._pushed, call, args))
+        heapq.heappush(self._heap, (time, self._pushed, call, args))
 
     def delay(self) -> float:
         """Of a message, or of a process that is about to run."""
@@ -253,7 +257,7 @@ class _Channel:
             return
         self._sent_at, self._latest = world.now, [b"".join(parts)]
         self._last = max(self._last, world.now + world.delay())
-        world.at(self._last - world.now, self._arrive, self._latest)
+        world.when(self._last, self._arrive, self._latest)
 
     def _arrive(self, frames: list[bytes]) -> None:
         self._world.progress_at = self._world.now
