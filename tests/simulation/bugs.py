@@ -19,7 +19,7 @@ from dray.experiment.driver import ExperimentDriver
 from tests.simulation.schedule import schedule_of
 from tests.simulation.simulation import failure_of
 
-MOST = 1_500
+MOST = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class Bug:
     Attributes:
         owner, name: the method, or the function.
         right, wrong: what its source has, and has with the bug.
-        seed: finds it.
+        seed: finds it; None: which does is not known.
     """
 
     owner: Any
     name: str
     right: str
     wrong: str
-    seed: int
+    seed: int | None
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
@@ -57,7 +57,7 @@ class Bug:
         """The first seed that finds it, and what fails: its own seed comes first, and ceases to find it if the code,
         or the simulator, takes another way."""
         with self.present():
-            for seed in (self.seed, *range(MOST)):
+            for seed in range(MOST) if self.seed is None else (self.seed, *range(MOST)):
                 if why := failure_of(schedule_of(seed)):
                     return seed, why
         return None
@@ -69,30 +69,30 @@ BUGS = {
         name="_granted",
         right="if view.state not in RUNNABLE or self._closing",
         wrong="if self._closing",
-        seed=208,
+        seed=None,
     ),
     "a drained trial lost": Bug(
         owner=Desk,
         name="group_ended",
         right='if lease.state in ("granted", "moving"):',
         wrong='if lease.state == "granted":',
-        seed=112,
+        seed=514,
     ),
     "a drained trial lost that has saved": Bug(
         owner=Desk,
         name="leave",
         right='if state.state == "moving" and departure.outcome == "interrupted":',
         wrong="if False:",
-        seed=18,
+        seed=14,
     ),
     "a closed terminal that hung": Bug(
-        owner=ExperimentDriver, name="close", right='self._answer_all(lease, "interrupt")', wrong="pass", seed=442
+        owner=ExperimentDriver, name="close", right='self._answer_all(lease, "interrupt")', wrong="pass", seed=None
     ),
     "an acknowledgement before the flush": Bug(
         owner=ExperimentDriver, name="_append", right="Append(record, wait)", wrong="Append(record, False)", seed=0
     ),
     "a lease granted twice": Bug(
-        owner=Client, name="next_trial", right="if not self._is_held(trial)", wrong="if True", seed=61
+        owner=Client, name="next_trial", right="if not self._is_held(trial)", wrong="if True", seed=718
     ),
     "a lost wakeup: the parameters of a lease": Bug(
         owner=Desk, name="bind", right="self._answer_ranks(state.group)", wrong="pass", seed=0
@@ -105,28 +105,28 @@ BUGS = {
         name="_left",
         right="has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
         wrong="has_ended = False",
-        seed=205,
+        seed=None,
     ),
     "a late call of a handle that has died": Bug(
         owner=ExperimentDriver,
         name="fetch",
         right="Reply(self._fetching[0], [])",
         wrong="Reply(self._fetching[0], None)",
-        seed=0,
+        seed=None,
     ),
     "a lease that ends under ranks that have taken it up": Bug(
         owner=Desk,
         name="close",
         right="if lease.parameters is None:",
         wrong='if lease.state == "granted":',
-        seed=0,
+        seed=None,
     ),
     "retention deletes what a paused trial needs": Bug(
         owner=driver,
         name="checkpoints_needed",
         right='2 if trial.state == "RUNNING" else 1',
         wrong='2 if trial.state == "RUNNING" else 0',
-        seed=66,
+        seed=76,
     ),
 }
 
