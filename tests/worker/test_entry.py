@@ -73,8 +73,8 @@ def test_a_cpu_worker_sees_no_gpu(
     ("modules", "without"),
     [
         # Each worker before it comes to its own code.
-        ("dray.worker.entry, dray.worker.lease", {"ray.tune", "rich", "searchers", "torch"}),
-        ("dray.worker.serve", {"ray.tune", "rich", "searchers", "ray.train.v2._internal.execution.controller"}),
+        ("dray.worker.entry, dray.worker.lease", {"ray.tune", "rich", "searchers.search", "torch"}),
+        ("dray.worker.serve", {"ray.tune", "rich", "searchers.search", "ray.train.v2._internal.execution.controller"}),
     ],
     ids=["before its code", "worker"],
 )
