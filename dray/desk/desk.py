@@ -361,7 +361,7 @@ class Desk:
             elif not group.owner.closing and (waiting := self._waiting(group.shape)):
                 client, trial = waiting[0]
                 self._grant(client, trial, group)
-        for shape in {client.shape for client in self.clients.values()} if len(self.clients) > 1 else ():
+        for shape in dict.fromkeys(client.shape for client in self.clients.values()) if len(self.clients) > 1 else ():
             self._make_room(shape)
 
     def _waiting(self, shape: str) -> list[tuple[Client, int]]:

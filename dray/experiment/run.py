@@ -392,6 +392,9 @@ class Run:
 
     def _left(self, left: TrialLeft) -> None:
         """Pass on how a trial left; if it failed, with what its logs say, which may take seconds to read."""
+        if left.outcome == "errored" and self._records.directory.is_gone():  # which is why
+            self._fail(DirectoryGone(self._records.directory.path))
+            return
         reads = left.outcome == "errored" and not left.fatal
         if not reads or not (self._is_death(left) or self._config.log_policies):
             self.driver.on(left)
