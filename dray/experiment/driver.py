@@ -258,6 +258,7 @@ class ExperimentDriver:
             self._to_desk("withdraw", withdrawn)
             self.retention.changed(withdrawn)
         if answer.resumes:
+            self.retention.changed(answer.resumes)
             # Before new trials: the search has chosen them as the best to train next.
             self._to_desk("enqueue", list(answer.resumes), True)
         if answer.creates:

@@ -158,7 +158,11 @@ class Retention:
 
     def changed(self, trials: Iterable[int]) -> None:
         """The state of these trials has changed: one that has ended needs fewer checkpoints."""
-        self._changed.update(trials)
+        changed = set(trials)
+        # What waits to be deleted of a trial that was resumed is decided anew.
+        resumed = {trial for trial in changed if self._needs(trial)}
+        self._pruning = {each for each in self._pruning if each.trial not in resumed}
+        self._changed |= changed
         self._prune()
 
     def is_pruning(self, saved: Saved) -> bool:

@@ -261,6 +261,20 @@ def test_a_checkpoint_that_its_trial_has_resumed_from_meanwhile_is_not_deleted()
     assert not any(map(retention.is_pruning, prune.delete))
 
 
+def test_a_checkpoint_of_an_ended_trial_that_is_resumed_meanwhile_is_not_deleted() -> None:
+    emitted: list[Effect] = []
+    needs = {0: 0}
+    retention = Retention(Policy(trial_best=0, trial_latest=0), needs=needs.__getitem__, emit=emitted.append)
+    retention.saved(0, 10, "10", None)
+    retention.examined(next(each for each in emitted if isinstance(each, Examine)))
+    prune = emitted[-1]
+    assert isinstance(prune, Prune)
+    assert list(map(retention.is_pruning, prune.delete)) == [True]
+    needs[0] = 1  # an extension resumes it
+    retention.changed([0])
+    assert not any(map(retention.is_pruning, prune.delete))
+
+
 class Away:
     """A store where deleting, or another method, fails while it is away."""
 
