@@ -94,5 +94,5 @@ class ClusterView:
         return replace(self, nodes=tuple(node for node in self.nodes if node.id not in nodes))
 
     def resources(self, gpu_types: Collection[str] = ()) -> list[Mapping[str, float]]:
-        """Of each node with GPUs of these types; of each node, if there are none."""
+        """The resources of each node with GPUs of these types, or of each node if no types are given."""
         return [node.resources for node in self.nodes if not gpu_types or node.labels.get(GPU_TYPE) in gpu_types]

@@ -34,4 +34,11 @@ class After:
     args: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Print a line for the user: an effect of all that decides but the desk."""
+
+    line: str
+
+
 Effect = Reply | Tell | After | ClientLeft

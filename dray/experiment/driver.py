@@ -8,17 +8,16 @@ process dies, another one continues from the journal.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dray.desk import messages
-from dray.desk.effects import Reply
+from dray.desk.effects import Reply, Say
 from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Message, ReportReceived, TrialLeft
 from dray.display.counts import Counts
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
-from dray.experiment.effects import Append, Bind, Effect, Fail, Say, ShowFailure, ToDesk
+from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.restarts import Restarts
 from dray.experiment.results import PendingResults, TrialResult
@@ -75,8 +74,8 @@ class ExperimentDriver:
             emit=emit,
         )
         self._results = PendingResults()
-        self._fetching: tuple[Hashable, int] | None = None
-        """The handle's call that waits for results, and its process."""
+        self._fetching: Hashable | None = None
+        """The handle's call that waits for results."""
         self.handle = -1
         self._leases: dict[int, _Lease] = {}
         self._current: dict[int, int] = {}
@@ -117,17 +116,13 @@ class ExperimentDriver:
     def end(self) -> None:
         """The run ends, whether the search is done or not: Tune's handle ends."""
         if self._fetching is not None:
-            self._emit(Reply(self._fetching[0], None))
+            self._emit(Reply(self._fetching, None))
             self._fetching = None
 
     @property
     def is_drained(self) -> bool:
         """Whether no trial has workers."""
         return not self._leases
-
-    def states(self) -> Counter[State]:
-        """How many trials are in each state."""
-        return self.search.states
 
     # ------------------------------------------------------------------ calls of rank 0
     def report(self, call: Hashable, lease: int, report: DeskReport, decides: bool) -> None:
@@ -212,8 +207,8 @@ class ExperimentDriver:
             process: the handle's process id; a new one gets all unanswered results again.
         """
         if self._fetching is not None:  # of a process that has died; or this call is, and the other one asks again
-            self._emit(Reply(self._fetching[0], []))
-        self._fetching = (call, process)
+            self._emit(Reply(self._fetching, []))
+        self._fetching = call
         if process != self.handle:
             self.handle = process
             self.counts.handles_started += 1
@@ -224,7 +219,7 @@ class ExperimentDriver:
 
     def _hand_over(self) -> None:
         if self._fetching is not None and (due := self._results.take()):
-            self._emit(Reply(self._fetching[0], due))
+            self._emit(Reply(self._fetching, due))
             self._fetching = None
 
     def decide(self, results: Sequence[TrialResult]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dray.desk.effects import Reply
+from dray.desk.effects import Reply, Say
 from dray.desk.messages import CheckpointSaved, ReportReceived
 
 
@@ -83,13 +83,6 @@ class Examine:
 
     trial: int
     known: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Print a line for the user."""
-
-    line: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dray.desk.effects import Say
 from dray.desk.failure import Failure
 from dray.desk.messages import TrialLeft
-from dray.experiment.effects import Append, Effect, Say, ShowFailure
+from dray.experiment.effects import Append, Effect, ShowFailure
 from dray.records.by_trial import ByTrial
 from dray.text import counted
 from searchers.events import Reason

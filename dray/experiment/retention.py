@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dray.config.storage import CheckpointStorage
-from dray.experiment.effects import Append, Effect, Examine, Prune, Saved, Say
+from dray.desk.effects import Say
+from dray.experiment.effects import Append, Effect, Examine, Prune, Saved
 from searchers.views import TrialView
 
 

@@ -25,7 +25,7 @@ from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.desk import messages
 from dray.desk.connection import Call, Session
-from dray.desk.effects import Reply, Tell
+from dray.desk.effects import Reply, Say, Tell
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Message, TrialLeft
 from dray.display.display import Display
@@ -172,7 +172,7 @@ class Run:
         self._prometheus = Prometheus(
             directory.path.name,
             counts=self.driver.counts,
-            states=self.driver.states,
+            states=lambda: self.driver.search.states,
             busy_slots=lambda: self._timeline.busy_slots,
         )
         self._cleaner = Cleaner(self.driver.retention, store_of=directory.store, post=self._loop.post)
@@ -347,7 +347,7 @@ class Run:
                 self._notify(effect)
             case effects.Prune() | effects.Examine():
                 self._cleaner.put(effect)
-            case effects.Say(line):
+            case Say(line):
                 self._display.say(line)
             case effects.ShowFailure():
                 self._display.failure(effect.trial, effect.error, effect.ended, effect.kept)

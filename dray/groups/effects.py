@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dray.cluster.view import ClusterView
+from dray.desk.effects import Say
 from dray.groups.slots import Slots
 
 
@@ -53,13 +54,6 @@ class LookAtCluster:
     """Look at the cluster; if groups wait for nodes, also at free resources and at what the autoscaler is starting."""
 
     waiting: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Print a line for the user."""
-
-    line: str
 
 
 @dataclass(frozen=True, slots=True)

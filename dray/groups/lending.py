@@ -16,11 +16,11 @@ import ray
 from dray.cluster import autoscaler
 from dray.desk import desk
 from dray.desk.connection import Call, DeskUnreachable
-from dray.desk.effects import After
+from dray.desk.effects import After, Say
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Unfit
 from dray.display.counts import Counts
-from dray.groups.effects import Fail, GroupsEffect, LookAtCluster, ProcessesEnded, Say, ShowWaiting, StartGroup
+from dray.groups.effects import Fail, GroupsEffect, LookAtCluster, ProcessesEnded, ShowWaiting, StartGroup
 from dray.groups.group import WorkerGroup
 from dray.groups.lender import GroupKind, Lender, LenderEffect, OnPool, PoolClosed, PoolOpened
 from dray.groups.pool import IDLE_S, GroupsPlan

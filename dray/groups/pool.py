@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from dray.cluster.view import ClusterView
 from dray.desk import messages
 from dray.desk.desk import Desk
+from dray.desk.effects import Say
 from dray.desk.messages import Message
 from dray.display.counts import Counts
 from dray.groups import effects
@@ -392,7 +393,7 @@ class Groups:
                 self._end_group(member)
 
     def _say(self, line: str) -> None:
-        self._emit(effects.Say(line))
+        self._emit(Say(line))
 
     def _fail(self, error: str) -> None:
         self._has_failed = True

@@ -70,7 +70,7 @@ class Slots:
 
     @property
     def resources(self) -> dict[str, float]:
-        """Of each worker, for Ray."""
+        """The resources of each worker, for Ray."""
         has = {"CPU": float(self.cpus_per_slot), **({"GPU": 1.0} if self.gpu else {})}
         # Rounded down to Ray's precision: however Ray rounds, n shares are no more than the whole.
         return {name: math.floor(amount * 10_000 / self.shared_by) / 10_000 for name, amount in has.items()}

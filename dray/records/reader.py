@@ -379,7 +379,7 @@ class ExperimentReader:
         return f"{counted(len(since), 'trial')} diverged: NaN since batch {some}{more}" if since else ""
 
     def nan_since(self) -> dict[int, int]:
-        """Of each trial that has diverged, since which batches a loss is NaN or infinite."""
+        """By trial that has diverged: the batches since which a loss is NaN or infinite."""
         return {trial.id: trial.nan_since for trial in self.trials.values() if trial.nan_since is not None}
 
     def no_best_reason(self) -> str:

@@ -12,7 +12,7 @@ from dray.report.data import ReportData
 from dray.report.figures import Figure
 
 CPU_SHARE = 0.003
-"""Of a core, that making figures again may cost on average, all together that are looked at."""
+"""Average share of a core for making the figures that are looked at again, all together."""
 LEAST_S = 2.0
 
 

@@ -27,7 +27,7 @@ from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.desk.connection import Call, Session
 from dray.desk.desk import CLIENT_CALLS
-from dray.desk.effects import Reply, Tell
+from dray.desk.effects import Reply, Say, Tell
 from dray.desk.loop import EventLoop
 from dray.desk.messages import ClientLeft
 from dray.display.counts import Counts
@@ -80,7 +80,7 @@ class Manager:
         self._effects: list[Any] = []
         self._processes: dict[str, Driver] = {}
         self._sessions: dict[str, Session] = {}
-        """Of the runs of experiments."""
+        """The connections of experiments' runs."""
         self._loop = EventLoop("dray-server")
         self._loop.listen(ray.util.get_node_ip_address())
         plan = LendingPlan(own_cluster=cluster.own, directory=self._directory / "ray", idle_s=idle_s)
@@ -176,7 +176,7 @@ class Manager:
                 self._lending.send("set_share", run, priority, weight, most)
             case effects.RemoveRun(run):
                 self._lending.send("remove", run)
-            case effects.Say(line):
+            case Say(line):
                 self._say(line)
             case _:
                 if isinstance(effect, PoolClosed) and effect.error:

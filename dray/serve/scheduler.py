@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dray.desk.effects import Say
 from dray.desk.messages import Demand
 from dray.serve.control import ACTIVE, Share, State, Submitted, WrongState
 from dray.serve.queue import Item, Queue, Wanted
@@ -56,13 +57,6 @@ class RemoveRun:
     """Have the desk forget a run once its trials have left; then `Scheduler.left`."""
 
     run: str
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Print a line."""
-
-    line: str
 
 
 SchedulerEffect = StartProcess | SignalProcess | SetShare | RemoveRun | Say

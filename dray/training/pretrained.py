@@ -32,7 +32,7 @@ class Weight:
     """A pretrained tensor in memory that trials share, or this rank's shard of a whole one; of the module `kept`."""
 
     sha256: str
-    """Of the dtype, shape and content of the whole tensor."""
+    """Checksum of the dtype, shape and content of the whole tensor."""
 
     def __init__(self, tensor: torch.Tensor, whole: Weight | None = None, kept: Pretrained[Any] | None = None) -> None:
         self._tensor = tensor.detach()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from dray.config.load import load_config
-from dray.desk.effects import Reply
+from dray.desk.effects import Reply, Say
 from dray.desk.failure import Failure
 from dray.desk.messages import (
     DeskReport,
@@ -23,7 +23,7 @@ from dray.desk.messages import (
 )
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.driver import ExperimentDriver
-from dray.experiment.effects import Append, Bind, Effect, Fail, Say, ShowFailure, ToDesk
+from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.results import TrialResult
 from searchers.asha import ASHA

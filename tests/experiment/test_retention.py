@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dray.config.load import load_config
+from dray.desk.effects import Say
 from dray.experiment.cleaner import Cleaner
-from dray.experiment.effects import Append, Effect, Examine, Prune, Say
+from dray.experiment.effects import Append, Effect, Examine, Prune
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
 from dray.storage import CheckpointStore, Location, store_at, verify
 from dray.worker.host import REPORT_FILE

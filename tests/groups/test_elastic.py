@@ -45,7 +45,7 @@ class World:
         self.schedule()
 
     def size(self) -> int:
-        """Of a group that starts; it has no slots yet."""
+        """The size of a group that starts and has no slots yet."""
         self.elastic.start(cpus(), self.now)
         assert not self.elastic.size_when_stable(None, self.now), "the cluster was not seen yet"
         self.schedule()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dray.cluster.view import GPU_TYPE, NODE_ID, ClusterView, Limits
+from dray.desk.effects import Say
 from dray.desk.failure import Failure
 from dray.desk.messages import GroupEnded, GroupReady, ReportReceived, TrialLeft, WorkerArrived
 from dray.display.counts import Counts
@@ -23,7 +24,6 @@ from dray.groups.effects import (
     NodesDrain,
     Release,
     Reserve,
-    Say,
     ShellFailed,
     ShowWaiting,
     SlotsReserved,

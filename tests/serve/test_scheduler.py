@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dray.desk.effects import Say
 from dray.desk.messages import Demand
 from dray.desk.shares import Claim
 from dray.serve.control import Share, WrongState
@@ -18,7 +19,6 @@ from dray.serve.scheduler import (
     MAX_PROCESSES,
     ProcessEnd,
     RemoveRun,
-    Say,
     Scheduler,
     SchedulerEffect,
     SetShare,

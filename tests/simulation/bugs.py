@@ -110,8 +110,8 @@ BUGS = {
     "a late call of a handle that has died": Bug(
         owner=ExperimentDriver,
         name="fetch",
-        right="Reply(self._fetching[0], [])",
-        wrong="Reply(self._fetching[0], None)",
+        right="Reply(self._fetching, [])",
+        wrong="Reply(self._fetching, None)",
         seed=None,
     ),
     "a lease that ends under ranks that have taken it up": Bug(

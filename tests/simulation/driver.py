@@ -10,7 +10,7 @@ from typing import Any
 from dray.config.custom import Custom
 from dray.config.search import build_search
 from dray.desk import messages
-from dray.desk.effects import Reply, Tell
+from dray.desk.effects import Reply, Say, Tell
 from dray.desk.lease import Client
 from dray.desk.messages import Message, TrialLeft
 from dray.experiment import driver, effects
@@ -349,7 +349,7 @@ class DriverProcess(Loop):
                 self._bind(effect)
             case messages.ReportReceived(trial=trial, rows=rows):
                 self.experiment.rows.update((trial, row["batches"], row["kind"]) for row in rows)
-            case messages.CheckpointSaved() | effects.Say() | effects.ShowFailure():
+            case messages.CheckpointSaved() | Say() | effects.ShowFailure():
                 pass
             case effects.Prune() | effects.Examine():
                 self.cleaner.put(effect)

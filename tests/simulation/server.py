@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.desk.desk import CLIENT_CALLS
-from dray.desk.effects import Reply, Tell
+from dray.desk.effects import Reply, Say, Tell
 from dray.desk.messages import ClientLeft, LeaseGranted, Message
 from dray.display.counts import Counts
 from dray.groups.lender import GroupKind
@@ -207,7 +207,7 @@ class ServerProcess(Loop):
                 self.lending.send("set_share", run, priority, weight, most)
             case effects.RemoveRun(run):
                 self.lending.send("remove", run)
-            case effects.Say():
+            case Say():
                 pass
             case _:
                 self.lending.perform(effect)
