@@ -10,7 +10,6 @@ from tests.simulation.bugs import BUGS
 from tests.simulation.schedule import schedule_of
 from tests.simulation.simulation import failure_of
 
-
 FOUND = (30_000, 30_272, 31_818, 58_795)
 """Seeds that have failed."""
 
