@@ -262,6 +262,22 @@ def test_a_checkpoint_that_its_trial_has_resumed_from_meanwhile_is_not_deleted()
     assert not any(map(retention.is_pruning, prune.delete))
 
 
+def test_a_checkpoint_is_forced_to_the_disk_once_or_again_after_an_error() -> None:
+    emitted: list[Any] = []
+    retention = Retention(Policy(trial_best=0, trial_latest=3), needs=lambda trial: 1, emit=emitted.append)
+    retention.saved(0, 10, "10", None)
+    retention.examined(next(each for each in emitted if isinstance(each, Examine)))
+    retention.changed([0])
+    [first] = (each for each in emitted if isinstance(each, Prune))
+    assert [each.batches for each in first.keep] == [10]
+    retention.pruned(first, [], [], failed=True)
+    retention.changed([0])
+    assert emitted[-1] == first
+    retention.pruned(first, [], [], failed=False)
+    retention.saved(0, 20, "20", None)
+    assert [each.batches for each in emitted[-1].keep] == [20]
+
+
 def test_a_checkpoint_of_an_ended_trial_that_is_resumed_meanwhile_is_not_deleted() -> None:
     emitted: list[Effect] = []
     needs = {0: 0}
