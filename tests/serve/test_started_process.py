@@ -12,11 +12,12 @@ import pytest
 from dray.config.load import load_config
 from dray.records.directory import ExperimentDirectory
 from dray.serve.control import Share
+from dray.serve.core import ServerCore
 from dray.serve.driver import Failed
 from dray.serve.manager import Manager
 from dray.serve.processes import Driver
 from dray.serve.queue import Queue
-from dray.serve.scheduler import Scheduler, SignalProcess
+from dray.serve.scheduler import SignalProcess
 
 CONFIG: dict[str, Any] = {
     "name": "run",
@@ -54,22 +55,20 @@ def server(tmp_path: Path) -> Any:
     code.mkdir()
     (code / "train.py").write_text("import dray\n")
     path = ExperimentDirectory.create(tmp_path / "run", load_config(CONFIG), code).path
-    effects: list[Any] = []
-    scheduler = Scheduler(Queue([], lambda record: None), effects.append, is_preempted=lambda demand: False)
+    lender: Any = SimpleNamespace(step=lambda: None, demands={}, slots=lambda: 1.0, is_preempted=lambda demand: False)
+    core = ServerCore(Queue([], lambda record: None), lambda emit: lender, manager._perform)  # noqa: SLF001
     vars(manager).update(
         _results=tmp_path,
-        _effects=effects,
+        _core=core,
         _processes={},
-        _scheduler=scheduler,
+        _scheduler=core.scheduler,
         _spares=Spares(),
         _fault="",
         _say=print,
     )
     manager._loop = SimpleNamespace(post=lambda call, *args: call(*args))  # type: ignore[assignment]  # noqa: SLF001
-    manager._lending = SimpleNamespace(step=lambda: None)  # type: ignore[assignment]  # noqa: SLF001
-    manager._lender = SimpleNamespace(demands={}, slots=lambda: 1.0)  # type: ignore[assignment]  # noqa: SLF001
     manager._directory = tmp_path  # noqa: SLF001
-    scheduler.submit(path, Share(), has_process=False)
+    core.scheduler.submit(path, Share(), has_process=False)
     return manager
 
 
@@ -91,7 +90,7 @@ def test_one_that_ended_before_the_server_took_it(server: Any) -> None:
 
 def test_one_that_could_not_be_started_is_tried_again_and_holds_up_nobody(server: Any) -> None:
     waiting, server._spares.process = server._spares.process, None  # noqa: SLF001
-    server._effects.append(SignalProcess("run", signal.SIGTERM))  # noqa: SLF001 - to one that has just ended
+    server._core._effects.append(SignalProcess("run", signal.SIGTERM))  # noqa: SLF001 - to one that has just ended
     with pytest.raises(OSError, match="no memory"):
         server.settle()
     assert not server._processes  # noqa: SLF001

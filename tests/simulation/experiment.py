@@ -330,7 +330,6 @@ class Experiment:
 
     Attributes:
         facts: what has happened to it.
-        rows: metrics that its drivers have written, by trial and batches.
     """
 
     def __init__(self, world: World, name: str, setup: Setup) -> None:
@@ -339,7 +338,6 @@ class Experiment:
         self.disk = Disk(world)
         self.facts = Facts(self)
         self.store = Store(world, self.facts)
-        self.rows: set[tuple[int, int, str]] = set()
         self.runs = 0
         self.process: Process | None = None
         """Drives it, or was the last to."""

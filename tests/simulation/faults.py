@@ -47,7 +47,7 @@ def happen(sim: Simulation, fault: Fault) -> None:
             if (node := _one(sim.cluster.nodes, which)) and not node.is_draining:
                 node.is_draining = True
                 for owner in drivers if server is None else [server]:
-                    owner.post(owner.lending.nodes_drain, [node.name])
+                    owner.post(owner.lender.nodes_drain, [node.name])
                 world.at(30.0, lambda: node.is_alive and sim.cluster.kill(node))
         case "driver" | "server":
             if process := _one(drivers, which) if fault.kind == "driver" else server:
@@ -57,7 +57,7 @@ def happen(sim: Simulation, fault: Fault) -> None:
         case "torn":
             _one([sim.results, *sim.experiments] if server else sim.experiments, which).disk.kills_writer = True
         case "handle":
-            if (driver := _one(drivers, which)) and driver.tune is not None:
+            if (driver := _one(drivers, which)) and driver.core is not None:
                 driver.tune.kill_handle()
         case "full":
             for each in [sim.results, *sim.experiments]:

@@ -53,7 +53,6 @@ class Simulation:
             for experiment in self.experiments:
                 self.start(experiment)
         self.world.run(self._waits)
-        self.world.drain()
         for experiment in self.experiments:
             self._check(experiment)
         for node in self.cluster.nodes:
@@ -62,8 +61,7 @@ class Simulation:
 
     def start(self, experiment: Experiment) -> None:
         """The user runs an experiment, or resumes it."""
-        process = DriverProcess(self.world, experiment, self.cluster, self._ended)
-        process.own_cluster = self.schedule.own_cluster
+        process = DriverProcess(experiment, self.cluster, self._ended, own_cluster=self.schedule.own_cluster)
         self._runs = [process]
         process.start()
 
@@ -71,10 +69,10 @@ class Simulation:
     def drivers(self) -> list[DriverProcess]:
         """The processes of experiments that run."""
         found = self._runs if self.server is None else self.server.processes.values()
-        return [each for each in found if each.alive and each.driver is not None]
+        return [each for each in found if each.alive and each.core is not None]
 
     def _serve(self) -> None:
-        self.server = ServerProcess(self.world, self.cluster, self.results, self._server_ended)
+        self.server = ServerProcess(self.cluster, self.results, self._server_ended)
 
     def _server_ended(self) -> None:
         if self._is_done:
@@ -105,7 +103,7 @@ class Simulation:
         self.world.at(self.world.random.uniform(0.0, 20.0), self.start, experiment)
 
     def _waits(self) -> str:
-        return "; ".join(f"{each.name}: {dict(each.driver.search.states)}" for each in self.drivers if each.driver)
+        return "; ".join(f"{each.name}: {dict(each.driver.search.states)}" for each in self.drivers)
 
     def _check(self, experiment: Experiment) -> None:
         facts = experiment.facts

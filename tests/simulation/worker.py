@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dray.desk.connection import DeskUnreachable
 from dray.desk.failure import Failure
 from dray.desk.messages import Departure, DeskReport, LeaseOutcome
 from dray.training.loop import Outcome, Publish, Train, Validate, drive
@@ -20,7 +21,7 @@ from dray.training.progress import Progress
 from dray.worker.lifecycle import Lifecycle
 from tests.simulation.cluster import Rank
 from tests.simulation.experiment import Checkpoint, Experiment
-from tests.simulation.world import Connection, Failed, Future, Steps, Unreachable
+from tests.simulation.world import Connection, Failed, Future, Steps
 
 MAX_IN_FLIGHT = 16
 COLLECTIVE = Departure(outcome="errored", error="a collective failed", failure=Failure(kind="collective"))
@@ -71,7 +72,7 @@ class Rank0(Rank):
     """The chief."""
 
     def serve(self, lease: Lease, driver: Connection) -> Steps:
-        self.lease, self._driver = lease, driver
+        self.lease, self._to = lease, driver
         self._life = Lifecycle()
         self._in_flight: deque[Future] = deque()
         self._rows: list[dict[str, Any]] = []
@@ -85,7 +86,7 @@ class Rank0(Rank):
         others: Departure | None
         try:
             departure = others = yield from self._run(lease)
-        except (LeaseLost, Unreachable):
+        except (LeaseLost, DeskUnreachable):
             departure = Departure(outcome="interrupted")
             others = self.world.random.choice((None, departure))
         except TrialFailed as failed:
@@ -95,7 +96,7 @@ class Rank0(Rank):
         for rank in range(1, self.group.size):
             self.world.at(self.world.delay(), self.group.signal(lease.number, rank).resolve, others)
         if self._rows and departure.outcome != "interrupted":
-            self._driver.call("report", lease.number, DeskReport(rows=tuple(self._rows)), False)
+            self._to.call("report", lease.number, DeskReport(rows=tuple(self._rows)), False)
         return departure
 
     def _run(self, lease: Lease) -> Steps:
@@ -137,7 +138,7 @@ class Rank0(Rank):
             yield 1.0
         for checkpoint in store.latest_first(lease.trial):
             if not checkpoint.is_valid:
-                self._driver.tell("damaged", lease.trial, checkpoint.id, "it is damaged")
+                self._to.tell("damaged", lease.trial, checkpoint.id, "it is damaged")
                 continue
             self._resumed = checkpoint
             break
@@ -145,7 +146,7 @@ class Rank0(Rank):
         if self._resumed is None:
             return None
         batches, carried = self._resumed.batches, self._resumed.carried
-        self._driver.tell("saved", lease.trial, self._resumed.id, batches, self._resumed.metric, None)
+        self._to.tell("saved", lease.trial, self._resumed.id, batches, self._resumed.metric, None)
         step, known = carried.step, lease.last_step
         is_new = step is not None and (known is None or step > known)
         was_final = carried.final
@@ -197,7 +198,7 @@ class Rank0(Rank):
         self._validation = lease.experiment.loss(lease.trial, lease.hparams, self._trained)
         if not compare or not math.isfinite(self._validation):
             return Outcome()
-        is_best = yield self._driver.call("improves", lease.number, self._validation)
+        is_best = yield self._to.call("improves", lease.number, self._validation)
         return Outcome(is_best=is_best)
 
     def _publish(self, lease: Lease, command: Publish) -> Steps:
@@ -213,7 +214,7 @@ class Rank0(Rank):
         if not command.save:
             self._unsaved += message.rows
         if value is not None and command.decides and math.isfinite(value):
-            self._driver.tell("improves", lease.number, value)
+            self._to.tell("improves", lease.number, value)
         if self._life.outcome != "completed":
             return Outcome(stop=(yield from self._send_report(message, wait=False)))
         waits = command.decides or command.final
@@ -247,7 +248,7 @@ class Rank0(Rank):
         carried = self._message(command, value)
         carried = replace(carried, rows=(*self._unsaved, *carried.rows))
         self._unsaved.clear()
-        if not (yield self._driver.call("may_commit", lease.number)):
+        if not (yield self._to.call("may_commit", lease.number)):
             raise LeaseLost
         while experiment.store.is_away:
             yield 1.0
@@ -264,7 +265,7 @@ class Rank0(Rank):
                 metric=value,
             )
         )
-        self._driver.tell("saved", lease.trial, checkpoint.id, batches, value, 0.1)
+        self._to.tell("saved", lease.trial, checkpoint.id, batches, value, 0.1)
 
     # ------------------------------------------------------------------ as `TrialLink.send` and `Reports._obey`
     def _send_report(self, message: DeskReport, *, wait: bool) -> Steps:
@@ -282,7 +283,7 @@ class Rank0(Rank):
         if self._rows:
             message = replace(message, rows=(*self._rows, *message.rows))
             self._rows = []
-        answer = self._driver.call("report", self.lease.number, message, wait)
+        answer = self._to.call("report", self.lease.number, message, wait)
         if wait:
             return (yield answer)
         self._in_flight.append(answer)
