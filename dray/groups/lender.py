@@ -20,7 +20,7 @@ from dray.desk.connection import Call, DeskUnreachable
 from dray.desk.desk import CALLS, Desk
 from dray.desk.effects import Tell
 from dray.desk.messages import Demand, Unfit, WorkerUnfit
-from dray.desk.shares import Shares
+from dray.desk.shares import Shares, most_groups
 from dray.desk.wire import wire
 from dray.display.counts import Counts
 from dray.groups.capacity import most_slots
@@ -216,7 +216,12 @@ class Lender:
 
     def step(self) -> None:
         """Have as many groups of each kind as experiments should have. To be called after events, and now and then."""
-        self._divide()
+        if self._shares_cluster:
+            self._divide()
+        else:
+            for pool in self._pools.values():
+                clients = (client for client in self.desk.clients.values() if client.shape == pool.shape)
+                pool.wanted = sum(most_groups(each.groups, each.size, each.max_slots) for each in clients)
         for pool in list(self._owners.values()):
             pool.groups.reconcile(pool.wanted, self._clock())
             if not pool.groups.count and all(client.shape != pool.shape for client in self.desk.clients.values()):
@@ -257,17 +262,17 @@ class Lender:
     def _divide(self) -> None:
         """Divide the cluster's slots among the experiments, and count the groups of each kind."""
         now = self._clock()
-        if self._shares_cluster and now >= self._looked_at + LOOK_S:
+        if now >= self._looked_at + LOOK_S:
             self._looked_at = now
             self._emit(LookAtCluster(waiting=False))
         demands = self.desk.demands({name: had for shares in self._shares.values() for name, had in shares.had.items()})
         self.demands = {demand.claim.name: demand for demand in demands}
-        given = {name: demand.claim.most for name, demand in self.demands.items()}
+        given: dict[str, int] = {}
         passed, self._divided_at = now - self._divided_at, now
-        for kind in KINDS if self._shares_cluster else ():
+        for kind in KINDS:
             given |= self._shared(kind, passed)
         for shape, pool in self._pools.items():
-            pool.wanted = sum(given[demand.claim.name] for demand in demands if demand.shape == shape)
+            pool.wanted = sum(given.get(demand.claim.name, 0) for demand in demands if demand.shape == shape)
         if len(self._pools) > 1:
             self._make_room(demands)
 

@@ -144,7 +144,7 @@ class Group:
     """A worker group, from the request for its slots to its end."""
 
     def __init__(self, lending: Lending, owner: str, kind: GroupKind, start: StartGroup) -> None:
-        self.lending, self.owner, self.kind, self.world = lending, owner, kind, lending.world
+        self.lending, self.owner, self.shape, self.world = lending, owner, kind.shape, lending.world
         self.name, self.start, self.size = start.group, start.start, start.slots.per_trial
         self._is_ending = self._is_over = False
         self._nodes: list[Node] = []
@@ -233,7 +233,7 @@ class Rank(Process):
             met = yield desk.call("address", group.start, mine)
             if tuple(met) != ("host", group.start):
                 raise Failed(f"{self.name} meets its peers at {met}")
-            while (granted := (yield next_lease(number, group.kind.shape))) is not None:
+            while (granted := (yield next_lease(number, group.shape))) is not None:
                 _, endpoint, parameters = granted
                 lease = self.world.kept(parameters)
                 if lease.number <= number:
