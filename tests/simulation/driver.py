@@ -40,10 +40,13 @@ class Loop(Process):
 
     fuse = -1
     _is_due = False
+    _posted_at = 0.0
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
-        """Call this in the loop."""
-        self.world.at(self.world.delay(), self.call, call, *args)
+        """Call this in the loop, after what was posted before."""
+        world = self.world
+        self._posted_at = max(self._posted_at, world.now + world.delay())
+        world.at(self._posted_at - world.now, self.call, call, *args)
 
     def later(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
         self.world.at(seconds, self.call, call, *args)
@@ -102,8 +105,8 @@ class Core(RunCore):
 
     def carry_out(self, effect: Any) -> None:
         self.process.burn(effect)
-        if type(effect) is Reply and effect.call is not None and effect.call.method == "may_commit":  # type: ignore[attr-defined]
-            self.process.experiment.facts.permits(effect.call.args[0], effect.value)  # type: ignore[attr-defined]
+        if type(effect) is Reply and effect.call is not None and effect.call.method == "may_commit" and effect.value:  # type: ignore[attr-defined]
+            self.process.experiment.facts.permits(effect.call.args[0])  # type: ignore[attr-defined]
         super().carry_out(effect)
 
 
@@ -384,7 +387,7 @@ class Cleaner:
         process, store = self._process, self._process.experiment.store
         deleted, missing, failed = [], [], store.is_away
         for each in () if failed else job.keep:
-            if (kept := store.trials.get(each.trial, {}).get(each.batches)) is None:
+            if (kept := store.trials[each.trial].get(each.batches)) is None:
                 missing.append(each)
             else:
                 kept.is_forced = True
@@ -398,7 +401,7 @@ class Cleaner:
 
     def _examine(self, job: effects.Examine) -> None:
         store, trial, known = self._process.experiment.store, job.trial, set(job.known)
-        listed = store.trials.get(trial, {})
+        listed = store.trials[trial]
         found = [
             effects.Saved(trial=trial, batches=batches, checkpoint=each.id, value=each.metric)
             for batches, each in listed.items()
@@ -423,7 +426,7 @@ class Tune:
         """Start the handle, or another one in place of one that has died."""
         if not self._process.alive:
             return
-        if self.is_stopping:
+        if self.is_stopping or (not self._started and self._process.over.done):
             self.ended.resolve()
             return
         self._started += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.desk.effects import Tell
-from dray.desk.messages import LeaseGranted, Message
+from dray.desk.messages import LeaseGranted
 from dray.display.counts import Counts
 from dray.groups.lender import GroupKind, Lender
 from dray.groups.lent import LentGroups
@@ -35,18 +35,13 @@ KINDS: dict[str, Any] = {"done": "COMPLETED", "stopped": "stopped"}
 class Lent(LentGroups):
     """The real one, on a simulated connection."""
 
-    def __init__(self, process: LentDriver, server: ServerProcess, kind: GroupKind, share: Mapping[str, Any]) -> None:
-        self._client, self._leases, self._hear = process.name, set(), self._post
-        self._process, self._heard_at = process, 0.0
-        desk = Connection(process, server, self._heard)
+    def __init__(self, process: LentDriver, core: Core, kind: GroupKind, share: Mapping[str, Any]) -> None:
+        self._client, self._leases = process.name, set()
+        self._hear = lambda message: process.post(core.hear, message)
+        desk = Connection(process, process.server, self._heard)
         desk.call("add", process.name, kind, (process.name,), dict(share))
         self._desk = desk  # type: ignore[assignment]
         self.ended = Future()
-
-    def _post(self, message: Message) -> None:
-        world, process = self._process.world, self._process  # what is posted comes in order
-        self._heard_at = max(self._heard_at, world.now + world.delay())
-        world.at(self._heard_at - world.now, process.call, process.core.hear, message)  # type: ignore[union-attr]
 
     def end(self) -> None:
         super().end()
@@ -70,7 +65,7 @@ class LentDriver(DriverProcess):
     def _lend(self, core: Core, kind: GroupKind) -> None:
         setup = self.experiment.setup
         share = {"priority": setup.priority, "weight": setup.weight, "max_slots": setup.max_slots}
-        core.lender = self.lending = Lent(self, self.server, kind, share)
+        core.lender = self.lending = Lent(self, core, kind, share)
 
 
 class Results:

@@ -168,7 +168,7 @@ class Rank0(Rank):
         if self._stop is None and world.random.random() < 0.7:
             self._stop = self.desk.call("stop_wanted", lease.number)
         wake = Future()
-        began, rate = world.now, experiment.batch_s * world.random.uniform(0.5, 2.0)
+        began, rate = world.now, experiment.setup.batch_s * world.random.uniform(0.5, 2.0)
         world.at((goal - begin) * rate, wake.resolve, "trained")
         self._broken.then(lambda _: wake.resolve("broken"))
         if self._stop is not None:
@@ -184,8 +184,9 @@ class Rank0(Rank):
             return Outcome(batches=trained, leave=trained < until, interrupted=trained < until)
         if error is not None:
             experiment.raised(error)
+            stale = error.kind if error.kind in ("oom", "device") else ""
             departure = Departure(
-                outcome="errored", error=f"{error.kind} in train_batch", failure=error.failure, stale=error.stale
+                outcome="errored", error=f"{error.kind} in train_batch", failure=error.failure, stale=stale
             )
             if error.rank % self.group.size:
                 self.group.signal(lease.number, error.rank % self.group.size).resolve(departure)
@@ -194,8 +195,8 @@ class Rank0(Rank):
         return Outcome(batches=trained)
 
     def _validate(self, lease: Lease, *, compare: bool) -> Steps:
-        yield lease.experiment.batch_s
-        self._validation = lease.experiment.loss(lease.trial, lease.hparams, self._trained)
+        yield lease.experiment.setup.batch_s
+        self._validation = lease.experiment.loss(lease.hparams, self._trained)
         if not compare or not math.isfinite(self._validation):
             return Outcome()
         is_best = yield self._to.call("improves", lease.number, self._validation)
@@ -228,7 +229,7 @@ class Rank0(Rank):
 
     def _diverges(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a loss is NaN, and the trial stops for that."""
-        if not self.lease.experiment.stops_on_nan or not any(math.isnan(row["value"]) for row in rows):
+        if not self.lease.experiment.setup.stops_on_nan or not any(math.isnan(row["value"]) for row in rows):
             return False
         self._life.on("diverge")
         self._why_diverged = "loss is nan"
@@ -254,17 +255,16 @@ class Rank0(Rank):
             yield 1.0
         if self._trained != batches:
             raise Failed(f"trial {lease.trial} has trained {self._trained} batches, and saves at {batches}")
-        checkpoint = experiment.store.commit(
-            Checkpoint(
-                trial=lease.trial,
-                batches=batches,
-                trained=self._trained,
-                at=command.at,
-                carried=carried,
-                decides=command.decides,
-                metric=value,
-            )
+        checkpoint = Checkpoint(
+            trial=lease.trial,
+            batches=batches,
+            trained=self._trained,
+            at=command.at,
+            carried=carried,
+            decides=command.decides,
+            metric=value,
         )
+        experiment.store.commit(checkpoint)
         self._to.tell("saved", lease.trial, checkpoint.id, batches, value, 0.1)
 
     # ------------------------------------------------------------------ as `TrialLink.send` and `Reports._obey`
