@@ -43,13 +43,6 @@ _PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-def is_plain(value: Any) -> bool:
-    """Whether this is a number, text or the like, or a dense tensor."""
-    if type(value) in _TENSORS:
-        return value.layout is torch.strided and not value.is_quantized
-    return type(value) in _PLAIN
-
-
 def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
     kind = type(value)
     if kind in _TENSORS:

@@ -159,11 +159,6 @@ def copy_pieces(
         planner.resolve_tensor(item).detach().copy_(source)
 
 
-def lacks_data(state: Any) -> bool:
-    """Whether a loaded state has tensors whose data are in shards."""
-    return any(isinstance(value, torch.Tensor) and value.device.type == "meta" for _, value in leaves(state))
-
-
 def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None], *keys: Any) -> T:
     """A loaded state with all its data: sharded as the tensors that it will be loaded into.
 
