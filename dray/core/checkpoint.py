@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
-import operator
 import os
 import shutil
 from collections import Counter
@@ -14,11 +13,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from dray.core.train import Reporter
+from dray.core.train import Program, as_steps
 from dray.storage import CheckpointError, Location
 from dray.storage.manifest import MANIFEST, sha256_of
 from dray.training.checkpoint.joint import JointCheckpoint, open_together
-from dray.training.host import ProgramHost, Report
+from dray.training.host import Report
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.parallel.exchange import all_or_none
 
@@ -48,8 +47,8 @@ class CheckpointContext:
     directory.
     """
 
-    def __init__(self, host: ProgramHost, peers: DistributedContext, reporter: Reporter) -> None:
-        self._host, self._peers, self._reporter = host, peers, reporter
+    def __init__(self, program: Program) -> None:
+        self._program, self._host, self._peers = program, program.host, program.peers
 
     @property
     def outputs(self) -> Location:
@@ -76,9 +75,7 @@ class CheckpointContext:
                 same name, or different machines files of the same name.
             StorageFull: the disk or the storage is full.
         """
-        if not shard:
-            self._check_chief("store_path")
-        return self._store(metadata, self._peers if shard else DistributedContext())
+        return self._store(metadata, self._ranks("store_path", shard))
 
     @contextlib.contextmanager
     def _store(self, metadata: Mapping[str, Any] | None, peers: DistributedContext) -> Iterator[tuple[Path, str]]:
@@ -97,7 +94,7 @@ class CheckpointContext:
                 )
             joint.commit({}, lambda staging: _complete(staging, merged))
         if peers.rank == 0:
-            self._reporter.pulse()
+            self._program.pulse()
 
     def upload(
         self,
@@ -119,9 +116,7 @@ class CheckpointContext:
             RuntimeError: as `store_path`; or no rank gives a directory; or ranks have different files of the same name.
             NotADirectoryError: the directory does not exist.
         """
-        if not shard:
-            self._check_chief("upload")
-        peers = self._peers if shard else DistributedContext()
+        peers = self._ranks("upload", shard)
         source = None if ckpt_dir is None else Path(ckpt_dir)
         if source is None and selector is not None:
             raise RuntimeError(
@@ -180,7 +175,7 @@ class CheckpointContext:
             with self._in_lockstep(download_mode):
                 directory = self._host.open_checkpoint(storage_id)
         yield directory
-        self._reporter.pulse()
+        self._program.pulse()
 
     def download(
         self,
@@ -235,31 +230,27 @@ class CheckpointContext:
         only."""
         self._host.delete_checkpoint(storage_id)
 
-    # -------------------------------------------------------------------------------------------------------- ranks
     def _in_lockstep(self, mode: DownloadMode) -> contextlib.AbstractContextManager[Any]:
         if DownloadMode(mode) is DownloadMode.NoSharedDownload:
             return contextlib.nullcontext()
         return all_or_none(self._peers, "reading a checkpoint")
 
-    def _check_chief(self, what: str) -> None:
-        if self._peers.rank > 0:
-            raise RuntimeError(
-                f"checkpoint.{what}() was called on rank {self._peers.rank}; without shard=True, call it on rank 0 only"
-            )
+    def _ranks(self, call: str, shard: bool) -> DistributedContext:
+        """Those that save a checkpoint together."""
+        if shard:
+            return self._peers
+        self._program.check_chief(f"checkpoint.{call}", "without shard=True, ")
+        return DistributedContext()
 
 
-def _steps(metadata: Mapping[str, Any] | None) -> int:
-    given = (metadata or {}).get("steps_completed")
+def _steps(metadata: Mapping[str, Any]) -> int:
     try:
-        steps = operator.index(given)  # type: ignore[arg-type]
-    except TypeError:
-        steps = -1
-    if steps < 0 or isinstance(given, bool):
+        return as_steps(metadata.get("steps_completed"), "")
+    except (TypeError, ValueError):
         raise ValueError(
             "a checkpoint's metadata must have 'steps_completed', an int >= 0, as in reports of metrics: "
-            f'{{"steps_completed": batches_trained}}; got {dict(metadata or {})!r}'
-        )
-    return steps
+            f'{{"steps_completed": batches_trained}}; got {metadata!r}'
+        ) from None
 
 
 def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Literal
 
 from dray.core.checkpoint import CheckpointContext
 from dray.core.preempt import PreemptContext, PreemptMode
 from dray.core.searcher import SearcherContext
-from dray.core.train import Reporter, TensorboardMode, TrainContext
+from dray.core.train import Program, TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.storage import Location, store_at
@@ -75,11 +74,11 @@ class Context:
         hparams = {} if info is None else info.trial.hparams
         config = None if info is None else info.trial.config
         device = own_device(distributed.local_rank, config)
-        reporter = Reporter(host)
-        self.train = TrainContext(host, distributed, reporter, TensorboardMode(tensorboard_mode), hparams, device)
-        self.checkpoint = CheckpointContext(host, distributed, reporter)
-        self.preempt = PreemptContext(host, distributed, reporter, preempt_mode)
-        self.searcher = SearcherContext(host, distributed, reporter, config)
+        program = Program(host, distributed)
+        self.train = TrainContext(program, TensorboardMode(tensorboard_mode), hparams, device)
+        self.checkpoint = CheckpointContext(program)
+        self.preempt = PreemptContext(program, preempt_mode)
+        self.searcher = SearcherContext(program, config)
         self.profiler = ProfilerContext()
         self.experimental = ExperimentalCoreContext()
         self._cleanup = cleanup
@@ -88,12 +87,7 @@ class Context:
         """Same as entering the context."""
         self.preempt.start()
 
-    def close(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_val: BaseException | None = None,
-        exc_tb: TracebackType | None = None,
-    ) -> None:
+    def close(self, exc_type: Any = None, exc_val: Any = None, exc_tb: Any = None) -> None:
         """Same as leaving the context. May be called twice."""
         self.train.close()
         self._cleanup.close()
@@ -102,10 +96,8 @@ class Context:
         self.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> None:
-        self.close(exc_type, exc_val, exc_tb)
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def alert(
         self,
