@@ -21,8 +21,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FAIL_S = 20.0
-"""How long a rank that has failed waits for the others."""
+FAIL_S = 20.0  # how long a rank that has failed waits for the others
 
 
 class Reason(enum.IntEnum):
@@ -114,7 +113,7 @@ _report: Callable[[BaseException], None] | None = None
 
 @contextlib.contextmanager
 def on_failure(report: Callable[[BaseException], None]) -> Iterator[None]:
-    """In the block, call ``report`` with the error of this rank as soon as it fails, if there are others."""
+    """In the block, call `report` with the error of this rank as soon as it fails, if there are others."""
     global _report
     before, _report = _report, report
     try:

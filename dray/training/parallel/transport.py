@@ -118,9 +118,7 @@ class StoreTransport:
     """Over a TCPStore that the chief serves: for processes without a process group."""
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
-        self._rank = rank
-        self._size = size
-        self._store = store
+        self._rank, self._size, self._store = rank, size, store
         self._turn = 0
         self._last_to_all: int | None = None
 
@@ -142,10 +140,9 @@ class StoreTransport:
         turn = self._set(mine := _pickled(stuff))
         if self._rank > 0:
             return None
-        result = []
+        result = [self._loaded(f"{turn}/{rank}", mine if rank == 0 else None) for rank in range(self._size)]
         for rank in range(self._size):
-            result.append(self._loaded(key := f"{turn}/{rank}", mine if rank == 0 else None))
-            self._store.delete_key(key)
+            self._store.delete_key(f"{turn}/{rank}")
         return result
 
     def _loaded(self, key: str, mine: bytes | None) -> Any:
