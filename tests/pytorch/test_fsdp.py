@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dray import pytorch
 from dray.pytorch import Batch
 from dray.training.checkpoint import shard_file, sharded
-from dray.training.checkpoint.export import SavedModels, write_safetensors
+from dray.training.checkpoint.export import whole_models, write_safetensors
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from tests.pytorch import fsdp_ranks
 from tests.pytorch.fsdp_ranks import Full, OfMeta, Plain, run, variant, weights
@@ -428,7 +428,9 @@ def test_weights_in_float8_are_saved_in_their_own_precision_and_leave_nothing_in
     resumed = train(name="resumed", latest_checkpoint=latest)
     assert resumed["losses"] == whole["losses"][3:]
     assert train(Plain, "plain", latest_checkpoint=latest)["losses"][0] == pytest.approx(whole["losses"][3], rel=0.1)
-    write_safetensors(SavedModels(Path(last)), 0, tmp_path / "weights.safetensors")
+    (tmp_path / "scratch").mkdir()
+    [model] = whole_models(Path(last), tmp_path / "scratch")
+    write_safetensors(model, tmp_path / "weights.safetensors")
     exported = load_file(tmp_path / "weights.safetensors")
     torch.testing.assert_close(exported, whole["seen"], rtol=0, atol=0)
 
