@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from dray import pytorch
-from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch
 from tests.pytorch.conftest import Fit
@@ -83,23 +82,6 @@ def test_the_length_of_each_batch_is_asked_once(fit: Fit) -> None:
 
     fit(Counting, max_length=Batch(4))
     assert asked == [2] * (4 + 3)
-
-
-@pytest.mark.api("3.2")
-def test_methods_return_the_ranks_too() -> None:
-    context = DistributedContext(
-        rank=5, size=6, local_rank=1, local_size=2, cross_rank=2, cross_size=3, chief_ip="10.0.0.1", transport=Silent()
-    )
-    told = (context.get_rank(), context.get_local_rank(), context.get_size(), context.get_num_agents())
-    assert told == (5, 1, 6, 3)
-    assert (context.cross_rank, context.cross_size, context.local_size) == (2, 3, 2)
-
-
-class Silent:
-    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
-        raise AssertionError("nothing is to be said here")
-
-    def close(self) -> None: ...
 
 
 @pytest.mark.api("5.2")

@@ -40,10 +40,6 @@ from tests.core.test_distributed import HANGS_S, nodes, on_ranks
 from tests.pytorch.fakes import FakeHost
 from tests.storage.s3 import LocalS3
 
-TWO = [
-    {"rank": rank, "size": 2, "local_rank": rank, "local_size": 2, "cross_rank": 0, "cross_size": 1} for rank in (0, 1)
-]
-
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -66,7 +62,7 @@ def ranks(work: Callable[[Context], Any], **arguments: Any) -> list[Any]:
         with core.init(distributed=distributed, **arguments) as context:
             return work(context)
 
-    return on_ranks(TWO, one)
+    return on_ranks(nodes(2), one)
 
 
 class Searching(LocalHost):
@@ -113,14 +109,6 @@ def test_metrics_go_to_the_directory_of_the_run(home: Path) -> None:
         {"batches": 3, "validation": {"acc": 0.5}},
         {"batches": 3, "groups": {"inference": {"bleu": 31}}},
     ]
-
-
-def test_a_tensor_of_one_element_is_a_number(home: Path) -> None:
-    with core.init() as context:
-        context.train.report_validation_metrics(
-            1, {"loss": torch.tensor([0.5], requires_grad=True), "n": torch.tensor([[3]]), "array": np.array([0.25])}
-        )
-    assert rows(home) == [{"batches": 1, "validation": {"loss": 0.5, "n": 3, "array": 0.25}}]
 
 
 def test_nothing_is_written_before_the_first_report(home: Path) -> None:

@@ -63,11 +63,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     return Gpus(monkeypatch)
 
 
-def place(local_rank: int, local_size: int) -> DistributedContext:
-    numbers = {"rank": local_rank, "size": local_size, "local_rank": local_rank, "local_size": local_size}
-    return DistributedContext(**numbers, cross_rank=0, cross_size=1, transport=SimpleNamespace())  # type: ignore[arg-type]
-
-
 def test_a_process_trains_on_the_gpu_of_its_local_rank_or_the_only_one_it_sees_or_the_cpu(gpus: Gpus) -> None:
     assert own_device(1) == torch.device("cpu")
     gpus.uuids = ["a", "b"]

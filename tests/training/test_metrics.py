@@ -219,7 +219,14 @@ def test_validation_callbacks_get_arrays_of_the_tensors_kind(value: torch.Tensor
 
 def test_metrics_become_plain_json() -> None:
     found = jsonable(
-        {"t": torch.tensor(1.5), "i": np.int64(3), "l": [torch.tensor(1), 2], "a": np.ones(2), "s": "x", "n": None},
+        {
+            "t": torch.tensor([1.5], requires_grad=True),
+            "i": np.int64(3),
+            "l": [torch.tensor(1), 2],
+            "a": np.ones(2),
+            "s": "x",
+            "n": None,
+        },
         source="evaluate_full_dataset()",
     )
     assert found == {"t": 1.5, "i": 3, "l": [1, 2], "a": [1.0, 1.0], "s": "x", "n": None}
