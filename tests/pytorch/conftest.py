@@ -12,6 +12,7 @@ from dray import pytorch
 from dray.hosts import use_host
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import backend as backend
+from tests.pytorch.processes import results_of
 
 
 class Fit(Protocol):
@@ -52,3 +53,15 @@ def fit(host: FakeHost) -> Fit:
         return trial
 
     return run
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Path:
+    """What the ranks of a module share."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest, directory: Path, backend: str) -> list[dict[str, Any]]:
+    """What two ranks have made of the scenarios of this module, which is their script; see `serve`."""
+    return results_of(2, request.module.__file__, directory, backend)
