@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -14,17 +14,8 @@ from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import backend as backend
 from tests.pytorch.processes import results_of
 
-
-class Fit(Protocol):
-    def __call__(
-        self,
-        trial_class: Callable[[pytorch.PyTorchTrialContext], Any],
-        host: FakeHost | None = None,
-        *,
-        init: dict[str, Any] | None = None,
-        prepare: Callable[[Any], None] | None = None,
-        **fit: Any,
-    ) -> Any: ...
+#: The fixture `fit`.
+Fit = Callable[..., Any]
 
 
 @pytest.fixture
@@ -42,13 +33,15 @@ def fit(host: FakeHost) -> Fit:
         host: FakeHost | None = None,
         *,
         init: dict[str, Any] | None = None,
-        prepare: Callable[[Any], None] | None = None,
+        prepare: Callable[[Any], object] = lambda trial: None,
+        callbacks: Mapping[str, pytorch.PyTorchCallback] | None = None,
         **fit: Any,
     ) -> Any:
         with use_host(host or default), pytorch.init(**(init or {})) as context:
             trial = trial_class(context)
-            if prepare is not None:
-                prepare(trial)
+            if callbacks is not None:
+                trial.callbacks.update(callbacks)
+            prepare(trial)
             pytorch.Trainer(trial, context).fit(**fit)
         return trial
 
