@@ -126,5 +126,7 @@ def test_directory_of_data_beside_a_script_is_an_error(
 ) -> None:
     monkeypatch.setattr("dray.code.ignore.MAX_CODE_BYTES", 1000)
     (tmp_path / "user" / "project" / "data.bin").write_bytes(bytes(2000))
-    with pytest.raises(ConfigError, match=r"trial: .*user/project has 2\.0 KiB of files.*; the largest are data\.bin"):
+    with pytest.raises(
+        ConfigError, match=r"trial: .*user/project has at least 2\.0 KiB of files.*; the largest are data\.bin"
+    ):
         sender.send(script, tmp_path / "e")
