@@ -21,10 +21,9 @@ pytestmark = pytest.mark.slow
 
 
 class Interrupted(OneWeight):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+    def at_batch(self, batch_idx: int) -> None:
         if batch_idx == 12 and self.context.distributed.rank == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return super().train_batch(batch, epoch_idx, batch_idx)
 
 
 def interrupted(directory: Path) -> dict[str, Any]:
