@@ -162,7 +162,6 @@ class Run:
             trial,
             self.driver.search.method.rungs,
             display.say,
-            borrows=lent is not None,
         )
         self._name = self._workers.experiment.run
         display.shares(self._workers.kind.slots.share)

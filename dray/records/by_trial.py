@@ -31,9 +31,3 @@ class ByTrial(Generic[Number]):
         if trial >= len(self._numbers):
             self._numbers.extend([self._missing] * (trial + 1 - len(self._numbers)))
         self._numbers[trial] = number
-
-    def copy(self) -> ByTrial[Number]:
-        """Another one with the same numbers."""
-        copy = ByTrial(self._missing)
-        copy._numbers = self._numbers[:]
-        return copy

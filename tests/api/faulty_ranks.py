@@ -23,7 +23,7 @@ from dray.pytorch import Batch, Epoch
 from dray.training.parallel import agreement
 from tests import queued
 from tests.pytorch.fakes import FakeHost
-from tests.pytorch.two_ranks import Regression, two
+from tests.pytorch.regression import Regression, two
 
 Hook = Callable[[], None]
 Scenario = tuple[str, int, str, int]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -66,24 +67,23 @@ class Plain(pytorch.PyTorchTrial):
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         self.seen.append((epoch_idx, batch_idx, batch[0].tolist()))
-        loss = nn.functional.mse_loss(self.model(batch[1]), batch[2])
+        loss = self.loss(batch)
         self.context.backward(loss)
         self.step(batch_idx)
         return {"loss": loss, "draw": random.random()}
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(self.model(batch[1]), batch[2])
 
     def step(self, batch_idx: int) -> None:
         self.context.step_optimizer(self.optimizer)
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        return {"validation_loss": nn.functional.mse_loss(self.model(batch[1]), batch[2]), "noise": torch.rand(())}
+        return {"validation_loss": self.loss(batch), "noise": torch.rand(())}
 
 
 class Shuffled(Plain):
     shuffle = True
-
-
-class Dropout(Plain):
-    dropout = 0.4
 
 
 class Momentum(Plain):
@@ -138,19 +138,42 @@ class OwnSampler(Plain):
         return pytorch.DataLoader(Numbered(), self.context.get_per_slot_batch_size(), sampler=sampler)
 
 
-class NormedBatches(Plain):
-    """Running averages: state of a model that no gradient changes."""
+class Noisy(Numbered):
+    """Augments with NumPy's generator, as datasets do."""
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        index, x, y = super().__getitem__(index)
+        return index, x + float(np.random.normal(0, 0.1)), y + random.random() / 10
+
+
+class Everything(Plain):
+    """All that has state: shuffled and augmented data, dropout, momentum, running averages, clipped gradients, two
+    models and optimizers, schedules of each kind."""
+
+    shuffle, dropout, momentum = True, 0.4, 0.9
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.head = context.wrap_model(nn.Linear(1, 1))
+        self.second = context.wrap_optimizer(torch.optim.Adam(self.head.parameters(), lr=1e-2))
+        modes, schedules = pytorch.LRScheduler.StepMode, torch.optim.lr_scheduler
+        context.wrap_lr_scheduler(schedules.StepLR(self.optimizer, 2, 0.5), modes.STEP_EVERY_BATCH, frequency=2)
+        context.wrap_lr_scheduler(schedules.ExponentialLR(self.second, 0.9), modes.STEP_EVERY_EPOCH)
+        steps = schedules.MultiStepLR(self.second, [1, 3])
+        context.wrap_lr_scheduler(steps, modes.STEP_EVERY_OPTIMIZER_STEP, frequency=2)
 
     def layers(self) -> list[nn.Module]:
         return [nn.BatchNorm1d(6), *super().layers()]
 
+    def build_training_data_loader(self) -> Any:
+        return pytorch.DataLoader(Noisy(), self.context.get_per_slot_batch_size(), shuffle=True)
 
-class AmpOff(Plain):
-    """float16 on a CPU: everything stays as it is."""
+    def loss(self, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(self.head(self.model(batch[1])), batch[2])
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        context.experimental.use_amp()
-        super().__init__(context)
+    def step(self, batch_idx: int) -> None:
+        self.context.step_optimizer(self.optimizer, clip_grads=lambda p: nn.utils.clip_grad_norm_(p, 1.0))
+        self.context.step_optimizer(self.second)
 
 
 class Amp(Plain):
@@ -172,13 +195,12 @@ class TorchsSampler(Plain):
 KINDS: dict[str, tuple[type[Plain], int]] = {
     "plain": (Plain, 1),
     "shuffled": (Shuffled, 1),
-    "dropout": (Dropout, 1),
     "momentum": (Momentum, 1),
     "schedule": (Schedule, 1),
     "aggregation 2": (Shuffled, 2),
     "own aggregation": (Accumulating, 1),
-    "batch norm, aggregation 3": (NormedBatches, 3),
-    "AMP off": (AmpOff, 1),
+    "everything": (Everything, 1),
+    "everything, aggregation 3": (Everything, 3),
     "AMP": (Amp, 1),
     "iterable, own skip": (OwnSkip, 1),
     "own sampler": (OwnSampler, 1),

@@ -62,11 +62,10 @@ class Critic(OneWeight):
     explodes = -1
     clips = False
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.other = context.wrap_model(torch.nn.Linear(1, 1, bias=False))
+    def at_init(self) -> None:
+        self.other = self.context.wrap_model(torch.nn.Linear(1, 1, bias=False))
         torch.nn.init.zeros_(self.other.weight)
-        self.second = context.wrap_optimizer(torch.optim.SGD(self.other.parameters(), lr=self.lr))
+        self.second = self.context.wrap_optimizer(torch.optim.SGD(self.other.parameters(), lr=self.lr))
         self.gradients: list[float] = []
         self.backwards = 0
 

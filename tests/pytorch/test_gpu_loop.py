@@ -254,11 +254,10 @@ def test_a_trial_may_move_its_batches_by_itself(fit: Fit, tmp_path: Path) -> Non
     class Arrays(OneWeight):
         by_itself = False
 
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
+        def at_init(self) -> None:
             self.types: set[type] = set()
             if self.by_itself:
-                context.experimental.disable_auto_to_device()
+                self.context.experimental.disable_auto_to_device()
 
         def build_training_data_loader(self) -> pytorch.DataLoader:
             return pytorch.DataLoader(Ones(10), batch_size=2, collate_fn=lambda rows: np.ones((2, 1), np.float32))

@@ -56,15 +56,14 @@ class Finetuned(OneWeight):
 
     weights = "a"
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.models.clear()
-        context.optimizers.clear()
+    def at_init(self) -> None:
+        self.context.models.clear()
+        self.context.optimizers.clear()
         torch.manual_seed(0)
         self.net = nn.ModuleDict({"base": self.load(), "head": nn.Linear(WIDTH, 1)})
         self.prepare()
-        self.net = context.wrap_model(self.net)
-        self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.net.parameters(), lr=1e-2))
+        self.net = self.context.wrap_model(self.net)
+        self.optimizer = self.context.wrap_optimizer(torch.optim.Adam(self.net.parameters(), lr=1e-2))
 
     def load(self) -> nn.Module:
         return base(self.weights)

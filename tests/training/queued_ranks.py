@@ -21,7 +21,7 @@ from dray.training.parallel import agreement, ddp
 from dray.training.parallel.agreement import Agreement
 from dray.training.parallel.device import CPU
 from tests import queued
-from tests.pytorch.two_ranks import Regression
+from tests.pytorch.regression import Regression
 
 HANGS_S = 60
 CHIEF = os.environ.get("RANK") == "0"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dray.training.parallel.exchange import Reason
-from tests.pytorch.processes import HANGS_S, results_of, results_of_two, two_processes
+from tests.pytorch.processes import HANGS_S, results_of, two_processes
 from tests.training import queued_ranks, unequal_ranks
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return results_of_two(queued_ranks.__file__, tmp_path_factory.mktemp("queued"), "queued")
+    return results_of(2, queued_ranks.__file__, tmp_path_factory.mktemp("queued"), "queued")
 
 
 def test_its_collectives_are_known_to_be_queued(ranks: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from dray.pytorch import Batch
 from dray.training.checkpoint.joint import open_together
 from tests import queued
 from tests.pytorch.fakes import FakeHost
-from tests.pytorch.two_ranks import Regression, run
+from tests.pytorch.regression import Regression, run
 
 
 class Leaving(Regression):
