@@ -27,8 +27,6 @@ class ASHA(SuccessiveHalving):
         divisor: Ratio of lengths between rungs, and of trials to those that continue; > 1, may be fractional.
         max_concurrent_trials: Most trials at a time that were created and have neither been stopped nor ended.
             0 = `divisor ** (num_rungs - 1)`, so that one of the first trials is expected to reach the top rung.
-        max_invalid: Invalid trials that are replaced before the search gives up, >= 0.
-            By default 4 per trial, and at least 16.
         skip_uninformative_rungs: Let more trials continue at a rung that ranks them otherwise than the next one does,
             and all of them where it says nothing: see `rung_correlation`.
         pareto: Rank trials by several objectives and constraints (`searchers.pareto`), which a `Search` with

@@ -33,7 +33,6 @@ class SuccessiveHalving:
         num_rungs: int,
         divisor: float = 4,
         max_concurrent_trials: int = 16,
-        max_invalid: int | None = None,
         skip_uninformative_rungs: bool = False,
         pareto: bool = False,
     ) -> None:
@@ -43,7 +42,6 @@ class SuccessiveHalving:
         check.whole("num_rungs", num_rungs, at_least=1)
         check.above("divisor", divisor, limit=1)
         check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
-        check.whole("max_invalid", max_invalid, at_least=0, or_none=True)
         if pareto and skip_uninformative_rungs:
             check.fault("skip_uninformative_rungs", "compares trials by one metric, not by several objectives")
         check.done()
@@ -52,7 +50,7 @@ class SuccessiveHalving:
         self._rungs = self._new_rungs(rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor))
         self._set_up()
         self._max_concurrent_trials = max_concurrent_trials
-        self._slots = TrialSlots(max_trials=max_trials, max_concurrent=self._max_concurrent(), max_invalid=max_invalid)
+        self._slots = TrialSlots(max_trials=max_trials, max_concurrent=self._max_concurrent())
         self._unranked = 0  # trials that ended by themselves before the first rung
 
     def _new_rungs(self, lengths: Sequence[int]) -> list[Rung]:

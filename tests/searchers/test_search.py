@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -28,10 +29,10 @@ from searchers import (
     parse_space,
 )
 from searchers.events import Action, Event, Reason
-from searchers.histories import Extension, play
 from searchers.search import Record
+from searchers.testing import Extension, play
 from searchers.views import TrainedShares, TrialView
-from tests.searchers.states import state
+from tests.searchers.helpers import new_search, report, state
 
 SPACE = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "clip": math.inf})
 
@@ -40,9 +41,8 @@ def asha(max_trials: int = 8) -> ASHA:
     return ASHA(max_trials=max_trials, max_length=16, num_rungs=3, max_concurrent_trials=2)
 
 
-def new(log: list[Record] | None = None, *, smaller_is_better: bool = True, method: ASHA | None = None) -> Search:
-    records: list[Record] = [] if log is None else log
-    return Search(method or asha(), SPACE, seed=7, smaller_is_better=smaller_is_better, log=records.append)
+def new(log: list[Record] | None = None, *, method: Any = None, **fields: Any) -> Search:
+    return new_search(method or asha(), SPACE, log, **fields)
 
 
 def begun(log: list[Record] | None = None, *, smaller_is_better: bool = True) -> Search:
@@ -54,14 +54,8 @@ def begun(log: list[Record] | None = None, *, smaller_is_better: bool = True) ->
     return search
 
 
-def report(search: Search, trial: int, step: float, value: float | None) -> list[Action]:
-    return search.on(Reported(trial=trial, step=step, value=value))
-
-
-def replayed(records: list[Record], log: list[Record] | None = None, *, method: ASHA | None = None) -> Search:
-    stored: list[Record] = json.loads(json.dumps(records, allow_nan=False))
-    log = [] if log is None else log
-    return Search.replay(stored, method or asha(), SPACE, seed=7, smaller_is_better=True, log=log.append)
+def replayed(records: list[Record], log: list[Record] | None = None, *, method: Any = None) -> Search:
+    return new(log, method=method).replay(json.loads(json.dumps(records, allow_nan=False)))
 
 
 # ---------------------------------------------------------------------------------------------------------- the log
@@ -108,7 +102,8 @@ def test_the_event_is_logged_before_its_actions_are_returned() -> None:
     def refuse(record: Record) -> None:
         raise OSError("disk full")
 
-    search = Search(asha(), SPACE, seed=7, smaller_is_better=True, log=refuse)
+    search = new()
+    search.log = refuse
     with pytest.raises(OSError, match="disk full"):
         search.start()
 
@@ -190,7 +185,7 @@ def test_states_and_live_trials_are_those_of_all_trials(kind: type[ASHA]) -> Non
     for seed in range(5):
         method = kind(max_trials=12, max_length=16, num_rungs=3, max_concurrent_trials=4)
         search = new(method=method)
-        play(search, seed=seed, length=16, normalised=False, extensions=[Extension(max_trials=20, max_length=64)])
+        play(search, seed=seed, extensions=[Extension(max_trials=20, max_length=64)])
         assert search.states == Counter(view.state for view in search.trials.values())
         assert dict(search.live) == {trial: view for trial, view in search.trials.items() if not view.ended}
 
@@ -244,7 +239,7 @@ class Pausing:
 
 
 def test_a_custom_method_can_pause_and_resume() -> None:
-    search = Search(Pausing(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+    search = new(method=Pausing())
     search.start()
     search.on(Started(trial=0))
     search.on(Started(trial=1))
@@ -256,7 +251,7 @@ def test_a_custom_method_can_pause_and_resume() -> None:
 
 
 def test_done_is_kept() -> None:
-    search = Search(RandomSearch(max_trials=1), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+    search = new(method=RandomSearch(max_trials=1))
     search.start()
     assert search.done is None
     assert search.on(Exited(trial=0, reason="errored")) == [Done(reason="errored")]
@@ -396,7 +391,7 @@ def test_a_journal_with_an_event_after_a_trials_end_is_refused() -> None:
 
 def ended_search(log: list[Record]) -> Search:
     """Two trials of length 4, both completed."""
-    search = Search(RandomSearch(max_trials=2, max_length=4), SPACE, seed=7, smaller_is_better=True, log=log.append)
+    search = new(log, method=RandomSearch(max_trials=2, max_length=4))
     search.start()
     for trial in (0, 1):
         search.on(Started(trial=trial))
@@ -487,13 +482,11 @@ def test_a_journal_with_an_invalid_extension_is_refused() -> None:
     log.append({"event": "extended", "max_trials": "many", "max_length": None, "actions": []})
     method = RandomSearch(max_trials=2, max_length=4)
     with pytest.raises(JournalError, match=rf"line {len(log)}: .*max_trials"):
-        Search.replay(log, method, SPACE, seed=7, smaller_is_better=True, log=log.append)
+        new(method=method).replay(log)
 
 
 def test_progress_is_the_share_that_was_trained() -> None:
-    search = Search(
-        RandomSearch(max_trials=2, max_length=4), SPACE, seed=7, smaller_is_better=True, log=lambda record: None
-    )
+    search = new(method=RandomSearch(max_trials=2, max_length=4))
     search.start()
     shares = [search.progress()]
     for trial in (0, 1):
@@ -507,7 +500,7 @@ def test_progress_is_the_share_that_was_trained() -> None:
 
 
 def test_progress_without_a_length_counts_trials() -> None:
-    search = Search(RandomSearch(max_trials=4), SPACE, seed=7, smaller_is_better=True, log=lambda record: None)
+    search = new(method=RandomSearch(max_trials=4))
     search.start()
     search.on(Started(trial=0))
     report(search, 0, 100, 0.5)
@@ -532,7 +525,7 @@ def test_progress_looks_only_at_running_trials() -> None:
 
 
 def test_a_paused_trial_that_starts_stays_paused() -> None:
-    search = Search(Pausing(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+    search = new(method=Pausing())
     search.start()
     search.on(Started(trial=0))
     report(search, 0, 1, 0.5)

@@ -19,7 +19,7 @@ from searchers import (
     Single,
     Started,
 )
-from searchers.events import Action, Create, Event, Pause, Resume, Stop
+from searchers.events import Action, Event, Pause, Resume, Stop
 from searchers.samplers import named_sampler
 from searchers.search import Record, Search
 from searchers.simulate import Curve, simulate
@@ -39,6 +39,7 @@ from tests.searchers.fake_tune import (
     value,
     views,
 )
+from tests.searchers.helpers import Scripted, new_search
 from tests.searchers.test_contract import METHODS as CONTRACT
 
 
@@ -98,7 +99,7 @@ def test_decisions_are_those_of_the_search_in_a_simulation(name: str, sampler: s
     for seed in range(2):
         log: list[Record] = []
         drawn = named_sampler(sampler, SPACE, seed=seed, rungs=make().rungs)
-        search = Search(make(), SPACE, seed=seed, smaller_is_better=True, log=log.append, sampler=drawn)
+        search = new_search(make(), SPACE, log, seed=seed, sampler=drawn)
         tune = Followed(*begun(make(), sampler=sampler, seed=seed), search)
         simulated(search, seed=seed, watch=tune.follow)
         assert journal(tune.searcher, tmp_path) == log
@@ -108,7 +109,7 @@ def test_decisions_are_those_of_the_search_in_a_simulation(name: str, sampler: s
         assert not paused, "paused trials that the search has stopped are stopped in Tune"
 
 
-@pytest.mark.parametrize("name", [name for name in CONTRACT if "several objectives" not in name])
+@pytest.mark.parametrize("name", [name for name in CONTRACT if "several_objectives" not in name])
 def test_every_method_of_the_contract_comes_to_its_end_in_tune(name: str) -> None:
     make, _ = CONTRACT[name]
     space = {"x": {"type": "double", "minval": 0, "maxval": 1, "count": make().max_trials}}  # type: ignore[attr-defined]
@@ -130,7 +131,7 @@ def test_the_simulations_pause_resume_stop_and_fail() -> None:
         seen.update([event.reason] if isinstance(event, Exited) else [])
 
     for name in ("asha", "promotion"):
-        search = Search(METHODS[name](), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+        search = new_search(METHODS[name](), SPACE, seed=0)
         simulated(search, seed=0, watch=watch)
     assert seen >= {"Pause", "Resume", "Stop", "errored", "completed"}
 
@@ -199,7 +200,7 @@ def test_a_trial_that_is_stopped_before_it_starts_or_resumes_does_neither() -> N
         Reported(trial=1, step=1, value=1.0): [Resume(trial=0)],
         Reported(trial=1, step=2, value=1.0): [Stop(trial=0), Stop(trial=2)],
     }
-    searcher, scheduler = begun(Scripted(answers))
+    searcher, scheduler = begun(Scripted(3, answers))
     paused, other = suggested(searcher, scheduler, 2)
     assert report(scheduler, paused, 1) == "PAUSE"
     paused.status, paused.saved = "PAUSED", 1
@@ -208,27 +209,6 @@ def test_a_trial_that_is_stopped_before_it_starts_or_resumes_does_neither() -> N
     assert scheduler.choose_trial_to_run(SimpleNamespace(stop_trial=stopped.append)) is None
     assert stopped == [paused]
     assert searcher.suggest("next") is None
-
-
-class Scripted:
-    """Three trials, and the actions that it is told to take."""
-
-    rungs = (1, 9)
-
-    def __init__(self, answers: dict[Event, list[Action]]) -> None:
-        self._answers = answers
-
-    def start(self) -> list[Action]:
-        return [Create(trial=trial) for trial in range(3)]
-
-    def on(self, event: Event) -> list[Action]:
-        return self._answers.pop(event, [])
-
-    def progress(self, trained: Mapping[int, float]) -> float:
-        return 0.0
-
-    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        return []
 
 
 def test_paused_trials_do_not_count_for_the_limit_of_concurrent_ones() -> None:
