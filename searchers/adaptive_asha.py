@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
-from searchers.asha import ASHA
+from searchers.asha import ASHA, SuccessiveHalving
 from searchers.events import Action, Create, Done, DoneReason, Event
-from searchers.halving import SuccessiveHalving
 from searchers.method import Fields, check_extension
 from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
@@ -68,18 +67,16 @@ class AdaptiveASHA:
         pareto: bool = False,
     ) -> None:
         check = Fields()
-        check.whole("max_trials", max_trials, at_least=1)
-        check.whole("max_length", max_length, at_least=1)
+        check.whole(1, max_trials=max_trials, max_length=max_length, max_rungs=max_rungs)
         check.above("divisor", divisor, limit=1)
-        check.whole("max_rungs", max_rungs, at_least=1)
         check.one_of("mode", mode, _MODES)
         given: object = bracket_rungs
         if isinstance(given, list | tuple):
             for place, rungs in enumerate(given):
-                check.whole(f"bracket_rungs[{place}]", rungs, at_least=1)
+                check.whole(1, **{f"bracket_rungs[{place}]": rungs})
         else:
             check.fault("bracket_rungs", f"must be a list of integers >= 1, got {given!r}")
-        check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
+        check.whole(0, max_concurrent_trials=max_concurrent_trials)
         check.one_of("variant", variant, _VARIANTS)
         check.done()
         most = rungs_that_fit(length=min(max_length, max_trials), divisor=divisor, at_most=max_rungs)

@@ -10,8 +10,8 @@ from random import Random
 from statistics import fmean
 
 from searchers.adaptive_asha import AdaptiveASHA
+from searchers.asha import SuccessiveHalving
 from searchers.events import Action, Event, Reported, Started
-from searchers.halving import SuccessiveHalving
 from searchers.method import Method
 from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate

@@ -32,8 +32,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from searchers.asha import SuccessiveHalving
 from searchers.events import Action, Create, Done, Exited, Pause, Resume, Stop
-from searchers.halving import SuccessiveHalving
 from searchers.objectives import Losses
 from searchers.rung import longer_rungs
 

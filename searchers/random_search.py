@@ -38,9 +38,10 @@ class RandomSearch:
         max_length: int | None = None,
     ) -> None:
         check = Fields()
-        check.whole(self._budget, max_trials, at_least=self._least)
-        check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
-        check.whole("max_length", max_length, at_least=1, or_none=True)
+        check.whole(self._least, **{self._budget: max_trials})
+        check.whole(0, max_concurrent_trials=max_concurrent_trials)
+        if max_length is not None:
+            check.whole(1, max_length=max_length)
         check.done()
         self.rungs: tuple[int, ...] = () if max_length is None else (max_length,)
         self._max_concurrent = max_concurrent_trials

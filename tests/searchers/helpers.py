@@ -13,7 +13,7 @@ LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
 
 def new_search(method: Any, space: Space = LINE, log: Any = None, **fields: Any) -> Search:
-    """With seed 7, and smaller values better, unless the fields say otherwise; the log is a function, a list or none."""
+    """With seed 7, and smaller values better, unless the fields say otherwise; `log` is a function or a list."""
     write = log if callable(log) else (lambda record: None) if log is None else log.append
     return Search(method, space, **{"seed": 7, "smaller_is_better": True, "log": write, **fields})
 

@@ -188,8 +188,8 @@ def test_all_invalid_fields_are_named_at_once() -> None:
     assert str(caught.value).splitlines() == [
         "searcher.max_trials: must be an integer >= 1, got 0",
         "searcher.max_length: must be an integer >= 1, got 0",
-        "searcher.divisor: must be > 1, got 1",
         "searcher.max_rungs: must be an integer >= 1, got 0",
+        "searcher.divisor: must be > 1, got 1",
         "searcher.mode: must be one of aggressive, standard, conservative, got 'bold'",
         "searcher.bracket_rungs[1]: must be an integer >= 1, got 0",
         "searcher.max_concurrent_trials: must be an integer >= 0, got -1",
