@@ -118,9 +118,9 @@ def expected(make: Callable[[], Method]) -> Preview:
     take too long to simulate, the lower bound is returned.
 
     >>> from searchers import ASHA
-    >>> found = expected(lambda: ASHA(max_trials=64, max_length=16, num_rungs=3))
+    >>> found = expected(lambda: ASHA(max_trials=16, max_length=16, num_rungs=3))
     >>> [round(rung.trials) for rung in found.brackets[0].rungs], round(found.total)
-    ([64, 16, 6], 186)
+    ([16, 5, 3], 68)
     """
     first = make()
     by_rule = preview(first)

@@ -28,7 +28,7 @@ from searchers import (
     Stop,
     parse_space,
 )
-from searchers.events import Action, Event, Reason
+from searchers.events import Action, Event
 from searchers.search import Record
 from searchers.testing import Extension, play
 from searchers.views import TrainedShares, TrialView
@@ -106,14 +106,6 @@ def test_the_event_is_logged_before_its_actions_are_returned() -> None:
     search.log = refuse
     with pytest.raises(OSError, match="disk full"):
         search.start()
-
-
-@pytest.mark.parametrize(("value", "logged"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (None, None)])
-def test_odd_values_are_logged_as_they_were_in_strict_json(value: float | None, logged: object) -> None:
-    log: list[Record] = []
-    report(begun(log), 0, 1, value)
-    assert log[-1]["value"] == logged
-    json.dumps(log, allow_nan=False)
 
 
 # -------------------------------------------------------------------------------------------------------- the edge
@@ -200,23 +192,6 @@ def test_stop_requested_stays_set_after_the_trial_stopped() -> None:
     assert not search.trials[0].stop_requested
 
 
-@pytest.mark.parametrize(
-    ("reason", "state"),
-    [
-        ("completed", "COMPLETED"),
-        ("stopped", "PRUNED"),
-        ("diverged", "PRUNED"),
-        ("errored", "ERRORED"),
-        ("invalid_hp", "INVALID_HP"),
-        ("canceled", "CANCELED"),
-    ],
-)
-def test_state_after_each_exit_reason(reason: Reason, state: str) -> None:
-    search = begun()
-    search.on(Exited(trial=0, reason=reason))
-    assert search.trials[0].state == state
-
-
 def test_a_trial_can_start_again_with_the_same_parameters() -> None:
     search = begun()
     before = search.trials[0]
@@ -248,14 +223,6 @@ def test_a_custom_method_can_pause_and_resume() -> None:
         search.on(event)
         states.append(search.trials[0].state)
     assert states == ["RUNNING", "PAUSED", "PENDING", "RUNNING"]
-
-
-def test_done_is_kept() -> None:
-    search = new(method=RandomSearch(max_trials=1))
-    search.start()
-    assert search.done is None
-    assert search.on(Exited(trial=0, reason="errored")) == [Done(reason="errored")]
-    assert search.done == Done(reason="errored")
 
 
 # ------------------------------------------------------------------------------------------- late and illegal events
@@ -351,16 +318,6 @@ def test_a_different_decision_names_the_line() -> None:
         replayed(log)
 
 
-def test_another_configuration_is_refused() -> None:
-    log: list[Record] = []
-    begun(log)
-    with pytest.raises(
-        JournalError,
-        match=r"line 1: the recorded actions are .* with the searcher " r"configuration that wrote the journal",
-    ):
-        replayed(log, method=ASHA(max_trials=8, max_length=16, num_rungs=3, max_concurrent_trials=3))
-
-
 @pytest.mark.parametrize(
     ("record", "says"),
     [
@@ -427,41 +384,6 @@ def test_a_greater_length_resumes_completed_trials() -> None:
     assert (search.params(0), search.trials[0].best, search.trials[0].state) == (before, 0.25, "RUNNING")
 
 
-@pytest.mark.parametrize("kind", [ASHA, PromotionASHA])
-def test_a_trial_that_fails_in_an_extension_can_stay_completed(kind: type[ASHA]) -> None:
-    """Then it stays completed, the journal replays, and a further extension is possible."""
-
-    def method() -> ASHA:
-        return kind(max_trials=4, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=4)
-
-    def run(search: Search, fails: bool) -> None:
-        while search.done is None:
-            trial = next(view.id for view in search.trials.values() if view.state in ("PENDING", "RUNNING"))
-            search.on(Started(trial=trial))
-            for step in () if fails else (2, 4):
-                if search.trials[trial].state == "RUNNING" and not search.trials[trial].stop_requested:
-                    report(search, trial, step, trial / 10)
-            stopped = [view.id for view in search.trials.values() if view.stop_requested and not view.ended]
-            for each in stopped:
-                search.on(Exited(trial=each, reason="stopped"))
-            if search.trials[trial].state == "RUNNING":
-                search.on(Exited(trial=trial, reason="completed"))
-
-    log: list[Record] = []
-    search = new(log, method=method())
-    search.start()
-    run(search, fails=False)
-    states = {trial: view.state for trial, view in search.trials.items()}
-    assert "COMPLETED" in states.values()
-    for length in (8, 16):
-        search.extend(max_length=length)
-        run(search, fails=True)
-        assert search.done == Done(reason="completed")
-        assert {trial: view.state for trial, view in search.trials.items()} == states
-    again = replayed(log, method=method())
-    assert (dict(again.trials), state(again.method)) == (dict(search.trials), state(search.method))
-
-
 def test_a_refused_extension_changes_nothing() -> None:
     log: list[Record] = []
     search = ended_search(log)
@@ -497,16 +419,6 @@ def test_progress_is_the_share_that_was_trained() -> None:
         search.on(Exited(trial=trial, reason="completed"))
         shares.append(search.progress())
     assert shares == [0, 1 / 8, 3 / 8, 3 / 8, 1 / 2, 5 / 8, 7 / 8, 7 / 8, 1]
-
-
-def test_progress_without_a_length_counts_trials() -> None:
-    search = new(method=RandomSearch(max_trials=4))
-    search.start()
-    search.on(Started(trial=0))
-    report(search, 0, 100, 0.5)
-    assert search.progress() == 0
-    search.on(Exited(trial=0, reason="completed"))
-    assert search.progress() == 1 / 4
 
 
 def test_progress_looks_only_at_running_trials() -> None:

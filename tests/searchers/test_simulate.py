@@ -99,11 +99,6 @@ def test_reports_come_at_the_rungs_and_then_the_trial_ends() -> None:
     ]
 
 
-def test_equal_rungs_get_one_report() -> None:
-    _, seen = watched(asha(max_trials=1, max_length=2), 1, constant)
-    assert [event.step for _, event, _ in seen if isinstance(event, Reported)] == [1, 2]
-
-
 def test_reports_can_differ_from_the_rungs() -> None:
     _, seen = watched(RandomSearch(max_trials=1), 1, constant, reports=[0.5, 3])
     assert [(time, event.step) for time, event, _ in seen if isinstance(event, Reported)] == [(0.5, 0.5), (3, 3)]
@@ -204,19 +199,6 @@ def test_failures_lose_only_training_since_the_last_report() -> None:
     assert simulation.trained == pytest.approx(simulation.busy)  # a unit of time for one of length, restarts are free
     assert 20 * 100 < simulation.trained < 20 * 100 + failed  # less than a unit is lost by each
     assert failed == pytest.approx(0.2 * simulation.busy, abs=5 * math.sqrt(0.2 * simulation.busy))  # Poisson
-
-
-def test_each_restart_costs_resume_cost() -> None:
-    def run(resume_cost: float) -> tuple[float, int]:
-        simulation, seen = watched(
-            Single(), 1, constant, reports=range(1, 101), failures=0.01, max_restarts=99, resume_cost=resume_cost
-        )
-        return simulation.trained, sum(isinstance(event, Started) for _, event, _ in seen) - 1
-
-    assert run(0)[1] > 0
-    # A failure can also come while a trial is being resumed, when there is nothing to lose.
-    assert run(50)[1] >= 1
-    assert run(50)[0] <= 100 + run(50)[1]
 
 
 def test_noise_is_normal_and_depends_only_on_the_trial() -> None:
@@ -384,16 +366,6 @@ def test_every_method_ends_despite_failures_and_driver_deaths(name: str, seed: i
     invalid = sum(view.state == "INVALID_HP" for view in search.trials.values())
     assert len(search.trials) - (0 if name == "grid" else invalid) == (1 if name == "single" else 60)
     assert search.progress() == 1.0
-
-
-def test_a_worker_has_one_trial_at_a_time() -> None:
-    running: set[int] = set()
-    for _, event, _ in watched(asha(max_trials=200, workers=8), 3, ever_worse, noise=50, jitter=0.2)[1]:
-        if isinstance(event, Started):
-            running.add(event.trial)
-        elif isinstance(event, Exited):
-            running.discard(event.trial)
-        assert len(running) <= 3
 
 
 # --------------------------------------------------------------------------------------------------------- what is seen
