@@ -36,7 +36,7 @@ from _measure import Paper, Ran, arguments, command, machine, of_kind, perform, 
 
 if TYPE_CHECKING:
     from dray.desk.messages import LeaseOutcome, Row
-    from dray.experiment.results import TrialResult
+    from searchers.events import TrialResult
 
 T = TypeVar("T")
 

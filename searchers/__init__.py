@@ -3,7 +3,7 @@
     events, method                       the vocabulary: events in, actions out
     random_search                        methods that run every trial to its end: random, grid, single
     asha, promotion, adaptive_asha       methods that compare trials while they run
-    slots, rung, halving                 what methods share: which trials hold slots, which are best at a length
+    slots, rung                          what methods share: which trials hold slots, which are best at a length
     objectives, pareto                   several metrics: their directions and limits, and the order of trials
     previews                             what a method will do
     space, domains, numeric              hyperparameter spaces: their YAML, and what can be drawn
@@ -11,7 +11,7 @@
     search, views                        the one object that a driver holds, and what it knows of each trial
     journal, records                     the append-only log, and its JSON; a replay of it restores a search
     simulate                             a search in virtual time
-    testing, histories                   the contract of methods, for yours too; random histories to check it
+    testing                              the contract of methods, for yours too, checked by random histories
     optuna_sampler, _trials, _space      the adapter to Optuna; not imported here
     ray_tune                             the adapter to Ray Tune for dray's own trials; not imported here
     tune, tune_trials                    the adapter to Ray Tune for Tune's trials, of any user; not imported here

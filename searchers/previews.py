@@ -10,8 +10,8 @@ from random import Random
 from statistics import fmean
 
 from searchers.adaptive_asha import AdaptiveASHA
+from searchers.asha import SuccessiveHalving
 from searchers.events import Action, Event, Reported, Started
-from searchers.halving import SuccessiveHalving
 from searchers.method import Method
 from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
@@ -118,9 +118,9 @@ def expected(make: Callable[[], Method]) -> Preview:
     take too long to simulate, the lower bound is returned.
 
     >>> from searchers import ASHA
-    >>> found = expected(lambda: ASHA(max_trials=64, max_length=16, num_rungs=3))
+    >>> found = expected(lambda: ASHA(max_trials=16, max_length=16, num_rungs=3))
     >>> [round(rung.trials) for rung in found.brackets[0].rungs], round(found.total)
-    ([64, 16, 6], 186)
+    ([16, 5, 3], 68)
     """
     first = make()
     by_rule = preview(first)

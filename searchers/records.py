@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from typing import get_args
+from typing import Any, get_args
 
 from searchers.errors import IllegalEvent
 from searchers.events import (
@@ -30,7 +30,7 @@ from searchers.events import (
 
 _ACTIONS = {kind.__name__.lower(): kind for kind in (Create, Stop, Pause, Resume)}
 FLOAT = "$float"  # the key in the journal of a hyperparameter that is a float but not finite
-EVENT_KINDS = frozenset({"started", "reported", "exited"})
+KINDS = frozenset({"start", "started", "reported", "exited", "extended"})  # the records of a search
 
 
 def event_to_json(event: Event) -> dict[str, object]:
@@ -181,23 +181,15 @@ class RecordedMethod:
     rungs = ()
 
     def __init__(self, records: Iterable[Mapping[str, object]]) -> None:
-        self._actions = map(_actions_of, records)
+        self._records = (record for record in records if record.get("event") in KINDS)
 
-    def start(self) -> list[Action]:
-        return next(self._actions)
+    def on(self, *event: Any, **budget: Any) -> list[Action]:
+        actions = next(self._records).get("actions")
+        if not isinstance(actions, list) or not all(isinstance(action, Mapping) for action in actions):
+            raise ValueError(f"actions must be a list of mappings, got {actions!r}")
+        return [action_from_json(action) for action in actions]
 
-    def on(self, event: Event) -> list[Action]:
-        return next(self._actions)
+    start = extend = on
 
     def progress(self, trained: Mapping[int, float]) -> float:
         raise NotImplementedError("this search is read-only")
-
-    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        return next(self._actions)
-
-
-def _actions_of(record: Mapping[str, object]) -> list[Action]:
-    actions = record.get("actions")
-    if not isinstance(actions, list) or not all(isinstance(action, Mapping) for action in actions):
-        raise ValueError(f"actions must be a list of mappings, got {actions!r}")
-    return [action_from_json(action) for action in actions]

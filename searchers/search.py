@@ -28,7 +28,7 @@ import copy
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from types import MappingProxyType
 from typing import cast
@@ -38,7 +38,7 @@ from searchers.events import Action, Create, Done, Event, Reported, Started
 from searchers.method import Method
 from searchers.objectives import Objectives, normalised, with_first
 from searchers.records import (
-    EVENT_KINDS,
+    KINDS,
     RecordedMethod,
     action_to_json,
     event_from_json,
@@ -53,7 +53,6 @@ from searchers.views import Points, State, TrainedShares, TrialView, as_dict
 Record = dict[str, object]
 
 _NO_HPARAMS: Mapping[str, object] = MappingProxyType({})
-_KINDS = EVENT_KINDS | {"start", "extended"}
 
 
 class Search:
@@ -65,7 +64,7 @@ class Search:
         seed: Any integer. The same seed, method and space give the same trials.
         smaller_is_better: Whether smaller values of the metric are better.
         log: Called with one record per event, before the event's actions are returned. It should return only once the
-            record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log.
+            record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log in a new one.
         sampler: Draws the hyperparameters: a new one, which the search owns. `RandomSampler(space, seed)` by default.
         objectives: What to optimise if there are several metrics, or constraints; `smaller_is_better` is then that of
             the first objective. The method has to rank by it (`ASHA(pareto=True)`), or to compare nothing.
@@ -155,45 +154,25 @@ class Search:
         """The trial's seed, 31 bits, a function of the search's seed and the trial's number alone."""
         return Random(f"{self.seed}:{trial}:seed").getrandbits(31)
 
-    @classmethod
-    def replay(
-        cls,
-        records: Iterable[Mapping[str, object]],
-        method: Method,
-        space: Space,
-        *,
-        seed: int,
-        smaller_is_better: bool,
-        log: Callable[[Record], None],
-        sampler: Sampler | None = None,
-        objectives: Objectives | None = None,
-    ) -> Search:
-        """The search that wrote these records, ready to continue; the records are not logged again.
+    def replay(self, records: Iterable[Mapping[str, object]]) -> Search:
+        """Take this new search to where the one that wrote these records was; they are not logged again. Returns it.
 
         Trials that were PENDING or RUNNING are live again. A trial with a recorded `Stop` that has not ended has
         `stop_requested`. Records of unknown events are skipped, since a driver may log its own events.
 
-        Method and sampler are new ones, configured like the original ones: extensions are in the records, and the
-        sampler gets the events, but is not asked for points. A record that is impossible, or of another search (another
-        seed or direction, other actions, hyperparameters that are not of the space) is a `JournalError`.
+        Method and sampler are configured like the original ones: extensions are in the records, and the sampler gets
+        the events, but is not asked for points. A record that is impossible, or of another search (another seed or
+        direction, other actions, hyperparameters that are not of the space) is a `JournalError`. With a
+        `RecordedMethod` the search is to be looked at only: neither its method nor its sampler is needed.
         """
-        search = cls(
-            method,
-            space,
-            seed=seed,
-            smaller_is_better=smaller_is_better,
-            log=log,
-            sampler=sampler,
-            objectives=objectives,
-        )
         for line, record in enumerate(records, start=1):
-            if record.get("event") not in _KINDS:
+            if record.get("event") not in KINDS:
                 continue
             try:
-                actions = search._replay_one(record)
+                actions = self._replay_one(record)
             except (ValueError, TypeError) as error:
                 raise JournalError(f"journal, line {line}: {error}") from error
-            if isinstance(method, RecordedMethod):
+            if isinstance(self.method, RecordedMethod):
                 continue
             decided = [action_to_json(action) for action in actions]
             if decided != record.get("actions"):
@@ -201,29 +180,7 @@ class Search:
                     f"journal, line {line}: the recorded actions are {record.get('actions')}, but this search decides "
                     f"on {decided}; replay it with the searcher configuration that wrote the journal"
                 )
-        return search
-
-    @classmethod
-    def recorded(
-        cls,
-        records: Sequence[Mapping[str, object]],
-        space: Space,
-        *,
-        seed: int,
-        smaller_is_better: bool,
-        objectives: Objectives | None = None,
-    ) -> Search:
-        """The search that wrote these records, read-only; neither its method nor its sampler is needed."""
-        method = RecordedMethod(record for record in records if record.get("event") in _KINDS)
-        return cls.replay(
-            records,
-            method,
-            space,
-            seed=seed,
-            smaller_is_better=smaller_is_better,
-            log=lambda record: None,
-            objectives=objectives,
-        )
+        return self
 
     def _begin(self) -> list[Action]:
         self.started = True

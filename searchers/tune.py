@@ -206,8 +206,7 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
     def _replayed(self) -> TuneTrials:
         space = parse_space({}) if self._space is None else self._space
         assert isinstance(space, Space)
-        search = Search.replay(
-            self._records,
+        search = Search(
             self._method,
             space,
             seed=self._seed,
@@ -217,7 +216,7 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
             objectives=self._objectives,
         )
         return TuneTrials(
-            search,
+            search.replay(self._records),
             self._records,
             metric=str(self._metric),
             time_attr=self._time_attr,

@@ -20,11 +20,11 @@ from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.restarts import Restarts
-from dray.experiment.results import PendingResults, TrialResult
+from dray.experiment.results import PendingResults
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from searchers.answers import Answer, decide
 from searchers.errors import SpaceError
-from searchers.events import Started
+from searchers.events import Started, TrialResult
 from searchers.views import NEVER_BEST, State
 
 RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")

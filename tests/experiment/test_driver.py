@@ -25,8 +25,8 @@ from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.driver import ExperimentDriver
 from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
-from dray.experiment.results import TrialResult
 from searchers.asha import ASHA
+from searchers.events import TrialResult
 from searchers.promotion import PromotionASHA
 from searchers.search import Search
 from searchers.space import parse
@@ -55,7 +55,7 @@ class Scene:
         method = (PromotionASHA if promotion else ASHA)(**limits)  # type: ignore[arg-type]
         self.journal: list[Mapping[str, Any]] = [json.loads(json.dumps(each)) for each in records]
         given: Any = {"seed": 0, "smaller_is_better": True, "log": self.journal.append}
-        search = Search.replay(self.journal, method, parse(SPACE), **given)
+        search = Search(method, parse(SPACE), **given).replay(self.journal)
         if not search.started:
             search.start()
         self.effects: list[Effect] = []

@@ -17,13 +17,12 @@ from dray.display import display as display_module
 from dray.display.counts import Counts
 from dray.display.display import Display
 from dray.experiment.effects import Effect, Examine, Prune
-from dray.experiment.results import TrialResult
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
 from searchers.answers import decide
 from searchers.asha import ASHA
-from searchers.events import Started
+from searchers.events import Started, TrialResult
 from searchers.search import Record, Search
 from searchers.space import parse
 

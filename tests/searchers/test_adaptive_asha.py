@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 import pytest
@@ -14,35 +13,20 @@ from searchers import (
     AdaptiveASHA,
     Create,
     Done,
-    Exited,
     MethodError,
     Pause,
     PromotionASHA,
-    Reported,
     Resume,
     Stop,
 )
 from searchers.adaptive_asha import bracket_trials, bracket_weights
-from searchers.events import Action, Reason
+from searchers.events import Reason
+from tests.searchers.helpers import leave, report
 
 
-def two_brackets(max_trials: int = 12, max_concurrent_trials: int = 4, max_invalid: int | None = None) -> AdaptiveASHA:
+def two_brackets(max_trials: int = 12) -> AdaptiveASHA:
     """Rungs 4, 16 and 16; weights 4/2 and 1, so two thirds of the trials and one third."""
-    return AdaptiveASHA(
-        max_trials=max_trials,
-        max_length=16,
-        bracket_rungs=[2, 1],
-        max_concurrent_trials=max_concurrent_trials,
-        max_invalid=max_invalid,
-    )
-
-
-def report(method: AdaptiveASHA, trial: int, step: float, value: float) -> list[Action]:
-    return method.on(Reported(trial=trial, step=step, value=value))
-
-
-def leave(method: AdaptiveASHA, trial: int, reason: Reason = "completed") -> list[Action]:
-    return method.on(Exited(trial=trial, reason=reason))
+    return AdaptiveASHA(max_trials=max_trials, max_length=16, bracket_rungs=[2, 1], max_concurrent_trials=4)
 
 
 def test_brackets_have_their_own_rungs_and_trials() -> None:
@@ -104,17 +88,6 @@ def test_reason_of_done(reasons: list[Reason], outcome: str) -> None:
     assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
 
 
-def test_invalid_trials_are_counted_over_all_brackets() -> None:
-    method = two_brackets(max_invalid=2)
-    method.start()
-    assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
-    assert leave(method, 2, "invalid_hp") == [Create(trial=5)]
-    assert leave(method, 2, "invalid_hp") == [], "a repeated exit is counted once"
-    assert leave(method, 4, "invalid_hp") == [], "the third one: nothing is created any more, in no bracket"
-    assert leave(method, 3) == leave(method, 5) == []
-    assert leave(method, 1) == [Done(reason="invalid_hp")]
-
-
 def test_promotion_uses_the_trial_numbers_of_the_search() -> None:
     method = AdaptiveASHA(
         max_trials=8, max_length=16, bracket_rungs=[2, 1], max_concurrent_trials=2, variant="promotion", divisor=2
@@ -127,12 +100,6 @@ def test_promotion_uses_the_trial_numbers_of_the_search() -> None:
 
 
 # -------------------------------------------------------------------------------------------- where Determined was weak
-
-
-def test_exact_powers_of_the_divisor_have_all_rungs() -> None:
-    method = AdaptiveASHA(max_trials=1000, max_length=1000, divisor=10, mode="aggressive")
-    assert math.floor(math.log(1000) / math.log(10)) + 1 == 3, "what floats say"
-    assert [bracket.rungs for bracket in method.brackets] == [(1, 10, 100, 1000)]
 
 
 def test_brackets_are_sorted_by_rungs() -> None:
@@ -191,17 +158,12 @@ def test_a_longer_search_is_longer_in_every_bracket() -> None:
     assert leave(method, 2) == [Done(reason="completed")]
 
 
-def test_an_extension_allows_more_invalid_trials() -> None:
-    method = two_brackets(max_trials=3, max_invalid=1)
-    method.start()
-    assert leave(method, 0, "invalid_hp") == [Create(trial=3)]
-    assert leave(method, 1, "invalid_hp") == leave(method, 2) == []
-    assert leave(method, 3) == [Done(reason="invalid_hp")]
-    assert method.extend(max_trials=9) == [Done(reason="invalid_hp")], "the bound was set, and is still passed"
+def test_invalid_trials_are_counted_over_all_brackets_and_an_extension_allows_more() -> None:
     method = two_brackets(max_trials=3)
     method.start()
     for trial in range(17):
         assert leave(method, trial, "invalid_hp") == ([Create(trial=trial + 3)] if trial < 16 else [])
+        assert leave(method, trial, "invalid_hp") == [], "a repeated exit is counted once"
     assert leave(method, 17) == []
     assert leave(method, 18) == [Done(reason="invalid_hp")]
     assert method.extend(max_trials=9) != [], "4 replacements for each of 9 trials: 19 are left"
@@ -222,18 +184,16 @@ def test_all_invalid_fields_are_named_at_once() -> None:
             bracket_rungs=[2, 0],
             max_concurrent_trials=-1,
             variant="stop",  # type: ignore[arg-type]
-            max_invalid=-1,
         )
     assert str(caught.value).splitlines() == [
         "searcher.max_trials: must be an integer >= 1, got 0",
         "searcher.max_length: must be an integer >= 1, got 0",
-        "searcher.divisor: must be > 1, got 1",
         "searcher.max_rungs: must be an integer >= 1, got 0",
+        "searcher.divisor: must be > 1, got 1",
         "searcher.mode: must be one of aggressive, standard, conservative, got 'bold'",
         "searcher.bracket_rungs[1]: must be an integer >= 1, got 0",
         "searcher.max_concurrent_trials: must be an integer >= 0, got -1",
         "searcher.variant: must be one of stopping, promotion, got 'stop'",
-        "searcher.max_invalid: must be an integer >= 0, got -1",
     ]
 
 

@@ -10,42 +10,20 @@ from searchers import (
     ASHA,
     Create,
     Done,
-    Exited,
     MethodError,
-    Reported,
     Resume,
     Stop,
-    rung_lengths,
 )
-from searchers.events import Action, Reason
-from searchers.rung import rungs_that_fit
-from tests.searchers.states import state
+from searchers.events import Reason
+from tests.searchers.helpers import leave, ranked, report, state
 
 
-def asha(max_trials: int = 64, max_concurrent_trials: int = 4, max_invalid: int | None = None) -> ASHA:
+def asha(max_trials: int = 64, max_concurrent_trials: int = 4) -> ASHA:
     method = ASHA(
-        max_trials=max_trials,
-        max_length=16,
-        num_rungs=3,
-        divisor=4,
-        max_concurrent_trials=max_concurrent_trials,
-        max_invalid=max_invalid,
+        max_trials=max_trials, max_length=16, num_rungs=3, divisor=4, max_concurrent_trials=max_concurrent_trials
     )
     method.start()
     return method
-
-
-def report(method: ASHA, trial: int, step: float, value: float | None) -> list[Action]:
-    return method.on(Reported(trial=trial, step=step, value=value))
-
-
-def leave(method: ASHA, trial: int, reason: Reason = "completed") -> list[Action]:
-    return method.on(Exited(trial=trial, reason=reason))
-
-
-def ranked(method: ASHA) -> list[list[tuple[int, float]]]:
-    """(trial, value) by rung."""
-    return [sorted(values.items()) for values in method.ranked]
 
 
 # ------------------------------------------------------------------------------------------------------------ traces
@@ -186,12 +164,6 @@ def test_nan_is_the_worst_even_as_the_first_value(bad: float | None) -> None:
     assert report(method, 3, 1, 0.8) == []
     assert report(method, 4, 1, 0.85) == [Stop(trial=4), Create(trial=10)], "0.85 is second of five, and one is kept"
     assert [value for _, value in ranked(method)[0]] == [math.inf, 0.9, math.inf, 0.8, 0.85]
-
-
-def test_fractional_divisors_are_exact() -> None:
-    assert rungs_that_fit(length=10, divisor=1.1) == 25  # 1.1 ** 24 = 9.85, 1.1 ** 25 = 10.83
-    assert rung_lengths(max_length=121, num_rungs=3, divisor=1.1) == (100, 110, 121)
-    assert math.floor(121 / 1.1**2) == 99, "what floats say"
 
 
 # ---------------------------------------------------------------------------------------------------- configuration

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from random import Random
 
@@ -167,12 +166,6 @@ def test_failed_trials_are_shown_with_the_worst_value(listening: OptunaSampler) 
     }
 
 
-def test_diverged_trials_are_shown_with_the_worst_value(listening: OptunaSampler) -> None:
-    tell(listening, 0, 0.0, (16, 1.0), reason="completed")
-    tell(listening, 1, 0.1, (1, math.inf), reason="stopped")
-    assert seen(listening) == {0: ("COMPLETE", 0.0, 1.0), 1: ("COMPLETE", 0.1, 1.0)}
-
-
 def test_no_more_failures_than_compared_trials_are_shown(listening: OptunaSampler) -> None:
     for trial in range(9):
         tell(listening, trial, 0.5, reason="errored")
@@ -272,9 +265,6 @@ def test_failed_points_are_not_proposed_again(reason: str) -> None:
     assert drawn.count(2) <= 1
 
 
-# ------------------------------------------------------------------------------------------------------------ replay
-
-
 # ------------------------------------------------------------------------------------------------------ distributions
 
 
@@ -340,13 +330,13 @@ def test_cmaes_learns() -> None:
     plane = parse_space({name: {"type": "double", "minval": 0, "maxval": 1} for name in "xy"})
     sampler = OptunaSampler(plane, seed=1, rungs=RUNGS, name="cmaes")
     values = []
-    for trial in range(120):
+    for trial in range(80):
         point = sampler.ask(trial)
         values.append((point["x"] - 0.3) ** 2 + (point["y"] - 0.8) ** 2)  # type: ignore[operator]
         sampler.tell(Started(trial=trial), point)
         sampler.tell(Reported(trial=trial, step=16, value=values[-1]), point)
         sampler.tell(Exited(trial=trial, reason="completed"), point)
-    assert sum(values[-30:]) < 0.2 * sum(values[:30])
+    assert sum(values[-20:]) < 0.2 * sum(values[:20])
 
 
 def test_a_conditional_space_works_with_independent_tpe() -> None:

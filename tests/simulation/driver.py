@@ -16,10 +16,10 @@ from dray.desk.messages import Message, TrialLeft
 from dray.experiment import driver, effects
 from dray.experiment.driver import ExperimentDriver
 from dray.experiment.open_search import open_search
-from dray.experiment.results import TrialResult
 from dray.groups.lender import GroupKind
 from dray.groups.pool import GroupsPlan
 from dray.groups.slots import Slots
+from searchers.events import TrialResult
 from searchers.journal import Journal
 from tests.simulation.cluster import Cluster, Lending
 from tests.simulation.experiment import Experiment
