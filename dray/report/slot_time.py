@@ -61,23 +61,22 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
         (f'<i style="background:{each.colour}"></i>{each.name}', f"{each.share:.1%}", each.time, escape(each.meaning))
         for each in phase_shares(report)
     ]
-    before = float(table["start"].min()) - (report.overview.began or float(table["start"].min()))
-    parts = ["<section><h2>Use of slot time</h2>"]
-    # Its squares are the legend of the figures below.
-    parts.append(f'<div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>')
+    by_gpu, before = "", float(table["start"].min()) - (report.overview.began or float(table["start"].min()))
     if table["gpu_type"].nunique() > 1:
-        parts.append(html.table(["GPU", "slot time", "training"], by_gpu_type(table)))
-    if before > 0:
-        parts.append(f'<p class="quiet">Before the first worker group was started: {html.duration(before)}.</p>')
-    parts.append(place("shares", shares(report)))
+        by_gpu = html.table(["GPU", "slot time", "training"], by_gpu_type(table))
+    began = f"Before the first worker group was started: {html.duration(before)}." if before > 0 else ""
+    groups = f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>'
     if (by_group := stretches(report)) is not None:
-        parts.append("<h3>Each worker group</h3>")
-        parts.append(place("stretches", by_group, height=by_group["layout"]["height"]))
-        parts.append('<p class="quiet">Trials report the time of each phase every five seconds: a bar each.</p>')
-    else:
-        parts.append(f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>')
-    parts.append(_system(report))
-    return "\n".join(parts) + "</section>"
+        groups = f"""<h3>Each worker group</h3>
+{place("stretches", by_group, height=by_group["layout"]["height"])}
+<p class="quiet">Trials report the time of each phase every five seconds: a bar each.</p>"""
+    # The squares of the table are the legend of the figures below.
+    return f"""<section><h2>Use of slot time</h2>
+<div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>
+{by_gpu}<p class="quiet">{began}</p>
+{place("shares", shares(report))}
+{groups}
+{_system(report)}</section>"""
 
 
 def phase_shares(report: ReportData) -> list[PhaseShare]:
