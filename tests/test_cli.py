@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -251,14 +250,3 @@ def test_exit_code_says_how_the_search_ended(
 
 def test_version_is_printed() -> None:
     assert run("--version").output == f"dray {dray.__version__}\n"
-
-
-def test_help_needs_neither_torch_nor_ray_nor_pydantic() -> None:
-    code = (
-        "import sys\nfrom dray.cli import main\nsys.argv = ['dray', '--help']\n"
-        "try: main()\nexcept SystemExit as e: assert not e.code, e.code\n"
-        "assert not {'torch', 'ray', 'pydantic', 'pandas', 'optuna'} & set(sys.modules), 'slow imports'"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "experiment" in done.stdout
