@@ -102,8 +102,8 @@ dray/cluster/token.py: tell within milliseconds that a cluster refuses this proc
 dray/cluster/checks/node.py: check nodes on which dray is not installed, or another version of it
     ray.cloudpickle: register_pickle_by_value(module); unregister_pickle_by_value(module)
 """
-"""A file of ours and what it uses Ray's names for ("uses it to"); below, of each module of Ray its attributes, separated
-by semicolons, with the parameters that are given if they are called."""
+"""A file of ours and what it uses Ray's names for ("uses it to"); below, of each module of Ray its attributes,
+separated by semicolons, with the parameters that are given if they are called."""
 
 
 def _names() -> Iterator[tuple[str, str, str, str | None]]:
