@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,7 +146,10 @@ def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").touch()
     assert run("experiment", "resume", tmp_path).exit_code == 0
     assert run("experiment", "resume", "s3://bucket/results/digits-1").exit_code == 0
-    assert FakeExperiment.made == [("resume", str(tmp_path)), ("resume", "s3://bucket/results/digits-1")]
+    assert [made[:2] for made in FakeExperiment.made] == [
+        ("resume", str(tmp_path)),
+        ("resume", "s3://bucket/results/digits-1"),
+    ]
 
 
 def test_extend_goes_on_with_the_directory_and_a_larger_budget(tmp_path: Path) -> None:
@@ -248,14 +250,3 @@ def test_exit_code_says_how_the_search_ended(
 
 def test_version_is_printed() -> None:
     assert run("--version").output == f"dray {dray.__version__}\n"
-
-
-def test_help_needs_neither_torch_nor_ray_nor_pydantic() -> None:
-    code = (
-        "import sys\nfrom dray.cli import main\nsys.argv = ['dray', '--help']\n"
-        "try: main()\nexcept SystemExit as e: assert not e.code, e.code\n"
-        "assert not {'torch', 'ray', 'pydantic', 'pandas', 'optuna'} & set(sys.modules), 'slow imports'"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "experiment" in done.stdout

@@ -39,14 +39,11 @@ def show_all(where: str | None, *, json: bool) -> None:
     if up is not None:
         rows = up.experiments()
         submitted = {row["name"]: row["submitted"] for row in rows if row["submitted"]}
-        found = (
-            [
-                each.on_server(there["state"], there["error"]) if (there := submitted.get(each.name)) else each
-                for each in found
-            ]
-            if up.is_here
-            else list(map(Overview.from_json, rows))
-        )
+        if not up.is_here:
+            found = list(map(Overview.from_json, rows))
+        else:
+            there = [(each, submitted.get(each.name)) for each in found]
+            found = [each if of is None else each.on_server(of["state"], of["error"]) for each, of in there]
     if json:
         show.as_json([{**overview(each), "submitted": submitted.get(each.name)} for each in found])
         return
@@ -64,23 +61,14 @@ def show_all(where: str | None, *, json: bool) -> None:
 
 
 def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *, with_slots: bool) -> None:
-    headings = ["#", "name", "state", *(["slots"] if with_slots else []), "trials", "best", "metric", "started"]
     rows: list[list[object]] = []
     for each in found:
         failed = f", {each.failed} failed" if each.failed else ""
-        slots = submitted.get(each.name, {}).get("slots") or None
-        rows.append(
-            [
-                each.number,
-                each.name,
-                each.state,
-                *([slots] if with_slots else []),
-                f"{each.ended}/{each.max_trials or each.trials}{failed}",
-                each.best,
-                each.metric,
-                show.clock(each.began),
-            ]
-        )
+        trials = f"{each.ended}/{each.max_trials or each.trials}{failed}"
+        slots = [submitted.get(each.name, {}).get("slots") or None] if with_slots else []
+        best = [each.best, each.metric, show.clock(each.began)]
+        rows.append([each.number, each.name, each.state, *slots, trials, *best])
+    headings = ["#", "name", "state", *(["slots"] if with_slots else []), "trials", "best", "metric", "started"]
     show.table(headings, rows, left=["name", "state", "metric"])
 
 
@@ -123,7 +111,11 @@ def describe(read: Opened) -> None:
     if seen.state in ("STOPPED", "ERROR"):
         words |= {"RUNNING": "interrupted"}
     states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in reader.states.items())
-    storage = read.stored.directory.storage
+    storage, front, best_line = read.stored.directory.storage, reader.front(), reader.no_best_reason()
+    some, more = front[:_FRONT_SHOWN], f" and {len(front) - _FRONT_SHOWN} more" if len(front) > _FRONT_SHOWN else ""
+    if best is not None:
+        what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"
+        best_line = f"{what}\n{shown(flatten(best['hparams']))}"
     show.fields(
         [
             ("experiment", f"{seen.label}  {seen.state}"),
@@ -141,8 +133,8 @@ def describe(read: Opened) -> None:
             ("each trial on", config.resources.share),
             ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
             ("trials", f"{of_all}: {states}" if states else of_all),
-            ("best", reader.no_best_reason() if best is None else _best_line(best, reader.metric)),
-            ("Pareto front", _front_line(reader.front())),
+            ("best", best_line),
+            ("Pareto front", front and f"{counted(len(front), 'trial')}: {', '.join(map(str, some))}{more}"),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("failures", "\n".join(_failure_lines(reader.failures))),
             ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
@@ -171,18 +163,6 @@ def _front(read: Opened) -> list[dict[str, Any]] | None:
     if not reader.is_pareto:
         return None
     return [{"trial": trial} | reader.trials[trial].best_metrics for trial in reader.front()]
-
-
-def _front_line(front: Sequence[int]) -> str:
-    if not front:
-        return ""
-    more = f" and {len(front) - _FRONT_SHOWN} more" if len(front) > _FRONT_SHOWN else ""
-    return f"{counted(len(front), 'trial')}: {', '.join(map(str, front[:_FRONT_SHOWN]))}{more}"
-
-
-def _best_line(best: Mapping[str, Any], metric: str) -> str:
-    what = f"trial {best['trial']}: {metric} {shown(best['metric'])} after {best['batches']} batches"
-    return f"{what}\n{shown(flatten(best['hparams']))}"
 
 
 def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:

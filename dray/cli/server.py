@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import shlex
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from dray.records.overview import Overview
 
 END = 1 << 59  # a place behind every journal's end
-SIGINT = 2
 
 Detach: TypeAlias = Annotated[
     bool, typer.Option("--detach", "-d", help="With a server: return once it has the experiment, without following it.")
@@ -134,24 +134,16 @@ def follow_log(server: Server, name: str, tail: int | None) -> None:
     while (news := server.events(name, after))["lines"]:
         lines += news["lines"]
         after = news["next"]
-    try:
-        for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
-            typer.echo(line)
-        for line in server.follow(name, after, say=tell):
-            typer.echo(line)
-    except KeyboardInterrupt:
-        _left(name)
+    for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
+        typer.echo(line)
+    _print_log(server, name, after)
 
 
 def follow(server: Server, name: str, after: int = 0) -> None:
     """Print an experiment's log as it grows, until it neither runs nor waits to; then its result."""
     if server.is_here:  # for the summary, while the experiment starts: pandas takes half a second to import
         threading.Thread(target=importlib.import_module, args=("dray.display.best_trials",)).start()
-    try:
-        for line in server.follow(name, after, say=tell):
-            typer.echo(line)
-    except KeyboardInterrupt:
-        _left(name)
+    _print_log(server, name, after)
     finish(server, name, summary=True)
 
 
@@ -212,13 +204,18 @@ def delete(path: str) -> bool:
     return True
 
 
-def _left(name: str) -> NoReturn:
-    named = shlex.quote(name)
-    tell(
-        f"\ndray: {name} continues on the server; follow it again with: dray experiment logs {named} -f; stop it with: "
-        f"dray experiment stop {named}"
-    )
-    raise typer.Exit(SIGNALLED + SIGINT)
+def _print_log(server: Server, name: str, after: int) -> None:
+    """Print what is added to a log, until the experiment neither runs nor waits to, or Ctrl-C."""
+    try:
+        for line in server.follow(name, after, say=tell):
+            typer.echo(line)
+    except KeyboardInterrupt:
+        named = shlex.quote(name)
+        tell(
+            f"\ndray: {name} continues on the server; follow it again with: dray experiment logs {named} -f; stop it "
+            f"with: dray experiment stop {named}"
+        )
+        raise typer.Exit(SIGNALLED + signal.SIGINT) from None
 
 
 def _summary(name: str) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from array import array
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -18,11 +15,12 @@ from rich.text import Text
 from dray.display.forecast import Forecast
 from dray.display.text import rough_time, sparkline, speed
 from dray.records.hparams import flatten
+from dray.records.trial_record import TrialRecord
 from dray.text import counted, duration, shown
 from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
-from searchers.objectives import Losses
+from searchers.objectives import Losses, Metric, Objectives
 from searchers.pareto import ordered
 from searchers.previews import is_simulated, preview
 from searchers.search import Search
@@ -50,23 +48,6 @@ class _Best(NamedTuple):
     step: float | None
 
 
-@dataclass(slots=True)
-class _Trained:
-    """What a trial that has not ended has reported."""
-
-    curve: array[float] = field(default_factory=lambda: array("d"))
-    batches: int = 0
-    epochs: float | None = None
-    speed: float | None = None
-    best: _Best | None = None
-    """The best validation: the search sees only those at rungs."""
-
-    def validated(self, value: float) -> None:
-        """Add a value to the curve, which keeps as many as are drawn."""
-        self.curve.append(value)
-        del self.curve[: -max(CURVE_WIDTHS)]
-
-
 class Board:
     """The status of a search, updated from reports and drawn as a picture or a line.
 
@@ -79,12 +60,16 @@ class Board:
 
     def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str) -> None:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
+        self._objective = Objectives((Metric(name=metric, smaller_is_better=smaller_is_better),))
         self._search: Search
-        self._trained: dict[int, _Trained] = {}
+        #: By trial that has not ended; the search sees only the validations at rungs.
+        self._trained: dict[int, TrialRecord] = {}
+        self._epochs: dict[int, float] = {}
+        self._speeds: dict[int, float] = {}
         self._created = 0  # trials at the last update
         self._open: set[int] = set()  # those of them that had never ended
         self._best_ended: _Best | None = None
-        self._diverged: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)  # each trial's losses that are NaN
+        self._diverged: set[int] = set()
         self._compared: dict[int, Losses] = {}
         self._front_size = 0
         self._began = time.monotonic()
@@ -94,38 +79,27 @@ class Board:
         self.share = ""
         """What each trial has of a slot that it shares with others, such as 1/4 GPU; "" if trials share none."""
 
-    def begin(self, search: Search, records: Sequence[Mapping[str, Any]]) -> None:
-        """A run of the search begins; `records` are the journal so far."""
+    def begin(self, search: Search) -> None:
+        """A run of the search begins."""
         self._search = search
         # A user's own method could only be simulated, which would change its state.
         self._forecast = None if is_simulated(search.method) else Forecast(preview(search.method))
-        for record in records:
-            if record.get("event") == "reported" and isinstance(value := record.get("value"), int | float):
-                self._trained.setdefault(record["trial"], _Trained()).validated(value)
-            elif record.get("event") == "exited":
-                self._trained.pop(record["trial"], None)
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        trained = self._trained.setdefault(trial, _Trained())
+        if trial not in self._trained:
+            self._trained[trial] = TrialRecord(trial, self._objective)
+        trained = self._trained[trial]
         for row in rows:
+            kind, name, value = row["kind"], row["name"], row["value"]
             trained.batches = max(trained.batches, row["batches"])
-            if row["epochs"] is not None:
-                trained.epochs = max(trained.epochs or 0.0, row["epochs"])
-            if is_loss(row["kind"], row["name"], self._metric):
-                loss = row["kind"], row["name"]
-                if not math.isfinite(row["value"]):
-                    self._diverged[trial].add(loss)
-                elif trial in self._diverged:
-                    self._diverged[trial].discard(loss)
-            if row["kind"] == "validation" and row["name"] == self._metric:
-                value = row["value"]
-                trained.validated(value)
-                # With objectives it may exceed a limit.
-                if self._search.objectives is None and math.isfinite(value):
-                    best = _Best(self._sign * value, trial, value, row.get(self._unit))
-                    trained.best = min(trained.best or best, best, key=_rank)
-            elif row["kind"] == "system" and row["name"] == "batches_per_second":
-                trained.speed = row["value"]
+            self._epochs[trial] = max(self._epochs.get(trial, 0.0), row["epochs"] or 0.0)
+            if is_loss(kind, name, self._metric):
+                trained.loss((kind, name), row["batches"], value)
+            if (kind, name) == ("validation", self._metric):
+                trained.validated(name, row["batches"], row["epochs"], value, row["time"])
+            elif (kind, name) == ("system", "batches_per_second"):
+                self._speeds[trial] = value
+        (self._diverged.add if trained.nan else self._diverged.discard)(trial)
 
     def update(self, groups: int) -> None:
         """Take note of the search's progress; at most a few times a second."""
@@ -140,7 +114,8 @@ class Board:
         for view in (*ended, *late):
             if view.state not in NEVER_BEST and (best := self._best_of(view)) is not None:
                 self._best_ended = min(best, self._best_ended or best, key=_rank)
-            self._trained.pop(view.id, None)
+            for by_trial in (self._trained, self._epochs, self._speeds):
+                by_trial.pop(view.id, None)
         if self._forecast is not None:
             views = [live[trial] for trial in self._open]
             running = {view.id: self._step(view) for view in views if view.state == "RUNNING"}
@@ -235,17 +210,17 @@ class Board:
 
     def _cells(self, view: TrialView, rungs: Forecast | None, counts: Counts, curve: int) -> dict[str, str]:
         """A running trial's row of the table, by column."""
-        trained, step = self._trained.get(view.id, _Trained()), self._step(view)
-        best = self._best_of(view)
+        step, best = self._step(view), self._best_of(view)
+        values = self._trained[view.id].values[-curve:] if view.id in self._trained else []
         place, end = (0, 0.0) if rungs is None else rungs.rung(step)
         return {
             "trial": str(view.id),
             "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
             "step": shown(round(step, 1)) + ("" if rungs is None else f" of {shown(end)}"),
-            "last": shown(trained.curve[-1] if trained.curve else view.last),
+            "last": shown(values[-1] if values else view.last),
             "best": "" if best is None else shown(best.value),
-            "curve": sparkline(list(trained.curve)[-curve:]),
-            "speed": speed(trained.speed),
+            "curve": sparkline(values),
+            "speed": speed(self._speeds.get(view.id)),
             "again": str(counts.restarts[view.id] or ""),
         }
 
@@ -260,7 +235,7 @@ class Board:
             f"{states['RUNNING']} running{self.share and f' on {self.share} each'}" if groups else "",
             f"{states['PAUSED']} paused" if states["PAUSED"] else "",
             f"{states['ERRORED']} failed" if states["ERRORED"] else "",
-            f"{diverged} diverged (NaN)" if (diverged := sum(map(bool, self._diverged.values()))) else "",
+            f"{len(self._diverged)} diverged (NaN)" if self._diverged else "",
             self.waits or (_starting(groups, groups_wanted) if self._search.done is None else ""),
             counted(restarts, "restart") if restarts else "",
         ]
@@ -273,27 +248,26 @@ class Board:
 
     def _step(self, view: TrialView) -> float:
         """How far a trial is, in the search's unit."""
-        known, trained = float(view.last_step or 0), self._trained.get(view.id)
-        if trained is None:
-            return known
-        match self._unit:
-            case "epochs":
-                return max(known, trained.epochs or 0.0)
-            case "batches":
-                return max(known, float(trained.batches))
-            case "records":
-                records = (view.hparams or {}).get("global_batch_size")
-                return max(known, float(trained.batches * records)) if isinstance(records, int) else known
-        return known
+        trained = self._trained.get(view.id)
+        batches = 0 if trained is None else trained.batches
+        size = (view.hparams or {}).get("global_batch_size")
+        reached = {
+            "epochs": self._epochs.get(view.id, 0.0),
+            "batches": batches,
+            "records": batches * size if isinstance(size, int) else 0,
+        }
+        return max(float(view.last_step or 0), reached.get(self._unit, 0))
 
     def _best_of(self, view: TrialView) -> _Best | None:
         """A trial's best value, and the length at which it was reached."""
+        found = [] if view.best is None else [_Best(self._sign * view.best, view.id, view.best, view.best_step)]
         trained = self._trained.get(view.id)
-        best = None if trained is None else trained.best
-        if view.best is None:
-            return best
-        known = _Best(self._sign * view.best, view.id, view.best, view.best_step)
-        return min(known, best or known, key=_rank)
+        # With objectives its best may exceed a limit.
+        if trained is not None and trained.rank is not None and self._search.objectives is None:
+            score, batches = trained.rank[1:]
+            step = {"epochs": trained.epochs[trained.at.index(batches)], "batches": batches}.get(self._unit)
+            found.append(_Best(score, view.id, self._sign * score, step))
+        return min(found, key=_rank, default=None)
 
     def _best(self) -> _Best | None:
         bests = (self._best_ended, *map(self._best_of, list(self._search.live.values())))

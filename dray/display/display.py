@@ -87,11 +87,11 @@ class Display:
         if self._screen is not None:
             self._screen.draw(Text(f"{what} ...", "dim"))
 
-    def begin(self, search: Search, records: Sequence[Mapping[str, Any]]) -> None:
-        """A run of the search begins, in its current state; `records`: the journal so far."""
+    def begin(self, search: Search) -> None:
+        """A run of the search begins, in its current state."""
         self._search = search
-        self._board.begin(search, records)
-        if any(record.get("event") == "started" for record in records):
+        self._board.begin(search)
+        if any(view.hparams is not None for view in search.trials.values()):
             self.say(f"resuming: {_so_far(search)}")
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -8,7 +8,6 @@ import time
 from contextlib import closing
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -125,32 +124,27 @@ class _Page:
         better = "smaller" if searcher.sign == 1 else "larger"
         length = report.length(searcher.length) if searcher.length is not None else "set by its program"
         rungs = ", ".join(f"{rung:g}" for rung in report.rungs[:-1])
+        compared = [("metric", f"{report.metric}, {better} is better")]
+        if searcher.objectives is not None:
+            compared = [
+                ("constraint" if each.is_constraint else "objective", str(each)) for each in searcher.objectives.metrics
+            ]
         facts = [
             ("method", f"{searcher.name}, sampler {getattr(searcher, 'sampler', SamplerChoice()).name}"),
-            *(
-                [("metric", f"{report.metric}, {better} is better")]
-                if searcher.objectives is None
-                else [
-                    ("constraint" if each.is_constraint else "objective", str(each))
-                    for each in searcher.objectives.metrics
-                ]
-            ),
+            *compared,
             ("length of a trial", length + (f"; compared at {rungs}" if rungs else "")),
             ("trials", f"{searcher.trial_count:,} at most" if searcher.trial_count else "set by the method"),
             ("slots per trial", resources.share or str(resources.slots_per_trial)),
         ]
-        rows = [(name, *html.describe_domain(report.domains[name])) for name in report.domains]
-        same = [column for column in report.trials.columns if column.startswith("hparams.")]
-        constants = [
-            (name, "constant", shown(_first(report.trials[column])))
-            for column in same
-            if (name := column.removeprefix("hparams.")) not in report.domains
-            and name not in report.varying
-            and _first(report.trials[column]) is not None
-        ]
+        rows = [(name, *html.describe_domain(domain)) for name, domain in report.domains.items()]
+        for column in report.trials.columns:
+            name = column.removeprefix("hparams.")
+            if column != name and name not in report.domains and name not in report.varying:
+                values = report.trials[column].dropna()
+                rows += [(name, "constant", shown(values.iloc[0]))] if len(values) else []
         return f"""<section><h2>Search</h2>
 <dl>{"".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)}</dl>
-{html.table(["hyperparameter", "kind", "values"], [*rows, *constants])}</section>"""
+{html.table(["hyperparameter", "kind", "values"], rows)}</section>"""
 
     def _best(self) -> str:
         report = self.report
@@ -230,29 +224,22 @@ rung would have it: near 0, the rung tells nothing of the next. Estimated from t
         report = self.report
         if not report.varying:
             return ""
-        left_out = report.left_out(len(report.shown))
-        parts = [f"<section><h2>Hyperparameters</h2>{self._importance()}<h3>Parallel coordinates</h3>"]
-        width = 90 * (len(report.varying) + 1)
-        parts.append(
-            f'<div class="wide"><div style="min-width:{width}px">'
-            f"{self._place('parallel', figures.parallel(report))}</div></div>"
-        )
         stops = ",".join(f"{colour} {share:.0%}" for share, colour in RANK_SCALE)
-        scale = f'<i style="background:linear-gradient(90deg,{stops})"></i>'
-        parts.append(
-            f'<p class="quiet"><span class="scale">best {scale} worst, by rank.</span> '
-            f"Drag along an axis to select trials. {left_out}</p>"
-        )
         slices = {f"slice-{i}": figure for i, figure in enumerate(figures.slices(report).values())}
-        parts.append(f'<h3>One by one</h3>{html.controls(" ".join(slices), slices["slice-0"])}<div class="grid">')
-        parts += [self._place(name, figure) for name, figure in slices.items()]
         legend = "".join(
             f'<span><i style="background:{figures.rung_colour(report.rungs, int(rung))}"></i>'
             f"{escape(report.rung_name(int(rung)))}</span>"
             for rung in sorted(report.shown["rung"].unique())
         )
-        parts.append(f'</div><p class="quiet legend">{legend}</p></section>')
-        return "\n".join(parts)
+        return f"""<section><h2>Hyperparameters</h2>{self._importance()}<h3>Parallel coordinates</h3>
+<div class="wide"><div style="min-width:{90 * (len(report.varying) + 1)}px">
+{self._place("parallel", figures.parallel(report))}</div></div>
+<p class="quiet">
+<span class="scale">best <i style="background:linear-gradient(90deg,{stops})"></i> worst, by rank.</span>
+Drag along an axis to select trials. {report.left_out(len(report.shown))}</p>
+<h3>One by one</h3>{html.controls(" ".join(slices), slices["slice-0"])}
+<div class="grid">{"".join(self._place(name, figure) for name, figure in slices.items())}</div>
+<p class="quiet legend">{legend}</p></section>"""
 
     def _importance(self) -> str:
         figure, note = figures.importances(self.report)
@@ -262,18 +249,11 @@ rung would have it: near 0, the rung tells nothing of the next. Estimated from t
         return f'<h3>Importance</h3>{place}\n<p class="quiet">{escape(note)}</p>'
 
     def _failures(self) -> str:
-        report = self.report
-        failed = report.failures
-        invalid = int((report.trials["state"] == "INVALID_HP").sum())
+        failed, invalid = self.report.failures, int((self.report.trials["state"] == "INVALID_HP").sum())
         note = f"<p>{counted(invalid, 'trial', ',')} had invalid hyperparameters.</p>" if invalid else ""
         if not failed:
             return f"<section><h2>Failures</h2>{note or '<p>None.</p>'}</section>"
-        kinds = grouped_failures(failed)
-        parts = [f"<section><h2>Failures</h2>{note}"]
-        ended = sum(record["event"] == "gave_up" for record in failed)
-        parts.append(
-            f"<p>{counted(len(failed), 'failure', ',')}; after {ended:,} of them a trial was not restarted.</p>"
-        )
+        kinds, parts = grouped_failures(failed), []
         for mine in kinds[:FAILURES_SHOWN]:
             line, place = short_error(mine[-1].get("error"))[0], where(mine[-1])
             trials = list(dict.fromkeys(record["trial"] for record in mine))
@@ -285,7 +265,10 @@ rung would have it: near 0, the rung tells nothing of the next. Estimated from t
             )
         if len(kinds) > FAILURES_SHOWN:
             parts.append(f'<p class="quiet">and {len(kinds) - FAILURES_SHOWN} others: see the journal.</p>')
-        return "\n".join(parts) + "</section>"
+        ended = sum(record["event"] == "gave_up" for record in failed)
+        return f"""<section><h2>Failures</h2>{note}
+<p>{counted(len(failed), "failure", ",")}; after {ended:,} of them a trial was not restarted.</p>
+{"".join(parts)}</section>"""
 
     def _config(self) -> str:
         return f"""<section><h2>Config</h2><details><summary>experiment.yaml, with all defaults</summary>
@@ -297,7 +280,3 @@ rung would have it: near 0, the rung tells nothing of the next. Estimated from t
         self.figures[name] = figure
         style = f' style="height:{height}px"' if height else ""
         return f'<div class="plot{" tall" if tall else ""}" id="{name}"{style}></div>'
-
-
-def _first(values: pd.Series[Any]) -> Any:
-    return next((value for value in values if value is not None), None)

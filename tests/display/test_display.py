@@ -97,9 +97,9 @@ def rows(trial: int, epochs: float, value: float | None = None, speed: float | N
 
 def line(made: Search, *, groups: int = 2, wanted: int = 2, counts: Counts | None = None, **screen: Any) -> str:
     shown = Screen(**screen)
-    shown.display.begin(made, [])
+    shown.display.begin(made)
     shown.display.update(counts or Counts(), groups, wanted)
-    return shown.text.strip()
+    return shown.text.splitlines()[-1]
 
 
 def picture(
@@ -113,7 +113,7 @@ def picture(
 ) -> list[str]:
     """The lines of a picture."""
     board = Board(name="digits", metric="error", smaller_is_better=smaller_is_better, unit="epochs")
-    board.begin(made, [])
+    board.begin(made)
     for trial, reported in told.items():
         board.rows(trial, reported)
     board.update(groups)
@@ -157,7 +157,7 @@ def test_line_shows_that_groups_are_starting() -> None:
 def test_line_shows_what_groups_wait_for_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "PLAIN_EVERY_S", (0.0, 0.0))
     shown = Screen()
-    shown.display.begin(search(), [])
+    shown.display.begin(search())
     shown.display.waits("2 of 3 worker groups wait for nodes (2 spot starting)")
     shown.display.update(Counts(), 1, 3)
     told = "digits · 0 of 8 trials ended · 0 running · 2 of 3 worker groups wait for nodes (2 spot starting) · 0:00"
@@ -169,7 +169,7 @@ def test_line_shows_what_groups_wait_for_while_they_wait(monkeypatch: pytest.Mon
 
 def test_line_shows_each_trials_share_of_a_slot() -> None:
     shown = Screen()
-    shown.display.begin(search(Started(trial=0), Started(trial=1)), [])
+    shown.display.begin(search(Started(trial=0), Started(trial=1)))
     shown.display.shares("1/4 GPU")
     shown.display.update(Counts(), 1, 1)
     assert " · 2 running on 1/4 GPU each · " in shown.text
@@ -190,7 +190,7 @@ def test_line_shows_restarts() -> None:
 def test_line_shows_diverged_trials_until_they_recover(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "PLAIN_EVERY_S", (0.0, 0.0))
     made, shown = search(Started(trial=0), Started(trial=1)), Screen()
-    shown.display.begin(made, [])
+    shown.display.begin(made)
     shown.display.rows(0, rows(0, 1.0, value=math.nan))
     shown.display.rows(1, [{**row, "value": math.inf} for row in rows(1, 1.0)])
     shown.display.update(Counts(), 2, 2)
@@ -273,18 +273,6 @@ def test_picture_fits_the_terminal_and_shows_the_best_trials() -> None:
     assert len(lines) < 10
 
 
-def test_curve_of_a_resumed_trial_has_its_earlier_values() -> None:
-    made = search(Started(trial=0), Reported(trial=0, step=1, value=0.5), Reported(trial=0, step=2, value=0.25))
-    board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
-    records = [{"event": "reported", "trial": 0, "step": step, "value": value} for step, value in ((1, 0.5), (2, 0.25))]
-    board.begin(made, [*records, {"event": "reported", "trial": 0, "step": 2, "value": None}])
-    board.rows(0, rows(0, 3, 0.0))
-    console = Console(file=io.StringIO(), width=80)
-    with console.capture() as captured:
-        console.print(board.picture(Counts(), 1, 1, width=80, height=24))
-    assert "█▅▁" in captured.get()
-
-
 @pytest.mark.parametrize(
     ("values", "drawn"),
     [([0, 7], "▁█"), ([3, 3], "▄▄"), ([float("nan"), 1, 2], " ▁█"), ([float("inf")], " "), ([], "")],
@@ -301,7 +289,7 @@ def test_without_a_terminal_a_line_is_printed_every_ten_seconds_and_later_every_
     monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
     screen, made, seen = Screen(), search(), []
     with screen.display as shown:
-        shown.begin(made, [])
+        shown.begin(made)
         for half in range(2 * 3600):
             shown.update(Counts(), 1, 1)
             clock += 0.5
@@ -320,7 +308,7 @@ def test_on_a_terminal_the_picture_is_drawn_a_few_times_a_second_and_erased_at_t
     screen = Screen(terminal=True)
     made = search()
     with screen.display as shown:
-        shown.begin(made, [])
+        shown.begin(made)
         for _ in range(1000):
             shown.update(Counts(), 1, 1)
             clock += 0.001
@@ -371,9 +359,10 @@ def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyP
         unit="batches",
         console=Console(file=io.StringIO(), force_jupyter=True),
     )
-    made = search(Started(trial=0))
+    made = search()
     with shown:
-        shown.begin(made, [])
+        shown.begin(made)
+        made.on(Started(trial=0))
         for _ in range(100):
             shown.update(Counts(), 1, 1)
             clock += 0.1
@@ -394,12 +383,15 @@ def test_a_path_or_a_command_is_never_cut_into_lines() -> None:
 
 
 def test_an_interrupted_run_reports_its_progress_and_the_next_run_that_it_resumes() -> None:
-    made, screen = search(*ended(0, 0.5), Started(trial=1)), Screen()
-    screen.display.begin(made, [])
+    made, screen = search(), Screen()
+    screen.display.begin(made)
+    assert screen.text == ""
+    for event in (*ended(0, 0.5), Started(trial=1)):
+        made.on(event)
     screen.display.interrupted()
     assert screen.text.startswith("stopped: 1 trial ended, 1 to continue from the latest checkpoint\n")
     again = Screen()
-    again.display.begin(made, [{"event": "opened"}, {"event": "started", "trial": 0}])
+    again.display.begin(made)
     assert again.text == "resuming: 1 trial ended, 1 to continue from the latest checkpoint\n"
 
 

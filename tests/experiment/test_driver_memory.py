@@ -59,7 +59,7 @@ class Driver:
         self.numbers = 0
         self.jobs: list[Prune | Examine] = []
         self.search.start()
-        self.display.begin(self.search, [])
+        self.display.begin(self.search)
         self.retention.recover([])
 
     def _put(self, effect: Effect) -> None:
@@ -88,7 +88,7 @@ class Driver:
         self.search.on(Started(trial=trial))
         for batches in RUNGS:
             value = hash((trial, batches)) % 1009 / 1009
-            row = {"batches": batches, "epochs": batches / 10, "kind": "validation", "name": "loss", "value": value}
+            row = {"batches": batches, "epochs": 0.0, "kind": "validation", "name": "loss", "value": value, "time": 0.0}
             self.observers.rows(trial, [row])
             self.display.rows(trial, [row])
             self.retention.saved(trial, batches, f"/experiment/trial_{trial}/checkpoint_{batches}", value)
