@@ -16,7 +16,7 @@ import pytest
 from dray.config.load import load_config
 from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.serve import address
-from dray.serve.client import Server, Unreachable
+from dray.serve.client import Server
 from dray.serve.control import NotSubmitted, Refused, Share, WrongState
 from dray.serve.submission import prepared, reject_objects, run_on_server, why_failed
 from tests.report.simulated import simulated
@@ -110,13 +110,6 @@ def test_auto_names_the_server_of_the_results_directory(served: Served, monkeypa
     for found in (Server.find(), Server.find(url="auto")):
         assert found is not None
         assert (found.url, found.is_here) == (served.url, True)
-
-
-def test_a_server_that_does_not_answer_is_reported_with_its_url() -> None:
-    with pytest.raises(
-        Unreachable, match=r"no dray server answers at http://127.0.0.1:9 .*; start it with: dray serve"
-    ):
-        Server("http://127.0.0.1:9", TOKEN).status()
 
 
 def test_the_token_of_a_server(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
