@@ -258,7 +258,7 @@ def resume(experiment: ExperimentArg, detach: Detach = False) -> None:
     dray experiment resume latest
     """
     with exit_on_signals():
-        there = server.begin(experiment, lambda at, name: at.activate(name))
+        there = server.begin(experiment, lambda at, name: at.act(name, "activate"))
         if there is None:
             _check_not_detached(detach)
             _log_info()

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from aiohttp import BodyPartReader, web
+from aiohttp.typedefs import Handler
 
 from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
 from dray.code.ignore import leads_to_code
@@ -18,7 +19,7 @@ from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
 from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer
-from dray.serve.control import ACTIVE, API, Control, Submitted
+from dray.serve.control import ACTIVE, API, Control, Submitted, Verb
 from dray.serve.requests import change_of, delete, experiment_path, whole
 from dray.storage.disk import scratch
 from dray.text import one_line
@@ -40,7 +41,6 @@ class Api:
 
     def __init__(self, control: Control, results: Path) -> None:
         self._control, self._results = control, results
-        self._patching = asyncio.Lock()
         # Pools of their own: the verbs, in asyncio's, must not wait for user code or for a slow disk.
         self._submitters = ThreadPoolExecutor(SUBMITTERS, "dray-submit")
         self._readers = ThreadPoolExecutor(READERS, "dray-events")
@@ -49,18 +49,12 @@ class Api:
     def routes(self) -> list[web.RouteDef]:
         """The routes, for an application."""
         one = f"{API}/experiments/{{name}}"
-        verbs = {
-            "stop": self._control.stop,
-            "pause": self._control.pause,
-            "activate": self._control.activate,
-            "kill": self._control.kill,
-        }
         return [
             web.get(f"{API}/status", self._status),
             web.post(f"{API}/experiments", self._submit),
             web.patch(one, self._patch),
             web.delete(one, self._delete),
-            *(web.post(f"{one}/{name}", _verb(verb)) for name, verb in verbs.items()),
+            *(web.post(f"{one}/{verb}", self._acting(verb)) for verb in get_args(Verb)),
             web.post(f"{one}/extend", self._extend),
             web.post(f"{one}/fork", self._fork),
             web.get(f"{one}/events", self._events),
@@ -72,6 +66,12 @@ class Api:
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         return answer(asdict(await asyncio.to_thread(self._control.status)))
+
+    def _acting(self, verb: Verb) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return answer(asdict(await asyncio.to_thread(self._control.act, request.match_info["name"], verb)))
+
+        return handle
 
     async def _submit(self, request: web.Request) -> web.StreamResponse:
         if not request.content_type.startswith("multipart/"):
@@ -108,18 +108,7 @@ class Api:
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
         name, change = request.match_info["name"], change_of(await _body(request))
-
-        def apply() -> Submitted:
-            now = self._control.experiment(name)
-            words = {field: change.pop(field) for field in ("tags", "notes") if field in change}
-            if change:
-                now = self._control.set_share(name, replace(now.share, **change))
-            if words:
-                now = self._control.annotate(name, **{"tags": now.tags, "notes": now.notes, **words})
-            return now
-
-        async with self._patching:  # what is not given stays as it is at that moment
-            return answer(asdict(await asyncio.to_thread(apply)))
+        return answer(asdict(await asyncio.to_thread(self._control.change, name, change)))
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         path = experiment_path(self._results, request.match_info["name"])
@@ -165,13 +154,6 @@ def _without(what: str, code: Path) -> str:
     for place in {str(code), str(code.resolve())}:
         what = what.replace(f"{place}/", "").replace(place, "the model directory")
     return what
-
-
-def _verb(verb: Callable[[str], Submitted]) -> Callable[[web.Request], Any]:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return answer(asdict(await asyncio.to_thread(verb, request.match_info["name"])))
-
-    return handle
 
 
 async def _read_parts(request: web.Request, packed: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from dray._version import __version__
-from dray.serve.control import NotSubmitted, Share, Status, Submitted, WrongState
+from dray.serve.control import NotSubmitted, Status, Submitted, WrongState
 
 
 class Browsing:
@@ -16,28 +16,11 @@ class Browsing:
     def __init__(self, results: Path) -> None:
         self._results, self._since = results, time.time()
 
-    def submit(self, config: str, code: Path) -> Submitted:
-        self._refuse()
-
     def experiments(self) -> list[Submitted]:
         return []
 
     def experiment(self, name: str) -> Submitted:
         raise NotSubmitted(f"experiment {name} was not submitted to a server")
-
-    def stop(self, name: str) -> Submitted:
-        self._refuse()
-
-    pause = activate = kill = stop
-
-    def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
-        self._refuse()
-
-    def set_share(self, name: str, share: Share) -> Submitted:
-        self._refuse()
-
-    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
-        self._refuse()
 
     def status(self) -> Status:
         return Status(
@@ -51,5 +34,7 @@ class Browsing:
             experiments={},
         )
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise WrongState("no server is up; to change or run experiments here, end dray ui and start: dray serve")
+
+    submit = act = extend = change = _refuse

@@ -118,6 +118,12 @@ class WrongState(ValueError):
     """The experiment can't do that in its state; the message is one line, and says what can be done."""
 
 
+Verb = Literal["stop", "pause", "activate", "kill"]
+"""stop: have its running trials save a checkpoint, and end its process. pause: the same, also before it begins.
+activate: queue it again if it was paused or stopped, or its process died; it continues from its journal. kill: end its
+process at once; its trials continue from their last checkpoints if it is activated."""
+
+
 class Control(Protocol):
     """A server's verbs. Thread-safe; each returns at once, and has been written to the disk when it returns.
 
@@ -134,26 +140,14 @@ class Control(Protocol):
     def experiment(self, name: str) -> Submitted:
         """One of them."""
 
-    def stop(self, name: str) -> Submitted:
-        """Have its running trials save a checkpoint, and end its process."""
-
-    def pause(self, name: str) -> Submitted:
-        """Like `stop`, also for queued experiments; `activate` resumes it."""
-
-    def activate(self, name: str) -> Submitted:
-        """Queue one again that was paused or stopped, or whose process died; it continues from its journal."""
-
-    def kill(self, name: str) -> Submitted:
-        """End its process at once; its trials continue from their last checkpoints if it is activated."""
+    def act(self, name: str, verb: Verb) -> Submitted:
+        """Stop, pause, activate or kill it."""
 
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
         """Queue one again, finished or not, with more trials or longer ones. Raises `ConfigError` if it can't be."""
 
-    def set_share(self, name: str, share: Share) -> Submitted:
-        """Change what slots it gets, from now on."""
-
-    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
-        """Replace its tags and notes."""
+    def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
+        """Change some of the fields of its share, from now on, its tags or its notes; the others stay."""
 
     def status(self) -> Status:
         """The server's state."""

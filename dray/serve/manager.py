@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +40,7 @@ from dray.records.numbering import take_number
 from dray.records.overview import COMPLETED
 from dray.serve import driver as commands
 from dray.serve import scheduler as effects
-from dray.serve.control import Share, Status, Submitted
+from dray.serve.control import Share, Status, Submitted, Verb
 from dray.serve.processes import Driver, Spares
 from dray.serve.queue import Queue
 from dray.serve.scheduler import ProcessEnd, Scheduler
@@ -265,28 +265,16 @@ class Manager:
     def experiment(self, name: str) -> Submitted:
         return self._ask(self._scheduler.experiment, name)
 
-    def stop(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.end, name, "stop", signal.SIGTERM)
-
-    def pause(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.end, name, "pause", signal.SIGTERM)
-
-    def kill(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.end, name, "stop", signal.SIGKILL)
-
-    def activate(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.activate, name)
+    def act(self, name: str, verb: Verb) -> Submitted:
+        return self._ask(self._scheduler.act, name, verb)
 
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
         wanted = {"max_trials": max_trials, "max_length": max_length}
         extension = {field: value for field, value in wanted.items() if value is not None}
         return self._ask(self._scheduler.extend, name, extension)
 
-    def set_share(self, name: str, share: Share) -> Submitted:
-        return self._ask(self._scheduler.set_share, name, share)
-
-    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
-        return self._ask(self._scheduler.annotate, name, tags, notes)
+    def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
+        return self._ask(self._scheduler.change, name, change)
 
     def status(self) -> Status:
         return self._ask(self._status)

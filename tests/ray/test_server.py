@@ -160,17 +160,17 @@ def test_other_environment_variables_need_other_processes_which_no_other_experim
 def test_a_paused_experiment_continues_where_it_saved(server: Served) -> None:
     submitted = server.submit("paused", batches=40, pause_s=0.1)
     server.wait_for(lambda: has_saved(server, submitted), "a checkpoint")
-    server.client.pause(submitted.name)
+    server.client.act(submitted.name, "pause")
     server.wait_until(submitted, "PAUSED")
-    server.client.activate(submitted.name)
+    server.client.act(submitted.name, "activate")
     server.wait_for(lambda: len(attempts(server.record("paused"))[0]) == 2, "it continues")
-    server.client.stop(submitted.name)
-    server.client.activate(submitted.name)  # while it stops
+    server.client.act(submitted.name, "stop")
+    server.client.act(submitted.name, "activate")  # while it stops
     ended = server.wait_until(submitted, "COMPLETED")
     check_training(server.record("paused"), trials=1, batches=40)
     assert (len(attempts(server.record("paused"))[0]), ended.restarts) == (3, 0)
     with pytest.raises((WrongState, Refused), match="completed"):
-        server.client.activate(submitted.name)
+        server.client.act(submitted.name, "activate")
 
 
 # ------------------------------------------------------------------------------------------------------------ faults
@@ -191,7 +191,7 @@ def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> 
     running = server.submit("running-on", batches=60, pause_s=0.1)
     waiting = [server.submit(f"waiting-{number}", batches=20) for number in range(3)]
     server.wait_for(lambda: has_saved(server, running), "a checkpoint")
-    paused = server.client.pause(waiting[-1].name)
+    paused = server.client.act(waiting[-1].name, "pause")
     server.kill()
     server.restart()
     for submitted in (running, *waiting[:-1]):

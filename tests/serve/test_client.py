@@ -142,18 +142,18 @@ def test_an_experiment_is_submitted_and_steered(served: Served, server: Server, 
     assert submitted == served.control.experiment("digits-1")
     assert submitted.share == Share(priority=10, weight=2.0)
     assert "correct-horse" in (served.results / "digits-1" / "secrets.yaml").read_text()
-    assert server.pause("digits-1").state == "PAUSED"
+    assert server.act("digits-1", "pause").state == "PAUSED"
     with pytest.raises(WrongState, match="digits-1 is PAUSED"):
-        server.pause("digits-1")
+        server.act("digits-1", "pause")
     assert server.change("digits-1", priority=3).share == Share(priority=3, weight=2.0)
     assert server.change("digits-1", tags=["a"], notes="n").tags == ("a",)
     assert server.fork("digits-1", {"searcher.max_length": {"batches": 8}}).name == "digits-2"
     assert server.extend("digits-1", max_length=9).state == "QUEUED"
     with pytest.raises(NotSubmitted):
-        server.stop("digits-9")
+        server.act("digits-9", "stop")
     with pytest.raises(NoExperiment):
         server.events("../results")
-    server.stop("digits-1")
+    server.act("digits-1", "stop")
     server.delete("digits-1")
     assert not (served.results / "digits-1").exists()
 

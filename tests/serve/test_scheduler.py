@@ -103,7 +103,7 @@ def test_a_process_that_dies_again_and_again_without_training_fails_its_experime
     assert scene.started() == []
     failed = scene.scheduler.experiment("a")
     assert (failed.state, failed.error) == ("ERROR", "killed by signal 9; it has died 3 times in a row")
-    assert scene.scheduler.activate("a").restarts == 0
+    assert scene.scheduler.act("a", "activate").restarts == 0
     assert scene.started() == ["a"]
 
 
@@ -176,36 +176,23 @@ def test_an_experiment_stops_at_once_if_it_waits_and_once_its_process_has_ended_
     scene.submit("runs", "waits")
     scene.step()
     scene.effects.clear()
-    assert scene.scheduler.end("waits", wanted, signal.SIGTERM).state == state
-    assert scene.scheduler.end("runs", wanted, signal.SIGTERM).state == "STOPPING"
+    assert scene.scheduler.act("waits", wanted).state == state
+    assert scene.scheduler.act("runs", wanted).state == "STOPPING"
     assert scene.effects == [SignalProcess("runs", signal.SIGTERM)]
     scene.scheduler.ended("runs", DIED)
     assert (scene.state("runs"), scene.scheduler.experiment("runs").restarts) == (state, 0)
     assert scene.started() == []
-    scene.scheduler.activate("runs")
+    scene.scheduler.act("runs", "activate")
     assert scene.started() == ["runs"]
-
-
-def test_what_has_ended_can_not_be_stopped_and_what_has_completed_not_activated(scene: Scene) -> None:
-    scene.submit("a")
-    scene.step()
-    scene.scheduler.ended("a", ProcessEnd(kind="COMPLETED"))
-    with pytest.raises(WrongState, match="experiment a has ended"):
-        scene.scheduler.end("a", "stop", signal.SIGTERM)
-    with pytest.raises(WrongState, match="experiment a has completed"):
-        scene.scheduler.activate("a")
-    assert scene.scheduler.extend("a", {"max_trials": 8}).state == "QUEUED"
 
 
 def test_a_share_that_a_user_sets_reaches_the_desk_until_it_has_it(scene: Scene) -> None:
     scene.submit("a")
     scene.step()
     scene.demand("a", waits=1)
-    scene.scheduler.set_share("a", Share(priority=1, weight=2.0, max_slots=3))
+    scene.scheduler.change("a", {"priority": 1, "weight": 2.0, "max_slots": 3})
     assert scene.step() == [SetShare("a-run", 1, 2.0, 6)]
     assert scene.step() == [SetShare("a-run", 1, 2.0, 6)]
-    annotated = scene.scheduler.annotate("a", ("best",), "lower rates")
-    assert (annotated.tags, annotated.notes) == (("best",), "lower rates")
 
 
 def test_deleted_experiments_are_forgotten_unless_they_run(scene: Scene) -> None:
