@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -17,10 +17,13 @@ from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
 from dray.code.ignore import leads_to_code
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
+from dray.records import copies
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
 from dray.serve import fork, logs
 from dray.serve.answers import BadInput, answer
-from dray.serve.control import ACTIVE, API, Control, Submitted, Verb
-from dray.serve.requests import change_of, delete, experiment_path, whole
+from dray.serve.control import ACTIVE, API, Control, NotSubmitted, Submitted, Verb, WrongState
+from dray.serve.experiments import experiment_path
 from dray.storage.disk import scratch
 from dray.text import one_line
 
@@ -34,6 +37,8 @@ POLL_S = 0.1
 """How often an experiment's events are looked for while somebody waits for them."""
 LONGEST_WAIT_S = 25.0
 """How long a request for events waits at most: proxies cut off what takes a minute."""
+MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000
+"""Most tags, and most characters of a tag and of the notes."""
 
 
 class Api:
@@ -107,17 +112,17 @@ class Api:
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
-        name, change = request.match_info["name"], change_of(await _body(request))
+        name, change = request.match_info["name"], _change_of(await _body(request))
         return answer(asdict(await asyncio.to_thread(self._control.change, name, change)))
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         path = experiment_path(self._results, request.match_info["name"])
-        await _call(self._submitters, delete, self._control, path)
+        await _call(self._submitters, _delete, self._control, path)
         return web.Response(status=204)
 
     async def _extend(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
-        wanted = {name: whole(body, name) for name in ("max_trials", "max_length")}
+        wanted = {name: _whole(body, name) for name in ("max_trials", "max_length")}
         if set(body) - set(wanted) or not any(wanted.values()):
             raise BadInput("give max_trials, max_length or both, as integers from 1, and nothing else")
 
@@ -201,3 +206,55 @@ def _number(request: web.Request, name: str) -> int:
     if not text.isdecimal() or len(text) > 18:
         raise BadInput(f"{name} must be a whole number from 0, got {text[:40]!r}")
     return int(text)
+
+
+def _delete(control: Control, path: Path) -> None:
+    """Delete an experiment and its checkpoints, here and in its object store. If it runs, or waits to: `WrongState`;
+    if a driver that the server knows nothing of runs it: `JournalError`."""
+    with contextlib.suppress(NotSubmitted):
+        state = control.experiment(path.name).state
+        if state in ACTIVE:
+            raise WrongState(f"{path.name} is {state}; stop it first")
+    copies.delete(StoredExperiment.here(ExperimentDirectory.open(path)))
+
+
+def _change_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The change that a request's body asks for, of `dray.serve.control.Share` and of tags and notes; else
+    `BadInput`."""
+    known = ("priority", "weight", "max_slots", "tags", "notes")
+    if unknown := [name for name in body if name not in known]:
+        raise BadInput(f"{unknown[0][:40]} can't be changed; only {', '.join(known)} can")
+    change: dict[str, Any] = {}
+    if "priority" in body:
+        change["priority"] = _whole(body, "priority", most=99)
+    if "weight" in body:
+        change["weight"] = _weight(body["weight"])
+    if "max_slots" in body:
+        change["max_slots"] = None if body["max_slots"] is None else _whole(body, "max_slots")
+    if (tags := body.get("tags")) is not None:
+        good = isinstance(tags, list) and all(isinstance(tag, str) and 0 < len(tag) <= MAX_TAG for tag in tags)
+        if not good or len(tags) > MAX_TAGS:
+            raise BadInput(f"tags must be a list of at most {MAX_TAGS} texts, each of 1 to {MAX_TAG} characters")
+        change["tags"] = tuple(dict.fromkeys(tags))
+    if (notes := body.get("notes")) is not None:
+        if not isinstance(notes, str) or len(notes) > MAX_NOTES:
+            raise BadInput(f"notes must be text of at most {MAX_NOTES:,} characters")
+        change["notes"] = notes
+    return change
+
+
+def _whole(body: Mapping[str, Any], name: str, *, most: int = 1_000_000_000) -> int | None:
+    """A field that is an integer from 1, else `BadInput`; None if it is not given."""
+    if name not in body:
+        return None
+    value = body[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        limits = f"from 1 to {most}" if most < 1000 else "from 1"
+        raise BadInput(f"{name} must be an integer {limits}, got {value!r:.40}")
+    return value
+
+
+def _weight(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1_000_000:
+        raise BadInput(f"weight must be a number > 0, at most 1000000, got {value!r:.40}")
+    return float(value)

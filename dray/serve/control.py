@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
+from dray._version import __version__
 from dray.config import defaults
 
 API = "/api/v1"
@@ -151,3 +153,33 @@ class Control(Protocol):
 
     def status(self) -> Status:
         """The server's state."""
+
+
+class Browsing:
+    """A `Control` without a server, for ``dray ui``."""
+
+    def __init__(self, results: Path) -> None:
+        self._results, self._since = results, time.time()
+
+    def experiments(self) -> list[Submitted]:
+        return []
+
+    def experiment(self, name: str) -> Submitted:
+        raise NotSubmitted(f"experiment {name} was not submitted to a server")
+
+    def status(self) -> Status:
+        return Status(
+            version=__version__,
+            cluster="no server is up",
+            results=str(self._results),
+            since=self._since,
+            slots=0,
+            busy=0,
+            groups=0,
+            experiments={},
+        )
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise WrongState("no server is up; to change or run experiments here, end dray ui and start: dray serve")
+
+    submit = act = extend = change = _refuse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,6 @@ from dray.records.numbering import numbers_by_path
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.serve.figures import CachedFigures, cached, figures_of
-from dray.serve.requests import experiment_path
 from dray.serve.trials import other_curves
 from dray.text import one_line
 from searchers.errors import JournalError
@@ -239,3 +239,15 @@ class Experiments:
         now = time.monotonic()
         with self._lock:
             return max(1, sum(now - entry.viewed_at < LOOKED_AT_S for entry in self._entries.values()))
+
+
+def experiment_path(results: Path, name: str) -> Path:
+    """The directory of an experiment, by a decoded name from a URL. If there is none of this name, in particular one
+    with a slash, or a hidden one: `NoExperiment`."""
+    path = results / name
+    if name and not name.startswith(".") and "/" not in name and "\0" not in name:
+        # Links are those that `link_into_results` makes, to a directory of the same name.
+        is_ours = not path.is_symlink() or Path(os.readlink(path)).name == name
+        if is_ours and (path / "experiment.yaml").is_file():
+            return path.resolve()
+    raise NoExperiment(f"no experiment {name[:100]!r} in the results directory")

@@ -38,10 +38,10 @@ from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.records.overview import COMPLETED
-from dray.serve import driver as commands
+from dray.serve import processes as commands
 from dray.serve import scheduler as effects
 from dray.serve.control import Share, Status, Submitted, Verb
-from dray.serve.processes import Driver, Spares
+from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import Queue
 from dray.serve.scheduler import ProcessEnd, Scheduler
 from dray.storage import StorageFull
@@ -78,7 +78,7 @@ class Manager:
         self._fault = ""
         self._looked_at = time.monotonic()
         self._effects: list[Any] = []
-        self._processes: dict[str, Driver] = {}
+        self._processes: dict[str, ExperimentProcess] = {}
         self._sessions: dict[str, Session] = {}
         """The connections of experiments' runs."""
         self._loop = EventLoop("dray-server")
@@ -97,7 +97,7 @@ class Manager:
             draining=None if cluster.own else functools.partial(self._loop.post, self._lending.nodes_drain),
             silent=lambda: say("the head of the Ray cluster does not answer; if it is gone, start the server again"),
         )
-        self._spares = Spares(lambda: Driver(server, str(self._results), self._ended))
+        self._spares = Spares(lambda: ExperimentProcess(server, str(self._results), self._ended))
 
     # ------------------------------------------------------------------ the thread of the caller
     def run(self, over: Callable[[], bool]) -> None:
@@ -191,7 +191,7 @@ class Manager:
             raise
         process.path = command.path
         process.send(command)
-        process.send(commands.Run())
+        process.send(commands.RUN)
         if process.exit_code is not None:  # it ended before it was known whose it is
             self._ended(process)
 
@@ -204,13 +204,13 @@ class Manager:
             self._scheduler.deleted([item.name for item in self._queue.items() if not item.path.exists()])
             self._spares.replace_ended()
 
-    def _ended(self, process: Driver) -> None:
+    def _ended(self, process: ExperimentProcess) -> None:
         """An experiment's process has ended. Called in a thread."""
         if process.path is not None:
             end = _end_of(process, process.path)
             self._loop.post(self._note_end, process, end)
 
-    def _note_end(self, process: Driver, end: ProcessEnd) -> None:
+    def _note_end(self, process: ExperimentProcess, end: ProcessEnd) -> None:
         name = next((name for name, each in self._processes.items() if each is process), None)
         if name is None:
             return
@@ -249,12 +249,12 @@ class Manager:
             shutil.rmtree(path, ignore_errors=True)  # it was not accepted
             raise
 
-    def _accept(self, process: Driver, path: Path, share: Share) -> Submitted:
+    def _accept(self, process: ExperimentProcess, path: Path, share: Share) -> Submitted:
         # If the process has ended, another one opens the experiment.
         submitted, runs = self._scheduler.submit(path, share, has_process=process.exit_code is None)
         if runs:
             self._processes[submitted.name] = process
-            process.send(commands.Run())
+            process.send(commands.RUN)
         else:
             process.signal(signal.SIGKILL)
         return submitted
@@ -292,7 +292,7 @@ class Manager:
         )
 
 
-def _end_of(process: Driver, path: Path) -> ProcessEnd:
+def _end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
     """How an experiment's process has ended."""
     failure = process.failure
     message = "" if failure is None else failure.message
