@@ -182,17 +182,17 @@ class Group:
         """Whether all its ranks wait for a trial."""
         return self.lease is None and not self.retiring and len(self.waiting) == self.size
 
-    def death(self, dead: Mapping[int, str], batches: int) -> Departure:
-        """How a trial ended whose processes died. `dead`: their ranks, each with the cause if known, or "".
-        `batches`: trained until then, according to a surviving rank; -1 if unknown."""
+    def death(self, dead: Mapping[int, str], error: str, batches: int) -> Departure:
+        """How a trial ended whose processes died, or ended by an `error` of their own. `dead`: ranks, each with the
+        cause if known, or "". `batches`: trained until then, according to a surviving rank; -1 if unknown."""
         ranks = ", ".join(map(str, sorted(dead)))
         who = "a process"
         if ranks and self.size > 1:
             who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
-        cause = next((each for each in dead.values() if each), "")
+        cause = next((each for each in dead.values() if each), error)
         kind: FailureKind = "oom" if LOW_MEMORY in cause else "node" if LOST_NODE in cause else "died"
         return Departure(
             outcome="errored",
-            error=f"{who} of worker group {self.name} died{cause and f': {cause}'}",
+            error=f"{who} of worker group {self.name} {'ended' if error else 'died'}{cause and f': {cause}'}",
             failure=Failure(kind=kind, batches=batches),
         )

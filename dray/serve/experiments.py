@@ -84,7 +84,6 @@ class Experiments:
         self._lock = threading.Lock()  # of entries, and their readers
         self._follower: threading.Thread | None = None
         self._made: dict[tuple[str, str], CachedFigures] = {}
-        self._expected: dict[tuple[str, str], float] = {}
 
     # ------------------------------------------------------------------ the list
     def overviews(self, also: Iterable[str] = ()) -> tuple[dict[str, Overview], int]:
@@ -210,7 +209,6 @@ class Experiments:
             entry.reader = None
         for key in [key for key in self._made if key[0] == entry.path.name]:
             del self._made[key]
-            self._expected.pop(key, None)
 
     def figures(self, name: str, kind: str, *, now: bool = False) -> tuple[bytes, float]:
         """Figures of an experiment, of one of `figures.KINDS`; made again if they are old enough for what they cost,
@@ -225,14 +223,10 @@ class Experiments:
         self, name: str, what: str, make: Callable[[ExperimentReader], bytes], *, now: bool = False
     ) -> tuple[bytes, float]:
         reader, key = self.open(name), (name, what)
-        began = time.monotonic()
-        figures = max(1, sum(began < expected for expected in list(self._expected.values())))
         made = self._made.get(key)
-        if made is None or now or (made.version != reader.version and made.wait_s(figures) <= 0):
+        if made is None or now or (made.version != reader.version and not made.wait_s):
             made = self._made[key] = cached(reader, lambda: make(reader))
-        wait_s = max(0.0, made.wait_s(figures))
-        self._expected[key] = time.monotonic() + wait_s + LOOKED_AT_S
-        return made.body, wait_s
+        return made.body, made.wait_s
 
     def looked_at(self) -> int:
         """How many experiments are looked at now."""

@@ -197,10 +197,9 @@ class Manager:
 
     def _look(self) -> None:
         """What is looked at now and then: the disk, deleted experiments, and the spare process."""
-        self._fault = ""
         self._scheduler.disk(why_full(self._results))
         if time.monotonic() >= self._looked_at + LOOK_S:
-            self._looked_at = time.monotonic()
+            self._looked_at, self._fault = time.monotonic(), ""
             self._scheduler.deleted([item.name for item in self._queue.items() if not item.path.exists()])
             self._spares.replace_ended()
 

@@ -338,16 +338,19 @@ def test_the_cause_of_a_death_is_the_kind_of_failure(scene: Scene, cause: str, k
 
 
 @pytest.mark.parametrize(
-    ("size", "dead", "error"),
+    ("size", "dead", "own", "error"),
     [
-        (2, {}, "a process of worker group g died"),
-        (4, {1: "x", 2: "y"}, "the processes of ranks 1, 2 of worker group g died: x"),
+        (2, {}, "", "a process of worker group g died"),
+        (4, {1: "x", 2: "y"}, "", "the processes of ranks 1, 2 of worker group g died: x"),
+        (2, {}, "ConnectionLost: 10.0.0.7:1", "a process of worker group g ended: ConnectionLost: 10.0.0.7:1"),
     ],
 )
-def test_the_error_names_the_ranks_that_died(scene: Scene, size: int, dead: dict[int, str], error: str) -> None:
+def test_the_error_names_the_ranks_that_died_or_how_their_processes_ended(
+    scene: Scene, size: int, dead: dict[int, str], own: str, error: str
+) -> None:
     lease = scene.lend(3, size=size)
     scene.leave(lease, 0, "errored", "Connection reset by peer", failure=COLLECTIVE)
-    scene.end_group(dead=dead)
+    scene.end_group(dead=dead, error=own)
     assert [(left.error, left.failure) for left in scene.told(TrialLeft)] == [(error, Failure(kind="died", batches=6))]
 
 

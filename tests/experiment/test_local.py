@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
-from bdb import BdbQuit
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -398,18 +396,6 @@ def test_class_that_exits_is_an_error_with_its_line(model_dir: Path) -> None:
     with pytest.raises(ScriptFailed, match=r"OneWeight called sys\.exit\(3\) during training") as raised:
         run_local(load_config(CONFIG), model_dir, path=model_dir / "run")
     assert raised.traceback[-1].name == "train_batch"
-
-
-def test_a_debugger_shows_the_stack_from_the_users_code_on(model_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    where = "        loss = self.loss(batch)\n        self"
-    debug = "import io, pdb, sys; pdb.Pdb(stdin=io.StringIO('w\\nq\\n'), stdout=sys.stdout, readrc=False).set_trace()"
-    code = TRIAL.replace(where, f"        {debug}\n{where}", 1)
-    (model_dir / "my_weight.py").write_text(code)
-    with pytest.raises(BdbQuit):
-        run_local(load_config(CONFIG), model_dir, path=model_dir / "run")
-    frames = re.findall(r"^(?:\(Pdb\) )?[> ] (\S+)\(\d+\)(\w+)\(\)", capfd.readouterr().out, re.MULTILINE)
-    assert frames == [(str(model_dir / "my_weight.py"), "train_batch")] * 2, "where it is, and all that `w` shows"
-    assert sys.gettrace() is None
 
 
 def test_failing_startup_hook_ends_a_local_run_before_it_begins(program: dict[str, Any], model_dir: Path) -> None:
