@@ -20,7 +20,6 @@ from dray.desk.effects import After, Effect, Reply, Tell
 from dray.desk.lease import Client, Group, Lease, LeaseEvent
 from dray.desk.messages import (
     ClientLeft,
-    Demand,
     Departure,
     GroupEnded,
     GroupReady,
@@ -32,6 +31,7 @@ from dray.desk.messages import (
     WorkerArrived,
     WorkerUnfit,
 )
+from dray.desk.shares import Demand
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from dray.config import defaults
 from dray.desk.failure import LOST_NODE, LOW_MEMORY, Failure, FailureKind
-from dray.desk.messages import Demand, Departure, LeaseOutcome
-from dray.desk.shares import QUANTUM, Claim
+from dray.desk.messages import Departure, LeaseOutcome
+from dray.desk.shares import QUANTUM, Demand
 
 LeaseState = Literal["granted", "running", "moving", "concluded", "failed", "over"]
 """What a lease waits for. granted: the driver's parameters, and rank 0 to take it up. running: rank 0 to leave. moving:
@@ -110,15 +110,18 @@ class Client:
     @property
     def demand(self) -> Demand:
         """What it has and asks for now."""
-        claim = Claim(
+        return Demand(
             name=self.name,
             groups=len(self.queue) + len(self.leases) + self.expected,
+            has=len(self.leases),
             size=self.size,
             priority=self.priority,
             weight=self.weight,
             max_slots=self.max_slots,
+            shape=self.shape,
+            kind=self.kind,
+            unit=self.unit,
         )
-        return Demand(claim=claim, shape=self.shape, kind=self.kind, unit=self.unit, has=len(self.leases))
 
     @property
     def next_trial(self) -> int | None:

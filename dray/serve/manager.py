@@ -285,7 +285,7 @@ class Manager:
             results=str(self._results),
             since=self._since,
             slots=self._lender.slots(),
-            busy=sum(demand.has * demand.claim.size for demand in self._lender.demands.values()),
+            busy=sum(demand.has * demand.size for demand in self._lender.demands.values()),
             groups=self._lender.group_count,
             experiments=self._scheduler.counts(),
         )

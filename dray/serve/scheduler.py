@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dray.desk.effects import Say
-from dray.desk.messages import Demand
+from dray.desk.shares import Demand
 from dray.serve.control import ACTIVE, Share, State, Submitted, Verb, WrongState
 from dray.serve.queue import Item, Queue
 
@@ -122,9 +122,9 @@ class Scheduler:
                 continue
             process.had_slots |= bool(demand.has)
             self._queue.opened(name)
-            share, claim = self._queue.item(name).share, demand.claim
+            share = self._queue.item(name).share
             most = None if share.max_slots is None else share.max_slots * demand.unit
-            if (share.priority, share.weight, most) != (claim.priority, claim.weight, claim.max_slots):
+            if (share.priority, share.weight, most) != (demand.priority, demand.weight, demand.max_slots):
                 self._emit(SetShare(run, share.priority, share.weight, most))
         due = [item for item in self._queue.items() if item.state == "run" and not self._is_up(item.name)]
         for item in sorted(due, key=lambda each: each.share.priority):
@@ -252,8 +252,8 @@ class Scheduler:
             state=state,
             submitted=item.submitted,
             share=item.share,
-            slots=sum(demand.has * demand.claim.size for demand in demands),
-            waiting=sum(demand.claim.groups - demand.has for demand in demands),
+            slots=sum(demand.has * demand.size for demand in demands),
+            waiting=sum(demand.groups - demand.has for demand in demands),
             restarts=item.restarts,
             error=item.error or (self.full if state in ACTIVE else ""),
             tags=item.tags,
@@ -268,7 +268,7 @@ class Scheduler:
             case "pause" | "stop":
                 return "STOPPING" if process is not None else "PAUSED" if item.state == "pause" else "STOPPED"
         had_slots = process is not None and process.had_slots
-        waits = any(demand.claim.groups for demand in demands)
+        waits = any(demand.groups for demand in demands)
         if any(demand.has for demand in demands) or (had_slots and not waits):
             return "RUNNING"  # without trials it decides what is next, or ends
         if had_slots:  # if others do not have its slots, its processes have died

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dray.desk.effects import Say
-from dray.desk.messages import Demand
-from dray.desk.shares import Claim
+from dray.desk.shares import Demand
 from dray.serve.control import Share, WrongState
 from dray.serve.queue import Queue
 from dray.serve.scheduler import (
@@ -53,8 +52,7 @@ class Scene:
 
     def demand(self, name: str, *, has: int = 0, waits: int = 0) -> None:
         """What the desk says of an experiment's run."""
-        claim = Claim(name=f"{name}-run", groups=has + waits, size=1, priority=42, weight=1.0)
-        self.demands[claim.name] = Demand(claim=claim, shape="x", kind="cpu", unit=2, has=has)
+        self.demands[f"{name}-run"] = Demand(name=f"{name}-run", groups=has + waits, has=has, shape="x", unit=2)
 
     def step(self) -> list[SchedulerEffect]:
         """What follows from a look at the desk."""
