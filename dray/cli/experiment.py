@@ -259,7 +259,7 @@ def resume(experiment: ExperimentArg, detach: Detach = False) -> None:
     \b
     dray experiment resume latest
     """
-    _go_on(experiment, lambda at, name: at.activate(name), detach=detach)
+    _go_on(experiment, lambda at, name: at.act(name, "activate"), detach=detach)
 
 
 @app.command()

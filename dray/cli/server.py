@@ -177,9 +177,9 @@ def stop(server: Server, name: str) -> bool:
     try:
         if server.events(name, END)["state"] == "STOPPING":
             tell(f"ending {name} at once")
-            server.kill(name)
+            server.act(name, "kill")
         else:
-            server.stop(name)
+            server.act(name, "stop")
             tell(f"stopping {name}: waiting until its running trials have saved a checkpoint")
     except NotSubmitted:
         return False

@@ -20,7 +20,6 @@ from dray.desk.effects import After, Effect, Reply, Tell
 from dray.desk.lease import Client, Group, Lease, LeaseEvent
 from dray.desk.messages import (
     ClientLeft,
-    Demand,
     Departure,
     GroupEnded,
     GroupReady,
@@ -32,6 +31,7 @@ from dray.desk.messages import (
     WorkerArrived,
     WorkerUnfit,
 )
+from dray.desk.shares import Demand
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
@@ -277,7 +277,7 @@ class Desk:
                 elif lease.state == "running":
                     # The other ranks know how far the trial came.
                     failure = None if lease.deferred is None else lease.deferred.failure
-                    departure = state.death(dead, -1 if failure is None else failure.batches)
+                    departure = state.death(dead, error, -1 if failure is None else failure.batches)
                     self._conclude(lease, departure, dead=tuple(sorted(dead)))
                 self._end(lease)
         self._emit(Tell(owner, GroupEnded(group=group, start=start, dead=tuple(sorted(dead)), error=error)))
@@ -387,8 +387,7 @@ class Desk:
                 if wanted <= 0 or lease.client.priority <= client.priority:
                     break
                 if lease.state == "running":
-                    lease.on("move")
-                    self._answer_stop(lease, stop=True)
+                    self._move(lease.group)
                     wanted -= 1
 
     def _grant(self, client: Client, trial: int, group: Group) -> None:

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from dray.config import defaults
 from dray.desk.failure import LOST_NODE, LOW_MEMORY, Failure, FailureKind
-from dray.desk.messages import Demand, Departure, LeaseOutcome
-from dray.desk.shares import QUANTUM, Claim
+from dray.desk.messages import Departure, LeaseOutcome
+from dray.desk.shares import QUANTUM, Demand
 
 LeaseState = Literal["granted", "running", "moving", "concluded", "failed", "over"]
 """What a lease waits for. granted: the driver's parameters, and rank 0 to take it up. running: rank 0 to leave. moving:
@@ -110,15 +110,18 @@ class Client:
     @property
     def demand(self) -> Demand:
         """What it has and asks for now."""
-        claim = Claim(
+        return Demand(
             name=self.name,
             groups=len(self.queue) + len(self.leases) + self.expected,
+            has=len(self.leases),
             size=self.size,
             priority=self.priority,
             weight=self.weight,
             max_slots=self.max_slots,
+            shape=self.shape,
+            kind=self.kind,
+            unit=self.unit,
         )
-        return Demand(claim=claim, shape=self.shape, kind=self.kind, unit=self.unit, has=len(self.leases))
 
     @property
     def next_trial(self) -> int | None:
@@ -182,17 +185,17 @@ class Group:
         """Whether all its ranks wait for a trial."""
         return self.lease is None and not self.retiring and len(self.waiting) == self.size
 
-    def death(self, dead: Mapping[int, str], batches: int) -> Departure:
-        """How a trial ended whose processes died. `dead`: their ranks, each with the cause if known, or "".
-        `batches`: trained until then, according to a surviving rank; -1 if unknown."""
+    def death(self, dead: Mapping[int, str], error: str, batches: int) -> Departure:
+        """How a trial ended whose processes died, or ended by an `error` of their own. `dead`: ranks, each with the
+        cause if known, or "". `batches`: trained until then, according to a surviving rank; -1 if unknown."""
         ranks = ", ".join(map(str, sorted(dead)))
         who = "a process"
         if ranks and self.size > 1:
             who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
-        cause = next((each for each in dead.values() if each), "")
+        cause = next((each for each in dead.values() if each), error)
         kind: FailureKind = "oom" if LOW_MEMORY in cause else "node" if LOST_NODE in cause else "died"
         return Departure(
             outcome="errored",
-            error=f"{who} of worker group {self.name} died{cause and f': {cause}'}",
+            error=f"{who} of worker group {self.name} {'ended' if error else 'died'}{cause and f': {cause}'}",
             failure=Failure(kind=kind, batches=batches),
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dray.desk.failure import Failure
-from dray.desk.shares import Claim
 from dray.desk.wire import wire
 from dray.masking import hidden_text
 
@@ -228,28 +227,6 @@ class CheckpointSaved(_Event):
     """How long it took to write and commit it; None if it existed before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDamaged(_Event):
-    """A trial has skipped a damaged checkpoint."""
-
-    trial: int
-    checkpoint: str
-    error: str
-
-
-# ------------------------------------------------------------------------------------------------------ for the server
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What a client of the desk has and asks for: groups of this shape that train its trials, on slots of this kind,
-    "gpu" or "cpu". `unit`: GPUs of a slot, or CPUs."""
-
-    claim: Claim
-    shape: str
-    kind: str
-    unit: float
-    has: int
-
-
 Message = (
     WorkerArrived
     | WorkerUnfit
@@ -261,5 +238,4 @@ Message = (
     | TrialLeft
     | LeaseOver
     | CheckpointSaved
-    | CheckpointDamaged
 )

@@ -18,8 +18,8 @@ from dray.cluster.view import ClusterView
 from dray.desk import effects as desk_effects
 from dray.desk.desk import Desk
 from dray.desk.effects import Tell
-from dray.desk.messages import Demand, Unfit, WorkerUnfit
-from dray.desk.shares import Shares
+from dray.desk.messages import Unfit, WorkerUnfit
+from dray.desk.shares import Demand, Shares
 from dray.desk.wire import wire
 from dray.display.counts import Counts
 from dray.groups.capacity import most_slots
@@ -246,15 +246,15 @@ class Lender:
             self._looked_at = self.now
             self._emit(LookAtCluster(waiting=False))
         demands = self.desk.demands({name: had for shares in self._shares.values() for name, had in shares.had.items()})
-        self.demands = {demand.claim.name: demand for demand in demands}
-        given = {name: demand.claim.most for name, demand in self.demands.items()}
+        self.demands = {demand.name: demand for demand in demands}
+        given = {name: demand.most for name, demand in self.demands.items()}
         passed, self._divided_at = self.now - self._divided_at, self.now
         for kind in KINDS if self._shares_cluster else ():
             given |= self._shared(kind, passed)
         wanted = dict.fromkeys(self._pools, 0)
         for demand in demands:
             if demand.shape in wanted:
-                wanted[demand.shape] += given[demand.claim.name]
+                wanted[demand.shape] += given[demand.name]
         for shape, pool in self._pools.items():
             pool.wanted = wanted[shape]
         self._make_room(demands)
@@ -262,18 +262,18 @@ class Lender:
     def _shared(self, kind: str, passed: float) -> dict[str, int]:
         """How many groups each experiment gets of the cluster's slots of this kind, after so many seconds."""
         shares = self._shares[kind]
-        asking = [demand for demand in self.demands.values() if demand.kind == kind and demand.claim.groups]
-        weights = {demand.claim.name: demand.claim.weight for demand in asking}
+        asking = [demand for demand in self.demands.values() if demand.kind == kind and demand.groups]
+        weights = {demand.name: demand.weight for demand in asking}
         shares.passed(passed, {name: slots for name, slots in self._held[kind].items() if name in weights}, weights)
-        self._held[kind] = {demand.claim.name: demand.has * demand.claim.size for demand in asking}
-        return shares.divide([demand.claim for demand in asking], self._slots[kind])
+        self._held[kind] = {demand.name: demand.has * demand.size for demand in asking}
+        return shares.divide(asking, self._slots[kind])
 
     def _make_room(self, demands: Iterable[Demand]) -> None:
         """Have groups of a kind end for those of another that wait for their slots: at ends of trials; at once for a
         higher priority."""
 
         def priorities(shape: str) -> list[int]:
-            return [demand.claim.priority for demand in demands if demand.shape == shape and demand.claim.groups]
+            return [demand.priority for demand in demands if demand.shape == shape and demand.groups]
 
         for shape, pool in self._pools.items():
             hungry = [
@@ -288,9 +288,8 @@ class Lender:
 def has_no_room(demand: Demand, demands: Iterable[Demand], slots: float) -> bool:
     """Whether the group that a demand asks for fits into none of so many slots of its kind that others neither have
     nor, having a higher priority, wait for."""
-    mine = demand.claim
     for each in demands:
-        if each.kind == demand.kind and each.claim.name != mine.name:
-            groups = max(each.has, each.claim.most) if each.claim.priority < mine.priority else each.has
-            slots -= groups * each.claim.size
-    return slots < mine.size
+        if each.kind == demand.kind and each.name != demand.name:
+            groups = max(each.has, each.most) if each.priority < demand.priority else each.has
+            slots -= groups * each.size
+    return slots < demand.size

@@ -25,6 +25,7 @@ from dray.serve.control import (
     Refused,
     Status,
     Submitted,
+    Verb,
     WrongState,
     status_from,
     submitted_from,
@@ -144,17 +145,9 @@ class Server:
             raise NotSubmitted(f"{name} was not submitted to the server")
         return submitted_from(found)
 
-    def stop(self, name: str) -> Submitted:
-        return self._verb(name, "stop")
-
-    def pause(self, name: str) -> Submitted:
-        return self._verb(name, "pause")
-
-    def activate(self, name: str) -> Submitted:
-        return self._verb(name, "activate")
-
-    def kill(self, name: str) -> Submitted:
-        return self._verb(name, "kill")
+    def act(self, name: str, verb: Verb) -> Submitted:
+        """Stop, pause, activate or kill an experiment: see `dray.serve.control.Verb`."""
+        return self._verb(name, verb)
 
     def extend(self, name: str, *, max_trials: int | None = None, max_length: int | None = None) -> Submitted:
         wanted = {"max_trials": max_trials, "max_length": max_length}

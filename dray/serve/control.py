@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
+from dray._version import __version__
 from dray.config import defaults
 
 API = "/api/v1"
@@ -118,6 +120,12 @@ class WrongState(ValueError):
     """The experiment can't do that in its state; the message is one line, and says what can be done."""
 
 
+Verb = Literal["stop", "pause", "activate", "kill"]
+"""stop: have its running trials save a checkpoint, and end its process. pause: the same, also before it begins.
+activate: queue it again if it was paused or stopped, or its process died; it continues from its journal. kill: end its
+process at once; its trials continue from their last checkpoints if it is activated."""
+
+
 class Control(Protocol):
     """A server's verbs. Thread-safe; each returns at once, and has been written to the disk when it returns.
 
@@ -134,26 +142,44 @@ class Control(Protocol):
     def experiment(self, name: str) -> Submitted:
         """One of them."""
 
-    def stop(self, name: str) -> Submitted:
-        """Have its running trials save a checkpoint, and end its process."""
-
-    def pause(self, name: str) -> Submitted:
-        """Like `stop`, also for queued experiments; `activate` resumes it."""
-
-    def activate(self, name: str) -> Submitted:
-        """Queue one again that was paused or stopped, or whose process died; it continues from its journal."""
-
-    def kill(self, name: str) -> Submitted:
-        """End its process at once; its trials continue from their last checkpoints if it is activated."""
+    def act(self, name: str, verb: Verb) -> Submitted:
+        """Stop, pause, activate or kill it."""
 
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
         """Queue one again, finished or not, with more trials or longer ones. Raises `ConfigError` if it can't be."""
 
-    def set_share(self, name: str, share: Share) -> Submitted:
-        """Change what slots it gets, from now on."""
-
-    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
-        """Replace its tags and notes."""
+    def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
+        """Change some of the fields of its share, from now on, its tags or its notes; the others stay."""
 
     def status(self) -> Status:
         """The server's state."""
+
+
+class Browsing:
+    """A `Control` without a server, for ``dray ui``."""
+
+    def __init__(self, results: Path) -> None:
+        self._results, self._since = results, time.time()
+
+    def experiments(self) -> list[Submitted]:
+        return []
+
+    def experiment(self, name: str) -> Submitted:
+        raise NotSubmitted(f"experiment {name} was not submitted to a server")
+
+    def status(self) -> Status:
+        return Status(
+            version=__version__,
+            cluster="no server is up",
+            results=str(self._results),
+            since=self._since,
+            slots=0,
+            busy=0,
+            groups=0,
+            experiments={},
+        )
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise WrongState("no server is up; to change or run experiments here, end dray ui and start: dray serve")
+
+    submit = act = extend = change = _refuse

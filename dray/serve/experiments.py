@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,6 @@ from dray.records.numbering import numbers_by_path
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.serve.figures import CachedFigures, cached, figures_of
-from dray.serve.requests import experiment_path
 from dray.serve.trials import other_curves
 from dray.text import one_line
 from searchers.errors import JournalError
@@ -84,7 +84,6 @@ class Experiments:
         self._lock = threading.Lock()  # of entries, and their readers
         self._follower: threading.Thread | None = None
         self._made: dict[tuple[str, str], CachedFigures] = {}
-        self._expected: dict[tuple[str, str], float] = {}
 
     # ------------------------------------------------------------------ the list
     def overviews(self, also: Iterable[str] = ()) -> tuple[dict[str, Overview], int]:
@@ -210,7 +209,6 @@ class Experiments:
             entry.reader = None
         for key in [key for key in self._made if key[0] == entry.path.name]:
             del self._made[key]
-            self._expected.pop(key, None)
 
     def figures(self, name: str, kind: str, *, now: bool = False) -> tuple[bytes, float]:
         """Figures of an experiment, of one of `figures.KINDS`; made again if they are old enough for what they cost,
@@ -225,17 +223,25 @@ class Experiments:
         self, name: str, what: str, make: Callable[[ExperimentReader], bytes], *, now: bool = False
     ) -> tuple[bytes, float]:
         reader, key = self.open(name), (name, what)
-        began = time.monotonic()
-        figures = max(1, sum(began < expected for expected in list(self._expected.values())))
         made = self._made.get(key)
-        if made is None or now or (made.version != reader.version and made.wait_s(figures) <= 0):
+        if made is None or now or (made.version != reader.version and not made.wait_s):
             made = self._made[key] = cached(reader, lambda: make(reader))
-        wait_s = max(0.0, made.wait_s(figures))
-        self._expected[key] = time.monotonic() + wait_s + LOOKED_AT_S
-        return made.body, wait_s
+        return made.body, made.wait_s
 
     def looked_at(self) -> int:
         """How many experiments are looked at now."""
         now = time.monotonic()
         with self._lock:
             return max(1, sum(now - entry.viewed_at < LOOKED_AT_S for entry in self._entries.values()))
+
+
+def experiment_path(results: Path, name: str) -> Path:
+    """The directory of an experiment, by a decoded name from a URL. If there is none of this name, in particular one
+    with a slash, or a hidden one: `NoExperiment`."""
+    path = results / name
+    if name and not name.startswith(".") and "/" not in name and "\0" not in name:
+        # Links are those that `link_into_results` makes, to a directory of the same name.
+        is_ours = not path.is_symlink() or Path(os.readlink(path)).name == name
+        if is_ours and (path / "experiment.yaml").is_file():
+            return path.resolve()
+    raise NoExperiment(f"no experiment {name[:100]!r} in the results directory")

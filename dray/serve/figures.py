@@ -11,8 +11,8 @@ from dray.report import figures, front, html, slot_time
 from dray.report.data import ReportData
 from dray.report.figures import Figure
 
-CPU_SHARE = 0.003
-"""Average share of a core for making the figures that are looked at again, all together."""
+CPU_SHARE = 0.0005
+"""Average share of a core for making the figures of a kind again while they are looked at."""
 LEAST_S = 2.0
 
 
@@ -62,10 +62,10 @@ class CachedFigures:
     cost_s: float
     at: float
 
-    def wait_s(self, figures: int) -> float:
-        """How long they are not made again, for what that costs, if so many figures are looked at and share what may
-        be spent."""
-        return self.at + max(LEAST_S, self.cost_s * figures / CPU_SHARE) - time.monotonic()
+    @property
+    def wait_s(self) -> float:
+        """How long they are not made again, for what that costs."""
+        return max(0.0, self.at + max(LEAST_S, self.cost_s / CPU_SHARE) - time.monotonic())
 
 
 def figures_of(reader: ExperimentReader, kind: str) -> bytes:

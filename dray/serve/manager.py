@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,10 +38,10 @@ from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.records.overview import COMPLETED
-from dray.serve import driver as commands
+from dray.serve import processes as commands
 from dray.serve import scheduler as effects
-from dray.serve.control import Share, Status, Submitted
-from dray.serve.processes import Driver, Spares
+from dray.serve.control import Share, Status, Submitted, Verb
+from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import Queue
 from dray.serve.scheduler import ProcessEnd, Scheduler
 from dray.storage import StorageFull
@@ -78,7 +78,7 @@ class Manager:
         self._fault = ""
         self._looked_at = time.monotonic()
         self._effects: list[Any] = []
-        self._processes: dict[str, Driver] = {}
+        self._processes: dict[str, ExperimentProcess] = {}
         self._sessions: dict[str, Session] = {}
         """The connections of experiments' runs."""
         self._loop = EventLoop("dray-server")
@@ -97,7 +97,7 @@ class Manager:
             draining=None if cluster.own else functools.partial(self._loop.post, self._lending.nodes_drain),
             silent=lambda: say("the head of the Ray cluster does not answer; if it is gone, start the server again"),
         )
-        self._spares = Spares(lambda: Driver(server, str(self._results), self._ended))
+        self._spares = Spares(lambda: ExperimentProcess(server, str(self._results), self._ended))
 
     # ------------------------------------------------------------------ the thread of the caller
     def run(self, over: Callable[[], bool]) -> None:
@@ -191,26 +191,25 @@ class Manager:
             raise
         process.path = command.path
         process.send(command)
-        process.send(commands.Run())
+        process.send(commands.RUN)
         if process.exit_code is not None:  # it ended before it was known whose it is
             self._ended(process)
 
     def _look(self) -> None:
         """What is looked at now and then: the disk, deleted experiments, and the spare process."""
-        self._fault = ""
         self._scheduler.disk(why_full(self._results))
         if time.monotonic() >= self._looked_at + LOOK_S:
-            self._looked_at = time.monotonic()
+            self._looked_at, self._fault = time.monotonic(), ""
             self._scheduler.deleted([item.name for item in self._queue.items() if not item.path.exists()])
             self._spares.replace_ended()
 
-    def _ended(self, process: Driver) -> None:
+    def _ended(self, process: ExperimentProcess) -> None:
         """An experiment's process has ended. Called in a thread."""
         if process.path is not None:
             end = _end_of(process, process.path)
             self._loop.post(self._note_end, process, end)
 
-    def _note_end(self, process: Driver, end: ProcessEnd) -> None:
+    def _note_end(self, process: ExperimentProcess, end: ProcessEnd) -> None:
         name = next((name for name, each in self._processes.items() if each is process), None)
         if name is None:
             return
@@ -249,12 +248,12 @@ class Manager:
             shutil.rmtree(path, ignore_errors=True)  # it was not accepted
             raise
 
-    def _accept(self, process: Driver, path: Path, share: Share) -> Submitted:
+    def _accept(self, process: ExperimentProcess, path: Path, share: Share) -> Submitted:
         # If the process has ended, another one opens the experiment.
         submitted, runs = self._scheduler.submit(path, share, has_process=process.exit_code is None)
         if runs:
             self._processes[submitted.name] = process
-            process.send(commands.Run())
+            process.send(commands.RUN)
         else:
             process.signal(signal.SIGKILL)
         return submitted
@@ -265,28 +264,16 @@ class Manager:
     def experiment(self, name: str) -> Submitted:
         return self._ask(self._scheduler.experiment, name)
 
-    def stop(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.end, name, "stop", signal.SIGTERM)
-
-    def pause(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.end, name, "pause", signal.SIGTERM)
-
-    def kill(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.end, name, "stop", signal.SIGKILL)
-
-    def activate(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.activate, name)
+    def act(self, name: str, verb: Verb) -> Submitted:
+        return self._ask(self._scheduler.act, name, verb)
 
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
         wanted = {"max_trials": max_trials, "max_length": max_length}
         extension = {field: value for field, value in wanted.items() if value is not None}
         return self._ask(self._scheduler.extend, name, extension)
 
-    def set_share(self, name: str, share: Share) -> Submitted:
-        return self._ask(self._scheduler.set_share, name, share)
-
-    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
-        return self._ask(self._scheduler.annotate, name, tags, notes)
+    def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
+        return self._ask(self._scheduler.change, name, change)
 
     def status(self) -> Status:
         return self._ask(self._status)
@@ -298,13 +285,13 @@ class Manager:
             results=str(self._results),
             since=self._since,
             slots=self._lender.slots(),
-            busy=sum(demand.has * demand.claim.size for demand in self._lender.demands.values()),
+            busy=sum(demand.has * demand.size for demand in self._lender.demands.values()),
             groups=self._lender.group_count,
             experiments=self._scheduler.counts(),
         )
 
 
-def _end_of(process: Driver, path: Path) -> ProcessEnd:
+def _end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
     """How an experiment's process has ended."""
     failure = process.failure
     message = "" if failure is None else failure.message

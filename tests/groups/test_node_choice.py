@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dray.cluster.view import GPU_TYPE, NODE_TYPE, Activity, ClusterView, Limits, NodeType
 from dray.groups.node_choice import PATIENCE_S, RETRY_S, NodeChoice
 from dray.groups.slots import Slots
@@ -103,31 +101,6 @@ def test_groups_that_machines_boot_for_keep_waiting() -> None:
     here.booting, here.starting = {"spot": 2}, {"spot": 5}
     here.fails("spot")
     assert here.others({name: ({}, LONG) for name in "abcd"}) == {name: without("spot") for name in "cd"}
-
-
-class Counted(dict[str, int]):
-    """Counts how often it is asked for a key."""
-
-    asked = 0
-
-    def get(self, *args: Any) -> Any:
-        self.asked += 1
-        return super().get(*args)
-
-
-def test_what_to_ask_for_instead_is_found_once_for_groups_that_ask_for_the_same() -> None:
-    here = world("A100", "L4", large="A100", small="L4")
-    here.starting, here.booting = (counted := Counted()), {"large": 1}
-    found = here.others({f"group-{n}": ({GPU_TYPE: "A100"}, LONG) for n in range(1000)})
-    assert found == {f"group-{n}": {GPU_TYPE: "L4"} for n in range(1, 1000)}, "but one, for which a machine boots"
-    assert 0 < counted.asked < 10
-
-
-def test_failures_of_types_without_slots_do_not_matter() -> None:
-    here = world(spot="L4")
-    here.fails("cpus")
-    assert here.other({}, 1) is None
-    assert here.first() == {}
 
 
 def test_types_without_a_label_cannot_be_avoided() -> None:

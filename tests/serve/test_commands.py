@@ -338,12 +338,6 @@ def test_a_second_server_does_not_start(digits: Served, dray: Dray) -> None:
     assert f"a server is up already, at {digits.url}" in dray("serve").is_one_line()
 
 
-def test_a_bad_use_of_serve_is_one_line(results: Path, dray: Dray) -> None:
-    assert "give it with --status" in dray("serve", "--json").is_one_line()
-    assert dray("serve", "--port", "0").code == 2
-    assert dray("serve", "-h").code == 0
-
-
 def test_the_list_and_the_description_agree_and_old_failures_are_not_repeated(digits: Served, dray: Dray) -> None:
     digits.control.put("digits-1", "ERROR", error="no such metric")
     said = dray("e", "list")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dray.serve.control import Share
 from tests.simulation.cluster import Rank
 from tests.simulation.schedule import Fault
 
@@ -69,11 +67,11 @@ def happen(sim: Simulation, fault: Fault) -> None:
             if driver := _one(drivers, which):
                 driver.interrupt()
         case "pause" if server:
-            server.ask(server.want, name, "pause", server.scheduler.end, "pause", signal.SIGTERM)
+            server.ask(server.want, name, "pause", server.scheduler.act, "pause")
         case "kill" if server:
-            server.ask(server.want, name, "stop", server.scheduler.end, "stop", signal.SIGKILL)
+            server.ask(server.want, name, "stop", server.scheduler.act, "kill")
         case "share" if server:
-            server.ask(server.scheduler.set_share, name, Share(priority=1 + int(which * 60), weight=0.5 + which))
+            server.ask(server.scheduler.change, name, {"priority": 1 + int(which * 60), "weight": 0.5 + which})
         case "close" if server:
             server.ask(server.scheduler.close)
 
