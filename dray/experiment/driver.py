@@ -246,7 +246,10 @@ class ExperimentDriver:
         trial = answer.trial
         self.counts.decisions[answer.decision] += 1
         lease = self._leases.get(self._current.get(trial, 0))
-        if lease is not None and (call := lease.waiting.pop(answer.number, None)) is not None:
+        if lease is not None and answer.decision == "stop":
+            # Its lease may wait for a later result: a trial that restarts reports again what waits for a decision.
+            self._answer_all(lease, "stop")
+        elif lease is not None and (call := lease.waiting.pop(answer.number, None)) is not None:
             self._emit(Reply(call, answer.decision))
         withdrawn = [*answer.stops, *([trial] if answer.decision != "continue" else ())]
         if withdrawn:

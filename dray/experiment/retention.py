@@ -82,6 +82,8 @@ class Retention:
         """Ids of existing checkpoints that don't count; none of them is in `_saved`."""
         self._durable: set[Saved] = set()
         """Known to survive a power failure."""
+        self._forcing: set[Saved] = set()
+        """To be known to, once the `Prune` that has them to keep is carried out."""
         self._best: set[Saved] = set()
         self._pruning: set[Saved] = set()
         self._unexamined: set[int] = set()
@@ -130,8 +132,7 @@ class Retention:
             if each.checkpoint not in self._damaged and each.batches not in self._saved.get(trial, ()):
                 self._add(each)
         self._changed.add(trial)
-        if not self._needs(trial):  # while its trial runs, it may be being written
-            left = tuple(unfinished)
+        if (left := tuple(unfinished)) and not self._needs(trial):  # while its trial runs, it may be being written
             self._pruning.update(left)
             self._emit(Prune((), left))
         self._prune()
@@ -179,6 +180,7 @@ class Retention:
             failed: the store could not be used; it is tried again when there are new checkpoints.
         """
         self._pruning.difference_update(prune.delete)
+        self._forcing.difference_update(prune.keep)
         if not failed:
             kept = [each for each in prune.keep if each not in missing]
             self._durable.update(each for each in kept if self._saved.get(each.trial, {}).get(each.batches) == each)
@@ -242,9 +244,10 @@ class Retention:
                 self._saved.pop(trial, None)
         self._changed &= self._unexamined
         self._pruning.update(delete)
-        if delete or not self._durable.issuperset(keep):
-            order = sorted(keep, key=lambda each: (each.trial, each.batches))
-            self._emit(Prune(tuple(each for each in order if each not in self._durable), tuple(delete)))
+        keep -= self._durable
+        if delete or not self._forcing.issuperset(keep):
+            self._forcing |= keep
+            self._emit(Prune(tuple(sorted(keep, key=lambda each: (each.trial, each.batches))), tuple(delete)))
 
     def _record(self, event: str, saved: Saved, **more: object) -> None:
         record = {"event": event, "trial": saved.trial, "batches": saved.batches, "checkpoint": saved.checkpoint}

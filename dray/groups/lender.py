@@ -251,13 +251,10 @@ class Lender:
         passed, self._divided_at = self.now - self._divided_at, self.now
         for kind in KINDS if self._shares_cluster else ():
             given |= self._shared(kind, passed)
-        wanted = dict.fromkeys(self._pools, 0)
-        for demand in demands:
-            if demand.shape in wanted:
-                wanted[demand.shape] += given[demand.name]
         for shape, pool in self._pools.items():
-            pool.wanted = wanted[shape]
-        self._make_room(demands)
+            pool.wanted = sum(given[demand.name] for demand in demands if demand.shape == shape)
+        if len(self._pools) > 1:
+            self._make_room(demands)
 
     def _shared(self, kind: str, passed: float) -> dict[str, int]:
         """How many groups each experiment gets of the cluster's slots of this kind, after so many seconds."""

@@ -36,7 +36,7 @@ def _settled(state: State, *events: Event) -> dict[Event, State]:
 
 
 TRANSITIONS: dict[State, dict[Event, State]] = {
-    "idle": {"fit": "fitting", "report": "reporting", **_DECISIONS, "complete": "completed", "lose": "lost"},
+    "idle": {"fit": "fitting", "report": "reporting", **_UNDECIDED},
     "fitting": {"fit": "fitting", "report": "reporting", "end_fit": "fitted", **_UNDECIDED},
     "reporting": {
         "fit": "reporting", "report": "reporting", "end_fit": "fitted", "reach_end": "trained_enough", **_UNDECIDED

@@ -64,6 +64,7 @@ class Reports:
         the trial ended, if that was its last report or the search now stops it; otherwise None."""
         step, known = carried.step, self._lease.last_step
         is_new = step is not None and (known is None or step > known)
+        at_end = carried.final or (step is not None and step >= max(self.rungs.lengths, default=math.inf))
         if self._lease.was_completed and not is_new:
             carried = replace(carried, final=False)
         if is_new and self._settings.time_metric is not None:
@@ -71,6 +72,8 @@ class Reports:
         if step is not None:
             self._final = replace(carried, rows=())
         stop = self._send(carried, wait=(decides and is_new) or carried.final)
+        # Its processes may have died after a loss was NaN, before they left.
+        stop = stop or (not at_end and self._stops_after(_measured(carried)))
         return self.life.outcome if stop or carried.final else None
 
     def complete(self) -> LeaseOutcome:
@@ -239,3 +242,12 @@ class Reports:
             self.life.on("diverge")
             self.why_diverged = why
         return self.life.should_return
+
+
+def _measured(carried: DeskReport) -> Report:
+    """The losses that a checkpoint carries."""
+    rows: dict[str, dict[str, object]] = {"training": {}, "validation": {}}
+    for row in carried.rows:
+        rows.setdefault(row["kind"], {})[row["name"]] = row["value"]
+    batches = max((row["batches"] for row in carried.rows), default=0)
+    return Report(batches=batches, training=rows["training"], validation=rows["validation"])

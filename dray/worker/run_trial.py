@@ -99,7 +99,7 @@ def _run(
     ended = host.resume() if is_chief else None
     host.latest_checkpoint, ended = distributed.broadcast((host.latest_checkpoint, ended))
     if ended is not None:
-        return Departure(outcome=ended)
+        return Departure(outcome=ended, error=host.reports.why_diverged)
     with _cluster_info(host, distributed):
         if isinstance(program, Script):
             assert isinstance(host, RayProgramHost)

@@ -259,6 +259,23 @@ def test_a_failed_trial_restarts_first_in_the_queue_and_is_recorded_before(scene
     assert scene.driver.counts.restarts == {0: 1}
 
 
+def test_a_restarted_trial_that_waits_for_a_decision_is_stopped_with_its_first_report() -> None:
+    """Its second result is dropped: nobody else would answer."""
+    scene = Scene(promotion=False)
+    scene.grant(1, 0)
+    scene.grant(2, 1)
+    scene.report(1, value=0.1)
+    scene.decide()
+    scene.report(2, value=0.5)
+    due = scene.fetch()
+    scene.die(2, 1)
+    scene.grant(3, 1)
+    again = scene.report(3, value=0.5)
+    scene.replies()
+    scene.driver.decide(due or [])
+    assert scene.replies() == {again: "stop"}
+
+
 def test_an_error_that_is_fatal_ends_the_run_with_the_place_in_the_config(scene: Scene) -> None:
     scene.leave(1, 0, "errored", error="searcher.metric: there is no loss", fatal=True)
     [fail] = scene.take(Fail)

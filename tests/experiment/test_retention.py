@@ -212,6 +212,22 @@ def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: 
     assert "trial 0 skipped a checkpoint" in experiment.said[0]
 
 
+def test_a_checkpoint_is_forced_to_the_disk_once_or_again_after_an_error() -> None:
+    emitted: list[Any] = []
+    retention = Retention(Policy(trial_best=0, trial_latest=3), needs=lambda trial: 1, emit=emitted.append)
+    retention.saved(0, 10, "10", None)
+    retention.examined(next(each for each in emitted if isinstance(each, Examine)))
+    retention.changed([0])
+    [first] = (each for each in emitted if isinstance(each, Prune))
+    assert [each.batches for each in first.keep] == [10]
+    retention.pruned(first, [], [], failed=True)
+    retention.changed([0])
+    assert emitted[-1] == first
+    retention.pruned(first, [], [], failed=False)
+    retention.saved(0, 20, "20", None)
+    assert [each.batches for each in emitted[-1].keep] == [20]
+
+
 class Away:
     """A store where deleting, or another method, fails while it is away."""
 

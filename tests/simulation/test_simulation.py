@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.simulation.bugs import BUGS
 from tests.simulation.schedule import schedule_of
 from tests.simulation.simulation import failure_of
 
+FOUND = (30_000, 30_272, 31_818, 58_795)
+"""Seeds that have failed."""
 
-def failures(seeds: range, *, faults: bool = True) -> list[str]:
+
+def failures(seeds: Iterable[int], *, faults: bool = True) -> list[str]:
     """What fails with these seeds."""
     found = ((seed, failure_of(schedule_of(seed, faults=faults))) for seed in seeds)
     return [f"python -m tests.simulation {seed}: {why}" for seed, why in found if why]
@@ -21,6 +26,10 @@ def test_searches_end_as_they_should_if_nothing_goes_wrong() -> None:
 
 def test_searches_survive_schedules_of_faults() -> None:
     assert not failures(range(40))
+
+
+def test_faults_that_were_found_stay_mended() -> None:
+    assert not failures(FOUND)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +75,7 @@ class Rank0(Rank):
         self._life = Lifecycle()
         self._in_flight: deque[Future] = deque()
         self._rows: list[dict[str, Any]] = []
+        self._unsaved: list[dict[str, Any]] = []
         self._stop: Future | None = None
         self._broken = self.group.signal(lease.number, 0)
         self._validation: float | None = None
@@ -100,7 +102,7 @@ class Rank0(Rank):
         at = Progress()
         ended = yield from self._resume(lease)
         if ended is not None:
-            return Departure(outcome=ended)
+            return Departure(outcome=ended, error=self._why_diverged)
         if self._resumed is not None:
             at, self._trained = self._resumed.at, self._resumed.trained
         if lease.experiment.is_invalid(lease.hparams):
@@ -146,13 +148,16 @@ class Rank0(Rank):
         self._driver.tell("saved", lease.trial, self._resumed.id, batches, self._resumed.metric, None)
         step, known = carried.step, lease.last_step
         is_new = step is not None and (known is None or step > known)
+        was_final = carried.final
         if lease.was_completed and not is_new:
             carried = replace(carried, final=False)
         if step is not None:
             self._final = replace(carried, rows=())
         stop = yield from self._send_report(carried, wait=(self._resumed.decides and is_new) or carried.final)
         outcome: LeaseOutcome = self._life.outcome
-        return outcome if stop or carried.final else None
+        if stop or carried.final:
+            return outcome
+        return "diverged" if not was_final and self._diverges(carried.rows) else None
 
     # ------------------------------------------------------------------ the commands of the loop
     def _train(self, lease: Lease, until: int) -> Steps:
@@ -205,6 +210,8 @@ class Rank0(Rank):
         if command.interrupted:
             self._life.on("interrupt")
         message = self._message(command, value)
+        if not command.save:
+            self._unsaved += message.rows
         if value is not None and command.decides and math.isfinite(value):
             self._driver.tell("improves", lease.number, value)
         if self._life.outcome != "completed":
@@ -216,11 +223,15 @@ class Rank0(Rank):
             yield from self._send_report(message, wait=waits)
             if waits and not message.final:
                 lease.experiment.facts.answered(lease.trial, batches, self._reply)
-        is_nan = value is not None and math.isnan(value)
-        if is_nan and lease.experiment.stops_on_nan and not (self._life.should_return or command.final):
-            self._life.on("diverge")
-            self._why_diverged = "loss is nan"
-        return Outcome(stop=self._life.should_return)
+        return Outcome(stop=self._life.should_return or (not command.final and self._diverges(message.rows)))
+
+    def _diverges(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a loss is NaN, and the trial stops for that."""
+        if not self.lease.experiment.stops_on_nan or not any(math.isnan(row["value"]) for row in rows):
+            return False
+        self._life.on("diverge")
+        self._why_diverged = "loss is nan"
+        return True
 
     def _message(self, command: Publish, value: float | None) -> DeskReport:
         batches = command.at.batches
@@ -234,6 +245,8 @@ class Rank0(Rank):
     def _commit(self, lease: Lease, command: Publish, value: float | None) -> Steps:
         batches, experiment = command.at.batches, lease.experiment
         carried = self._message(command, value)
+        carried = replace(carried, rows=(*self._unsaved, *carried.rows))
+        self._unsaved.clear()
         if not (yield self._driver.call("may_commit", lease.number)):
             raise LeaseLost
         while experiment.store.is_away:

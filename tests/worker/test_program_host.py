@@ -345,6 +345,16 @@ def test_a_nan_loss_ends_the_trial_with_stop_on_nan(
     assert any(report.final for report in desk.reports) is not diverges, "leave() reports a trial that has diverged"
 
 
+def test_a_trial_that_died_after_a_nan_loss_ends_when_it_resumes(tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path, STOPPING)
+    host.report(validation(2, loss=math.nan))
+    host.commit(host.new_checkpoint(3), Report(batches=3), {})
+    again = host_of(Desk(), tmp_path, STOPPING)
+    assert again.resume() == "diverged"
+    assert again.reports.why_diverged == "the validation metric loss is nan"
+    assert host_of(Desk(), tmp_path, BY_BATCHES).resume() is None
+
+
 def test_a_trial_that_the_search_stops_has_not_diverged(tmp_path: Path) -> None:
     stopped = host_of(Desk(at_4="stop"), tmp_path, STOPPING)
     assert stopped.report(validation(4, loss=math.nan))
