@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import dray
 from dray.errors import ConfigError
@@ -147,6 +149,18 @@ def test_the_bucket_holds_what_the_policy_keeps_and_nothing_else(story: Story, s
     assert len(there) <= TRIAL_COUNT * (Policy().trial_best + Policy().trial_latest)
     assert not list(story.path.glob("trial_*/checkpoint_*")), "none of them is on the local disk"
     assert not list(story.path.glob("trial_*/.*")), "nor what they were staged and opened in"
+
+
+def test_rays_checkpoint_of_the_best_trial_is_in_the_bucket(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = dray.Result(story.path)
+    best = result.best_trial
+    assert best.checkpoint.path.startswith("bucket/results/digits-1/trial_")
+    with best.checkpoint.as_directory() as directory:
+        state = torch.load(Path(directory) / "state-dict.pth", weights_only=True)
+    info = SimpleNamespace(trial=SimpleNamespace(trial_id=best.trial_id))
+    monkeypatch.setattr(dray, "get_cluster_info", lambda: info)  # this trial asks for it when it is made
+    trial: Any = result.load_best_trial()
+    assert torch.equal(trial.model.weight, state["models_state_dict"][0]["weight"])
 
 
 @pytest.mark.parametrize(
