@@ -91,7 +91,7 @@ class Contents:
 def contents(
     *, state: dict[str, Any], progress: Progress, ranks: Sequence[RankState], description: Description
 ) -> Contents:
-    """The content of a checkpoint. State that `torch.load(weights_only=True)` would refuse is `UnsavableState`."""
+    """The content of a checkpoint; an `UnsavableState` if `torch.load(weights_only=True)` would refuse its state."""
     nbytes = check_savable(state)
     objects: dict[str, Any] = {STATE: state}
     for rank, part in enumerate(ranks):
@@ -148,13 +148,13 @@ def read_progress(directory: Path) -> Progress:
 
 
 def read_length(directory: Path, name: Literal["epoch_length", "total_batches"]) -> int | None:
-    """A length, in batches, of the run that wrote a checkpoint, as `Description` has it; None if unknown."""
+    """A length of the run that wrote a checkpoint, as `Description` has it; None if unknown."""
     found = (read_json(directory / PROGRESS) or {}).get(name)
     return found if isinstance(found, int) else None
 
 
 def read_division(directory: Path) -> Division | None:
-    """How the run that wrote a checkpoint divided its data; None if unknown."""
+    """How that run divided its data; None if unknown."""
     if determined_state(directory) is not None:
         return determined.read_division(directory)
     division = (read_json(directory / PROGRESS) or {}).get("division")
@@ -175,11 +175,8 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_kwargs: Any) -> dict[str, Any]:
-    """`state-dict.pth`, on the CPU unless `torch_load_kwargs` say otherwise; without running code.
-
-    Args:
-        models: the trial's, unwrapped: in a Determined checkpoint the parameters' names depend on how it ran.
-    """
+    """`state-dict.pth`, on the CPU unless `torch_load_kwargs` say otherwise; without running code. `models` are the
+    trial's, unwrapped: in a Determined checkpoint the parameters' names depend on how it ran."""
     old = determined_state(directory)
     path = directory / STATE if old is None else old
     if not path.exists():
@@ -194,11 +191,9 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
 def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int, sharing: int = 1) -> RankState | None:
     """What rank `rank` of `size` restores besides `state`; None if fewer processes wrote the checkpoint.
 
-    With another `sharing` (see `Description`) than that of the run that wrote it, a rank gets the RNG state of the
-    first one that had its share of the data: ranks that share data draw the same random numbers.
-
-    Gradients are this rank's own if as many processes wrote them, else the mean over those processes, as DDP would have
-    averaged them.
+    With another `sharing` (see `Description`) a rank gets the RNG state of the first one that had its share of the
+    data: ranks that share data draw the same random numbers. Gradients are this rank's own if as many processes wrote
+    them, else the mean over those processes, as DDP would have averaged them.
     """
     if determined_state(directory) is not None:
         # All its processes resume with the chief's RNG state.
@@ -234,8 +229,7 @@ def _gradient_files(directory: Path) -> list[Path]:
 
 
 def _json(content: Any, indent: int | None = None) -> bytes:
-    # Only without an indent is the C encoder used.
-    return json.dumps(content, indent=indent, default=_jsonable).encode()
+    return json.dumps(content, indent=indent, default=_jsonable).encode()  # the C encoder takes no indent
 
 
 def _jsonable(value: Any) -> Any:

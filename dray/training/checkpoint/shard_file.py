@@ -2,9 +2,8 @@
 safetensors, and `HuggingFaceStorageReader` reads.
 
 The file is a header in JSON (name, type, shape and place of each piece) and the pieces' bytes. Where a piece belongs in
-its tensor is in the header's metadata, under torch's key. DCP's own format keeps all that in a pickle, `.metadata`,
-which would run code when it is loaded; this is data by construction. It is written and read here rather than by the
-library of that name because that one serialises a whole file in memory, and because a checksum is computed on the way.
+its tensor is in the header's metadata, under torch's key. DCP's own format keeps all that in a pickle, which would run
+code when it is loaded. The library of that name would serialise a whole file in memory.
 """
 
 from __future__ import annotations

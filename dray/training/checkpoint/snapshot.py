@@ -36,10 +36,8 @@ class Snapshots:
         self.buffers: dict[tuple[int, bool], list[torch.Tensor]] = {}
 
     def take(self, value: T) -> tuple[T, Callable[[], None]]:
-        """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training continues.
-
-        A GPU copies in the order of the current stream: before anything that is computed there after this call.
-        """
+        """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training continues, but
+        before anything that is computed in the current stream after this call."""
         pickled = io.BytesIO()
         pickler = _Pickler(pickled)
         pickler.dump(value)
