@@ -13,7 +13,6 @@ from torch.amp.grad_scaler import OptState
 
 log = logging.getLogger(__name__)
 
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -114,7 +114,7 @@ class Usage:
         self._slots = 1
 
     def trained(self, records: float, tokens: float, data_s: float) -> None:
-        """Add what this rank has trained, and how long it waited for data, a part of the training time in `record`."""
+        """Add what this rank has trained; it waited `data_s` for data, a part of the training time in `record`."""
         self._records += records
         self._tokens += tokens
         self._data_s += data_s
@@ -188,14 +188,9 @@ class Usage:
         if not at_once and now - self._flushed_at < REPORT_EVERY_S:
             return None
         training = self._spent["training"]
-        seconds = {
-            "training_s": max(training - self._data_s, 0.0),
-            "data_s": self._data_s,
-            "validating_s": self._spent["validating"],
-            "checkpointing_s": self._spent["checkpointing"],
-            "waiting_s": self._spent["waiting"],
-        }
-        found = {name: value for name, value in seconds.items() if value > 0}
+        seconds = {"training": 0.0, "data": self._data_s, **self._spent}
+        seconds["training"] -= self._data_s
+        found = {f"{phase}_s": value for phase, value in seconds.items() if value > 0}
         if self._batches and training > 0:
             found["batches_per_second"] = self._batches / training
             found.update(self._throughput(training))

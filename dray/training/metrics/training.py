@@ -26,8 +26,7 @@ class Column:
 
     __slots__ = ("_chunks", "fresh", "is_number", "on_device")
 
-    #: How many tensors are kept before they are stacked into one.
-    AT_ONCE = 64
+    AT_ONCE = 64  # how many tensors are kept before they are stacked into one
 
     def __init__(self) -> None:
         self.is_number = True
@@ -72,7 +71,13 @@ class Column:
 
     def _fold(self) -> None:
         if self.fresh:
-            self._chunks.append(_widened(torch.stack(self.fresh)) if self.on_device else self.fresh)
+            if self.on_device:
+                stacked = torch.stack(self.fresh)
+                # MPS has no float64.
+                wide = torch.float32 if stacked.device.type == "mps" else torch.float64
+                self._chunks.append(stacked.to(wide))
+            else:
+                self._chunks.append(self.fresh)
             self.fresh = []
 
 
@@ -94,8 +99,13 @@ class TrainingMetrics:
 
     def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
         """Add what `train_batch` returned: a dict or a tensor, with the same names in each batch."""
-        if type(metrics) is not dict:
-            metrics = _as_dict(metrics)
+        if isinstance(metrics, torch.Tensor):
+            metrics = {"loss": metrics}
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                "train_batch() must return a dict of metrics or one tensor (the loss), "
+                f"got {metrics!r} of type {type(metrics).__name__}"
+            )
         columns = self._columns
         if metrics.keys() != columns.keys():
             if columns:
@@ -127,22 +137,6 @@ class TrainingMetrics:
     def take_batches(self) -> list[dict[str, Any]]:
         """Every batch's metrics, with tensors as NumPy arrays."""
         return [{name: to_numpy(value) for name, value in metrics.items()} for metrics in self._kept]
-
-
-def _as_dict(metrics: Any) -> Mapping[str, Any]:
-    if isinstance(metrics, dict):
-        return metrics
-    if isinstance(metrics, torch.Tensor):
-        return {"loss": metrics}
-    raise TypeError(
-        "train_batch() must return a dict of metrics or one tensor (the loss), "
-        f"got {metrics!r} of type {type(metrics).__name__}"
-    )
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    # MPS has no float64.
-    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
 def sums_of(values: Values) -> Sums:
