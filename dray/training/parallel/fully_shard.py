@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 
 Kind: TypeAlias = type[nn.Module] | str
 
-_REPLACED = "_dray_replaced"
-"""An attribute of the parameters that a model had before it was sharded."""
+_REPLACED = "_dray_replaced"  # an attribute of the parameters that a model had before it was sharded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +76,13 @@ class FullyShard:
 
     def __post_init__(self) -> None:
         reshard: Any = self.reshard_after_forward
+        recompute: Any = self.activation_checkpointing
         bools = ("cpu_offload", "sync_each_batch", "compile", "float8")
         kinds = "classes of modules, names of classes, or a function of a module that returns a bool"
         for name, allowed, wanted in [
             ("units", self._is_function or all(map(_is_kind, self._kinds)), kinds),
             *((name, isinstance(getattr(self, name), bool), "a bool") for name in bools),
-            (
-                "activation_checkpointing",
-                self.activation_checkpointing in (False, True, "selective"),
-                "a bool or 'selective'",
-            ),
+            ("activation_checkpointing", recompute in (False, True, "selective"), "a bool or 'selective'"),
             ("reshard_after_forward", reshard is None or isinstance(reshard, int), "a bool, a number of ranks or None"),
             ("init", self.init is None or callable(self.init), "a function of a module"),
         ]:
@@ -239,7 +235,6 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
 
 
 def is_replaced(parameter: torch.Tensor) -> bool:
-    """Whether a shard has taken the place of a parameter."""
     return hasattr(parameter, _REPLACED)
 
 
