@@ -17,7 +17,6 @@ from dray.training.metrics.checks import check_metrics, metric_warning
 from dray.training.metrics.reducers import Reducer
 from dray.training.metrics.training import (
     Column,
-    Sums,
     TrainingMetrics,
     average_batches,
     average_sums,
@@ -257,8 +256,3 @@ def test_every_batch_has_its_values_averaged_over_ranks() -> None:
     assert rows[0] == {"tensor": 1.0, "number": 0.0}
     assert rows[1] == {"tensor": 2.0, "number": 1.0, "sometimes": 1.0}
     assert rows[129] == {"tensor": 130.0, "number": 129.0}
-
-
-def test_infinities_of_both_signs_average_to_nan() -> None:
-    ranks: list[Sums] = [{"loss": (math.inf, 1)}, {"loss": (-math.inf, 1)}]
-    assert math.isnan(average_sums(ranks)["loss"] or 0.0)
