@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import json
 import os
 import shutil
@@ -42,9 +43,8 @@ class DownloadMode(enum.Enum):
 class CheckpointContext:
     """Saves and restores what a program needs to resume.
 
-    A checkpoint is committed as a whole or not at all. In an experiment it goes to the trial's checkpoint storage, and
-    `info.latest_checkpoint` is the latest one when the trial is restarted. In a local run it goes to the run's
-    directory.
+    A checkpoint is committed as a whole or not at all: in an experiment to the trial's checkpoint storage, and when the
+    trial is restarted `info.latest_checkpoint` is the latest one; in a local run to the run's directory.
     """
 
     def __init__(self, program: Program) -> None:
@@ -79,7 +79,6 @@ class CheckpointContext:
 
     @contextlib.contextmanager
     def _store(self, metadata: Mapping[str, Any] | None, peers: DistributedContext) -> Iterator[tuple[Path, str]]:
-        """As `store_path`; these ranks call it together."""
         steps = _steps(_merged(peers.allgather(dict(metadata or {}))))
         joint = JointCheckpoint.begin(peers, self._host, Report(batches=steps))
         with joint.writing():
@@ -118,10 +117,6 @@ class CheckpointContext:
         """
         peers = self._ranks("upload", shard)
         source = None if ckpt_dir is None else Path(ckpt_dir)
-        if source is None and selector is not None:
-            raise RuntimeError(
-                "upload(ckpt_dir=None, selector=...): there is nothing to select from; give a directory, or no selector"
-            )
         with all_or_none(peers, "listing the files to upload"):
             if source is not None and not source.is_dir():
                 raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
@@ -161,19 +156,19 @@ class CheckpointContext:
         Args:
             storage_id: an id from `store_path` or `upload`, `info.latest_checkpoint`, a directory or a URI.
             download_mode: which ranks call this, see `DownloadMode`.
-            selector: has no effect; all files are downloaded.
+            selector: has no effect.
 
         Raises:
             FileNotFoundError: the checkpoint does not exist.
             CheckpointError: it is damaged.
         """
-        if DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload and Location.of(storage_id).is_local:
-            directory = open_together(
-                self._peers, lambda: self._host.open_checkpoint(storage_id), "reading a checkpoint"
-            )
+        shared = DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload
+        read = functools.partial(self._host.open_checkpoint, storage_id)
+        if shared and Location.of(storage_id).is_local:
+            directory = open_together(self._peers, read, "reading a checkpoint")
         else:  # a rank may remove its download while another still reads
-            with self._in_lockstep(download_mode):
-                directory = self._host.open_checkpoint(storage_id)
+            with self._together(shared):
+                directory = read()
         yield directory
         self._program.pulse()
 
@@ -201,7 +196,7 @@ class CheckpointContext:
             wanted = set(_files(source, selector))
             if shared:
                 wanted = set().union(*self._peers.allgather_local(wanted))
-            with self._in_lockstep(download_mode):
+            with self._together(shared):
                 if not shared or self._peers.local_rank == 0:
                     Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
                     _copy(source, Path(ckpt_dir), sorted(wanted - set(OURS)))
@@ -230,10 +225,8 @@ class CheckpointContext:
         only."""
         self._host.delete_checkpoint(storage_id)
 
-    def _in_lockstep(self, mode: DownloadMode) -> contextlib.AbstractContextManager[Any]:
-        if DownloadMode(mode) is DownloadMode.NoSharedDownload:
-            return contextlib.nullcontext()
-        return all_or_none(self._peers, "reading a checkpoint")
+    def _together(self, shared: bool) -> AbstractContextManager[Any]:
+        return all_or_none(self._peers, "reading a checkpoint") if shared else contextlib.nullcontext()
 
     def _ranks(self, call: str, shard: bool) -> DistributedContext:
         """Those that save a checkpoint together."""
@@ -254,8 +247,7 @@ def _steps(metadata: Mapping[str, Any]) -> int:
 
 
 def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:
-    """The metadata of all ranks, merged; dicts in it recursively. Different values of the same name are a
-    RuntimeError."""
+    """The metadata of all ranks, merged, also dicts in it; a RuntimeError if values of a name differ."""
     found: dict[str, Any] = {}
     for metadata in ranks:
         for key, value in metadata.items():
@@ -273,7 +265,6 @@ def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, An
 
 
 def _complete(staging: Path, metadata: Mapping[str, Any]) -> None:
-    """Add a checkpoint's metadata to the program's files."""
     if taken := [name for name in OURS if (staging / name).exists()]:
         raise ValueError(f"a checkpoint can't have a file {taken[0]!r}, a name that dray itself uses; rename the file")
     (staging / METADATA).write_text(json.dumps(metadata, indent=2))

@@ -14,10 +14,8 @@ from dray.training.metrics.values import as_number, to_numpy
 
 log = logging.getLogger(__name__)
 
-LOCAL_LENGTH = 1.0
-"""The length of the only operation of a run without a search."""
-_NO_MORE = 0.0
-"""Broadcast instead of a length after the last one."""
+LOCAL_LENGTH = 1.0  # of the only operation of a run without a search
+_NO_MORE = 0.0  # broadcast instead of a length after the last one
 
 
 class Unit(enum.Enum):

@@ -88,7 +88,7 @@ class TrainContext:
         Args:
             steps_completed: total steps trained, an int >= 0; in batches, if the config measures length in batches.
             metrics: by name: numbers, tensors or arrays of one element, or other JSON-serialisable values, which are
-                recorded but not plotted. `epochs` among them is the number of epochs trained.
+                not plotted. `epochs` among them is the number of epochs trained.
             batch_metrics: the metrics of each batch since the last report, for TensorBoard; by default `metrics` are
                 one point there.
 

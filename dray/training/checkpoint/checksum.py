@@ -11,8 +11,7 @@ from dray.storage.disk import begin_writing
 from dray.storage.manifest import Listed
 
 PIECE_BYTES = 1 << 20  # files are written and hashed in pieces of this size, which fit the processor's cache
-FLUSH_BYTES = 8 << 20
-"""How much of a file that is not read soon may be in the page cache before it is flushed to the disk."""
+FLUSH_BYTES = 8 << 20  # how much of a file that is not read soon may be in the page cache
 
 
 class ChecksumWriter(io.FileIO):

@@ -29,6 +29,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from dray.training.parallel import ddp
 from dray.training.parallel.device import CPU, on_this_gpu
@@ -56,8 +57,8 @@ class _Board:
     chief that has stopped, and must not keep another thread waiting.
     """
 
-    def __init__(self, store: Any = None, prefix: str = "") -> None:
-        self._store, self._prefix = store, prefix  # a single rank needs no store
+    def __init__(self, store: Any, prefix: str = "") -> None:
+        self._store, self._prefix = store, prefix
         self._posted: dict[str, int] = {}
         self._sent = 0
 
@@ -66,18 +67,16 @@ class _Board:
         self._posted.setdefault(name, value)
 
     def send(self) -> None:
-        for name in list(self._posted)[self._sent :] if self._store is not None else ():
+        for name in list(self._posted)[self._sent :]:
             self._store.set(self._prefix + name, str(self._posted[name]).encode())
             self._sent += 1
 
     def has(self, *names: str) -> bool:
-        if self._store is None:
-            return all(name in self._posted for name in names)
         self.send()
         return bool(self._store.check([self._prefix + name for name in names]))
 
     def read(self, name: str) -> int:
-        return self._posted[name] if self._store is None else int(self._store.get(self._prefix + name))
+        return int(self._store.get(self._prefix + name))
 
 
 class Agreement:
@@ -98,7 +97,7 @@ class Agreement:
         self.stop_at = NEVER
         self._peers, self._stop_requested, self._trained, self._device = peers, stop_requested, trained, device
         self._error: BaseException | None = None
-        self.board = _Board()
+        self.board = _Board(HashStore())  # of this rank alone
         self._stop_agreed, self._wake, self._over = threading.Event(), threading.Event(), False
         # Sections between two exchanges are numbered, the same on all ranks.
         self._section, self._inside = 0, False

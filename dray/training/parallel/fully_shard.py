@@ -317,7 +317,7 @@ def _to_float8(unit: nn.Module, own: set[nn.Module], device: torch.device) -> No
 
 
 def _set_scales(model: nn.Module, _: Any) -> None:
-    """Compute the scales of all weights in float8 with one all-reduce, instead of one each when they are gathered."""
+    """Compute the scales of all weights in float8 with one all-reduce, instead of one each."""
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
     precompute_float8_dynamic_scale_for_fsdp(model)

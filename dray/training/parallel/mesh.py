@@ -61,10 +61,8 @@ def mesh_shape(asked: Mapping[str, Any] | None, ranks: int) -> MeshShape:
 
 
 def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
-    """The mesh of all ranks with the three named dimensions, made at first use, by all ranks together.
-
-    Its process groups are kept for later trials, and end with that of gradients: so a rank that leaves can close them.
-    """
+    """The mesh of all ranks with the three named dimensions, made at first use, by all ranks together. Its process
+    groups are kept for later trials, and a rank that leaves closes them with that of gradients."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -12,11 +12,9 @@ from typing import Any, Protocol
 
 from dray.private import is_loopback
 
-TOO_LONG = 2**32 - 1
-"""Sent in place of its length by a rank whose message does not fit."""
+TOO_LONG = 2**32 - 1  # sent in place of its length by a rank whose message does not fit
+#: The chief may work alone for hours while the others wait. If its process dies, its connections close.
 FOR_EVER = timedelta(days=365)
-"""The chief may work alone for hours in `evaluate_full_dataset`, while the others wait. If its process dies, its
-connections close, and their wait ends."""
 
 
 class Transport(Protocol):
@@ -52,9 +50,8 @@ class TorchTransport:
     """Over torch.distributed, in a separate gloo group: its collectives may wait as long as a rank works alone, and
     are counted apart from those of the user's code."""
 
+    #: Bytes that most messages fit in. They take one collective; `all_gather_object` takes two, and five times as long.
     ROOM = 8192
-    """Bytes that most messages fit in. They take one collective, of a size known to all; `all_gather_object` takes two,
-    and five times as long."""
 
     def __init__(self) -> None:
         import torch
