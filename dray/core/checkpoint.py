@@ -65,14 +65,13 @@ class CheckpointContext:
 
         Args:
             metadata: JSON-serialisable; must have `steps_completed`, an int >= 0, as when reporting metrics.
-            shard: all ranks call this together, and each writes its files, under unique names, into the directory,
-                which the ranks of a machine share; their metadata are merged. By default only the chief (rank 0) calls
-                it.
+            shard: all ranks call this together; each writes its files, under unique names, into the directory, which
+                the ranks of a machine share; their metadata are merged. By default only the chief (rank 0) calls it.
 
         Raises:
             ValueError: `steps_completed` is missing or invalid; or a file is named `manifest.json` or `report.json`.
-            RuntimeError: called on a rank other than the chief without `shard`; or ranks have different metadata of the
-                same name, or different machines files of the same name.
+            RuntimeError: on another rank than the chief without `shard`; or ranks have different metadata of the same
+                name, or different machines files of the same name.
             StorageFull: the disk or the storage is full.
         """
         return self._store(metadata, self._ranks("store_path", shard))
@@ -180,16 +179,13 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> None:
-        """Copy the files of a checkpoint to a directory, which is created if it does not exist.
+        """Copy the files of a checkpoint to a directory, which is created if it does not exist. Raises as
+        `restore_path`.
 
         Args:
             storage_id, download_mode: as in `restore_path`.
-            ckpt_dir: the directory to copy to.
             selector: takes a path relative to the checkpoint; returns whether to copy the file. By default all are.
                 Ranks that share the files get what any of them selects.
-
-        Raises:
-            FileNotFoundError, CheckpointError: as `restore_path`.
         """
         shared = DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload
         with self.restore_path(storage_id, download_mode) as source:
@@ -202,14 +198,8 @@ class CheckpointContext:
                     _copy(source, Path(ckpt_dir), sorted(wanted - set(OURS)))
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """The metadata that a checkpoint was stored with; {} if none.
-
-        Any rank may call this: of the other files only the sizes are checked, the contents when they are restored.
-
-        Raises:
-            FileNotFoundError: the checkpoint does not exist.
-            CheckpointError: its metadata are damaged, or a file is missing or has another size.
-        """
+        """The metadata that a checkpoint was stored with; {} if none. Any rank may call this. Raises as `restore_path`,
+        but of the other files only the sizes are checked."""
         path = self._host.open_checkpoint(storage_id, only=[METADATA]) / METADATA
         try:
             return dict(json.loads(path.read_text()))

@@ -43,9 +43,7 @@ class PreemptContext:
         return self
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Whether the program should save its state and return.
-
-        A trial that was paused or interrupted is restarted later, with `info.latest_checkpoint`.
+        """Whether the program should save its state and return; if it was paused or interrupted, it is restarted later.
 
         Args:
             auto_ack: acknowledge a True answer at once. With False, call `acknowledge_preemption_signal()` if the

@@ -54,10 +54,8 @@ class SearcherOperation:
         log.debug("progress: %s", length)
 
     def report_completed(self, searcher_metric: Any) -> None:
-        """Report that training has reached `length`, with the metric that the search compares. On the chief only.
-
-        Args:
-            searcher_metric: a number, or a tensor or array of one element.
+        """Report that training has reached `length`, with the metric that the search compares: a number, or a tensor or
+        array of one element. On the chief only.
 
         Raises:
             RuntimeError: called on another rank, or twice.
@@ -102,11 +100,7 @@ class SearcherContext:
         """Yield an operation for each length at which the search decides, until it stops the trial.
 
         Lengths are counted from the start of the trial. Those that were reported before a restart are left out. A run
-        without a search has one operation, of length 1.
-
-        Args:
-            searcher_mode: which ranks call this, see `SearcherMode`.
-            auto_ack: has no effect.
+        without a search has one operation, of length 1. `auto_ack` has no effect.
 
         Raises:
             ValueError: the search sets no length.

@@ -98,9 +98,8 @@ class TrainContext:
         self._report("training", steps_completed, metrics, batch_metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report validation metrics. The search compares the config's `searcher.metric` among them.
-
-        If it stops or pauses the trial, `preempt.should_preempt()` is true from then on.
+        """Report validation metrics. The search compares the config's `searcher.metric` among them; if it stops or
+        pauses the trial, `preempt.should_preempt()` is true from then on.
 
         Args:
             steps_completed, metrics: as in `report_training_metrics`. If the search measures length in epochs, `epochs`
@@ -196,11 +195,8 @@ class TrainContext:
         log.info("status: %s", status)
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
-        """Report why the program exits early.
-
-        Raises:
-            InvalidHP: with `EarlyExitReason.INVALID_HP`: the trial ends, and the search tries other hyperparameters.
-        """
+        """Report why the program exits early. `EarlyExitReason.INVALID_HP` raises InvalidHP: the trial ends, and the
+        search tries other hyperparameters."""
         if EarlyExitReason(reason) is EarlyExitReason.INVALID_HP:
             raise InvalidHP("the program reported an early exit because of invalid hyperparameters")
         log.info("the program reported an early exit")
