@@ -267,7 +267,6 @@ def _repeated(ranks: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _files(directory: Path, selector: Selector | None = None) -> list[str]:
-    """The files in a directory, by relative path."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return [name for name in names if selector is None or selector(name)]
 

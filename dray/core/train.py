@@ -45,7 +45,6 @@ class Program:
         self._calls += 1
 
     def check_chief(self, call: str, unless: str = "") -> None:
-        """Raise a RuntimeError on other ranks than the chief."""
         if not self.is_chief:
             raise RuntimeError(f"{call}() was called on rank {self.peers.rank}; {unless}call it on rank 0 only")
 

@@ -251,7 +251,6 @@ class RemoteStore(CheckpointStore):
 
 
 def store_at(location: Location, scratch: Path) -> CheckpointStore:
-    """The store of a trial; `scratch` as in `RemoteStore`."""
     return CheckpointStore(location.path) if location.is_local else RemoteStore(location, scratch)
 
 

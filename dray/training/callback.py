@@ -116,7 +116,6 @@ def overrides(callback: PyTorchCallback, hook: str) -> bool:
 
 
 def hooks_of(callbacks: Mapping[str, PyTorchCallback]) -> Hooks:
-    """Which hooks that cost something this rank's callbacks have."""
 
     def has(*hooks: str) -> bool:
         return any(overrides(callback, hook) for callback in callbacks.values() for hook in hooks)

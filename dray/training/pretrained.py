@@ -96,7 +96,6 @@ class Pretrained(Generic[M]):
         return copy.deepcopy(self._module, {id(each): weight.share() for each, weight in weights})
 
     def write(self, stack: contextlib.ExitStack) -> Path:
-        """Write the weights to a file, which is deleted with the stack's end."""
         path = stack.enter_context(scratch("pretrained")) / "weights.pt"
         with path.open("wb") as file:  # not by its name: then a full disk is a RuntimeError
             torch.save([weight._tensor for weight in self._loaded()], file)
@@ -240,7 +239,6 @@ def with_shared(model: torch.nn.Module, saved: Mapping[str, Any], left_out: Mapp
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """What this rank holds of a tensor."""
     found: torch.Tensor = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
     return found
 

@@ -20,7 +20,6 @@ class Progress:
     saved: int | None = None
 
     def trained(self, batches: int) -> Progress:
-        """After training to `batches` in total."""
         assert batches >= self.batches, (batches, self)
         return replace(self, batches=batches)
 
@@ -60,14 +59,12 @@ class Position:
         self.start(0)
 
     def start(self, batches: int) -> None:
-        """Set the batch that a run starts at."""
         self.batch_idx: int | None = None  # the batch being trained, from 0, None before training
         self.initial_batch = self.trained = batches  # in total; one that is interrupted does not count
         if self.stop is Stop.OBEYED:
             self.stop = Stop.NO
 
     def end(self) -> None:
-        """Training has ended: a request to stop has been obeyed."""
         if self.stop is Stop.REQUESTED:
             self.stop = Stop.OBEYED
 

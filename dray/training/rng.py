@@ -13,7 +13,6 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python, NumPy and torch (all devices)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

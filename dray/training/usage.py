@@ -232,7 +232,6 @@ def _processes() -> list[str]:
 
 
 def _cpu_s_of(processes: Sequence[str]) -> dict[str, float]:
-    """Seconds of CPU time by process, since each started."""
     found = {"self": time.process_time()}
     for process in processes[1:]:
         with contextlib.suppress(OSError, ValueError):  # the process has ended

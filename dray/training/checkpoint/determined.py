@@ -55,7 +55,6 @@ def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def read_progress(directory: Path) -> Progress:
-    """The position of training, in batches."""
     name = next((name for name in POSITIONS if (directory / name).exists()), None)
     if name is None:
         log.warning(

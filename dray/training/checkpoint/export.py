@@ -30,7 +30,6 @@ def whole_models(directory: Path, scratch: Path) -> list[Mapping[str, Any]]:
 
 
 def write_safetensors(model: Mapping[str, Any], target: Path) -> None:
-    """Write the state of a model to a file for `safetensors`."""
     for name, value in model.items():
         if not isinstance(value, torch.Tensor):
             raise ValueError(

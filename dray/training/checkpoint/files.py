@@ -20,6 +20,7 @@ run code. State that would not load this way is rejected when it is saved. `dete
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -30,11 +31,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from typing_extensions import Buffer
 
 from dray.storage import determined_state
+from dray.storage.disk import begin_writing
 from dray.storage.manifest import Listed
 from dray.training.checkpoint import determined, shard_file
-from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import check_savable, load_as, read_json
 from dray.training.checkpoint.portable import portable
 from dray.training.checkpoint.shard_file import TensorPiece
@@ -46,6 +48,9 @@ PROGRESS = "progress.json"
 METADATA = "metadata.json"
 HPARAMS = "hparams.json"
 EXPERIMENT = "experiment.yaml"
+
+PIECE_BYTES = 1 << 20  # files are written and hashed in pieces of this size, which fit the processor's cache
+FLUSH_BYTES = 8 << 20  # how much of a file that is not read soon may be in the page cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,59 @@ def contents(
     return Contents(objects=objects, texts=texts, nbytes=nbytes)
 
 
+class ChecksumWriter(io.FileIO):
+    """A file for `torch.save` that computes its SHA-256 while it is written.
+
+    A write error is raised when the block ends: raised in `write`, torch would replace it with its own. torch writes a
+    small tensor in seven pieces, which are collected here. Python's buffered files are no alternative: a process forked
+    meanwhile (a DataLoader worker) could write its copy of the buffer too.
+    """
+
+    def __init__(self, path: str, read_soon: bool) -> None:
+        super().__init__(path, "wb")
+        self._read_soon = read_soon
+        self._size = self._flushed = 0
+        self._digest = hashlib.sha256()
+        self._small = bytearray()
+        self._error: OSError | None = None
+
+    @property
+    def listed(self) -> Listed:
+        return Listed(self._size, self._digest.hexdigest())
+
+    def __exit__(self, *_: object) -> None:
+        self._write_through(memoryview(self._small))
+        self.close()
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: Buffer) -> int:
+        view = memoryview(data).cast("B")
+        if len(self._small) + len(view) <= PIECE_BYTES:
+            self._small += view
+        else:
+            small, self._small = self._small, bytearray()
+            self._write_through(memoryview(small))
+            self._write_through(view)
+        return len(view)
+
+    def _write_through(self, view: memoryview) -> None:
+        done = 0
+        while self._error is None and done < len(view):
+            piece = view[done : done + PIECE_BYTES]
+            try:
+                written = super().write(piece)
+            except OSError as error:
+                self._error = error
+            else:
+                self._digest.update(piece[:written])
+                done += written
+                self._size += written
+                if self._size >= self._flushed + FLUSH_BYTES and not self._read_soon:
+                    begin_writing(self.fileno())
+                    self._flushed = self._size
+
+
 def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, Listed]:
     """Write files of a checkpoint to its staging directory; returns their entries in the manifest, by name.
 
@@ -154,7 +212,6 @@ def read_length(directory: Path, name: Literal["epoch_length", "total_batches"])
 
 
 def read_division(directory: Path) -> Division | None:
-    """How that run divided its data; None if unknown."""
     if determined_state(directory) is not None:
         return determined.read_division(directory)
     division = (read_json(directory / PROGRESS) or {}).get("division")
@@ -223,7 +280,6 @@ def read_mean_gradients(directory: Path) -> list[list[torch.Tensor | None]]:
 
 
 def _gradient_files(directory: Path) -> list[Path]:
-    """In the order of the ranks."""
     files = (directory / "gradients").glob("rank_*.pth")
     return sorted(files, key=lambda file: int(file.stem.removeprefix("rank_")))
 

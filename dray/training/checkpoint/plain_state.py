@@ -128,5 +128,4 @@ def _reason(message: str) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file's content, None if there is no such file."""
     return json.loads(path.read_text()) if path.exists() else None

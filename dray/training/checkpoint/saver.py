@@ -162,7 +162,6 @@ class Saver:
         return answer is not None and answer.done() and (answer.exception() is not None or answer.result())
 
     def wait(self) -> None:
-        """Wait until nothing is being written."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

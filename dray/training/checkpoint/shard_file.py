@@ -18,7 +18,6 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import UnsavableState
 
 ALIGNMENT = 64  # the first piece begins at a multiple of this many bytes
@@ -54,8 +53,6 @@ class TensorPiece:
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
-    """A piece in a file."""
-
     file: Path
     begin: int
     nbytes: int
@@ -98,8 +95,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, TensorPiece]) -> None:
-    """Write a file of these shards."""
+def write(output: IO[bytes], shards: Mapping[str, TensorPiece]) -> None:
     where = json.dumps({name: {_OFFSETS: list(shard.offsets)} for name, shard in shards.items()})
     beginning, places = header({name: shard.tensor for name, shard in shards.items()}, {_WHERE: where})
     output.write(beginning)

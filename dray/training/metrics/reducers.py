@@ -146,11 +146,9 @@ class ReducerRegistry:
             _named(reducer, name, "reset", training=training)
 
     def per_slot(self, *, training: bool) -> list[Any]:
-        """What this rank contributes, one entry per reducer."""
         return [_named(reducer, name, "per_slot_reduce", training=training) for reducer, name in self._of(training)]
 
     def cross_slot(self, contributions: Sequence[list[Any]], *, training: bool) -> dict[str, Any]:
-        """The metrics, from every rank's `per_slot`."""
         metrics: dict[str, Any] = {}
         for index, (reducer, name) in enumerate(self._of(training)):
             slots = [row[index] for row in contributions]
@@ -247,7 +245,6 @@ class TorchMetricReducer(MetricReducer):
 
 
 def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
-    """A metric and the metrics in it, by path."""
     kind = sys.modules["torchmetrics"].Metric
     return ((name, module) for name, module in metric.named_modules() if isinstance(module, kind))
 

@@ -97,7 +97,6 @@ class TensorBoard:
             self.enabled = False
 
     def close(self) -> None:
-        """Write what is left, and close the files."""
         global _latest
         if _latest is not None and _latest() is self:
             _latest = None

@@ -30,8 +30,7 @@ class Column:
 
     def __init__(self) -> None:
         self.is_number = True
-        #: The newest values, of one kind: tensors of one value each if they are `on_device`, else numbers.
-        self.fresh: list[Any] = []
+        self.fresh: list[Any] = []  # the newest values: tensors of one value each if they are `on_device`, else numbers
         self.on_device = False
         self._chunks: list[torch.Tensor | list[float | None]] = []
 
@@ -56,7 +55,6 @@ class Column:
         self.fresh.append(value)
 
     def pending(self) -> list[torch.Tensor]:
-        """What has to be fetched from the device."""
         self._fold()
         return [chunk for chunk in self._chunks if isinstance(chunk, torch.Tensor)] if self.is_number else []
 
@@ -140,7 +138,6 @@ class TrainingMetrics:
 
 
 def sums_of(values: Values) -> Sums:
-    """A rank's sums for the averages."""
     sums: Sums = {}
     for name, column in values.items():
         known = None if column is None else [value for value in column if value is not None]

@@ -269,7 +269,6 @@ class Agreement:
         return [row[0] for row in ranks], self.agree([row[1] for row in ranks], training=training)  # type: ignore[misc]
 
     def raise_error(self) -> None:
-        """Raise the error that training ends with, if any."""
         if self._error is not None:
             raise self._error
 

@@ -189,7 +189,6 @@ class _Group:
         self._made: dict[tuple[int, ...], Any] = {}
 
     def has(self, group: Any) -> bool:
-        """Whether a process group is this one, or one of its subgroups."""
         return any(group is own for own in (self.group, *self.subgroups))
 
     def make(self, ranks: tuple[int, ...]) -> Any:
@@ -232,7 +231,6 @@ def gradients_group() -> _Group:
 
 
 def is_kept(group: Any) -> bool:
-    """Whether a process group is kept for later trials."""
     return _gradients is not None and _gradients.has(group)
 
 

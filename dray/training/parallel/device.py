@@ -78,6 +78,5 @@ def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> N
 
 
 def is_for_cpus(config: Mapping[str, Any] | None) -> bool:
-    """Whether an experiment's config says that a slot is a CPU."""
     resources = (config or {}).get("resources") or {}
     return resources.get("slot") == "cpu" or resources.get("slots_per_trial") == 0

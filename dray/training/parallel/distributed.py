@@ -85,7 +85,6 @@ class DistributedContext:
         return StoreTransport(self.rank, self.size, store or self._connected(PORT + port_offset))
 
     def _connected(self, port: int) -> Any:
-        """The store that the chief serves at a port."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         return TCPStore(self.chief_ip, port, is_master=False, timeout=WAIT)

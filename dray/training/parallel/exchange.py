@@ -56,7 +56,6 @@ class Leave:
         return cls(reason=Reason.FAILED, message=repr(error))
 
     def as_error(self, rank: int, doing: str) -> Exception:
-        """The exception for the other ranks."""
         match self.reason:
             case Reason.EXIT:
                 return ShouldExit(skip_exit_checkpoint=not self.save)

@@ -106,7 +106,6 @@ class FullyShard:
         return [units] if isinstance(units, (str, type)) or not isinstance(units, Sequence) else list(units)
 
     def _policy(self) -> MixedPrecisionPolicy:
-        """`mp_policy` as torch's class."""
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         given: Any = {} if self.mp_policy is None else self.mp_policy
@@ -246,7 +245,6 @@ def whole(model: nn.Module, parallel: FullyShard, device: torch.device) -> None:
 
 
 def _own(unit: nn.Module, units: set[nn.Module]) -> Iterator[nn.Module]:
-    """The modules of a unit, without those of units within it."""
     yield unit
     for child in unit.children():
         if child not in units:
@@ -304,7 +302,6 @@ def _recompute(unit: nn.Module, *, selective: bool) -> None:
 
 
 def _to_float8(unit: nn.Module, own: set[nn.Module], device: torch.device) -> None:
-    """Replace a unit's linear layers by torchao's."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     def fits(module: nn.Module, name: str) -> bool:

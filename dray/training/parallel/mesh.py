@@ -33,11 +33,9 @@ class MeshShape:
 
     @property
     def replicas(self) -> int:
-        """Among how many the data are divided."""
-        return self.dp_replicate * self.dp_shard
+        return self.dp_replicate * self.dp_shard  # each has its own share of the data
 
     def replica(self, rank: int) -> int:
-        """Whose share of the data a rank gets."""
         return rank // self.tp
 
 

@@ -34,7 +34,6 @@ def is_sharded(module: torch.nn.Module) -> bool:
 
 
 def fsdp_modules(model: torch.nn.Module) -> list[FSDPModule]:
-    """The modules of a model that `fully_shard` was applied to."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
