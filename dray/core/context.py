@@ -14,7 +14,7 @@ from dray.core.train import Program, TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.storage import Location, store_at
-from dray.training.cluster_info import ClusterInfo, get_cluster_info
+from dray.training.cluster_info import get_cluster_info
 from dray.training.host import ProgramHost
 from dray.training.parallel.device import own_device
 from dray.training.parallel.distributed import DistributedContext, check_peers
@@ -62,19 +62,15 @@ class Context:
 
     def __init__(
         self,
-        *,
-        host: ProgramHost,
-        distributed: DistributedContext,
+        program: Program,
         preempt_mode: PreemptMode,
         tensorboard_mode: TensorboardMode,
-        info: ClusterInfo | None,
         cleanup: contextlib.ExitStack,
     ) -> None:
-        self.info, self.distributed = info, distributed
-        hparams = {} if info is None else info.trial.hparams
-        config = None if info is None else info.trial.config
-        device = own_device(distributed.local_rank, config)
-        program = Program(host, distributed)
+        self.info, self.distributed = get_cluster_info(), program.peers
+        hparams = {} if self.info is None else self.info.trial.hparams
+        config = None if self.info is None else self.info.trial.config
+        device = own_device(self.distributed.local_rank, config)
         self.train = TrainContext(program, TensorboardMode(tensorboard_mode), hparams, device)
         self.checkpoint = CheckpointContext(program)
         self.preempt = PreemptContext(program, preempt_mode)
@@ -153,30 +149,19 @@ def init(
                 "trial is a class, whose trainer reports and saves; use the trial's context instead"
             )
         found.opened()
-        return Context(
-            host=found,
-            distributed=peers,
-            preempt_mode=preempt_mode,
-            tensorboard_mode=tensorboard_mode,
-            info=get_cluster_info(),
-            cleanup=stack.pop_all(),
-        )
+        return Context(Program(found, peers), preempt_mode, tensorboard_mode, stack.pop_all())
 
 
 def _local_host(peers: DistributedContext, storage: str | Mapping[str, Any] | None) -> LocalHost:
-    where = None if storage is None else _location(storage)
+    where = Location.of(storage) if isinstance(storage, str) else None
+    if isinstance(storage, Mapping):
+        # Imported only here, since it needs pydantic. It checks the section as that of an experiment's config.
+        from dray.config.load import load_storage
+
+        where = load_storage(storage)
     mine = new_directory()
     if where is not None and where.is_local:
         mine = where.path / mine.name
     directory = peers.broadcast(mine.absolute())
     store = None if where is None or where.is_local else store_at(where.child(directory.name), directory)
     return LocalHost(directory, store=store)
-
-
-def _location(storage: str | Mapping[str, Any]) -> Location:
-    if isinstance(storage, str):
-        return Location.of(storage)
-    # Imported only here, since it needs pydantic. It checks the section as that of an experiment's config.
-    from dray.config.load import load_storage
-
-    return load_storage(storage)
