@@ -44,8 +44,7 @@ class Stop(enum.Enum):
 
     NO = 0
     REQUESTED = 1
-    #: Training has ended since the request.
-    OBEYED = 2
+    OBEYED = 2  # training has ended since the request
 
 
 class Position:

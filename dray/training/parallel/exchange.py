@@ -27,8 +27,7 @@ FAIL_S = 20.0  # how long a rank that has failed waits for the others
 class Reason(enum.IntEnum):
     """Why a rank leaves. Of several ranks' reasons the greatest counts."""
 
-    #: Its collectives failed or were aborted, because another rank leaves.
-    DISCONNECTED = 0
+    DISCONNECTED = 0  # its collectives failed or were aborted, because another rank leaves
     EXIT = 1
     EXHAUSTED = 2
     INVALID_HP = 3

@@ -79,8 +79,11 @@ class FullyShard:
         recompute: Any = self.activation_checkpointing
         bools = ("cpu_offload", "sync_each_batch", "compile", "float8")
         kinds = "classes of modules, names of classes, or a function of a module that returns a bool"
+        are_kinds = all(
+            isinstance(each, str) or (isinstance(each, type) and issubclass(each, nn.Module)) for each in self._kinds
+        )
         for name, allowed, wanted in [
-            ("units", self._is_function or all(map(_is_kind, self._kinds)), kinds),
+            ("units", self._is_function or are_kinds, kinds),
             *((name, isinstance(getattr(self, name), bool), "a bool") for name in bools),
             ("activation_checkpointing", recompute in (False, True, "selective"), "a bool or 'selective'"),
             ("reshard_after_forward", reshard is None or isinstance(reshard, int), "a bool, a number of ranks or None"),
@@ -141,10 +144,6 @@ class FullyShard:
                     )
             found = [module for module in modules if any(_is_a(module, kind) for kind in self._kinds)]
         return [module for module in found if module is not model]
-
-
-def _is_kind(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, type) and issubclass(value, nn.Module))
 
 
 def _is_a(module: nn.Module, kind: Kind) -> bool:
