@@ -25,6 +25,7 @@ from dray.training.checkpoint.plain_state import UnsavableState
 from dray.training.errors import SearcherMetricError
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.parallel.distributed import NotUnderTorchrun
+from tests.core.test_distributed import nodes
 from tests.pytorch.fakes import FakeHost, OneWeight
 
 Context = pytorch.PyTorchTrialContext
@@ -106,13 +107,7 @@ def wrap_schedule(after_wrapping: bool, schedule: Callable[[Any], Any]) -> Calla
     return do
 
 
-def scale_twice(context: Context) -> None:
-    for _ in range(2):
-        context.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False))
-
-
-def scale_late(context: Context) -> None:
-    context.wrap_model(nn.Linear(1, 1))
+def scales(context: Context) -> None:
     context.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False))
 
 
@@ -131,29 +126,12 @@ def broken(values: list[Any]) -> float:
     raise LookupError("no such label")
 
 
-def reducer_twice(context: Context) -> None:
-    reducer = context.wrap_reducer(len, name="a")
-    context.wrap_reducer(reducer, name="b")
-
-
 def resume(other: type[OneWeight]) -> Callable[[FakeHost], None]:
     def do(host: FakeHost) -> None:
         fit(OneWeight, host)
         fit(other, host, max_length=Batch(3), latest_checkpoint=host.checkpoints()[0])
 
     return do
-
-
-class Wider(OneWeight):
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        context.models[0] = self.model = nn.Linear(3, 1)
-
-
-class Richer(OneWeight):
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        context.wrap_model(nn.Linear(1, 1))
 
 
 def load_both_ways(host: FakeHost) -> None:
@@ -172,10 +150,6 @@ def torchrun_without(name: str) -> Callable[[FakeHost], None]:
             DistributedContext.from_torch_distributed()
 
     return do
-
-
-def two_ranks() -> dict[str, int]:
-    return {"rank": 0, "size": 2, "local_rank": 0, "local_size": 2, "cross_rank": 0, "cross_size": 1}
 
 
 class Alone:
@@ -282,7 +256,7 @@ CASES = {
     "2.3 batch size below the slots": Case(
         lambda h: TrialRun(
             host=h,
-            peers=DistributedContext(**two_ranks(), transport=Alone()),
+            peers=DistributedContext(**nodes(2)[0], transport=Alone()),
             device=torch.device("cpu"),
             hparams={"global_batch_size": 1},
         ),
@@ -329,8 +303,14 @@ CASES = {
         ValueError,
         "ReduceLROnPlateau.step() needs a metric ... wrap it with MANUAL_STEP",
     ),
-    "2.24 scaler twice": asked(scale_twice, RuntimeError, "called twice ... a trial has one scaler"),
-    "2.24 scaler after the model": asked(scale_late, RuntimeError, "after wrap_model ... call it before wrap_model"),
+    "2.24 scaler twice": asked(
+        lambda c: (scales(c), scales(c)), RuntimeError, "called twice ... a trial has one scaler"
+    ),
+    "2.24 scaler after the model": asked(
+        lambda c: (c.wrap_model(nn.Linear(1, 1)), scales(c)),
+        RuntimeError,
+        "after wrap_model ... call it before wrap_model",
+    ),
     "2.25 half precision of no kind": asked(
         lambda c: c.experimental.use_amp(torch.float64),
         ValueError,
@@ -340,12 +320,12 @@ CASES = {
         lambda c: (c.experimental.use_amp(), c.experimental.use_amp()), RuntimeError, "called twice ... call it once"
     ),
     "2.25 half precision beside a scaler": asked(
-        lambda c: (c.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False)), c.experimental.use_amp()),
+        lambda c: (scales(c), c.experimental.use_amp()),
         RuntimeError,
         "use_amp can't be combined with wrap_scaler() ... call one of the two",
     ),
     "2.24 scaler beside half precision": asked(
-        lambda c: (c.experimental.use_amp(), c.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False))),
+        lambda c: (c.experimental.use_amp(), scales(c)),
         RuntimeError,
         "wrap_scaler can't be combined with use_amp() ... call one of the two",
     ),
@@ -378,7 +358,7 @@ CASES = {
     ),
     "3.1 numbers without names": Case(lambda h: DistributedContext(0, 2), TypeError, "1 positional ... 3 were given"),
     "3.1 several machines without an address": Case(
-        lambda h: DistributedContext(**{**two_ranks(), "local_size": 1}),
+        lambda h: DistributedContext(**{**nodes(2)[0], "local_size": 1}),
         ValueError,
         "size=2 but local_size=1 ... needs chief_ip",
     ),
@@ -392,7 +372,7 @@ CASES = {
         lambda c: None,
         RuntimeError,
         "training in 2 process(es) ... torch.distributed.init_process_group(",
-        distributed=DistributedContext(**two_ranks(), transport=Alone()),
+        distributed=DistributedContext(**nodes(2)[0], transport=Alone()),
     ),
     "4.2 iterable dataset": loading(
         ValueError, "IterableDataset ... disable_dataset_reproducibility", dataset=Stream()
@@ -439,7 +419,11 @@ CASES = {
     "6.4 reducer that fails": Case(
         lambda h: reduce_with(broken, "auc"), ValueError, "broken (name='auc') ... LookupError('no such label')"
     ),
-    "6.4 reducer twice": asked(reducer_twice, AssertionError, "twice with the same reducer ... name='b'"),
+    "6.4 reducer twice": asked(
+        lambda c: c.wrap_reducer(c.wrap_reducer(len, name="a"), name="b"),
+        AssertionError,
+        "twice with the same reducer ... name='b'",
+    ),
     "6.4 reducer that is none": asked(
         lambda c: c.wrap_reducer(3, name="a"), AssertionError, "an instance of pytorch.MetricReducer ... got 3"
     ),
@@ -483,8 +467,16 @@ CASES = {
         "'/nowhere' ... no such directory",
     ),
     "9.7 no such checkpoint": fitting(FileNotFoundError, "'nowhere' ... no such", latest_checkpoint="nowhere"),
-    "9.7 other shapes": Case(resume(Wider), ValueError, "size mismatch for weight ... the trial class that wrote it"),
-    "9.7 more models": Case(resume(Richer), ValueError, "has wrapped 2 model(s) ... the trial class that wrote it"),
+    "9.7 other shapes": Case(
+        resume(wrapping(lambda self, context: context.models.__setitem__(0, nn.Linear(3, 1)))),
+        ValueError,
+        "size mismatch for weight ... the trial class that wrote it",
+    ),
+    "9.7 more models": Case(
+        resume(wrapping(lambda self, context: context.wrap_model(nn.Linear(1, 1)))),
+        ValueError,
+        "has wrapped 2 model(s) ... the trial class that wrote it",
+    ),
 }
 
 
