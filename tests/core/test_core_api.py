@@ -363,15 +363,11 @@ def test_a_rank_that_fails_in_a_sharded_checkpoint_fails_all_ranks_and_leaves_no
     assert not list(home.rglob(".staging*"))
 
 
-def test_other_ranks_can_not_save_alone_but_can_restore(tmp_path: Path) -> None:
+def test_other_ranks_can_restore_alone_or_together(tmp_path: Path) -> None:
     def work(context: Context) -> list[str]:
         rank = context.distributed.rank
         storage_id = context.distributed.broadcast(store(context, 3) if rank == 0 else "")
         if rank == 1:
-            with pytest.raises(RuntimeError, match=r"store_path\(\) was called on rank 1; without shard=True, call it"):
-                store(context, 4)
-            with pytest.raises(RuntimeError, match=r"upload\(\) was called on rank 1"):
-                context.checkpoint.upload(tmp_path, {"steps_completed": 4})
             context.checkpoint.download(storage_id, tmp_path / "alone", DownloadMode.NoSharedDownload)
         context.checkpoint.download(
             storage_id, tmp_path / "shared", selector=lambda name: (rank == 0) == name.startswith("below")
@@ -477,16 +473,26 @@ def test_a_rank_that_asks_after_the_chief_has_exited_should_preempt_too() -> Non
         assert context.preempt.should_preempt()
 
 
-def test_only_the_chief_may_ask_with_chief_only() -> None:
-    def work(context: Context) -> bool:
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda context: store(context, 4), r"checkpoint\.store_path\(\) .* without shard=True, "),
+        (lambda context: context.checkpoint.upload(".", {}), r"checkpoint\.upload\(\) .* without shard=True, "),
+        (lambda context: context.preempt.should_preempt(), r"should_preempt\(\) .* with PreemptMode\.ChiefOnly, "),
+        (
+            lambda context: list(context.searcher.operations(SearcherMode.ChiefOnly)),
+            r".*with SearcherMode\.ChiefOnly, ",
+        ),
+    ],
+    ids=["store_path", "upload", "should_preempt", "operations"],
+)
+def test_what_the_chief_alone_calls_is_an_error_on_other_ranks(call: Callable[[Context], Any], says: str) -> None:
+    def work(context: Context) -> None:
         if context.distributed.rank == 1:
-            with pytest.raises(
-                RuntimeError, match=r"called on rank 1; with PreemptMode\.ChiefOnly, call it on rank 0 only"
-            ):
-                context.preempt.should_preempt()
-        return context.distributed.rank == 1 or context.preempt.should_preempt()
+            with pytest.raises(RuntimeError, match=f"{says}call it on rank 0 only"):
+                call(context)
 
-    assert ranks(work, preempt_mode=PreemptMode.ChiefOnly) == [False, True]
+    ranks(work, preempt_mode=PreemptMode.ChiefOnly)
 
 
 def test_an_answer_is_acknowledged_at_once_unless_auto_ack_is_off(
