@@ -64,8 +64,9 @@ MODEL = {
     "whole": torch.randn(6, dtype=torch.float64),
     "scalar": torch.tensor(3),
     "none": torch.empty(0, 4),
+    "a/name": torch.arange(4.0),
 }
-DIMS = {"rows": 0, "columns": 1, "middle": 1}
+DIMS = {"rows": 0, "columns": 1, "middle": 1, "a/name": 0}
 
 
 @pytest.mark.parametrize("form", ["state-dict", "safetensors"])

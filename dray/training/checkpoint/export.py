@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,16 @@ from dray.training.checkpoint import files, shard_file, sharded
 
 def whole_models(directory: Path, scratch: Path) -> list[Mapping[str, Any]]:
     """The state of each model of a checkpoint; what is sharded is put together in files in the directory `scratch`."""
-    stored = sharded.StoredTensors(directory)
+    stored, numbers = sharded.StoredTensors(directory), itertools.count()
 
     def whole(keys: sharded.Keys, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.device.type != "meta":
             return value
         if value.numel() == 0:  # can't be mapped
             return torch.empty(value.shape, dtype=value.dtype)
-        name = sharded.name_of(("models_state_dict", *keys))
-        tensor = torch.from_file(str(scratch / name), shared=True, size=value.numel(), dtype=value.dtype)
-        stored.load(name, value, tensor := tensor.view(value.shape))
+        file = str(scratch / str(next(numbers)))
+        tensor = torch.from_file(file, shared=True, size=value.numel(), dtype=value.dtype).view(value.shape)
+        stored.load(sharded.name_of(("models_state_dict", *keys)), value, tensor)
         return tensor
 
     models = files.read_state(directory, [], mmap=True)["models_state_dict"]

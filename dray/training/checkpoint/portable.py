@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-
 _here = threading.local()
 
 
