@@ -24,19 +24,17 @@ Values = dict[str, list[float | None] | None]
 class Column:
     """One metric of a workload: a value per batch, left on the device until it is needed."""
 
-    __slots__ = ("_chunks", "fresh", "is_number", "on_device")
+    __slots__ = ("_chunks", "fresh", "is_number")
 
     AT_ONCE = 64  # how many tensors are kept before they are stacked into one
 
     def __init__(self) -> None:
         self.is_number = True
-        self.fresh: list[Any] = []  # the newest values: tensors of one value each if they are `on_device`, else numbers
-        self.on_device = False
+        self.fresh: list[Any] = []  # the newest values: tensors of one value each, numbers, None
         self._chunks: list[torch.Tensor | list[float | None]] = []
 
     def add(self, value: Any) -> None:
-        on_device = isinstance(value, torch.Tensor)
-        if on_device:
+        if isinstance(value, torch.Tensor):
             value = whole(value)
             if value.numel() != 1:
                 self.is_number = False
@@ -49,9 +47,8 @@ class Column:
         elif value is not None and (value := as_number(value)) is None:
             self.is_number = False
             return
-        if on_device is not self.on_device or (on_device and len(self.fresh) == self.AT_ONCE):
+        if len(self.fresh) >= self.AT_ONCE:
             self._fold()
-            self.on_device = on_device
         self.fresh.append(value)
 
     def pending(self) -> list[torch.Tensor]:
@@ -68,15 +65,13 @@ class Column:
         return found
 
     def _fold(self) -> None:
-        if self.fresh:
-            if self.on_device:
-                stacked = torch.stack(self.fresh)
-                # MPS has no float64.
-                wide = torch.float32 if stacked.device.type == "mps" else torch.float64
-                self._chunks.append(stacked.to(wide))
-            else:
-                self._chunks.append(self.fresh)
-            self.fresh = []
+        for are_tensors, values in itertools.groupby(self.fresh, lambda value: isinstance(value, torch.Tensor)):
+            chunk: Any = list(values)
+            if are_tensors:
+                chunk = torch.stack(chunk)
+                chunk = chunk.to(torch.float32 if chunk.device.type == "mps" else torch.float64)  # MPS has no float64
+            self._chunks.append(chunk)
+        self.fresh = []
 
 
 class TrainingMetrics:
@@ -116,11 +111,9 @@ class TrainingMetrics:
             column = columns[name]
             if type(value) is torch.Tensor and value.is_cpu and value.dim() == 0 and value.is_floating_point():
                 # Fast path for most metrics: there is no device to wait for, and a number needs no copy and no detach.
-                value = value.item()
-                if not column.on_device:
-                    column.fresh.append(value)
-                    continue
-            column.add(value)
+                column.fresh.append(value.item())
+            else:
+                column.add(value)
         if self.keep_times:
             self.times.append(time.time())
         if self.keep_batches:
