@@ -24,7 +24,7 @@ from dray.training.checkpoint import saver
 from dray.training.host import Report
 from dray.training.parallel.transport import TorchTransport
 from tests import queued
-from tests.pytorch.fakes import FakeHost
+from tests.pytorch.fakes import FakeHost, callback
 from tests.pytorch.processes import results_of, serve
 from tests.pytorch.regression import Regression, run, two
 from tests.pytorch.resuming import assert_equal
@@ -91,13 +91,11 @@ def last(directory: Path) -> list[tuple[int, str | None]]:
     os.environ["DRAY_HOME"] = str(directory / os.environ["RANK"])
     begun: list[tuple[int, str | None]] = []
 
-    class Started(pytorch.PyTorchCallback):
-        def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-            begun.append((first_batch_idx, checkpoint_uuid))
+    started = callback(on_trial_startup=lambda first_batch_idx, uuid: begun.append((first_batch_idx, uuid)))
 
     class Starting(Regression):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {"started": Started()}
+            return started
 
     for length in (1, 3, 4):
         peers = DistributedContext.from_torch_distributed()
@@ -168,17 +166,10 @@ def failure_behind(directory: Path) -> dict[str, Any]:
 
 
 def hook_on_one_rank(directory: Path) -> dict[str, Any]:
-    class Hearing(pytorch.PyTorchCallback):
-        def __init__(self, seen: list[str]) -> None:
-            self.seen = seen
-
-        def on_checkpoint_upload_end(self, uuid: str) -> None:
-            self.seen.append(uuid)
-
     def prepare(trial: Any) -> None:
         trial.seen = []
         if trial.context.distributed.rank == 1:
-            trial.callbacks.update(hearing=Hearing(trial.seen))
+            trial.callbacks.update(callback(on_checkpoint_upload_end=lambda uuid: trial.seen.append(uuid)))
 
     with all_are_large():
         return two(Regression, directory, max_length=Batch(4), checkpoint_period=Batch(2), prepare=prepare)
@@ -195,20 +186,17 @@ def custom_metrics(directory: Path) -> dict[str, Any]:
             self.order.update(2 * batch_idx + self.context.distributed.rank)
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    class Watching(pytorch.PyTorchCallback):
-        def __init__(self, seen: list[Any]) -> None:
-            self.seen = seen
+    def prepare(trial: Any) -> None:
+        def trained(avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+            trial.seen.append((avg_metrics, [float(row["loss"]) for row in batch_metrics]))
 
-        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-            self.seen.append((avg_metrics, [float(row["loss"]) for row in batch_metrics]))
+        trial.callbacks = callback(
+            on_training_workload_end=trained,
+            on_validation_end=lambda metrics: trial.seen.append(dict(metrics)),
+            on_checkpoint_upload_end=lambda uuid: trial.seen.append(uuid),
+        )
 
-        def on_validation_end(self, metrics: dict[str, Any]) -> None:
-            self.seen.append(dict(metrics))
-
-        def on_checkpoint_upload_end(self, uuid: str) -> None:
-            self.seen.append(uuid)
-
-    return two(Custom, directory, max_length=Batch(3), prepare=lambda t: t.callbacks.update(w=Watching(t.seen)))
+    return two(Custom, directory, max_length=Batch(3), prepare=prepare)
 
 
 def full_dataset(directory: Path) -> dict[str, Any]:
