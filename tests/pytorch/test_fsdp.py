@@ -646,7 +646,7 @@ def kept(directory: Path) -> dict[str, Any]:
 
 def full(model: nn.Module) -> dict[str, torch.Tensor]:
     tensors = {name: value.detach() for name, value in model.named_parameters()}
-    return {name: getattr(value, "full_tensor", value.clone)() for name, value in tensors.items()}
+    return {name: getattr(value, "full_tensor", lambda value=value: value)().clone() for name, value in tensors.items()}
 
 
 def weights(trial: Trial) -> dict[str, torch.Tensor]:
