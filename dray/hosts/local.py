@@ -134,8 +134,8 @@ class LocalHost:
                 line = bottom_line() if peers.rank and self._shows else None
                 with line if isinstance(line, TerminalLine) else contextlib.nullcontext():
                     yield
-        if peers.rank == 0 and self._last is not None and not self._last.final:  # it was stopped, and not killed
-            self._write(_row(replace(self._last, training=None, validation=None, final=True, interrupted=True)))
+        if peers.rank == 0:
+            self._record_end()
         if any(peers.allgather(self._signals.interrupted)):
             self._signals.requested_by = ""
             interrupt = KeyboardInterrupt()
@@ -152,6 +152,11 @@ class LocalHost:
                 f"can't write metrics and checkpoints to {self.directory}: {error.strerror}; choose another directory "
                 "with the environment variable DRAY_HOME, or with --path"
             ) from error
+
+    def _record_end(self) -> None:
+        """Record the end of a run that stopped at a report that was not final: it was not killed."""
+        if self._last is not None and not self._last.final:
+            self._write(_row(replace(self._last, training=None, validation=None, final=True, interrupted=True)))
 
     def _say_end(self, display: ProgressDisplay, plan: Plan, begin: int, error: BaseException | None) -> None:
         batches, last = self._progress()[0], self._last
