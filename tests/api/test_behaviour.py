@@ -12,7 +12,9 @@ from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight
+from tests.pytorch.fakes import FakeHost, OneWeight, callback
+
+Mode = pytorch.LRScheduler.StepMode
 
 
 def defaults(function: Any) -> dict[str, Any]:
@@ -89,13 +91,9 @@ def test_schedules_step_after_train_batch(fit: Fit) -> None:
 def test_a_workload_ends_at_every_boundary_of_any_kind(fit: Fit) -> None:
     ends: list[int] = []
 
-    class Watching(pytorch.PyTorchCallback):
-        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-            ends.append(avg_metrics["batches"])
-
     fit(
         OneWeight,
-        prepare=lambda trial: trial.callbacks.update(watching=Watching()),
+        callbacks=callback(on_training_workload_end=lambda metrics, _: ends.append(metrics["batches"])),
         max_length=Batch(13),
         reporting_period=Batch(10),
         validation_period=Batch(4),

@@ -24,8 +24,11 @@ class Regression(pytorch.PyTorchTrial):
         self.context = context
         self.callbacks: dict[str, pytorch.PyTorchCallback] = {}
         net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(self.dropout), nn.Linear(8, 1))
-        self.model = context.wrap_model(net)
+        self.model = self.wrap(net)
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
+
+    def wrap(self, model: nn.Module) -> Any:
+        return self.context.wrap_model(model)
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         return self.callbacks

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -234,36 +235,24 @@ class Watch(pytorch.PyTorchCallback):
         self.calls.append(("load_state_dict", dict(state_dict)))
         self.epochs = state_dict["epochs"]
 
-    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        self.calls.append(("trial_startup", first_batch_idx, checkpoint_uuid))
-
-    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        self.calls.append(("load_start",))
-
-    def on_training_start(self) -> None:
-        self.calls.append(("training_start",))
-
-    def on_training_epoch_start(self, epoch_idx: int) -> None:
-        self.calls.append(("epoch_start", epoch_idx))
-
     def on_training_epoch_end(self, epoch_idx: int) -> None:
         self.epochs += 1
         self.calls.append(("epoch_end", epoch_idx, self.epochs))
 
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        self.calls.append(("workload_end", avg_metrics, batch_metrics))
-
-    def on_validation_start(self) -> None:
-        self.calls.append(("validation_start",))
-
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.calls.append(("validation_end", dict(metrics)))
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+        self.calls.append(("load_start",))
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
         self.calls.append(("upload_end", Path(uuid).name))
 
-    def on_trial_shutdown(self) -> None:
-        self.calls.append(("trial_shutdown",))
+
+def _writes_down(name: str) -> Callable[..., None]:
+    return lambda self, *args, **kwargs: self.calls.append((name, *copy.deepcopy((*args, *kwargs.values()))))
+
+
+_STARTS = ("training_start", "training_epoch_start", "validation_start")
+for _name in (*_STARTS, "trial_startup", "training_workload_end", "validation_end", "trial_shutdown"):
+    setattr(Watch, f"on_{_name}", _writes_down(_name))
 
 
 def run(kind: str, host: FakeHost, *, distributed: DistributedContext | None = None, **fit: Any) -> dict[str, Any]:

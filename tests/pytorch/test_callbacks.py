@@ -13,6 +13,7 @@ from dray import pytorch
 from dray.pytorch import Batch, Epoch
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FULL, FakeHost, OneWeight, callback, fails, one_weight, trial
+from tests.pytorch.sharding import Epochs
 
 # A Recording answers for every hook, also for the deprecated one.
 pytestmark = pytest.mark.filterwarnings("ignore:callback .* on_checkpoint_end is deprecated:FutureWarning")
@@ -249,23 +250,10 @@ def test_hooks_may_change_what_is_saved_and_what_is_loaded(fit: Fit, host: FakeH
 
 @pytest.mark.api("1.4", "9.7")
 def test_state_of_callbacks_is_kept_by_name(fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
-    class Counting(pytorch.PyTorchCallback):
-        def __init__(self) -> None:
-            self.epochs = 0
-
-        def on_training_epoch_end(self, epoch_idx: int) -> None:
-            self.epochs += 1
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"epochs": self.epochs}
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            self.epochs = state_dict["epochs"]
-
-    fit(OneWeight, callbacks={"counting": Counting()}, max_length=Epoch(2))
-    callbacks = {"counting": Counting(), "fresh": Counting()}
+    fit(OneWeight, callbacks={"counting": Epochs()}, max_length=Epoch(2))
+    callbacks = {"counting": Epochs(), "fresh": Epochs()}
     fit(OneWeight, callbacks=callbacks, max_length=Epoch(3), latest_checkpoint=host.checkpoints()[0])
-    assert [each.epochs for each in callbacks.values()] == [3, 1]
+    assert [each.ended for each in callbacks.values()] == [3, 1]
     assert "callback 'fresh' has no state in the checkpoint" in caplog.text
 
 

@@ -37,6 +37,7 @@ from dray.worker.isolation.snapshot import ProcessSnapshot
 from tests import queued
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import results_of, serve
+from tests.pytorch.resuming import assert_equal
 from tests.pytorch.sharding import foreach_by_default
 from tests.pytorch.test_profiler import traced
 from tests.training.test_event_file import read
@@ -172,6 +173,12 @@ def variant(base: type[Trial], **attributes: Any) -> type[Trial]:
     return type(base.__name__, (base,), attributes)
 
 
+def compared(kind: type[Trial], directory: Path, **kwargs: Any) -> dict[str, dict[str, Any]]:
+    """A trial sharded, and with DDP."""
+    plain = variant(kind, parallel=None)
+    return {name: ranks(each, directory / name, **kwargs) for name, each in {"Plain": plain, "Trial": kind}.items()}
+
+
 # ------------------------------------------------------------------------------------------------------------ scenarios
 
 FIT: dict[str, Any] = {"max_length": Batch(20), "validation_period": Batch(10)}
@@ -180,12 +187,11 @@ CLIPPED: dict[str, Any] = {"clip": 0.1, "dtype": torch.float64}
 
 
 def losses_of_four(directory: Path) -> dict[str, Any]:
-    return {kind.__name__: ranks(kind, directory / kind.__name__, **FIT) for kind in (Plain, Trial)}
+    return compared(Trial, directory, **FIT)
 
 
 def clipped(directory: Path) -> dict[str, Any]:
-    kinds = [variant(kind, **CLIPPED) for kind in (Plain, Trial)]
-    return {kind.__name__: ranks(kind, directory / kind.__name__, **FIT) for kind in kinds}
+    return compared(variant(Trial, **CLIPPED), directory, **FIT)
 
 
 def aggregated(directory: Path) -> dict[str, Any]:
@@ -297,10 +303,7 @@ def local_bytes(trial: Trial) -> int:
 
 
 def memory(directory: Path) -> dict[str, Any]:
-    return {
-        kind.__name__: ranks(kind, directory / kind.__name__, max_length=Batch(1), look=local_bytes)
-        for kind in (Plain, Trial)
-    }
+    return compared(Trial, directory, max_length=Batch(1), look=local_bytes)
 
 
 class Leaving(Trial):
@@ -398,8 +401,7 @@ class Beside(Trial):
 
 
 def beside(directory: Path) -> dict[str, Any]:
-    kinds = {"Plain": variant(Beside, parallel=None), "Trial": Beside}
-    return {name: ranks(kind, directory / name, max_length=Batch(8)) for name, kind in kinds.items()}
+    return compared(Beside, directory, max_length=Batch(8))
 
 
 def options(directory: Path) -> dict[str, Any]:
@@ -455,6 +457,8 @@ def offloaded(directory: Path) -> dict[str, Any]:
 class Norms(Trial):
     """With buffers that differ between ranks."""
 
+    parallel = FullyShard()
+
     def wrapped(self) -> nn.Module:
         torch.manual_seed(5)
         net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -462,11 +466,7 @@ class Norms(Trial):
 
 
 def buffers(directory: Path) -> dict[str, Any]:
-    kinds = {"Plain": variant(Norms, parallel=None), "Trial": variant(Norms, parallel=FullyShard())}
-    return {
-        name: ranks(kind, directory / name, max_length=Batch(8), validation_period=Batch(3))
-        for name, kind in kinds.items()
-    }
+    return compared(Norms, directory, max_length=Batch(8), validation_period=Batch(3))
 
 
 class Full(Trial):
@@ -478,8 +478,7 @@ class Full(Trial):
 
 
 def full_dataset(directory: Path) -> dict[str, Any]:
-    kinds = {"Plain": variant(Full, parallel=None), "Trial": Full}
-    return {name: ranks(kind, directory / name, max_length=Batch(4)) for name, kind in kinds.items()}
+    return compared(Full, directory, max_length=Batch(4))
 
 
 class OfMeta(Trial):
@@ -487,7 +486,9 @@ class OfMeta(Trial):
         torch.manual_seed(5)
         with torch.device("meta"):
             net = Net()
-        return self.context.wrap_model(net, parallel=self.parallel)
+        net = self.context.wrap_model(net, parallel=self.parallel)
+        self.begun = full(net)
+        return net
 
 
 class Scaled(Trial):
@@ -520,11 +521,12 @@ class Scaled(Trial):
 HALF = FullyShard(units=[Block], mp_policy={"param_dtype": "float16", "reduce_dtype": "float32"})
 
 
-def scaled(directory: Path) -> dict[str, Any]:
-    def look(trial: Scaled) -> Any:
-        return {"scales": trial.scales, "weights": weights(trial)}
+def scales(trial: Scaled) -> Any:
+    return {"scales": trial.scales, "weights": weights(trial)}
 
-    fit: dict[str, Any] = {"max_length": Batch(8), "look": look}
+
+def scaled(directory: Path) -> dict[str, Any]:
+    fit: dict[str, Any] = {"max_length": Batch(8), "look": scales}
     found = {"Trial": ranks(Scaled, directory / "Trial", checkpoint_period=Batch(4), checkpoint_policy="none", **fit)}
     latest = str(directory / "Trial" / "checkpoint_4")
     found["resumed"] = ranks(Scaled, directory / "resumed", latest_checkpoint=latest, **fit)
@@ -564,11 +566,7 @@ class Watched(Trial):
 
 
 def watched(directory: Path) -> dict[str, Any]:
-    kinds = {"Plain": variant(Watched, parallel=None), "Trial": Watched}
-    return {
-        name: ranks(kind, directory / name, max_length=Batch(8), validation_period=Batch(4))
-        for name, kind in kinds.items()
-    }
+    return compared(Watched, directory, max_length=Batch(8), validation_period=Batch(4))
 
 
 @pytorch.pretrained
@@ -646,41 +644,37 @@ def kept(directory: Path) -> dict[str, Any]:
     return {"shares": shares}
 
 
+def full(model: nn.Module) -> dict[str, torch.Tensor]:
+    tensors = {name: value.detach() for name, value in model.named_parameters()}
+    return {name: getattr(value, "full_tensor", lambda value=value: value)().clone() for name, value in tensors.items()}
+
+
 def weights(trial: Trial) -> dict[str, torch.Tensor]:
-    return {
-        name: getattr(value.detach(), "full_tensor", value.detach)().clone()
-        for name, value in trial.model.named_parameters()
-    }
+    return full(trial.model)
+
+
+def begun(trial: Any) -> Any:
+    return trial.begun
 
 
 def on_meta(directory: Path) -> dict[str, Any]:
-    class Begun(OfMeta):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.begun = weights(self)
+    return ranks(OfMeta, directory, max_length=Batch(1), look=begun)
 
-    return ranks(Begun, directory, max_length=Batch(1), look=lambda trial: trial.begun)
+
+class Own(Trial):
+    """Ranks that come with weights of their own."""
+
+    def wrapped(self) -> nn.Module:
+        torch.manual_seed(40 + self.context.distributed.rank)
+        net = Net()
+        drawn = net.first.weight.detach().clone()
+        net = self.context.wrap_model(net, parallel=self.parallel)
+        self.begun = drawn, full(net)["first.weight"]
+        return net
 
 
 def unseeded(directory: Path) -> dict[str, Any]:
-    """Ranks that come with weights of their own."""
-
-    class Own(Trial):
-        def wrapped(self) -> nn.Module:
-            torch.manual_seed(40 + self.context.distributed.rank)
-            net = Net()
-            self.begun = net.first.weight.detach().clone()
-            return self.context.wrap_model(net, parallel=self.parallel)
-
-    def look(trial: Any) -> Any:
-        return trial.begun
-
-    class Begun(Own):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.begun = (self.begun, weights(self)["first.weight"])
-
-    return ranks(Begun, directory, max_length=Batch(1), look=look)
+    return ranks(Own, directory, max_length=Batch(1), look=begun)
 
 
 # ---------------------------------------------------------------------------------------------------- tensor parallel
@@ -782,20 +776,15 @@ class Operators(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
-    return results_of(2, __file__, tmp_path_factory.mktemp("two"))
+def runs_of(size: int, backend: str = "gloo") -> Any:
+    def made(tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
+        return results_of(size, __file__, tmp_path_factory.mktemp("ranks"), backend)
+
+    return pytest.fixture(scope="module")(made)
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
-    return results_of(4, __file__, tmp_path_factory.mktemp("four"))
-
-
-@pytest.fixture(scope="module")
-def as_nccl(tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
-    """On a backend that treats its ranks as NCCL does, see `tests.queued`."""
-    return results_of(2, __file__, tmp_path_factory.mktemp("queued"), "queued")
+two, four = runs_of(2), runs_of(4)
+as_nccl = runs_of(2, "queued")  # treats its ranks as NCCL does, see `tests.queued`
 
 
 @pytest.fixture(scope="module")
@@ -1029,15 +1018,9 @@ def test_evaluate_full_dataset_runs_on_all_ranks(two: list[Runs], tmp_path: Path
 def test_model_on_meta_begins_with_the_same_weights_on_any_number_of_ranks(
     two: list[Runs], four: list[Runs], tmp_path: Path
 ) -> None:
-    class Begun(OfMeta):
-        def __init__(self, context: Any) -> None:
-            super().__init__(context)
-            self.begun = weights(self)
-
-    alone = run(Begun, tmp_path, max_length=Batch(1), look=lambda trial: trial.begun)["seen"]
+    alone = run(OfMeta, tmp_path, max_length=Batch(1), look=begun)["seen"]
     for rank in (*two, *four):
-        assert rank["on_meta"]["seen"].keys() == alone.keys()
-        assert all(torch.equal(value, alone[name]) for name, value in rank["on_meta"]["seen"].items())
+        assert_equal(rank["on_meta"]["seen"], alone)
     assert len({float(value.detach().sum()) for value in alone.values()}) == len(alone)
 
 
@@ -1048,10 +1031,7 @@ def test_all_ranks_begin_with_the_chiefs_weights(two: list[Runs]) -> None:
 
 
 def test_a_gradient_that_overflows_in_one_shard_skips_the_step_on_all(two: list[Runs], tmp_path: Path) -> None:
-    def look(trial: Any) -> Any:
-        return {"scales": trial.scales, "weights": weights(trial)}
-
-    alone = run(variant(Scaled, parallel=None), tmp_path, max_length=Batch(8), look=look)["seen"]
+    alone = run(variant(Scaled, parallel=None), tmp_path, max_length=Batch(8), look=scales)["seen"]
     assert alone["scales"] == [1024, 1024, 512, 512, 512, 1024, 1024, 1024]
     for rank in two:
         for name in ("Trial", "half", "tensor parallel", "tensor parallel, fused"):
@@ -1099,8 +1079,7 @@ def test_frozen_weights_are_sharded_and_no_checkpoint_has_them(two: list[Runs], 
         runs = rank["finetuned"]
         assert close(runs["whole"], runs["plain"])
         assert runs["resumed"]["losses"] == runs["whole"]["losses"][3:]
-        for name, weight in runs["whole"]["seen"].items():
-            assert torch.equal(weight, runs["resumed"]["seen"][name]), name
+        assert_equal(runs["resumed"]["seen"], runs["whole"]["seen"])
         assert runs["not sharded"]["losses"] == runs["plain"]["losses"]
         assert runs["loaded"] == [1, 2], "once a process, not once a trial"
     [first, _] = two[0]["finetuned"]["whole"]["checkpoints"]

@@ -21,6 +21,7 @@ from dray.training.pretrained import share_on_machine, without_shared
 from tests.core.test_distributed import nodes, on_ranks
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight
+from tests.pytorch.resuming import assert_equal
 
 MODULE: Any = sys.modules["dray.pytorch.cached"]
 WIDTH = 1024
@@ -123,11 +124,6 @@ def weights(trial: Finetuned) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in bare(trial.net).state_dict().items()}
 
 
-def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_modules_are_the_callers_own_and_their_weights_are_loaded_once() -> None:
     first, second = base("a"), base("a")
     first.append(nn.ReLU())
@@ -186,10 +182,7 @@ def test_a_checkpoint_with_all_weights_leaves_the_shared_ones_as_they_are(
     [checkpoint] = host.checkpoints()
     before = [parameter.clone() for parameter in base("a").parameters()]
     trial = fit(Finetuned, FakeHost(tmp_path / "other"), max_length=Batch(2), latest_checkpoint=checkpoint)
-    assert_equal(
-        {"base.2.weight": saved(checkpoint)["models_state_dict"][0]["base.2.weight"]},
-        {"base.2.weight": weights(trial)["base.2.weight"]},
-    )
+    assert_equal(saved(checkpoint)["models_state_dict"][0]["base.2.weight"], weights(trial)["base.2.weight"])
     assert all(map(torch.equal, base("a").parameters(), before))
 
 

@@ -115,10 +115,7 @@ def global_batches(runs: Iterable[dict[str, Any]]) -> list[tuple[int, int, list[
 
 def assert_close(run: dict[str, Any], whole: dict[str, Any], cut: int) -> None:
     """The weights of the whole run, and its losses where this rank has reported any."""
-    weights, expected = (found["state"]["models_state_dict"][0] for found in (run, whole))
-    assert weights.keys() == expected.keys()
-    for name in weights:
-        torch.testing.assert_close(weights[name], expected[name])
+    torch.testing.assert_close(*(found["state"]["models_state_dict"] for found in (run, whole)))
     if run["reports"]:
         expected_losses = {batches: losses["loss"] for batches, _, losses, _ in whole["reports"] if batches > cut}
         losses = {batches: losses["loss"] for batches, _, losses, _ in run["reports"]}

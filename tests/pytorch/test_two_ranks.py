@@ -24,16 +24,20 @@ from dray.training.checkpoint import saver
 from dray.training.host import Report
 from dray.training.parallel.transport import TorchTransport
 from tests import queued
-from tests.pytorch.fakes import FakeHost
+from tests.pytorch.fakes import FakeHost, callback
 from tests.pytorch.processes import results_of, serve
 from tests.pytorch.regression import Regression, run, two
+from tests.pytorch.resuming import assert_equal
 from tests.pytorch.test_tensorboard import scalars
 
 pytestmark = pytest.mark.slow
 
 
+TRAINED: dict[str, Any] = {"max_length": Batch(7), "reporting_period": Batch(3), "checkpoint_period": Batch(2)}
+
+
 def training(directory: Path) -> dict[str, Any]:
-    return two(Regression, directory, max_length=Batch(7), reporting_period=Batch(3), checkpoint_period=Batch(2))
+    return two(Regression, directory, **TRAINED)
 
 
 def aggregation(directory: Path) -> dict[str, Any]:
@@ -87,13 +91,11 @@ def last(directory: Path) -> list[tuple[int, str | None]]:
     os.environ["DRAY_HOME"] = str(directory / os.environ["RANK"])
     begun: list[tuple[int, str | None]] = []
 
-    class Started(pytorch.PyTorchCallback):
-        def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-            begun.append((first_batch_idx, checkpoint_uuid))
+    started = callback(on_trial_startup=lambda first_batch_idx, uuid: begun.append((first_batch_idx, uuid)))
 
     class Starting(Regression):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {"started": Started()}
+            return started
 
     for length in (1, 3, 4):
         peers = DistributedContext.from_torch_distributed()
@@ -164,17 +166,10 @@ def failure_behind(directory: Path) -> dict[str, Any]:
 
 
 def hook_on_one_rank(directory: Path) -> dict[str, Any]:
-    class Hearing(pytorch.PyTorchCallback):
-        def __init__(self, seen: list[str]) -> None:
-            self.seen = seen
-
-        def on_checkpoint_upload_end(self, uuid: str) -> None:
-            self.seen.append(uuid)
-
     def prepare(trial: Any) -> None:
         trial.seen = []
         if trial.context.distributed.rank == 1:
-            trial.callbacks.update(hearing=Hearing(trial.seen))
+            trial.callbacks.update(callback(on_checkpoint_upload_end=lambda uuid: trial.seen.append(uuid)))
 
     with all_are_large():
         return two(Regression, directory, max_length=Batch(4), checkpoint_period=Batch(2), prepare=prepare)
@@ -191,20 +186,17 @@ def custom_metrics(directory: Path) -> dict[str, Any]:
             self.order.update(2 * batch_idx + self.context.distributed.rank)
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    class Watching(pytorch.PyTorchCallback):
-        def __init__(self, seen: list[Any]) -> None:
-            self.seen = seen
+    def prepare(trial: Any) -> None:
+        def trained(avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+            trial.seen.append((avg_metrics, [float(row["loss"]) for row in batch_metrics]))
 
-        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-            self.seen.append((avg_metrics, [float(row["loss"]) for row in batch_metrics]))
+        trial.callbacks = callback(
+            on_training_workload_end=trained,
+            on_validation_end=lambda metrics: trial.seen.append(dict(metrics)),
+            on_checkpoint_upload_end=lambda uuid: trial.seen.append(uuid),
+        )
 
-        def on_validation_end(self, metrics: dict[str, Any]) -> None:
-            self.seen.append(dict(metrics))
-
-        def on_checkpoint_upload_end(self, uuid: str) -> None:
-            self.seen.append(uuid)
-
-    return two(Custom, directory, max_length=Batch(3), prepare=lambda t: t.callbacks.update(w=Watching(t.seen)))
+    return two(Custom, directory, max_length=Batch(3), prepare=prepare)
 
 
 def full_dataset(directory: Path) -> dict[str, Any]:
@@ -237,9 +229,6 @@ class Forces(nn.Module):
 
 class Parted(Regression):
     """Its model has buffers, which a forward pass in training exchanges."""
-
-    def wrap(self, model: nn.Module) -> Any:
-        return self.context.wrap_model(model)
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context, self.callbacks, self.seen = context, {}, list[Any]()
@@ -371,9 +360,6 @@ def gathered(directory: Path) -> tuple[int, Any]:
     return Heard.count, rows and [row[2] for row in rows]
 
 
-TRAINING: dict[str, Any] = {"max_length": Batch(7), "reporting_period": Batch(3), "checkpoint_period": Batch(4)}
-
-
 class Shown(Regression):
     """Metrics that differ between ranks."""
 
@@ -385,27 +371,12 @@ class Shown(Regression):
 
 class CompiledBefore(Regression):
     def wrap(self, model: nn.Module) -> Any:
-        return self.context.wrap_model(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+        return super().wrap(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
 
 
 class CompiledAfter(Regression):
     def wrap(self, model: nn.Module) -> Any:
-        return torch.compile(self.context.wrap_model(model), backend="eager")
-
-
-def wrapped_by(kind: Any) -> Any:
-    """Regression with its model wrapped in another way."""
-
-    class Wrapped(kind):  # type: ignore[misc]
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            model = self.model.module if isinstance(self.model, nn.parallel.DistributedDataParallel) else self.model
-            context.models.clear()
-            context.optimizers.clear()
-            self.model = self.wrap(model)
-            self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
-
-    return Wrapped
+        return torch.compile(super().wrap(model), backend="eager")
 
 
 @pytorch.cached
@@ -434,15 +405,15 @@ class Half(Regression):
 KINDS: dict[str, Any] = {
     "plain": Regression,
     "shown": Shown,
-    "compiled before": wrapped_by(CompiledBefore),
-    "compiled after": wrapped_by(CompiledAfter),
+    "compiled before": CompiledBefore,
+    "compiled after": CompiledAfter,
     "on cached data": OnCachedData,
     "half": Half,
 }
 
 
 def features(directory: Path) -> dict[str, Any]:
-    return {kind: two(trial, directory / kind, **TRAINING) for kind, trial in KINDS.items()}
+    return {kind: two(trial, directory / kind, **TRAINED) for kind, trial in KINDS.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------- tests
@@ -461,23 +432,12 @@ def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return results_of(2, __file__, tmp_path_factory.mktemp("queued"), "queued")
 
 
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name])
-
-
-def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.api("2.16")
 def test_two_processes_train_what_one_trains(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
-    alone = run(Regression, FakeHost(tmp_path), max_length=Batch(7), reporting_period=Batch(3))
+    alone = run(Regression, FakeHost(tmp_path), **TRAINED)
     assert alone["epochs"] == ranks[0]["training"]["epochs"] == pytest.approx(7 / 3)
     for rank in ranks:
-        assert_close(rank["training"]["weights"], alone["weights"])
+        torch.testing.assert_close(rank["training"]["weights"], alone["weights"])
     assert_equal(ranks[0]["training"]["weights"], ranks[1]["training"]["weights"])
 
 
@@ -504,9 +464,7 @@ def test_the_chief_alone_speaks_to_the_host(ranks: list[dict[str, Any]]) -> None
 
 @pytest.mark.api("6.1", "6.6")
 def test_metrics_are_those_of_one_process(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
-    alone = run(
-        Regression, FakeHost(tmp_path), max_length=Batch(7), checkpoint_period=Batch(2), reporting_period=Batch(3)
-    )
+    alone = run(Regression, FakeHost(tmp_path), **TRAINED)
     for (_, training, validation, _), (_, expected, expected_validation, _) in zip(
         ranks[0]["training"]["reports"], alone["reports"], strict=True
     ):
@@ -517,7 +475,7 @@ def test_metrics_are_those_of_one_process(ranks: list[dict[str, Any]], tmp_path:
 @pytest.mark.api("2.20")
 def test_gradient_aggregation_gives_the_same_over_two(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
     alone = run(Regression, FakeHost(tmp_path), max_length=Batch(6), aggregation_frequency=3)
-    assert_close(ranks[0]["aggregation"]["weights"], alone["weights"])
+    torch.testing.assert_close(ranks[0]["aggregation"]["weights"], alone["weights"])
 
 
 @pytest.mark.api("9.5")
@@ -645,16 +603,14 @@ def test_a_copy_of_a_wrapped_model_is_what_it_is_on_one_rank(ranks: list[dict[st
 def test_every_kind_trains_and_ranks_agree(ranks: list[dict[str, Any]]) -> None:
     assert {kind: found["error"] for kind, found in ranks[0]["features"].items()} == dict.fromkeys(KINDS)
     for kind in KINDS:
-        one, other = (rank["features"][kind]["weights"] for rank in ranks)
-        assert all(torch.equal(one[name], other[name]) for name in one), kind
+        assert_equal(*(rank["features"][kind]["weights"] for rank in ranks))
 
 
 def test_cached_data_are_the_same_on_all_ranks_and_leave_the_trials_random_numbers_alone(
     ranks: list[dict[str, Any]],
 ) -> None:
     for rank in ranks:
-        weights, plain = (rank["features"][kind]["weights"] for kind in ("on cached data", "plain"))
-        assert all(torch.equal(weights[name], plain[name]) for name in plain)
+        assert_equal(*(rank["features"][kind]["weights"] for kind in ("on cached data", "plain")))
 
 
 @pytest.mark.api("2.11")
@@ -664,9 +620,9 @@ def test_the_chief_writes_scalars_averaged_over_ranks(ranks: list[dict[str, Any]
     found = scalars(place)
     assert found["Determined/rank"] == [(i, 0.5) for i in range(7)]
     assert found["Determined/at"] == [(i, 2 * i + 0.5) for i in range(7)]
-    (reported,) = [training for batches, training, *_ in ranks[0]["features"]["shown"]["reports"] if batches == 3]
-    losses = [value for _, value in found["Determined/loss"][:3]]
-    assert sum(losses) / 3 == pytest.approx(reported["loss"])
+    (reported,) = [training for batches, training, *_ in ranks[0]["features"]["shown"]["reports"] if batches == 2]
+    losses = [value for _, value in found["Determined/loss"][:2]]
+    assert sum(losses) / 2 == pytest.approx(reported["loss"])
     assert [step for step, _ in found["Determined/validation_loss"]] == [7]
     records, batches = (found[f"system/{name}_per_second"][-1][1] for name in ("records", "batches"))
     assert records == pytest.approx(8 * batches, rel=1e-5), "of both ranks"
@@ -677,15 +633,15 @@ def test_the_chief_writes_scalars_averaged_over_ranks(ranks: list[dict[str, Any]
 def test_compiled_models_train_what_plain_ones_train(
     ranks: list[dict[str, Any]], directory: Path, tmp_path: Path, kind: str
 ) -> None:
-    assert_close(ranks[0]["features"][kind]["weights"], ranks[0]["features"]["plain"]["weights"])
+    torch.testing.assert_close(ranks[0]["features"][kind]["weights"], ranks[0]["features"]["plain"]["weights"])
     # A checkpoint of theirs is one of the plain model, for one process too.
     resumed = run(
         KINDS["plain"],
         FakeHost(tmp_path),
-        **TRAINING,
+        **TRAINED,
         latest_checkpoint=str(directory / "features" / kind / "checkpoint_4"),
     )
-    assert_close(resumed["weights"], ranks[0]["features"]["plain"]["weights"])
+    torch.testing.assert_close(resumed["weights"], ranks[0]["features"]["plain"]["weights"])
 
 
 @pytest.mark.api("2.25")
