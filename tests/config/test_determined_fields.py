@@ -19,6 +19,7 @@ from dray.config.schema import ExperimentConfig
 from dray.errors import ConfigError
 from dray.masking import MASK
 from dray.script import Script
+from tests.config import configs
 
 ROOT = Path(__file__).parents[2]
 FIELDS = [
@@ -43,13 +44,7 @@ def generate() -> ModuleType:
 
 def with_field(path: str, value: Any, **fields: Any) -> dict[str, Any]:
     """LEAST with further fields, and with that of this path."""
-    config = {name: dict(value) if isinstance(value, dict) else value for name, value in (LEAST | fields).items()}
-    place = config
-    *sections, name = path.split(".")
-    for section in sections:
-        place = place.setdefault(section, {})
-    place[name] = value
-    return config
+    return configs.with_field(path, value, LEAST | fields)
 
 
 def read(config: ExperimentConfig, path: str) -> Any:
