@@ -40,12 +40,7 @@ def test_program_is_a_file_or_a_module_with_arguments(
 
 
 @pytest.mark.parametrize(
-    "launcher",
-    [
-        "determined.launch.torch_distributed",
-        "dray.launch.torch_distributed",
-        "determined.launch.deepspeed",
-    ],
+    "launcher", ["determined.launch.torch_distributed", "dray.launch.torch_distributed", "determined.launch.deepspeed"]
 )
 @pytest.mark.parametrize("options", ["", "-- ", "--nnodes 2 --nproc_per_node=4 -- "])
 @pytest.mark.parametrize("command", ["python3 train.py --epochs 1", "python3 -u train.py --epochs 1"])

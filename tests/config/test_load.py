@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +158,7 @@ def test_storage_is_an_object_store(storage: Any, uri: str) -> None:
 
 @pytest.mark.parametrize(
     "storage",
-    [
-        "s3://KEY:S3CR3T@bucket",
-        {"type": "s3", "bucket": "bucket", "access_key": "KEY", "secret_key": "S3CR3T"},
-    ],
+    ["s3://KEY:S3CR3T@bucket", {"type": "s3", "bucket": "bucket", "access_key": "KEY", "secret_key": "S3CR3T"}],
 )
 def test_credentials_are_used_and_shown_nowhere(storage: Any) -> None:
     config = load_config(changed(checkpoint_storage=storage))
@@ -480,11 +475,7 @@ def test_error_survives_pickling() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(changed(searcher__divisor=1))
     again = pickle.loads(pickle.dumps(caught.value))
-    assert (again.faults, again.source, str(again)) == (
-        caught.value.faults,
-        caught.value.source,
-        str(caught.value),
-    )
+    assert (again.faults, again.source, str(again)) == (caught.value.faults, caught.value.source, str(caught.value))
 
 
 _ANYTHING = st.recursive(
@@ -505,11 +496,3 @@ def test_no_value_of_any_field_raises_anything_but_config_error(field: str, valu
     else:
         assert load_config(loaded.to_dict()) == loaded
         assert build_method(loaded).start()
-
-
-def test_config_is_checked_without_torch_or_ray() -> None:
-    code = (
-        "import sys, dray.config.load, dray.code.load, dray.errors;"
-        "assert not {'torch', 'ray', 'pandas', 'optuna'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)

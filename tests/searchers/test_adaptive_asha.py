@@ -8,17 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from searchers import (
-    ASHA,
-    AdaptiveASHA,
-    Create,
-    Done,
-    MethodError,
-    Pause,
-    PromotionASHA,
-    Resume,
-    Stop,
-)
+from searchers import ASHA, AdaptiveASHA, Create, Done, MethodError, Pause, PromotionASHA, Resume, Stop
 from searchers.adaptive_asha import bracket_trials, bracket_weights
 from searchers.events import Reason
 from tests.searchers.helpers import leave, report

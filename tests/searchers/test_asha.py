@@ -6,14 +6,7 @@ import math
 
 import pytest
 
-from searchers import (
-    ASHA,
-    Create,
-    Done,
-    MethodError,
-    Resume,
-    Stop,
-)
+from searchers import ASHA, Create, Done, MethodError, Resume, Stop
 from searchers.events import Reason
 from tests.searchers.helpers import leave, ranked, report, state
 

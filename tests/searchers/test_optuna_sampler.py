@@ -12,14 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from searchers import (
-    Exited,
-    FieldError,
-    RandomSampler,
-    Reported,
-    Started,
-    parse_space,
-)
+from searchers import Exited, FieldError, RandomSampler, Reported, Started, parse_space
 from searchers.optuna_sampler import OptunaSampler
 from searchers.optuna_space import to_optuna
 

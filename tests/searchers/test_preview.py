@@ -9,19 +9,7 @@ from typing import cast
 
 import pytest
 
-from searchers import (
-    ASHA,
-    Create,
-    Exited,
-    Method,
-    Pause,
-    PromotionASHA,
-    RandomSearch,
-    Reported,
-    Resume,
-    Stop,
-    preview,
-)
+from searchers import ASHA, Create, Exited, Method, Pause, PromotionASHA, RandomSearch, Reported, Resume, Stop, preview
 from searchers.previews import expected
 from searchers.simulate import Curve, simulate
 

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from searchers import (
-    Create,
-    Done,
-    Pause,
-    PromotionASHA,
-    Resume,
-    Stop,
-)
+from searchers import Create, Done, Pause, PromotionASHA, Resume, Stop
 from searchers.events import Action
 from searchers.testing import Extension, play
 from tests.searchers.helpers import leave, leaves_workers, ranked, report, stopped_too, to_run
