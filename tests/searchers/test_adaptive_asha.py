@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,19 +104,6 @@ def test_brackets_have_exactly_max_trials_together(max_trials: int, rungs: list[
     trials = bracket_trials(max_trials, bracket_weights(rungs, divisor=divisor))
     assert sum(trials) == max_trials
     assert min(trials) >= min(1, max_trials // len(rungs)), "one each, as far as they go"
-
-
-@pytest.mark.parametrize("variant", ["stopping", "promotion"])
-def test_exactly_max_trials_are_created(variant: str) -> None:
-    method = AdaptiveASHA(max_trials=50, max_length=16, variant=variant)  # type: ignore[arg-type]
-    pending = [action.trial for action in method.start() if isinstance(action, Create)]
-    assert len(pending) == 16
-    kinds: Counter[str] = Counter(Create=len(pending))
-    while pending:
-        actions = leave(method, pending.pop())
-        pending += [action.trial for action in actions if isinstance(action, Create)]
-        kinds.update(type(action).__name__ for action in actions)
-    assert kinds == Counter(Create=50, Done=1)
 
 
 # -------------------------------------------------------------------------------------------------------- extension
