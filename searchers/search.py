@@ -133,7 +133,6 @@ class Search:
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """Continue with a larger budget, even if the search is done; `Done` then comes again."""
         assert self.started, "the search has not started; configure it with the larger budget instead of extending it"
-        max_trials, max_length = _as_int(max_trials), _as_int(max_length)
         actions = self._enlarge(max_trials, max_length)
         self._write({"event": "extended", "max_trials": max_trials, "max_length": max_length}, actions)
         return actions
@@ -280,10 +279,3 @@ class Search:
             self._live.pop(view.id, None)
         else:
             self._live[view.id] = view
-
-
-def _as_int(value: int | None) -> int | None:
-    """An integer of another type, such as NumPy's, as an int. Anything else is unchanged, for the method to refuse."""
-    if value is None or isinstance(value, bool) or not hasattr(value, "__index__"):
-        return value
-    return operator.index(value)
