@@ -39,7 +39,6 @@ from searchers.method import Method
 from searchers.objectives import Objectives, normalised, with_first
 from searchers.records import (
     KINDS,
-    RecordedMethod,
     action_to_json,
     event_from_json,
     event_to_json,
@@ -161,8 +160,7 @@ class Search:
 
         Method and sampler are configured like the original ones: extensions are in the records, and the sampler gets
         the events, but is not asked for points. A record that is impossible, or of another search (another seed or
-        direction, other actions, hyperparameters that are not of the space) is a `JournalError`. With a
-        `RecordedMethod` the search is to be looked at only: neither its method nor its sampler is needed.
+        direction, other actions, hyperparameters that are not of the space) is a `JournalError`.
         """
         for line, record in enumerate(records, start=1):
             if record.get("event") not in KINDS:
@@ -171,8 +169,6 @@ class Search:
                 actions = self._replay_one(record)
             except (ValueError, TypeError) as error:
                 raise JournalError(f"journal, line {line}: {error}") from error
-            if isinstance(self.method, RecordedMethod):
-                continue
             decided = [action_to_json(action) for action in actions]
             if decided != record.get("actions"):
                 raise JournalError(
@@ -218,8 +214,7 @@ class Search:
         hparams = hparams_from_json(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
-        is_checked = hparams is not None and not isinstance(self.method, RecordedMethod)
-        if is_checked and (faults := self.space.faults(hparams)):
+        if hparams is not None and (faults := self.space.faults(hparams)):
             other = "the journal belongs to another search: the hyperparameters of trial"
             raise ValueError(f"{other} {event.trial} are not in this one's space: {FieldError(faults)}")
         return self._apply(event, hparams)

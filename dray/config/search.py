@@ -27,7 +27,6 @@ from searchers.method import Method
 from searchers.objectives import Objectives
 from searchers.promotion import PromotionASHA
 from searchers.random_search import Grid, RandomSearch, Single
-from searchers.records import RecordedMethod
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler, named_sampler
 from searchers.search import Record, Search
 from searchers.space import Space
@@ -83,30 +82,15 @@ def build_search(
 ) -> Search:
     """The search of a config, replayed from a journal's records."""
     method, space = build_method(config, custom), replace(config.space, constraint=custom.constraint)
-    return _search(config, method, space, log, _sampler(config, custom, space, method.rungs)).replay(records)
-
-
-def recorded_search(config: ExperimentConfig, records: Sequence[Mapping[str, Any]]) -> Search:
-    """The search of a journal's records, to look at, not to run."""
-    return _search(config, RecordedMethod(records), config.space, lambda record: None).replay(records)
-
-
-def _search(
-    config: ExperimentConfig,
-    method: Method,
-    space: Space,
-    log: Callable[[Record], None],
-    sampler: Sampler | None = None,
-) -> Search:
     return Search(
         method,
         space,
         seed=config.reproducibility.experiment_seed,
         smaller_is_better=config.searcher.sign == 1,
         log=log,
-        sampler=sampler,
+        sampler=_sampler(config, custom, space, method.rungs),
         objectives=config.searcher.objectives,
-    )
+    ).replay(records)
 
 
 def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> ExperimentConfig:
