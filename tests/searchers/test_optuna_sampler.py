@@ -233,14 +233,6 @@ def test_trials_asked_at_the_same_time_differ() -> None:
     assert len(set(points)) == 20
 
 
-def test_asking_changes_nothing() -> None:
-    one, other = (OptunaSampler(LINE, seed=7, rungs=RUNGS) for _ in range(2))
-    assert run(one, 30) == run(other, 30)
-    for trial in range(100, 110):
-        one.ask(trial)
-    assert one.ask(30) == other.ask(30)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", ["errored", "diverged", "invalid_hp"])
 def test_failed_points_are_not_proposed_again(reason: str) -> None:
