@@ -30,13 +30,7 @@ class RandomSearch:
     _fixed_trials: str | None = None  # why there can't be more trials
     _replaces_invalid = True
 
-    def __init__(
-        self,
-        *,
-        max_trials: int,
-        max_concurrent_trials: int = 16,
-        max_length: int | None = None,
-    ) -> None:
+    def __init__(self, *, max_trials: int, max_concurrent_trials: int = 16, max_length: int | None = None) -> None:
         check = Fields()
         check.whole(self._least, **{self._budget: max_trials})
         check.whole(0, max_concurrent_trials=max_concurrent_trials)
@@ -46,9 +40,7 @@ class RandomSearch:
         self.rungs: tuple[int, ...] = () if max_length is None else (max_length,)
         self._max_concurrent = max_concurrent_trials
         self._slots = TrialSlots(
-            max_trials=max_trials,
-            max_concurrent=max_concurrent_trials,
-            replaces_invalid=self._replaces_invalid,
+            max_trials=max_trials, max_concurrent=max_concurrent_trials, replaces_invalid=self._replaces_invalid
         )
 
     @property

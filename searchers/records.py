@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import get_args
 
 from searchers.errors import IllegalEvent
 from searchers.events import (
@@ -173,23 +173,3 @@ def _number(value: object, *, or_bool: bool = False) -> float:
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch's
         pass
     raise ValueError(f"is {value!r:.80} ({type(value).__name__}), but must be a number")
-
-
-class RecordedMethod:
-    """A method that repeats the decisions in a journal's records, one per call, for a search that is only looked at."""
-
-    rungs = ()
-
-    def __init__(self, records: Iterable[Mapping[str, object]]) -> None:
-        self._records = (record for record in records if record.get("event") in KINDS)
-
-    def on(self, *event: Any, **budget: Any) -> list[Action]:
-        actions = next(self._records).get("actions")
-        if not isinstance(actions, list) or not all(isinstance(action, Mapping) for action in actions):
-            raise ValueError(f"actions must be a list of mappings, got {actions!r}")
-        return [action_from_json(action) for action in actions]
-
-    start = extend = on
-
-    def progress(self, trained: Mapping[int, float]) -> float:
-        raise NotImplementedError("this search is read-only")

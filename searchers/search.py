@@ -39,7 +39,6 @@ from searchers.method import Method
 from searchers.objectives import Objectives, normalised, with_first
 from searchers.records import (
     KINDS,
-    RecordedMethod,
     action_to_json,
     event_from_json,
     event_to_json,
@@ -133,7 +132,6 @@ class Search:
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """Continue with a larger budget, even if the search is done; `Done` then comes again."""
         assert self.started, "the search has not started; configure it with the larger budget instead of extending it"
-        max_trials, max_length = _as_int(max_trials), _as_int(max_length)
         actions = self._enlarge(max_trials, max_length)
         self._write({"event": "extended", "max_trials": max_trials, "max_length": max_length}, actions)
         return actions
@@ -162,8 +160,7 @@ class Search:
 
         Method and sampler are configured like the original ones: extensions are in the records, and the sampler gets
         the events, but is not asked for points. A record that is impossible, or of another search (another seed or
-        direction, other actions, hyperparameters that are not of the space) is a `JournalError`. With a
-        `RecordedMethod` the search is to be looked at only: neither its method nor its sampler is needed.
+        direction, other actions, hyperparameters that are not of the space) is a `JournalError`.
         """
         for line, record in enumerate(records, start=1):
             if record.get("event") not in KINDS:
@@ -172,8 +169,6 @@ class Search:
                 actions = self._replay_one(record)
             except (ValueError, TypeError) as error:
                 raise JournalError(f"journal, line {line}: {error}") from error
-            if isinstance(self.method, RecordedMethod):
-                continue
             decided = [action_to_json(action) for action in actions]
             if decided != record.get("actions"):
                 raise JournalError(
@@ -219,8 +214,7 @@ class Search:
         hparams = hparams_from_json(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
-        is_checked = hparams is not None and not isinstance(self.method, RecordedMethod)
-        if is_checked and (faults := self.space.faults(hparams)):
+        if hparams is not None and (faults := self.space.faults(hparams)):
             other = "the journal belongs to another search: the hyperparameters of trial"
             raise ValueError(f"{other} {event.trial} are not in this one's space: {FieldError(faults)}")
         return self._apply(event, hparams)
@@ -280,10 +274,3 @@ class Search:
             self._live.pop(view.id, None)
         else:
             self._live[view.id] = view
-
-
-def _as_int(value: int | None) -> int | None:
-    """An integer of another type, such as NumPy's, as an int. Anything else is unchanged, for the method to refuse."""
-    if value is None or isinstance(value, bool) or not hasattr(value, "__index__"):
-        return value
-    return operator.index(value)

@@ -293,8 +293,8 @@ class Scheduler(TrialScheduler):  # type: ignore[misc]
 
     def debug_string(self) -> str:
         """Called by Tune: a line for its status."""
-        counts = self._trials.counts() if self._searcher._trials is not None else {}
-        shown = "".join(f", {count} {state}" for state, count in sorted(counts.items()))
+        states = self._searcher.search.states if self._searcher.search is not None else {}
+        shown = "".join(f", {count} {state}" for state, count in sorted(states.items()) if count)
         return f"Using {type(self._searcher._method).__name__} of searchers{shown}"
 
 

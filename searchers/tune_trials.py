@@ -19,7 +19,7 @@ reported after the last save is reported once more, which no method minds.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -171,10 +171,6 @@ class TuneTrials:
                 self._start_again(number)
                 return trial
         return None
-
-    def counts(self) -> Mapping[str, int]:
-        """How many trials are in each state."""
-        return Counter(view.state for view in self.search.trials.values())
 
     def _start_again(self, number: int) -> None:
         self._resumes.remove(number)

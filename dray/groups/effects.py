@@ -64,14 +64,14 @@ class ShowWaiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class GiveUp:
     """No trial can run on these groups any more; the experiment can be resumed once that is mended."""
 
     error: str
 
 
 ShellEffect = StartGroup | EndGroup | Reserve | Release | LookAtCluster
-GroupsEffect = ShellEffect | Say | ShowWaiting | Fail
+GroupsEffect = ShellEffect | Say | ShowWaiting | GiveUp
 
 
 # ----------------------------------------------------------------------------------------------------------- events

@@ -23,7 +23,7 @@ from dray.desk.shares import Demand, Shares
 from dray.desk.wire import wire
 from dray.display.counts import Counts
 from dray.groups.capacity import most_slots
-from dray.groups.effects import Fail, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain, ProcessesEnded
+from dray.groups.effects import GiveUp, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain, ProcessesEnded
 from dray.groups.pool import Groups, GroupsPlan
 from dray.groups.slots import Slots
 
@@ -234,7 +234,7 @@ class Lender:
                 pool.groups.on(effect.message, self.now)
 
     def _from_pool(self, owner: str, effect: GroupsEffect) -> None:
-        if isinstance(effect, Fail):
+        if isinstance(effect, GiveUp):
             self._give_up(self._owners[owner], Unfit(message=effect.error, resumable=True))
         else:
             self._emit(OnPool(owner, effect))

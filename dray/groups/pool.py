@@ -397,4 +397,4 @@ class Groups:
 
     def _fail(self, error: str) -> None:
         self._has_failed = True
-        self._emit(effects.Fail(error))
+        self._emit(effects.GiveUp(error))

@@ -26,7 +26,7 @@ from dray.training.parallel.sharding import connect, is_sharded, unscaling_by_pl
 from dray.training.plan import batches_of
 from dray.training.precision import MixedPrecision, warn_if_left_off
 from dray.training.pretrained import share_on_machine, unshare
-from dray.training.progress import Stop
+from dray.training.progress import StopRequest
 from dray.training.units import ENDLESS, Epoch
 
 if TYPE_CHECKING:
@@ -260,11 +260,11 @@ class PyTorchTrialContext:
         ends. It applies to the present `fit()`, or, before one, to the next."""
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
-        self._run.position.stop = Stop.REQUESTED if stop_requested else Stop.NO
+        self._run.position.stop = StopRequest.REQUESTED if stop_requested else StopRequest.NO
 
     def get_stop_requested(self) -> bool:
         """Whether this rank has requested a stop."""
-        return self._run.position.stop is not Stop.NO
+        return self._run.position.stop is not StopRequest.NO
 
     @property
     def device_mesh(self) -> DeviceMesh:

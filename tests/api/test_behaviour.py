@@ -14,8 +14,6 @@ from dray.pytorch import Batch, Epoch
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, callback
 
-Mode = pytorch.LRScheduler.StepMode
-
 
 def defaults(function: Any) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()

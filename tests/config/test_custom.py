@@ -152,11 +152,7 @@ def test_options_survive_the_experiments_file(tmp_path: Path, code: Path) -> Non
         ({"name": "my_search:Halfs"}, "searcher.name", "my_search has no class Halfs; did you mean Halves?"),
         ({"name": "my_search:number"}, "searcher.name", "has no class number; its classes are Halves, Silent, Backw"),
         ({"name": "my_mistake:M"}, "searcher.name", "raised ZeroDivisionError; fix it there:\n"),
-        (
-            {"name": "my_search:Silent"},
-            "searcher.name",
-            "not a method: it has no extend, on, progress; see",
-        ),
+        ({"name": "my_search:Silent"}, "searcher.name", "not a method: it has no extend, on, progress; see"),
         ({"name": "my_search:Backwards"}, "searcher.name", "rungs must be ascending lengths > 0, got (4, 2)"),
         ({"name": "my_search:Torn"}, "searcher.name", "rungs must be integers, in the unit of max_length"),
         ({"name": "my_search:Broken"}, "searcher.options", "my_search:Broken does not accept {{}}: KeyError: 'lost'"),
@@ -171,11 +167,7 @@ def test_options_survive_the_experiments_file(tmp_path: Path, code: Path) -> Non
             "searcher.max_length",
             "must be the last of the method's rungs (8,), got 4",
         ),
-        (
-            {**HALVES, "options": {"max_trials": Trial()}},
-            "searcher.options",
-            "must be numbers, strings, lists and mapp",
-        ),
+        ({**HALVES, "options": {"max_trials": Trial()}}, "searcher.options", "must be numbers, strings, lists and"),
         (
             {**HALVES, "sampler": {"name": "my_search:Sampler", "options": {"scal": 1}}},
             "searcher.sampler.options",

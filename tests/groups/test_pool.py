@@ -17,7 +17,7 @@ from dray.display.counts import Counts
 from dray.groups.effects import (
     ClusterSeen,
     EndGroup,
-    Fail,
+    GiveUp,
     GroupPlaced,
     GroupsEffect,
     LookAtCluster,
@@ -114,7 +114,7 @@ class World:
                 self.lines.append(effect.line)
             case ShowWaiting():
                 self.waits_for = effect.status
-            case Fail():
+            case GiveUp():
                 self.error = effect.error
 
     def on(self, *events: Any) -> World:

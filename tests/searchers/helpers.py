@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Set
 from typing import Any
 
-from searchers import Create, Event, Exited, Pause, Reported, Resume, Search, Space, Stop, parse_space
+from searchers import Create, Event, Exited, Reported, Resume, Search, Space, parse_space
 from searchers.events import Action, Reason
 
 LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
@@ -30,19 +30,6 @@ def leave(subject: Any, trial: int, reason: Reason = "completed") -> list[Action
 
 def creates(*trials: int) -> list[Action]:
     return [Create(trial=trial) for trial in trials]
-
-
-def leaves_workers(actions: list[Action], trial: int) -> bool:
-    """Whether these actions stop or pause the trial."""
-    return any(isinstance(action, Stop | Pause) and action.trial == trial for action in actions)
-
-
-def stopped_too(method: Any, actions: list[Action]) -> list[Action]:
-    """The actions, and those that follow when the trials they stop have exited."""
-    for action in actions:
-        if isinstance(action, Stop):
-            actions = [*actions, *leave(method, action.trial, "stopped")]
-    return actions
 
 
 def to_run(actions: list[Action]) -> list[int]:

@@ -41,13 +41,7 @@ def methods(kind: Callable[..., Method], **cases: tuple[Any, ...]) -> dict[str, 
 
 
 def halving(length: int, rungs: int, concurrent: int = 16, divisor: float = 4, **fields: Any) -> dict[str, Any]:
-    return {
-        "max_length": length,
-        "num_rungs": rungs,
-        "max_concurrent_trials": concurrent,
-        "divisor": divisor,
-        **fields,
-    }
+    return {"max_length": length, "num_rungs": rungs, "max_concurrent_trials": concurrent, "divisor": divisor, **fields}
 
 
 BOTH = {

@@ -109,13 +109,6 @@ def test_a_space_of_constants_has_one_point() -> None:
         sampler.tell(Reported(trial=trial, step=1, value=0.5), {"batch": 64})
 
 
-def test_asking_changes_nothing() -> None:
-    one, other = (knowing(lambda x, step: (x - 0.3) ** 2, reach=lambda trial: 1, trials=20) for _ in range(2))
-    asked = proposed(one, first=201)
-    assert proposed(one) == proposed(other)
-    assert proposed(one, first=201) == asked
-
-
 def test_what_is_kept_is_bounded() -> None:
     rng, sizes = Random(0), []
     sampler = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS)

@@ -12,14 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from searchers import (
-    Exited,
-    FieldError,
-    RandomSampler,
-    Reported,
-    Started,
-    parse_space,
-)
+from searchers import Exited, FieldError, RandomSampler, Reported, Started, parse_space
 from searchers.optuna_sampler import OptunaSampler
 from searchers.optuna_space import to_optuna
 
@@ -240,14 +233,6 @@ def test_trials_asked_at_the_same_time_differ() -> None:
     assert len(set(points)) == 20
 
 
-def test_asking_changes_nothing() -> None:
-    one, other = (OptunaSampler(LINE, seed=7, rungs=RUNGS) for _ in range(2))
-    assert run(one, 30) == run(other, 30)
-    for trial in range(100, 110):
-        one.ask(trial)
-    assert one.ask(30) == other.ask(30)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", ["errored", "diverged", "invalid_hp"])
 def test_failed_points_are_not_proposed_again(reason: str) -> None:
@@ -298,12 +283,7 @@ def test_conditional_parameters_are_shown_only_in_their_branch() -> None:
     [
         ("tpee", {}, "name", "did you mean tpe?"),
         ("PartialFixedSampler", {}, "name", "must be random, or one of"),
-        (
-            "tpe",
-            {"n_startup": 3},
-            "options.n_startup",
-            "is not an option of TPESampler; did you mean n_startup_trials?",
-        ),
+        ("tpe", {"n_startup": 3}, "options.n_startup", "is not an option of TPESampler; did you mean"),
         ("tpe", {"n_startup_trials": -1}, "options.n_startup_trials", "must be an integer >= 0, got -1"),
         ("tpe", {"multivariate": False, "group": True}, "options", "TPESampler does not accept"),
         ("tpe", {"seed": 3}, "options.seed", "is not an option"),

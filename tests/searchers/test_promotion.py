@@ -5,21 +5,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from searchers import (
-    Create,
-    Done,
-    Pause,
-    PromotionASHA,
-    Resume,
-    Stop,
-)
+from searchers import Create, Done, Pause, PromotionASHA, Resume, Stop
 from searchers.events import Action
+from searchers.simulate import Curve, simulate
 from searchers.testing import Extension, play
-from tests.searchers.helpers import leave, leaves_workers, ranked, report, stopped_too, to_run
+from tests.searchers.helpers import leave, ranked, report
 from tests.searchers.naive_promotion import NaivePromotion
 
 
@@ -115,24 +109,9 @@ def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.
     monkeypatch.setattr("searchers.rung.heappush", count(heapq.heappush))
     monkeypatch.setattr("searchers.rung.heappop", count(heapq.heappop))
     method = PromotionASHA(max_trials=3000, max_length=27, num_rungs=4, divisor=3, max_concurrent_trials=10)
-    rng = Random(0)
-    pending = to_run(method.start())
-    at = dict.fromkeys(pending, 0)
-    events = 0
-    while pending:
-        trial = pending.pop(rng.randrange(len(pending)))
-        rung = at[trial]
-        at[trial] += 1
-        actions = leave(method, trial) if rung == 4 else report(method, trial, 3**rung, rng.random())
-        events += 1
-        if rung < 4 and not leaves_workers(actions, trial):
-            pending.append(trial)
-        actions = stopped_too(method, actions)
-        events += sum(isinstance(action, Stop) for action in actions)
-        pending += to_run(actions)
-        at |= {action.trial: 0 for action in actions if isinstance(action, Create)}
-    assert len(at) == 3000
-    assert operations <= 6 * events
+    found = simulate(method, 10, lambda hparams: Curve(lambda step: Random(f"{hparams['trial']} {step}").random()))
+    assert found.trials == 3000
+    assert operations <= 6 * found.events
 
 
 # ---------------------------------------------------------------------------------------------------- how it ends
@@ -160,18 +139,8 @@ def test_a_search_of_fewer_trials_than_the_divisor_trains_one_to_the_end() -> No
 
 def finished(max_trials: int = 4) -> PromotionASHA:
     """Rungs 1, 4, 16; values are the trials' numbers; the search is done."""
-    method = asha(max_trials=max_trials)
-    pending = [0]
-    steps = dict.fromkeys(range(max_trials), 0)
-    while pending:
-        trial = pending.pop()
-        steps[trial] = {0: 1, 1: 4, 4: 16}[steps[trial]]
-        actions = report(method, trial, steps[trial], trial)
-        if steps[trial] == 16:
-            actions = [*actions, *leave(method, trial)]
-        elif not leaves_workers(actions, trial):
-            pending.append(trial)
-        pending += to_run(stopped_too(method, actions))
+    method = PromotionASHA(max_trials=max_trials, max_length=16, num_rungs=3, max_concurrent_trials=1)
+    simulate(method, 1, lambda hparams: Curve(lambda step: cast("int", hparams["trial"])))
     assert method.progress({}) == 1
     return method
 

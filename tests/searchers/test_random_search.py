@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from searchers import Create, Done, Grid, MethodError, RandomSearch, Reported, Resume, Single, Started
+from searchers import ASHA, Create, Done, Grid, MethodError, RandomSearch, Reported, Resume, Single, Started
 from searchers.events import Reason
 from tests.searchers.helpers import leave, state
 
@@ -83,12 +84,6 @@ def test_more_trials_are_created_before_and_after_done() -> None:
     assert leave(method, 3) == [Done(reason="completed")]
 
 
-def test_more_trials_without_a_limit_start_at_once() -> None:
-    method = RandomSearch(max_trials=2, max_concurrent_trials=0)
-    method.start()
-    assert method.extend(max_trials=5) == [Create(trial=2), Create(trial=3), Create(trial=4)]
-
-
 def test_a_longer_search_resumes_completed_trials_before_creating_new_ones() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=1, max_length=8)
     method.start()
@@ -113,11 +108,17 @@ def test_after_too_many_invalid_trials_the_live_ones_finish_and_an_extension_all
     assert method.extend(max_trials=10) != [], "40 replacements for 10 trials"
 
 
+ASHA_3 = ASHA(max_trials=64, max_length=16, num_rungs=3)
+
+
 @pytest.mark.parametrize(
     ("method", "wanted", "message"),
     [
         (Single(), {"max_trials": 2}, "searcher.max_trials: a single search has one trial, got 2"),
         (Single(), {}, "searcher: this search can't be extended"),
+        (ASHA_3, {"max_length": 15}, "searcher.max_length: must be an integer >= 16, got 15"),
+        (ASHA_3, {"max_trials": 128.0}, "searcher.max_trials: must be an integer >= 64, got 128.0"),
+        (ASHA_3, {"max_trials": 64}, "searcher: an extension needs max_trials > 64 or max_length > 16"),
         (RandomSearch(max_trials=4), {"max_trials": 3}, "searcher.max_trials: must be an integer >= 4, got 3"),
         (
             RandomSearch(max_trials=4),
@@ -131,7 +132,7 @@ def test_after_too_many_invalid_trials_the_live_ones_finish_and_an_extension_all
         ),
     ],
 )
-def test_an_impossible_extension_is_refused(method: RandomSearch, wanted: dict[str, int], message: str) -> None:
+def test_an_impossible_extension_is_refused(method: Any, wanted: dict[str, int], message: str) -> None:
     before = state(method)
     with pytest.raises(MethodError) as caught:
         method.extend(**wanted)

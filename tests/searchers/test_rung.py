@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from fractions import Fraction
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -57,42 +56,6 @@ def test_fractional_divisor_is_the_decimal_number_that_was_written() -> None:
     for trial in range(32):
         rung.rank(trial, trial)
     assert rung.rank(32, 28.5), "28.5 is the 30th smallest of 33, and floor(33 / 1.1) is 30"
-
-
-class Counted(float):
-    """A float that counts how often it is compared."""
-
-    comparisons = 0
-
-    def __lt__(self, other: float) -> bool:
-        Counted.comparisons += 1
-        return float(self) < float(other)
-
-    def __le__(self, other: float) -> bool:
-        Counted.comparisons += 1
-        return float(self) <= float(other)
-
-    def __eq__(self, other: object) -> bool:
-        Counted.comparisons += 1
-        return float(self) == other
-
-    def __neg__(self) -> Counted:
-        return Counted(-float(self))
-
-    __hash__ = float.__hash__
-
-
-@pytest.mark.parametrize("order", ["random", "falling", "rising"])
-def test_ranking_costs_a_logarithm(order: str) -> None:
-    n, rng = 1 << 12, Random(0)
-    values = {"random": [rng.random() for _ in range(n)], "falling": range(n, 0, -1), "rising": range(n)}[order]
-    rung, worst = Rung(length=1, divisor=4), 0
-    for trial, value in enumerate(values):
-        Counted.comparisons = 0
-        rung.rank(trial, Counted(value))
-        worst = max(worst, Counted.comparisons)
-    # Two pushes and two pops at most, each of <= 2 log2(n) comparisons of a pair (== and then <), and the decision.
-    assert worst <= 4 * 2 * 2 * math.log2(n) + 4
 
 
 @given(

@@ -41,7 +41,7 @@ def new_sampler(name: str, space: Space, objectives: Objectives | None = None) -
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_proposals_are_plain_points_of_the_space(name: str) -> None:
+def test_proposals_are_plain_points_of_the_space_and_asking_changes_nothing(name: str) -> None:
     sampler = new_sampler(name, MIXED)
     for trial in range(24):
         point = sampler.ask(trial)
@@ -50,6 +50,8 @@ def test_proposals_are_plain_points_of_the_space(name: str) -> None:
         sampler.tell(Started(trial=trial), point)
         sampler.tell(Reported(trial=trial, step=16, value=trial % 7), point)
         sampler.tell(Exited(trial=trial, reason="completed"), point)
+    asked = [sampler.ask(trial) for trial in (25, 26, 27)]
+    assert [sampler.ask(trial) for trial in (25, 26, 27)] == asked
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -266,10 +266,7 @@ OURS: dict[str, object] = {"x": {"type": "double", "minval": 0, "maxval": 1}}
         (journal_of(OURS, seed=8), "line 1: the journal belongs to another search: its seed is 8, not 7"),
         (journal_of(OURS, smaller_is_better=False), "line 1: .* its smaller_is_better is False, not True"),
         (journal_of({"y": OURS["x"]}), r"line 2: .* trial 0 are not .*: hyperparameters.y: is not a hyperparameter"),
-        (
-            journal_of({"x": {"type": "int", "minval": 5, "maxval": 6}}),
-            r"line 2: .* hyperparameters.x: must be a number",
-        ),
+        (journal_of({"x": {"type": "int", "minval": 5, "maxval": 6}}), "line 2: .* hyperparameters.x: must be a"),
     ],
     ids=["seed", "direction", "names", "values"],
 )

@@ -9,24 +9,9 @@ from types import SimpleNamespace
 import pytest
 from ray.tune.search import ConcurrencyLimiter
 
-from searchers import (
-    ASHA,
-    PromotionASHA,
-    Reported,
-    Single,
-)
+from searchers import ASHA, PromotionASHA, Reported, Single
 from searchers.events import Action, Event, Pause, Resume, Stop
-from tests.searchers.fake_tune import (
-    METHODS,
-    FakeTrial,
-    FakeTune,
-    begun,
-    journal,
-    pair,
-    report,
-    suggested,
-    views,
-)
+from tests.searchers.fake_tune import METHODS, FakeTrial, FakeTune, begun, journal, pair, report, suggested, views
 from tests.searchers.helpers import Scripted
 from tests.searchers.test_contract import METHODS as CONTRACT
 

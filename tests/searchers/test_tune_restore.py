@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle, tune
 
-from searchers import (
-    Method,
-    RandomSearch,
-)
+from searchers import Method, RandomSearch
 from searchers.promotion import PromotionASHA
 from searchers.tune import Scheduler, Searcher
 from tests.searchers.fake_tune import (

@@ -15,7 +15,7 @@ from dray.display.counts import Counts
 from dray.groups.effects import (
     ClusterSeen,
     EndGroup,
-    Fail,
+    GiveUp,
     GroupPlaced,
     LookAtCluster,
     ProcessesEnded,
@@ -170,7 +170,7 @@ class Lending:
                     group.end()
             case OnPool(owner, LookAtCluster()):
                 self.process.later(self.world.delay(), self._look, owner)
-            case OnPool(owner, Fail()):
+            case OnPool(owner, GiveUp()):
                 raise AssertionError("the lender takes it")
             case OnPool():
                 pass
