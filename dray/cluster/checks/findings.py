@@ -16,7 +16,7 @@ RAY_DISK_LIMIT = 0.95
 """Ray stores no more objects on a disk that is fuller than this share (``RAY_local_fs_capacity_threshold``)."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Node:
     """The facts about a node. A version is "" if there is none, or it is unknown."""
 
