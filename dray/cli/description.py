@@ -24,7 +24,6 @@ _FRONT_SHOWN = 20
 
 
 def overview(each: Overview) -> dict[str, Any]:
-    """An experiment's overview, as JSON."""
     return {**each.to_json(), "began": show.iso(each.began), "last": show.iso(each.last)}
 
 
@@ -73,7 +72,6 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
 
 
 def as_json(read: Opened) -> dict[str, Any]:
-    """An experiment's description, as JSON."""
     from dray.records.logs import failure_fields
     from dray.records.rungs import rung_estimates
 

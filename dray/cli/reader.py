@@ -90,7 +90,6 @@ def opened(stored: StoredExperiment) -> Opened:
 
 
 def last_values(metrics: pd.DataFrame) -> dict[str, float]:
-    """The last value of each metric, by its kind and name."""
     last = metrics.drop_duplicates(["kind", "name"], keep="last")
     return {
         f"{kind} {name}": float(value)
@@ -99,7 +98,6 @@ def last_values(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def check_started(stored: StoredExperiment) -> None:
-    """Raises `BadUse` if it has no journal."""
     if not stored.directory.journal.exists():
         raise BadUse(f"{stored.where} has not started: it has no journal yet")
 

@@ -121,7 +121,6 @@ def begin(experiment: str, verb: Callable[[Server, str], Submitted]) -> tuple[Se
 
 
 def begun(server: Server, name: str, after: int, *, detach: bool) -> None:
-    """Follow an experiment that runs again, unless ``detach``."""
     tell(f"{name} continues on the server at {server.url}")
     if not detach:
         follow(server, name, after)

@@ -209,7 +209,6 @@ class Board:
         return Group(table, self._cut(f"and {len(running) - len(drawn)} more"))
 
     def _cells(self, view: TrialView, rungs: Forecast | None, counts: Counts, curve: int) -> dict[str, str]:
-        """A running trial's row of the table, by column."""
         step, best = self._step(view), self._best_of(view)
         values = self._trained[view.id].values[-curve:] if view.id in self._trained else []
         place, end = (0, 0.0) if rungs is None else rungs.rung(step)
@@ -247,7 +246,6 @@ class Board:
         return [now] if left is None else [now, f"about {rough_time(left)} left"]
 
     def _step(self, view: TrialView) -> float:
-        """How far a trial is, in the search's unit."""
         trained = self._trained.get(view.id)
         batches = 0 if trained is None else trained.batches
         size = (view.hparams or {}).get("global_batch_size")
@@ -259,7 +257,6 @@ class Board:
         return max(float(view.last_step or 0), reached.get(self._unit, 0))
 
     def _best_of(self, view: TrialView) -> _Best | None:
-        """A trial's best value, and the length at which it was reached."""
         found = [] if view.best is None else [_Best(self._sign * view.best, view.id, view.best, view.best_step)]
         trained = self._trained.get(view.id)
         # With objectives its best may exceed a limit.
@@ -284,7 +281,6 @@ class Board:
         return f"{counted(self._front_size, 'trial')} on the Pareto front" if there else ""
 
     def _drawn(self, view: TrialView) -> str:
-        """The hyperparameters that are searched over."""
         found = flatten(dict(searched(self._search.space.root, view.hparams or {})))
         return "  ".join(f"{name}={shown(value)}" for name, value in found.items())
 

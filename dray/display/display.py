@@ -88,7 +88,6 @@ class Display:
             self._screen.draw(Text(f"{what} ...", "dim"))
 
     def begin(self, search: Search) -> None:
-        """A run of the search begins, in its current state."""
         self._search = search
         self._board.begin(search)
         if any(view.hparams is not None for view in search.trials.values()):
@@ -160,7 +159,6 @@ class Display:
             self.say(f"stopping: running trials save a checkpoint; interrupt again to stop at once, {self._resume}")
 
     def interrupted(self) -> None:
-        """Say how far an interrupted run was, and how to resume it."""
         if self._search is not None:
             self.say(f"stopped: {_so_far(self._search)}")
         self.say(self._resume)
@@ -171,7 +169,6 @@ class Display:
         return f"stopped at once; {self._resume}\n"
 
     def ended(self) -> None:
-        """Say that nothing is left to run, and how to extend the search."""
         self.say(
             f"already ended; extend with: dray experiment extend {self._named()} --max-trials N (or --max-length N)"
         )
@@ -211,7 +208,6 @@ class Display:
 
 
 def _so_far(search: Search) -> str:
-    """The state of a search between two runs."""
     views = search.trials.values()
     begun = sum(not view.ended and view.hparams is not None for view in views)
     ended = sum(view.ended for view in views)

@@ -81,7 +81,6 @@ class ExperimentDirectory:
 
     @property
     def has_code(self) -> bool:
-        """Whether it has a copy of the model's code."""
         return self.code.is_dir() and any(self.code.iterdir())
 
     def copy_code(self, code: Code, config: ExperimentConfig) -> None:
@@ -100,7 +99,6 @@ class ExperimentDirectory:
         return Location(stored["location"], tuple(stored["secrets"].items()))
 
     def store(self, trial_id: int) -> CheckpointStore:
-        """A trial's checkpoints."""
         return store_at(self.storage.child(f"trial_{trial_id}"), self.trial(trial_id))
 
     def write_storage(self, where: Location) -> None:
@@ -169,7 +167,6 @@ def link_into_results(path: Path) -> None:
 
 
 def unlink_from_results(path: Path) -> None:
-    """Remove the link to an experiment that is deleted."""
     link = results_root() / path.name
     if link.is_symlink() and link.readlink() == path:
         link.unlink()

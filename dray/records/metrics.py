@@ -135,7 +135,6 @@ class MetricsLog:
         self._due = now + max(PACK_EVERY_S, (now - began) / PACK_SHARE)
 
     def _drop_remeasured(self, packed: pa.Table) -> None:
-        """Remove rows that were measured again from the full parts."""
         if not self._remeasured:
             return
         for number in range(1, self._full + 1):

@@ -190,7 +190,6 @@ def _delete(trials: Iterable[int], location: Location) -> None:
 
 
 def _trials_of(names: Iterable[str]) -> set[int]:
-    """The trials that have files of these names."""
     return {int(found[1]) for name in names if (found := _TRIAL.match(name))}
 
 

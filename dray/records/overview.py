@@ -69,7 +69,6 @@ class Overview:
 
     @property
     def label(self) -> str:
-        """Its number, if it has one, and its name."""
         return self.name if self.number is None else f"{self.number}: {self.name}"
 
     def to_json(self) -> dict[str, Any]:

@@ -54,12 +54,10 @@ class Timeline:
         self._note("joined", time=at, group=group)
 
     def granted(self, group: str, trial: int, at: float, gpu_type: str = "") -> None:
-        """A group on such GPUs got a trial."""
         self._trains.add(group)
         self._note("granted", time=at, group=group, trial=trial, **({"gpu_type": gpu_type} if gpu_type else {}))
 
     def left(self, group: str, trial: int, at: float) -> None:
-        """The trial has left the group."""
         self._trains.discard(group)
         self._note("left", time=at, group=group, trial=trial)
 
@@ -183,7 +181,6 @@ class _Reports:
         self._by_trial = {trial: sorted(seconds.items(), key=lambda item: item[0]) for trial, seconds in found.items()}
 
     def split(self, stretch: _Row) -> Iterator[_Row]:
-        """Split a trial's stretch into its phases."""
         group, slots, trial, phase, since, end, gpu = stretch
         if phase:
             yield stretch

@@ -32,14 +32,11 @@ COMPARABLE = 2 / 3
 
 
 class ReportedMetric(NamedTuple):
-    """A metric that trials have reported; its kind is training or validation."""
-
     kind: str
     name: str
 
     @property
     def label(self) -> str:
-        """As people call it: "validation accuracy"."""
         return self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
 
 

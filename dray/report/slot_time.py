@@ -22,8 +22,6 @@ class _Phase(NamedTuple):
 
 
 class PhaseShare(NamedTuple):
-    """A phase's share of the slot time."""
-
     name: str
     colour: str
     meaning: str

@@ -65,8 +65,6 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an experiment needs of each node."""
-
     versions: Mapping[str, str]  # the driver's
     directory: str  # the experiment's; where it is not shared, checkpoints for an object store are staged there
     sign: str | None  # what `write_sign` wrote there if it holds the checkpoints; None if they are in an object store
@@ -143,7 +141,6 @@ def mounted(place: str) -> str:
 
 
 def write_sign(directory: Path, sign: str) -> None:
-    """Write a sign into a directory, by which other nodes find out whether they see the same one."""
     directory.mkdir(parents=True, exist_ok=True)
     _sign_in(directory).write_text(sign)
 
