@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dray.cli import server, show
-from dray.cli.reader import Opened, journal, last_values
+from dray.cli.reader import ReadExperiment, journal, last_values
 from dray.records.hparams import flatten
 from dray.records.overview import Overview
 from dray.serve.client import Server
@@ -71,7 +71,7 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
     show.table(headings, rows, left=["name", "state", "metric"])
 
 
-def as_json(read: Opened) -> dict[str, Any]:
+def as_json(read: ReadExperiment) -> dict[str, Any]:
     from dray.records.logs import failure_fields
     from dray.records.rungs import rung_estimates
 
@@ -93,7 +93,7 @@ def as_json(read: Opened) -> dict[str, Any]:
     }
 
 
-def describe(read: Opened) -> None:
+def describe(read: ReadExperiment) -> None:
     from dray.display.best_trials import best_trials
     from dray.records.rungs import rung_estimates
 
@@ -143,7 +143,7 @@ def describe(read: Opened) -> None:
         show.lines(best_trials(reader, width=show.console().width))
 
 
-def _best(read: Opened) -> dict[str, Any] | None:
+def _best(read: ReadExperiment) -> dict[str, Any] | None:
     if (trial := read.reader.best()) is None:
         return None
     return {
@@ -155,7 +155,7 @@ def _best(read: Opened) -> dict[str, Any] | None:
     }
 
 
-def _front(read: Opened) -> list[dict[str, Any]] | None:
+def _front(read: ReadExperiment) -> list[dict[str, Any]] | None:
     """The Pareto front, the best in the first objective first; None if the search has one metric."""
     reader = read.reader
     if not reader.is_pareto:

@@ -40,7 +40,7 @@ class NodeType:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AutoscalerLimits:
     types: tuple[NodeType, ...] | None  # None: unknown
     max_count: int = UNLIMITED  # of all machines together, besides the head
 
@@ -79,7 +79,7 @@ class ClusterView:
 
     nodes: tuple[RayNode, ...]  # alive
     draining: frozenset[str] = frozenset()  # ids of nodes that will be removed
-    limits: Limits | None = None  # None: there is no autoscaler
+    limits: AutoscalerLimits | None = None  # None: there is no autoscaler
     free: Mapping[str, float] | None = None
     activity: Activity | None = None
     time: float = 0.0  # seconds since the epoch
