@@ -61,7 +61,7 @@ class MetricsLog:
         self._tail = directory / TAIL
         _cut_torn_line(self._tail)
         #: By trial, the last batch in the full parts, and the first one that was measured again since.
-        self._last = ByTrial(-1)
+        self._last = ByTrial()
         self._remeasured: dict[int, int] = {}
         self._full, self._open = 0, SCHEMA.empty_table()
         parts = _parts(directory)
