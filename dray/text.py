@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -33,6 +33,16 @@ def counted(number: float, noun: str, form: str = "") -> str:
     """
     ending = "" if number == 1 else "es" if noun.endswith("tch") else "s"
     return f"{number:{form}} {noun}{ending}"
+
+
+def some(items: Sequence[object], most: int) -> str:
+    """The first items, and how many more there are.
+
+    >>> some(["lr", "hidden", "layers"], 2)
+    'lr, hidden and 1 more'
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
 
 
 def duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ from dray.records.hparams import flatten
 from dray.records.overview import Overview
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
-from dray.text import counted, duration, shown
+from dray.text import counted, duration, shown, some
 
 if TYPE_CHECKING:
     from dray.records.local_runs import LocalRun
@@ -110,7 +110,6 @@ def describe(read: ReadExperiment) -> None:
         words |= {"RUNNING": "interrupted"}
     states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in reader.states.items())
     storage, front, best_line = read.stored.directory.storage, reader.front(), reader.no_best_reason()
-    some, more = front[:_FRONT_SHOWN], f" and {len(front) - _FRONT_SHOWN} more" if len(front) > _FRONT_SHOWN else ""
     if best is not None:
         what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"
         best_line = f"{what}\n{shown(flatten(best['hparams']))}"
@@ -132,7 +131,7 @@ def describe(read: ReadExperiment) -> None:
             ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
             ("trials", f"{of_all}: {states}" if states else of_all),
             ("best", best_line),
-            ("Pareto front", front and f"{counted(len(front), 'trial')}: {', '.join(map(str, some))}{more}"),
+            ("Pareto front", front and f"{counted(len(front), 'trial')}: {some(front, _FRONT_SHOWN)}"),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("failures", "\n".join(_failure_lines(reader.failures))),
             ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
@@ -172,11 +171,10 @@ def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
         place = where(kind[-1])
         what = short_error(kind[-1].get("error"))[0] + (f" ({place})" if place else "")
         times = Counter(failure["trial"] for failure in kind)
-        some = ", ".join(f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common(5))
-        more = f" and {len(times) - 5} more" if len(times) > 5 else ""
+        trials = [f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common()]
         kept = {failure["kept"] for failure in kind if failure.get("kept")}
         still = f"; in the extension, so still {' or '.join(sorted(kept))}" if kept else ""
-        lines.append(f"trial {some}{more}: {what}{still}")
+        lines.append(f"trial {some(trials, 5)}: {what}{still}")
     return lines
 
 

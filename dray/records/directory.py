@@ -22,7 +22,7 @@ from dray.records.root import results_root as results_root
 from dray.records.secrets import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
-from dray.text import file_name
+from dray.text import file_name, some
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -87,8 +87,7 @@ class ExperimentDirectory:
         """Copy the model's code, without the config's secrets."""
         code.copy(self.code)
         if changed := hide_in(self.code, config.secrets):
-            some = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-            log.warning("secrets in the experiment's copy of the code are replaced by xxx, in %s", some)
+            log.warning("secrets in the experiment's copy of the code are replaced by xxx, in %s", some(changed, 3))
 
     @cached_property
     def storage(self) -> Location:

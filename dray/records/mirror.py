@@ -25,6 +25,7 @@ from dray.records.lookup import parse_location
 from dray.storage import Location, RemoteDirectory
 from dray.storage.errors import Outage
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as
+from dray.text import some
 from searchers.journal import Journal
 
 log = logging.getLogger(__name__)
@@ -107,12 +108,11 @@ class Mirror:
         return sent
 
     def _report_missing(self, error: OSError) -> None:
-        names = [name for _, name, _ in self._changed()]
-        some = ", ".join(names[-_SHOWN:]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        names = [name for _, name, _ in self._changed()][::-1]
         here, there = self._directory.path, self._directory.storage
         self.missing = (
-            f"{there} lacks a part of the experiment, which is complete only in {here} on {platform.node()}. "
-            f"Not copied were {some}: {error}. Copy them before this machine is gone: dray experiment resume {here}"
+            f"{there} lacks a part of the experiment, which is complete only in {here} on {platform.node()}. Not copied "
+            f"were {some(names, _SHOWN)}: {error}. Copy them before this machine is gone: dray experiment resume {here}"
         )
         log.error("%s", self.missing)
 

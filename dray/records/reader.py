@@ -23,7 +23,7 @@ from dray.records.metrics import SYSTEM
 from dray.records.overview import ExperimentState, Overview, compared_by
 from dray.records.trial_record import FAILED, TrialRecord
 from dray.storage import Location
-from dray.text import counted, one_line
+from dray.text import counted, one_line, some
 from dray.training.metrics.checks import is_loss
 from searchers.errors import FieldError, JournalError
 from searchers.journal import Journal
@@ -374,9 +374,8 @@ class ExperimentReader:
     def divergence_summary(self) -> str:
         """ "2 trials diverged: NaN since batch 40 (trial 3), 100 (trial 7)"; "" if none did."""
         since = self.nan_since()
-        some = ", ".join(f"{batches} (trial {trial})" for trial, batches in list(since.items())[:_SHOWN])
-        more = f" and {len(since) - _SHOWN} more" if len(since) > _SHOWN else ""
-        return f"{counted(len(since), 'trial')} diverged: NaN since batch {some}{more}" if since else ""
+        each = [f"{batches} (trial {trial})" for trial, batches in since.items()]
+        return f"{counted(len(since), 'trial')} diverged: NaN since batch {some(each, _SHOWN)}" if since else ""
 
     def nan_since(self) -> dict[int, int]:
         """By trial that has diverged: the batches since which a loss is NaN or infinite."""

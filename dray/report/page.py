@@ -22,7 +22,7 @@ from dray.records.rungs import rung_estimates
 from dray.report import figures, front, html, slot_time
 from dray.report.data import ReportData
 from dray.report.figures import RANK_SCALE, Figure
-from dray.text import counted, shown
+from dray.text import counted, shown, some
 from searchers.journal import Journal
 
 ASSETS = Path(__file__).parent
@@ -257,10 +257,9 @@ Drag along an axis to select trials. {report.left_out(len(report.shown))}</p>
         for mine in kinds[:FAILURES_SHOWN]:
             line, place = short_error(mine[-1].get("error"))[0], where(mine[-1])
             trials = list(dict.fromkeys(record["trial"] for record in mine))
-            some = ", ".join(map(str, trials[:8])) + (f" and {len(trials) - 8} more" if len(trials) > 8 else "")
             parts.append(
                 f"<details><summary><b>{len(mine)}×</b> {escape(line)} <span class='quiet'>"
-                f"{escape(place)}{' · ' if place else ''}trial {some}</span>"
+                f"{escape(place)}{' · ' if place else ''}trial {some(trials, 8)}</span>"
                 f"</summary><pre>{escape(str(mine[-1].get('error', '')).strip())}</pre></details>"
             )
         if len(kinds) > FAILURES_SHOWN:
