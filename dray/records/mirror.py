@@ -111,8 +111,9 @@ class Mirror:
         names = [name for _, name, _ in self._changed()][::-1]
         here, there = self._directory.path, self._directory.storage
         self.missing = (
-            f"{there} lacks a part of the experiment, which is complete only in {here} on {platform.node()}. Not copied "
-            f"were {some(names, _SHOWN)}: {error}. Copy them before this machine is gone: dray experiment resume {here}"
+            f"{there} lacks a part of the experiment, which is complete only in {here} on {platform.node()}. "
+            f"Not copied were {some(names, _SHOWN)}: {error}. Copy them before this machine is gone: "
+            f"dray experiment resume {here}"
         )
         log.error("%s", self.missing)
 
