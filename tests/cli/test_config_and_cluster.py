@@ -55,18 +55,6 @@ def test_a_cluster_that_does_not_answer_is_an_error(home: Path, dray: Dray) -> N
     assert said.err.startswith("dray: no Ray cluster answers at 127.0.0.1:1")
 
 
-@pytest.mark.slow
-def test_an_experiment_on_a_cluster_that_does_not_answer_ends_at_once(
-    home: Path, dray: Dray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    said = dray("experiment", "create", str(DIGITS / "asha.yaml"), str(DIGITS))
-    assert said.code == 1
-    assert said.err.splitlines()[-1].startswith("dray: no Ray cluster answers at 127.0.0.1:1")
-    assert "experiment 1: digits-asha, stored in" in said.out + said.err
-    assert "Traceback" not in said.err
-
-
 def test_an_experiment_is_named_before_its_model_is_imported(home: Path, dray: Dray, tmp_path: Path) -> None:
     (tmp_path / "slow_def.py").write_text("import sys\nprint('imported', file=sys.stderr)\nraise KeyError('end')\n")
     config = yaml.safe_load((DIGITS / "asha.yaml").read_text())
