@@ -56,8 +56,7 @@ class ExperimentReader:
         trials: by number.
         failures: the journal's records of failures, after each of which the trial was restarted or given up.
         metrics: kinds and names of metrics that were reported.
-        objectives: what trials are compared by; one metric is one objective.
-        metric: the searcher's metric, of several the first objective.
+        objectives: what trials are compared by; one metric is one objective, `metric` the first of several.
         sign: 1 if smaller is better, else -1.
         has_epochs: whether all validations have their epochs.
         derived: values that views have cached.

@@ -23,7 +23,6 @@ class TrialRecord:
     represents the trial: it is the trial's best.
 
     Attributes:
-        id: its number.
         objectives: what trials are compared by; one metric is one objective.
         state: as of `searchers.views.TrialView`.
         drawn: its hyperparameters as drawn; None before it started.

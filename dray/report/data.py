@@ -47,15 +47,9 @@ class ReportData:
         trials: `dray.Result.trials` by trial_id, with "best_batches", "score" (smaller is better) and "rung" (how many
             the trial reached).
         validations: the searcher's metric, of all trials.
-        ranked: the trials that have validated, best first, those that failed last; without those with invalid
-            hyperparameters.
-        eligible: those of them that can be the best.
-        best: the best trial.
-        varying: names of the hyperparameters that differ between trials.
+        ranked, eligible, best, failures: as of the reader, the trials as rows of `trials`.
         along: the x-axis of curves: epochs if the search counts in them and every validation has them, else batches.
-        failures: the journal's records of them.
         summaries: how many trials failed and diverged, in words.
-        no_best_reason: as of the reader.
     """
 
     def __init__(self, reader: ExperimentReader) -> None:
