@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +48,21 @@ def limits() -> AutoscalerLimits | None:
         provider = yaml.safe_load(file).get("provider", {})
         if "worker_ips" not in provider:
             return limits_of(file)
-        _wait_for(1 + len(provider["worker_ips"]))
+        machines = 1 + len(provider["worker_ips"])
+        if not _wait(lambda: len(nodes()) >= machines, JOIN_S):
+            what = "only %d of %d machines have joined the Ray cluster; not waiting for the others"
+            logger.warning(what, len(nodes()), machines)
         return None
     # On Kubernetes the autoscaler is in a separate container, which may be up later than the driver.
-    deadline = time.monotonic() + (JOIN_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0)
-    while not (found := has_state()) and time.monotonic() < deadline:
-        time.sleep(0.25)
+    found = _wait(has_state, JOIN_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0)
     return AutoscalerLimits(types=None) if found else None
 
 
-def _wait_for(machines: int) -> None:
-    deadline = time.monotonic() + JOIN_S
-    while (joined := len(nodes())) < machines:
-        if time.monotonic() > deadline:
-            logger.warning(
-                "only %d of %d machines have joined the Ray cluster; not waiting for the others", joined, machines
-            )
-            return
+def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(0.25)
+    return holds
 
 
 def limits_of(file: str) -> AutoscalerLimits:
