@@ -23,6 +23,7 @@ from dray.report import figures, front, html, slot_time
 from dray.report.data import ReportData
 from dray.report.figures import RANK_SCALE, Figure
 from dray.text import counted, shown, some
+from searchers.domains import ranges
 from searchers.journal import Journal
 
 ASSETS = Path(__file__).parent
@@ -136,15 +137,15 @@ class _Page:
             ("trials", f"{searcher.trial_count:,} at most" if searcher.trial_count else "set by the method"),
             ("slots per trial", resources.share or str(resources.slots_per_trial)),
         ]
-        rows = [(name, *html.describe_domain(domain)) for name, domain in report.domains.items()]
+        rows = list(ranges(report.config.space.root))
         for column in report.trials.columns:
             name = column.removeprefix("hparams.")
             if column != name and name not in report.domains and name not in report.varying:
                 values = report.trials[column].dropna()
-                rows += [(name, "constant", shown(values.iloc[0]))] if len(values) else []
+                rows += [(name, shown(values.iloc[0]))] if len(values) else []
         return f"""<section><h2>Search</h2>
 <dl>{"".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)}</dl>
-{html.table(["hyperparameter", "kind", "values"], rows)}</section>"""
+{html.table(["hyperparameter", "values"], rows)}</section>"""
 
     def _best(self) -> str:
         report = self.report
