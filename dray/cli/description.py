@@ -105,10 +105,9 @@ def describe(read: ReadExperiment) -> None:
     if searcher.objectives is not None:
         compared = list(map(str, searcher.objectives.metrics))
     of_all = f"{seen.ended} of {seen.max_trials or seen.trials} ended"
-    words = {"INVALID_HP": "with invalid hyperparameters"}
+    states = reader.state_summary()
     if seen.state in ("STOPPED", "ERROR"):
-        words |= {"RUNNING": "interrupted"}
-    states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in reader.states.items())
+        states = states.replace(" running", " interrupted")
     storage, front, best_line = read.stored.directory.storage, reader.front(), reader.no_best_reason()
     if best is not None:
         what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"

@@ -228,5 +228,4 @@ def _summary(name: str) -> None:
             if line:
                 typer.echo(show.red(line))
         show.lines(best_trials(reader, width=show.console().width))
-        states = ", ".join(f"{count} {state.lower()}" for state, count in reader.states.items())
-        typer.echo(f"{counted(len(reader.trials), 'trial')} ({states}). Results: {read.stored.where}")
+        typer.echo(f"{counted(len(reader.trials), 'trial')} ({reader.state_summary()}). Results: {read.stored.where}")

@@ -177,7 +177,6 @@ class Display:
         """Print what failed, the table of the best trials, and where everything is stored."""
         # All at once, so that it is one output in a notebook.
         best = best_trials(reader, width=self._console.width)
-        states = ", ".join(f"{count} {state.lower()}" for state, count in reader.states.most_common())
         took = duration(time.monotonic() - self._began)
         named = self._named()
         failed = reader.failure_summary()
@@ -193,7 +192,7 @@ class Display:
             (reader.no_best_reason(), ""),
         ):
             text.append(f"{line}\n" if line else "", style)
-        summary = f"{counted(len(reader.trials), 'trial')} ({states}) in {took}. Results: {self._path}"
+        summary = f"{counted(len(reader.trials), 'trial')} ({reader.state_summary()}) in {took}. Results: {self._path}"
         text.append("\n".join([*best, summary, *hints]))
         self._console.print(text, soft_wrap=True)
 

@@ -365,6 +365,11 @@ class ExperimentReader:
         return in_order(names, self.config.hyperparameters)
 
     # ------------------------------------------------------------------ in words
+    def state_summary(self) -> str:
+        """ "2 completed, 1 with invalid hyperparameters": how many trials are in each state."""
+        words = {"INVALID_HP": "with invalid hyperparameters"}
+        return ", ".join(f"{count:,} {words.get(state, state.lower())}" for state, count in self.states.most_common())
+
     def failure_summary(self) -> str:
         """ "2 of 3 trials failed"; "" if none did."""
         failed = self.states[FAILED]

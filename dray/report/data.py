@@ -83,7 +83,7 @@ class ReportData:
             self.best_hparams = {} if best is None else best.hparams
             self.failures = list(reader.failures)
             self.summaries = [each for each in (reader.failure_summary(), reader.divergence_summary()) if each]
-            self.no_best_reason = reader.no_best_reason()
+            self.no_best_reason, self.state_summary = reader.no_best_reason(), reader.state_summary()
 
     # ------------------------------------------------------------------ files that only some figures need
     @cached_property

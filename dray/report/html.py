@@ -34,15 +34,6 @@ def rough(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def duration(seconds: float) -> str:
-    """E.g. "2 h 05 min"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
-
-
 def clock(seconds: float) -> str:
     """Date and time, here, of seconds since the epoch."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

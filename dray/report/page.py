@@ -22,7 +22,7 @@ from dray.records.rungs import rung_estimates
 from dray.report import figures, front, html, slot_time
 from dray.report.data import ReportData
 from dray.report.figures import RANK_SCALE, Figure
-from dray.text import counted, shown, some
+from dray.text import counted, duration, shown, some
 from searchers.domains import ranges
 from searchers.journal import Journal
 
@@ -96,17 +96,14 @@ class _Page:
     def _head(self) -> str:
         report, now, phases = self.report, time.time(), self.report.timeline
         path = str(report.directory.path)
-        states = report.trials["state"].value_counts()
-        words = {"INVALID_HP": "with invalid hyperparameters"}
-        counted = ", ".join(f"{count:,} {words.get(str(state), str(state).lower())}" for state, count in states.items())
         none = "none yet" if report.ranked.empty else "none"
         best = none if report.best is None else shown(report.ranked.iloc[0]["best_metric"])
         slot_s = float(((phases["end"] - phases["start"]) * phases["slots"]).sum())
         tiles = [
             (f"best {report.metric}", best),
             ("trials", f"{len(report.trials):,}"),
-            ("time", html.duration(report.overview.ran_s)),
-            ("slot time", html.duration(slot_s)) if slot_s else ("batches", f"{int(report.trials['batches'].sum()):,}"),
+            ("time", duration(report.overview.ran_s)),
+            ("slot time", duration(slot_s)) if slot_s else ("batches", f"{int(report.trials['batches'].sum()):,}"),
         ]
         began = report.overview.began
         created = f"Created {html.clock(began)}. " if began else ""
@@ -115,7 +112,7 @@ class _Page:
         return f"""<header>
 <p class="state {state}">{state.replace("_", " ")}</p>
 <h1>{escape(report.config.name)}</h1>
-<p class="quiet">{created}As of {html.clock(now)}: {counted}. <span class="path">{escape(path)}</span></p>
+<p class="quiet">{created}As of {html.clock(now)}: {report.state_summary}. <span class="path">{escape(path)}</span></p>
 {troubles}
 <div class="tiles">{"".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)}
 </div></header>"""

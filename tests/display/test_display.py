@@ -438,8 +438,8 @@ def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: 
         "    5  completed       20             0.35          -  0.625           5    80",
         "    4     pruned       10             0.45         20    0.5           4    30",
         "(not shown: accuracy)",
-        "9 trials (2 completed, 2 pruned, 1 errored, 1 paused, 1 invalid_hp, 1 running, 1 pending) in 0:00. Results: "
-        f"{LONG_PATH}",
+        "9 trials (2 completed, 2 pruned, 1 errored, 1 paused, 1 with invalid hyperparameters, 1 running, 1 pending) "
+        f"in 0:00. Results: {LONG_PATH}",
         f"inspect failures with: dray experiment describe {LONG_PATH}",
         f"inspect with: dray report {LONG_PATH}",
         f"              dray trial list {LONG_PATH} --best",

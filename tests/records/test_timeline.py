@@ -184,7 +184,7 @@ def test_a_groups_gpu_type_counts_from_its_start_and_a_trial_has_all_that_it_ran
     assert timeline.gpu_types(tmp_path) == {0: "A100, L4", 1: "L4"}
     spent = {kind: (time, training) for kind, time, training in by_gpu_type(table)}
     assert spent.keys() == {"A100", "L4", "unknown"}
-    assert spent["A100"] == ("4.0 s", "0.0%")
+    assert spent["A100"] == ("0:04", "0.0%")
 
 
 def test_an_experiment_without_a_timeline_has_an_empty_one(tmp_path: Path) -> None:
