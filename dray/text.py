@@ -52,6 +52,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def rough(value: float) -> str:
+    """A number with three digits: 0.123, 12.3, 1,234."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def size(count: int) -> str:
     """A number of bytes: 512 B, 1.5 KiB, 96.0 MiB."""
     amount = float(count)

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dray.display.forecast import Forecast
-from dray.display.text import rough_time, sparkline, speed
+from dray.display.text import rough_time, sparkline
 from dray.records.hparams import flatten
 from dray.records.trial_record import TrialRecord
-from dray.text import counted, duration, shown
+from dray.text import counted, duration, rough, shown
 from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
@@ -188,7 +188,12 @@ class Board:
             bests = [self._best_of(view) for view in drawn]
             columns.append(("best", ["" if best is None else shown(best.value) for best in bests]))
         columns.append(("", [sparkline(of[-curve:]) for of in values]))
-        columns.append(("batches/s" if wide else "batch/s", [speed(self._speeds.get(view.id)) for view in drawn]))
+        columns.append(
+            (
+                "batches/s" if wide else "batch/s",
+                [rough(self._speeds[view.id]) if view.id in self._speeds else "" for view in drawn],
+            )
+        )
         if any(counts.restarts[view.id] for view in drawn):
             columns.append(("restarts", [str(counts.restarts[view.id] or "") for view in drawn]))
 

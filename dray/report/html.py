@@ -29,11 +29,6 @@ def controls(names: str, figure: Mapping[str, Any], metrics: Sequence[str] = ())
     return f'<p class="controls">{labels}</p>'
 
 
-def rough(value: float) -> str:
-    """With three digits, and no fraction from a thousand on."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 def clock(seconds: float) -> str:
     """Date and time, here, of seconds since the epoch."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

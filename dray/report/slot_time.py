@@ -13,7 +13,7 @@ from dray.records.timeline import PHASES
 from dray.report import html
 from dray.report.data import ReportData
 from dray.report.figures import Figure, time_unit
-from dray.text import duration
+from dray.text import duration, rough
 
 
 class _Phase(NamedTuple):
@@ -187,7 +187,7 @@ def _system(report: ReportData) -> str:
         values = rows.loc[rows["name"] == name, "value"]
         if len(values):
             low, middle, high = values.quantile(np.array([0.05, 0.5, 0.95]))
-            table.append((label, html.rough(middle), f"{html.rough(low)} to {html.rough(high)}"))
+            table.append((label, rough(middle), f"{rough(low)} to {rough(high)}"))
     if not table:
         return ""
     return "<h3>Resource usage of trials</h3>" + html.table(["", "median", "5th to 95th percentile"], table)
