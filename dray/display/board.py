@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -58,7 +58,9 @@ class Board:
         unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
     """
 
-    def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str) -> None:
+    def __init__(
+        self, *, name: str, metric: str, smaller_is_better: bool, unit: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
         self._objective = Objectives((Metric(name=metric, smaller_is_better=smaller_is_better),))
         self._search: Search
@@ -72,7 +74,7 @@ class Board:
         self._diverged: set[int] = set()
         self._compared: dict[int, Losses] = {}
         self._front_size = 0
-        self._began = time.monotonic()
+        self._clock, self._began = clock, clock()
         self._forecast: Forecast | None = None
         self.waits = ""
         """What worker groups wait for; "" if they do not wait."""
@@ -119,7 +121,7 @@ class Board:
         if self._forecast is not None:
             views = [live[trial] for trial in self._open]
             running = {view.id: self._step(view) for view in views if view.state == "RUNNING"}
-            self._forecast.update(views, running, groups, time.monotonic(), ended=ended)
+            self._forecast.update(views, running, groups, self._clock(), ended=ended)
 
     def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
         best = self._best()
@@ -231,7 +233,7 @@ class Board:
         return [part for part in parts if part]
 
     def _times(self) -> list[str]:
-        now = duration(time.monotonic() - self._began)
+        now = duration(self._clock() - self._began)
         left = None if self._forecast is None else self._forecast.left_s
         return [now] if left is None else [now, f"about {rough_time(left)} left"]
 

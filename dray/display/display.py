@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -51,12 +51,13 @@ class Display:
         smaller_is_better: bool,
         unit: str,
         console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path = path
+        self._path, self._clock = path, clock
         self._console = console or Console(file=stderr())
-        self._board = Board(name=name, metric=metric, smaller_is_better=smaller_is_better, unit=unit)
+        self._board = Board(name=name, metric=metric, smaller_is_better=smaller_is_better, unit=unit, clock=clock)
         self._screen: Screen | None = None
-        self._began = time.monotonic()
+        self._began = self._clock()
         self._due = 0.0
         self._failures = self._retired = 0
         self._shown_errors: dict[int, list[str]] = {}
@@ -106,14 +107,14 @@ class Display:
 
     def update(self, counts: Counts, groups: int, groups_wanted: int) -> None:
         """Show the run's current status; at most a few times a second, however often it is called."""
-        now = time.monotonic()
+        now = self._clock()
         self._shown = counts, groups, groups_wanted
         if now < self._due:
             return
         if self._screen is not None:
             self._draw(self._screen, counts, groups, groups_wanted)
             # With many trials drawing takes longer, and the picture changes less.
-            self._due = now + max(self._screen.every_s, 20 * (time.monotonic() - now))
+            self._due = now + max(self._screen.every_s, 20 * (self._clock() - now))
         else:
             self._board.update(groups)
             self._console.print(Text(self._board.line(counts, groups, groups_wanted)), soft_wrap=True)
@@ -177,7 +178,7 @@ class Display:
         """Print what failed, the table of the best trials, and where everything is stored."""
         # All at once, so that it is one output in a notebook.
         best = best_trials(reader, width=self._console.width)
-        took = duration(time.monotonic() - self._began)
+        took = duration(self._clock() - self._began)
         named = self._named()
         failed = reader.failure_summary()
         hints = [f"inspect failures with: dray experiment describe {named}"] if failed else []
