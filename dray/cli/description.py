@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dray.cli import server, show
-from dray.cli.reader import Opened, journal, last_values
+from dray.cli.reader import ReadExperiment, journal, last_values
 from dray.records.hparams import flatten
 from dray.records.overview import Overview
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
-from dray.text import counted, duration, shown
+from dray.text import counted, duration, shown, some
 
 if TYPE_CHECKING:
     from dray.records.local_runs import LocalRun
@@ -24,7 +24,6 @@ _FRONT_SHOWN = 20
 
 
 def overview(each: Overview) -> dict[str, Any]:
-    """An experiment's overview, as JSON."""
     return {**each.to_json(), "began": show.iso(each.began), "last": show.iso(each.last)}
 
 
@@ -72,8 +71,7 @@ def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *,
     show.table(headings, rows, left=["name", "state", "metric"])
 
 
-def as_json(read: Opened) -> dict[str, Any]:
-    """An experiment's description, as JSON."""
+def as_json(read: ReadExperiment) -> dict[str, Any]:
     from dray.records.logs import failure_fields
     from dray.records.rungs import rung_estimates
 
@@ -95,7 +93,7 @@ def as_json(read: Opened) -> dict[str, Any]:
     }
 
 
-def describe(read: Opened) -> None:
+def describe(read: ReadExperiment) -> None:
     from dray.display.best_trials import best_trials
     from dray.records.rungs import rung_estimates
 
@@ -107,12 +105,10 @@ def describe(read: Opened) -> None:
     if searcher.objectives is not None:
         compared = list(map(str, searcher.objectives.metrics))
     of_all = f"{seen.ended} of {seen.max_trials or seen.trials} ended"
-    words = {"INVALID_HP": "with invalid hyperparameters"}
+    states = reader.state_summary()
     if seen.state in ("STOPPED", "ERROR"):
-        words |= {"RUNNING": "interrupted"}
-    states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in reader.states.items())
+        states = states.replace(" running", " interrupted")
     storage, front, best_line = read.stored.directory.storage, reader.front(), reader.no_best_reason()
-    some, more = front[:_FRONT_SHOWN], f" and {len(front) - _FRONT_SHOWN} more" if len(front) > _FRONT_SHOWN else ""
     if best is not None:
         what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"
         best_line = f"{what}\n{shown(flatten(best['hparams']))}"
@@ -134,7 +130,7 @@ def describe(read: Opened) -> None:
             ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
             ("trials", f"{of_all}: {states}" if states else of_all),
             ("best", best_line),
-            ("Pareto front", front and f"{counted(len(front), 'trial')}: {', '.join(map(str, some))}{more}"),
+            ("Pareto front", front and f"{counted(len(front), 'trial')}: {some(front, _FRONT_SHOWN)}"),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("failures", "\n".join(_failure_lines(reader.failures))),
             ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
@@ -145,7 +141,7 @@ def describe(read: Opened) -> None:
         show.lines(best_trials(reader, width=show.console().width))
 
 
-def _best(read: Opened) -> dict[str, Any] | None:
+def _best(read: ReadExperiment) -> dict[str, Any] | None:
     if (trial := read.reader.best()) is None:
         return None
     return {
@@ -157,7 +153,7 @@ def _best(read: Opened) -> dict[str, Any] | None:
     }
 
 
-def _front(read: Opened) -> list[dict[str, Any]] | None:
+def _front(read: ReadExperiment) -> list[dict[str, Any]] | None:
     """The Pareto front, the best in the first objective first; None if the search has one metric."""
     reader = read.reader
     if not reader.is_pareto:
@@ -174,11 +170,10 @@ def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
         place = where(kind[-1])
         what = short_error(kind[-1].get("error"))[0] + (f" ({place})" if place else "")
         times = Counter(failure["trial"] for failure in kind)
-        some = ", ".join(f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common(5))
-        more = f" and {len(times) - 5} more" if len(times) > 5 else ""
+        trials = [f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common()]
         kept = {failure["kept"] for failure in kind if failure.get("kept")}
         still = f"; in the extension, so still {' or '.join(sorted(kept))}" if kept else ""
-        lines.append(f"trial {some}{more}: {what}{still}")
+        lines.append(f"trial {some(trials, 5)}: {what}{still}")
     return lines
 
 

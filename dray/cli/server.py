@@ -121,7 +121,6 @@ def begin(experiment: str, verb: Callable[[Server, str], Submitted]) -> tuple[Se
 
 
 def begun(server: Server, name: str, after: int, *, detach: bool) -> None:
-    """Follow an experiment that runs again, unless ``detach``."""
     tell(f"{name} continues on the server at {server.url}")
     if not detach:
         follow(server, name, after)
@@ -229,5 +228,4 @@ def _summary(name: str) -> None:
             if line:
                 typer.echo(show.red(line))
         show.lines(best_trials(reader, width=show.console().width))
-        states = ", ".join(f"{count} {state.lower()}" for state, count in reader.states.items())
-        typer.echo(f"{counted(len(reader.trials), 'trial')} ({states}). Results: {read.stored.where}")
+        typer.echo(f"{counted(len(reader.trials), 'trial')} ({reader.state_summary()}). Results: {read.stored.where}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dray.display.forecast import Forecast
-from dray.display.text import rough_time, sparkline, speed
+from dray.display.text import rough_time, sparkline
 from dray.records.hparams import flatten
 from dray.records.trial_record import TrialRecord
-from dray.text import counted, duration, shown
+from dray.text import counted, duration, rough, shown
 from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
@@ -58,7 +58,9 @@ class Board:
         unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
     """
 
-    def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str) -> None:
+    def __init__(
+        self, *, name: str, metric: str, smaller_is_better: bool, unit: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
         self._objective = Objectives((Metric(name=metric, smaller_is_better=smaller_is_better),))
         self._search: Search
@@ -72,7 +74,7 @@ class Board:
         self._diverged: set[int] = set()
         self._compared: dict[int, Losses] = {}
         self._front_size = 0
-        self._began = time.monotonic()
+        self._clock, self._began = clock, clock()
         self._forecast: Forecast | None = None
         self.waits = ""
         """What worker groups wait for; "" if they do not wait."""
@@ -119,7 +121,7 @@ class Board:
         if self._forecast is not None:
             views = [live[trial] for trial in self._open]
             running = {view.id: self._step(view) for view in views if view.state == "RUNNING"}
-            self._forecast.update(views, running, groups, time.monotonic(), ended=ended)
+            self._forecast.update(views, running, groups, self._clock(), ended=ended)
 
     def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
         best = self._best()
@@ -172,57 +174,46 @@ class Board:
             # The best of them, in the order of all.
             ranked = sorted(running, key=lambda view: best.score if (best := self._best_of(view)) else math.inf)
             drawn = sorted(ranked[:room], key=lambda view: view.id)
-        forecast = self._forecast
-        rungs = forecast if forecast is not None and not forecast.in_trials else None
-        several = rungs is not None and rungs.rungs > 1
-        again = any(counts.restarts[view.id] for view in drawn)
-        heading = {"trial": "trial", "rung": "rung", "step": self._unit, "last": self._metric, "best": "best"}
-        heading |= {"curve": "", "speed": "batches/s", "again": "restarts"}
-        if not wide:
-            heading = {
-                name: text if len(text) <= NARROW else text[: NARROW - 1] + "…" for name, text in heading.items()
-            }
-            heading["speed"] = "batch/s"
-        left_out = {"rung": not several, "best": not wide, "again": not again}
-        heading = {name: text for name, text in heading.items() if not left_out.get(name)}
-        curve = CURVE_WIDTHS[wide]
-        rows = []
-        for view in drawn:
-            cells = self._cells(view, rungs, counts, curve)
-            rows.append([cells[name] for name in heading])
-        widths = [max(len(cell) for cell in column) for column in zip(heading.values(), *rows, strict=True)]
-        widths[list(heading).index("curve")] = curve
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        for (name, text), cells_width in zip(heading.items(), widths, strict=True):
-            left = name == "curve"
-            table.add_column(
-                text, justify="left" if left else "right", no_wrap=True, width=cells_width, style="cyan" if left else ""
+        rungs = self._forecast if self._forecast is not None and not self._forecast.in_trials else None
+        steps, curve = [self._step(view) for view in drawn], CURVE_WIDTHS[wide]
+        values = [self._trained[view.id].values if view.id in self._trained else [] for view in drawn]
+        columns = [("trial", [str(view.id) for view in drawn])]
+        reached = [shown(round(step, 1)) for step in steps]
+        if rungs is not None:
+            places = [rungs.rung(step) for step in steps]
+            reached = [f"{step} of {shown(end)}" for step, (_, end) in zip(reached, places, strict=True)]
+            if rungs.rungs > 1:
+                columns.append(("rung", [f"{place}/{rungs.rungs}" for place, _ in places]))
+        last = [shown(of[-1] if of else view.last) for view, of in zip(drawn, values, strict=True)]
+        columns += [(self._unit, reached), (self._metric, last)]
+        if wide:
+            bests = [self._best_of(view) for view in drawn]
+            columns.append(("best", ["" if best is None else shown(best.value) for best in bests]))
+        columns.append(("", [sparkline(of[-curve:]) for of in values]))
+        columns.append(
+            (
+                "batches/s" if wide else "batch/s",
+                [rough(self._speeds[view.id]) if view.id in self._speeds else "" for view in drawn],
             )
+        )
+        if any(counts.restarts[view.id] for view in drawn):
+            columns.append(("restarts", [str(counts.restarts[view.id] or "") for view in drawn]))
+
+        table, rest = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim"), width
+        for name, cells in columns:
+            heading = name if wide or len(name) <= NARROW else f"{name[: NARROW - 1]}…"
+            size = max(map(len, [heading, *cells])) if name else curve
+            rest -= size + 2
+            side, style = ("right", "") if name else ("left", "cyan")
+            table.add_column(heading, justify=side, no_wrap=True, width=size, style=style)  # type: ignore[arg-type]
         table.add_column("", no_wrap=True, style="dim")
-        rest = max(width - sum(widths) - 2 * len(widths), 0)
-        for view, row in zip(drawn, rows, strict=True):
+        for view, *row in zip(drawn, *(cells for _, cells in columns), strict=True):
             hparams = Text(self._drawn(view))
-            hparams.truncate(rest, overflow="ellipsis")
+            hparams.truncate(max(rest, 0), overflow="ellipsis")
             table.add_row(*row, hparams)
         if len(running) == len(drawn):
             return table
         return Group(table, self._cut(f"and {len(running) - len(drawn)} more"))
-
-    def _cells(self, view: TrialView, rungs: Forecast | None, counts: Counts, curve: int) -> dict[str, str]:
-        """A running trial's row of the table, by column."""
-        step, best = self._step(view), self._best_of(view)
-        values = self._trained[view.id].values[-curve:] if view.id in self._trained else []
-        place, end = (0, 0.0) if rungs is None else rungs.rung(step)
-        return {
-            "trial": str(view.id),
-            "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
-            "step": shown(round(step, 1)) + ("" if rungs is None else f" of {shown(end)}"),
-            "last": shown(values[-1] if values else view.last),
-            "best": "" if best is None else shown(best.value),
-            "curve": sparkline(values),
-            "speed": speed(self._speeds.get(view.id)),
-            "again": str(counts.restarts[view.id] or ""),
-        }
 
     def _numbers(self, counts: Counts, groups: int, groups_wanted: int) -> list[str]:
         """The number of trials in each state, and of groups."""
@@ -242,12 +233,11 @@ class Board:
         return [part for part in parts if part]
 
     def _times(self) -> list[str]:
-        now = duration(time.monotonic() - self._began)
+        now = duration(self._clock() - self._began)
         left = None if self._forecast is None else self._forecast.left_s
         return [now] if left is None else [now, f"about {rough_time(left)} left"]
 
     def _step(self, view: TrialView) -> float:
-        """How far a trial is, in the search's unit."""
         trained = self._trained.get(view.id)
         batches = 0 if trained is None else trained.batches
         size = (view.hparams or {}).get("global_batch_size")
@@ -259,7 +249,6 @@ class Board:
         return max(float(view.last_step or 0), reached.get(self._unit, 0))
 
     def _best_of(self, view: TrialView) -> _Best | None:
-        """A trial's best value, and the length at which it was reached."""
         found = [] if view.best is None else [_Best(self._sign * view.best, view.id, view.best, view.best_step)]
         trained = self._trained.get(view.id)
         # With objectives its best may exceed a limit.
@@ -284,7 +273,6 @@ class Board:
         return f"{counted(self._front_size, 'trial')} on the Pareto front" if there else ""
 
     def _drawn(self, view: TrialView) -> str:
-        """The hyperparameters that are searched over."""
         found = flatten(dict(searched(self._search.space.root, view.hparams or {})))
         return "  ".join(f"{name}={shown(value)}" for name, value in found.items())
 

@@ -44,7 +44,7 @@ class Restarts:
         self.given_up = given_up_in(records)
         self.ended_before = {each["trial"]: each["reason"] for each in records if each.get("event") == "exited"}
         self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
-        self._saved, self._furthest = ByTrial(-1), ByTrial(-1)
+        self._saved, self._furthest = ByTrial(), ByTrial()
         for trial, failures in self._failures.items():
             self.reached(trial, max(failure.batches for failure in failures))
 

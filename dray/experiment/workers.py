@@ -26,6 +26,7 @@ from dray.groups.lender import GroupKind
 from dray.groups.shell import look_at_cluster
 from dray.groups.slots import Slots
 from dray.records.directory import ExperimentDirectory
+from dray.text import some
 from dray.worker.lease import SharedSettings
 from dray.worker.spec import ExperimentSpec
 
@@ -179,8 +180,4 @@ def check_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs
 
 
 def _also(names: list[str]) -> str:
-    if not names:
-        return ""
-    further = len(names) - NAMED_NODES
-    more = f" and {further} more" if further > 0 else ""
-    return f" (also {', '.join(names[:NAMED_NODES])}{more})"
+    return f" (also {some(names, NAMED_NODES)})" if names else ""

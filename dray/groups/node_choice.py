@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Set
 
-from dray.cluster.view import GPU_TYPE, NODE_ID, NODE_TYPE, Activity, ClusterView, Limits, NodeType
+from dray.cluster.view import GPU_TYPE, NODE_ID, NODE_TYPE, Activity, AutoscalerLimits, ClusterView, NodeType
 from dray.groups.capacity import slots_of
 from dray.groups.slots import Slots
 
@@ -33,7 +33,7 @@ class NodeChoice:
         broken: ids of nodes that no group is to be on.
     """
 
-    def __init__(self, slots: Slots, limits: Limits | None) -> None:
+    def __init__(self, slots: Slots, limits: AutoscalerLimits | None) -> None:
         self.broken: Set[str] = frozenset()
         self._gpu_types, self._per_group = slots.gpu_types or ("",), slots.taken
         self._node_types = limits.types or () if limits else ()

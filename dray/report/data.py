@@ -32,14 +32,11 @@ COMPARABLE = 2 / 3
 
 
 class ReportedMetric(NamedTuple):
-    """A metric that trials have reported; its kind is training or validation."""
-
     kind: str
     name: str
 
     @property
     def label(self) -> str:
-        """As people call it: "validation accuracy"."""
         return self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
 
 
@@ -50,15 +47,9 @@ class ReportData:
         trials: `dray.Result.trials` by trial_id, with "best_batches", "score" (smaller is better) and "rung" (how many
             the trial reached).
         validations: the searcher's metric, of all trials.
-        ranked: the trials that have validated, best first, those that failed last; without those with invalid
-            hyperparameters.
-        eligible: those of them that can be the best.
-        best: the best trial.
-        varying: names of the hyperparameters that differ between trials.
+        ranked, eligible, best, failures: as of the reader, the trials as rows of `trials`.
         along: the x-axis of curves: epochs if the search counts in them and every validation has them, else batches.
-        failures: the journal's records of them.
         summaries: how many trials failed and diverged, in words.
-        no_best_reason: as of the reader.
     """
 
     def __init__(self, reader: ExperimentReader) -> None:
@@ -92,7 +83,7 @@ class ReportData:
             self.best_hparams = {} if best is None else best.hparams
             self.failures = list(reader.failures)
             self.summaries = [each for each in (reader.failure_summary(), reader.divergence_summary()) if each]
-            self.no_best_reason = reader.no_best_reason()
+            self.no_best_reason, self.state_summary = reader.no_best_reason(), reader.state_summary()
 
     # ------------------------------------------------------------------ files that only some figures need
     @cached_property

@@ -22,7 +22,8 @@ from dray.records.rungs import rung_estimates
 from dray.report import figures, front, html, slot_time
 from dray.report.data import ReportData
 from dray.report.figures import RANK_SCALE, Figure
-from dray.text import counted, shown
+from dray.text import counted, duration, shown, some
+from searchers.domains import ranges
 from searchers.journal import Journal
 
 ASSETS = Path(__file__).parent
@@ -95,17 +96,14 @@ class _Page:
     def _head(self) -> str:
         report, now, phases = self.report, time.time(), self.report.timeline
         path = str(report.directory.path)
-        states = report.trials["state"].value_counts()
-        words = {"INVALID_HP": "with invalid hyperparameters"}
-        counted = ", ".join(f"{count:,} {words.get(str(state), str(state).lower())}" for state, count in states.items())
         none = "none yet" if report.ranked.empty else "none"
         best = none if report.best is None else shown(report.ranked.iloc[0]["best_metric"])
         slot_s = float(((phases["end"] - phases["start"]) * phases["slots"]).sum())
         tiles = [
             (f"best {report.metric}", best),
             ("trials", f"{len(report.trials):,}"),
-            ("time", html.duration(report.overview.ran_s)),
-            ("slot time", html.duration(slot_s)) if slot_s else ("batches", f"{int(report.trials['batches'].sum()):,}"),
+            ("time", duration(report.overview.ran_s)),
+            ("slot time", duration(slot_s)) if slot_s else ("batches", f"{int(report.trials['batches'].sum()):,}"),
         ]
         began = report.overview.began
         created = f"Created {html.clock(began)}. " if began else ""
@@ -114,7 +112,7 @@ class _Page:
         return f"""<header>
 <p class="state {state}">{state.replace("_", " ")}</p>
 <h1>{escape(report.config.name)}</h1>
-<p class="quiet">{created}As of {html.clock(now)}: {counted}. <span class="path">{escape(path)}</span></p>
+<p class="quiet">{created}As of {html.clock(now)}: {report.state_summary}. <span class="path">{escape(path)}</span></p>
 {troubles}
 <div class="tiles">{"".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)}
 </div></header>"""
@@ -136,15 +134,15 @@ class _Page:
             ("trials", f"{searcher.trial_count:,} at most" if searcher.trial_count else "set by the method"),
             ("slots per trial", resources.share or str(resources.slots_per_trial)),
         ]
-        rows = [(name, *html.describe_domain(domain)) for name, domain in report.domains.items()]
+        rows = list(ranges(report.config.space.root))
         for column in report.trials.columns:
             name = column.removeprefix("hparams.")
             if column != name and name not in report.domains and name not in report.varying:
                 values = report.trials[column].dropna()
-                rows += [(name, "constant", shown(values.iloc[0]))] if len(values) else []
+                rows += [(name, shown(values.iloc[0]))] if len(values) else []
         return f"""<section><h2>Search</h2>
 <dl>{"".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)}</dl>
-{html.table(["hyperparameter", "kind", "values"], rows)}</section>"""
+{html.table(["hyperparameter", "values"], rows)}</section>"""
 
     def _best(self) -> str:
         report = self.report
@@ -257,10 +255,9 @@ Drag along an axis to select trials. {report.left_out(len(report.shown))}</p>
         for mine in kinds[:FAILURES_SHOWN]:
             line, place = short_error(mine[-1].get("error"))[0], where(mine[-1])
             trials = list(dict.fromkeys(record["trial"] for record in mine))
-            some = ", ".join(map(str, trials[:8])) + (f" and {len(trials) - 8} more" if len(trials) > 8 else "")
             parts.append(
                 f"<details><summary><b>{len(mine)}×</b> {escape(line)} <span class='quiet'>"
-                f"{escape(place)}{' · ' if place else ''}trial {some}</span>"
+                f"{escape(place)}{' · ' if place else ''}trial {some(trials, 8)}</span>"
                 f"</summary><pre>{escape(str(mine[-1].get('error', '')).strip())}</pre></details>"
             )
         if len(kinds) > FAILURES_SHOWN:

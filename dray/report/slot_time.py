@@ -13,6 +13,7 @@ from dray.records.timeline import PHASES
 from dray.report import html
 from dray.report.data import ReportData
 from dray.report.figures import Figure, time_unit
+from dray.text import duration, rough
 
 
 class _Phase(NamedTuple):
@@ -22,8 +23,6 @@ class _Phase(NamedTuple):
 
 
 class PhaseShare(NamedTuple):
-    """A phase's share of the slot time."""
-
     name: str
     colour: str
     meaning: str
@@ -64,7 +63,7 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
     by_gpu, before = "", float(table["start"].min()) - (report.overview.began or float(table["start"].min()))
     if table["gpu_type"].nunique() > 1:
         by_gpu = html.table(["GPU", "slot time", "training"], by_gpu_type(table))
-    began = f"Before the first worker group was started: {html.duration(before)}." if before > 0 else ""
+    began = f"Before the first worker group was started: {duration(before)}." if before > 0 else ""
     groups = f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>'
     if (by_group := stretches(report)) is not None:
         groups = f"""<h3>Each worker group</h3>
@@ -84,9 +83,7 @@ def phase_shares(report: ReportData) -> list[PhaseShare]:
     table = report.timeline
     spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
     of_all = spent.sort_values(ascending=False, kind="stable").items()
-    return [
-        PhaseShare(*PHASES_SHOWN[str(phase)], float(of / spent.sum()), html.duration(float(of))) for phase, of in of_all
-    ]
+    return [PhaseShare(*PHASES_SHOWN[str(phase)], float(of / spent.sum()), duration(float(of))) for phase, of in of_all]
 
 
 def by_gpu_type(table: pd.DataFrame) -> list[tuple[str, str, str]]:
@@ -95,7 +92,7 @@ def by_gpu_type(table: pd.DataFrame) -> list[tuple[str, str, str]]:
     rows = []
     for gpu_type, of in spent.groupby(level=0):
         share = of.get((gpu_type, "training"), 0) / of.sum()
-        rows.append((str(gpu_type) or "unknown", html.duration(float(of.sum())), f"{share:.1%}"))
+        rows.append((str(gpu_type) or "unknown", duration(float(of.sum())), f"{share:.1%}"))
     return rows
 
 
@@ -190,7 +187,7 @@ def _system(report: ReportData) -> str:
         values = rows.loc[rows["name"] == name, "value"]
         if len(values):
             low, middle, high = values.quantile(np.array([0.05, 0.5, 0.95]))
-            table.append((label, html.rough(middle), f"{html.rough(low)} to {html.rough(high)}"))
+            table.append((label, rough(middle), f"{rough(low)} to {rough(high)}"))
     if not table:
         return ""
     return "<h3>Resource usage of trials</h3>" + html.table(["", "median", "5th to 95th percentile"], table)

@@ -206,12 +206,6 @@ def test_nothing_is_written_over(home: Path, dray: Dray) -> None:
 # ------------------------------------------------------------------------------------------- a finished experiment
 
 
-@reading
-def test_json_is_all_that_is_on_standard_output(command: str, home: Path, dray: Dray) -> None:
-    if command != "report":
-        assert dray(*command.split(), "digits", *ON_ONE[command], "--json").value
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["experiment list", "trial logs"])
 def test_a_reader_who_has_read_enough_is_no_error(command: str, home: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dray.cluster.view import GPU_TYPE, NODE_TYPE, Activity, ClusterView, Limits, NodeType
+from dray.cluster.view import GPU_TYPE, NODE_TYPE, Activity, AutoscalerLimits, ClusterView, NodeType
 from dray.groups.node_choice import PATIENCE_S, RETRY_S, NodeChoice
 from dray.groups.slots import Slots
 from tests.groups.clusters import gpus
@@ -16,7 +16,7 @@ EPOCH = 1.7e9
 class World:
     """What groups with such slots ask for, where an autoscaler may start these types of machines."""
 
-    def __init__(self, slots: Slots, limits: Limits | None) -> None:
+    def __init__(self, slots: Slots, limits: AutoscalerLimits | None) -> None:
         self.now = 1000.0
         self.starting: dict[str, int] = {}
         self.failed_at: dict[str, float] = {}
@@ -51,7 +51,7 @@ def world(*gpu_types: str, **node_types: str) -> World:
         for name, gpu_type in node_types.items()
     ]
     cpus = NodeType(name="cpus", resources={"CPU": 4}, max_count=2, labels={NODE_TYPE: "cpus"})
-    return World(gpus(gpu_types=gpu_types), Limits(types=(*types, cpus)))
+    return World(gpus(gpu_types=gpu_types), AutoscalerLimits(types=(*types, cpus)))
 
 
 def without(*names: str) -> Labels:
@@ -105,7 +105,7 @@ def test_groups_that_machines_boot_for_keep_waiting() -> None:
 
 def test_types_without_a_label_cannot_be_avoided() -> None:
     types = [NodeType(name=name, resources={"CPU": 4, "GPU": 1}, max_count=2, labels={}) for name in ("a", "b")]
-    here = World(gpus(), Limits(types=tuple(types)))
+    here = World(gpus(), AutoscalerLimits(types=tuple(types)))
     here.fails("a")
     assert here.other({}, LONG) is None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dray.cluster.view import GPU_TYPE, NODE_ID, ClusterView, Limits
+from dray.cluster.view import GPU_TYPE, NODE_ID, AutoscalerLimits, ClusterView
 from dray.desk.effects import Say
 from dray.desk.failure import Failure
 from dray.desk.messages import GroupEnded, GroupReady, ReportReceived, TrialLeft, WorkerArrived
@@ -59,7 +59,7 @@ class World:
         *nodes: int,
         own: bool = True,
         slots: Slots = cpus(),  # noqa: B008 - frozen
-        limits: Limits | None = None,
+        limits: AutoscalerLimits | None = None,
         starts: Iterator[int] | None = None,
         **plan: Any,
     ) -> None:
