@@ -20,10 +20,8 @@ from searchers.views import State
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 5.0
-"""How often they are updated: half of how often Ray passes them on."""
-CHECKPOINT_S = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]
-"""Bounds of the histogram's buckets."""
+EVERY_S = 5.0  # how often they are updated: half of how often Ray passes them on
+CHECKPOINT_S = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]  # bounds of the histogram's buckets
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from dray.records.by_trial import ByTrial
 from dray.text import counted
 from searchers.events import Reason
 
-DEATHS = 3
-"""How often in a row the processes of a trial may die without progress before it is given up."""
+DEATHS = 3  # how often in a row the processes of a trial may die without progress before it is given up
 UNAVERAGED = "RuntimeError: the slots train different models: "
 """Begins an error by which dray ends a trial whose code averages no gradients."""
 

@@ -15,8 +15,7 @@ from dray.cluster.view import GPU_TYPE, NODE_ID, NODE_TYPE, Activity, ClusterVie
 from dray.groups.capacity import slots_of
 from dray.groups.slots import Slots
 
-RETRY_S = 60.0
-"""For how long after a failed launch no group asks for this type of machine, if it can have another."""
+RETRY_S = 60.0  # for how long after a failed launch no group asks for this type of machine, if it can have another
 PATIENCE_S = 10.0
 """A group that has waited this long, without a machine for it being started, asks for something else: an autoscaler
 looks every five seconds."""

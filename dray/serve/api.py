@@ -31,14 +31,10 @@ T = TypeVar("T")
 
 SUBMITTERS = 8
 """How many requests that can take minutes are performed at once: imports of models, deletions from an object store."""
-READERS = 4
-"""How many journals are read at once."""
-POLL_S = 0.1
-"""How often an experiment's events are looked for while somebody waits for them."""
-LONGEST_WAIT_S = 25.0
-"""How long a request for events waits at most: proxies cut off what takes a minute."""
-MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000
-"""Most tags, and most characters of a tag and of the notes."""
+READERS = 4  # how many journals are read at once
+POLL_S = 0.1  # how often an experiment's events are looked for while somebody waits for them
+LONGEST_WAIT_S = 25.0  # how long a request for events waits at most: proxies cut off what takes a minute
+MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000  # most tags, and most characters of a tag and of the notes
 
 
 class Api:

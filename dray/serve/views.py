@@ -31,8 +31,7 @@ from dray.storage import StorageError
 Read = Callable[[web.Request], bytes | tuple[bytes, float]]
 """Returns JSON; perhaps also for how many seconds it will stay the same."""
 THREADS = 4
-PACE_S = 2.5
-"""How often a page should ask for its experiment."""
+PACE_S = 2.5  # how often a page should ask for its experiment
 PACE_EACH_S = 1.0
 """The same for each experiment that is looked at, if that is more: many open pages must not cost the server much."""
 
