@@ -136,14 +136,6 @@ def test_operations_are_the_lengths_where_trials_are_compared(tmp_path: Path) ->
         assert (rows["state"][trial] == "COMPLETED") == (told[-1] == 8)
 
 
-def test_a_program_that_is_killed_after_its_last_operation_has_completed(tmp_path: Path) -> None:
-    result = program("next_operation", tmp_path, {"name": "single", "max_length": {"epochs": 2}}).run()
-    [row] = result.trials.to_dict("records")
-    assert (row["state"], row["restarts"]) == ("COMPLETED", 1)
-    assert row["metric"] == pytest.approx(1 - weight(row["hparams.lr"], 2))
-    assert [list(each)[-1] for each in lines(tmp_path / "record")] == ["began", "epoch", "epoch", "began"]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_program_that_never_asks_is_ended_and_the_next_one_has_its_place(slots: int, tmp_path: Path) -> None:
