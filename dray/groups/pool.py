@@ -110,9 +110,16 @@ class Groups:
         """Take a message of the desk, or a report of the shell; `reconcile` then takes the next step."""
         match event:
             case messages.WorkerArrived():
-                self._arrived(event.group, event.start, event.node, now)
+                if (member := self._member(event.group, event.start)) is not None:
+                    member.nodes.add(event.node)
+                    if self._elastic is not None:
+                        self._elastic.arrived(now)
             case messages.GroupReady():
-                self._ready(event.group, event.start, now)
+                if (member := self._member(event.group, event.start)) is not None:
+                    self._move(member, "ready")
+                    self._counts.groups_started += 1
+                    if self._elastic is not None:
+                        self._elastic.ready(now)
             case messages.GroupEnded():
                 self._ended(event.group, event.start, is_lost=event.is_lost, error=event.error)
             case messages.ReportReceived():
@@ -152,19 +159,6 @@ class Groups:
         member.on(event)
         self._in_state[before] -= 1
         self._in_state[member.state] += 1
-
-    def _arrived(self, name: str, start: int, node: str, now: float) -> None:
-        if (member := self._member(name, start)) is not None:
-            member.nodes.add(node)
-            if self._elastic is not None:
-                self._elastic.arrived(now)
-
-    def _ready(self, name: str, start: int, now: float) -> None:
-        if (member := self._member(name, start)) is not None:
-            self._move(member, "ready")
-            self._counts.groups_started += 1
-            if self._elastic is not None:
-                self._elastic.ready(now)
 
     def _gpu_failed(self, node: str, trial: int) -> None:
         """A GPU of this node has ended a trial. After two different ones the node gets no more: a broken GPU fails
