@@ -168,10 +168,13 @@ def test_a_trial_that_diverges_or_refuses_its_hyperparameters_ends_at_once(outco
 
 
 def test_failures_are_recovered_from_the_journal() -> None:
+    failures = {3: [error(4), OOM], 1: [died()]}
     records = [
-        {"event": "restarted", "trial": 3, "error": "...", **failure_fields(error(4))},
-        {"event": "reported", "trial": 3},
-        {"event": "restarted", "trial": 1, "error": "...", **failure_fields(died())},
-        {"event": "restarted", "trial": 3, "error": "...", **failure_fields(OOM)},
+        {"event": "restarted", "trial": trial, "error": "...", **failure_fields(each)}
+        for trial, mine in failures.items()
+        for each in mine
     ]
-    assert failures_in(records) == {3: [error(4), OOM], 1: [died()]}
+    run = Run({"event": "reported", "trial": 3}, *records)
+    assert run.restarts.counted == {3: 2, 1: 1}
+    assert run.fail(OOM) == "errored"
+    assert run.records[0]["why"] == "out of memory twice"
