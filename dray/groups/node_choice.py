@@ -8,7 +8,6 @@ started in the order of their priorities: on-demand machines while there are no 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Set
 
 from dray.cluster.view import GPU_TYPE, NODE_ID, NODE_TYPE, Activity, ClusterView, Limits, NodeType
@@ -65,22 +64,11 @@ class NodeChoice:
         self._forget_old_failures(now)
         room = {name: float(self._activity.booting.get(name, 0) * slots) for name, slots in self._slots.items()}
 
-        # Of a thousand groups most ask for the same.
-        @functools.cache
-        def allowed(asked: frozenset[tuple[str, str]]) -> Set[str]:
-            labels = dict(asked)
-            return {each.name for each in self._with(labels.get(GPU_TYPE, ""))} - _excluded(labels)
-
-        @functools.cache
-        def other(asked: frozenset[tuple[str, str]], *, is_new: bool) -> dict[str, str] | None:
-            return self._other(dict(asked), allowed(asked), is_new=is_new)
-
         found = {}
         for name, (labels, waited_s) in waiting.items():
-            asked = frozenset(labels.items())
-            if self._take(room, allowed(asked)):
-                continue
-            if (instead := other(asked, is_new=waited_s < PATIENCE_S)) is not None:
+            allowed = {each.name for each in self._with(labels.get(GPU_TYPE, ""))} - _excluded(labels)
+            is_new = waited_s < PATIENCE_S
+            if not self._take(room, allowed) and (instead := self._other(labels, allowed, is_new=is_new)) is not None:
                 found[name] = instead
         return found
 
