@@ -8,6 +8,7 @@ started in the order of their priorities: on-demand machines while there are no 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Set
 
 from dray.cluster.view import GPU_TYPE, NODE_ID, NODE_TYPE, Activity, ClusterView, Limits, NodeType
@@ -64,11 +65,16 @@ class NodeChoice:
         self._forget_old_failures(now)
         room = {name: float(self._activity.booting.get(name, 0) * slots) for name, slots in self._slots.items()}
 
+        @functools.cache  # of a thousand groups most ask for the same
+        def other(asked: frozenset[tuple[str, str]], is_new: bool) -> tuple[Set[str], dict[str, str] | None]:
+            labels = dict(asked)
+            allowed = {each.name for each in self._with(labels.get(GPU_TYPE, ""))} - _excluded(labels)
+            return allowed, self._other(labels, allowed, is_new=is_new)
+
         found = {}
         for name, (labels, waited_s) in waiting.items():
-            allowed = {each.name for each in self._with(labels.get(GPU_TYPE, ""))} - _excluded(labels)
-            is_new = waited_s < PATIENCE_S
-            if not self._take(room, allowed) and (instead := self._other(labels, allowed, is_new=is_new)) is not None:
+            allowed, instead = other(frozenset(labels.items()), waited_s < PATIENCE_S)
+            if not self._take(room, allowed) and instead is not None:
                 found[name] = instead
         return found
 
