@@ -24,8 +24,7 @@ from tests.storage.s3 import LocalS3
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
-BATCHES = 5
-"""Of an epoch."""
+BATCHES = 5  # of an epoch
 
 
 def config(what: str, directory: Path, searcher: dict[str, Any], *, slots: int = 1, **fields: Any) -> dict[str, Any]:

@@ -40,8 +40,7 @@ class Story:
     record: Path
     code: int
     output: str
-    stopped: dict[int, Attempt]
-    """The trials that were running, each with what it had trained by its end."""
+    stopped: dict[int, Attempt]  # the trials that were running, each with what it had trained by its end
     saved: dict[int, int]
     result: dray.Result
 

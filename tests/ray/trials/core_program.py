@@ -19,8 +19,7 @@ import determined as det
 import torch.distributed as dist
 from core_hparams import LR
 
-BATCHES = 5
-"""Of an epoch."""
+BATCHES = 5  # of an epoch
 
 
 class Model:
