@@ -26,7 +26,7 @@ class Overview:
             its trials failed. ERROR: it has ended, and no trial completed; or it can't run, ``why`` says why. STOPPED:
             it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
             store, where its driver has fallen silent; or it is a local run whose end was not recorded. DAMAGED: its
-            files can't be read. On a server also those of `dray.serve.control.State`.
+            files can't be read. On a server also those of `dray.serve.control.ExperimentState`.
         why: it is DAMAGED, or in ERROR, or does not run though it should; "" if that is not known.
         trials, ended: how many trials there are so far, and how many of them have ended.
         max_trials: how many there will be; None if that is not known in advance.

@@ -14,14 +14,16 @@ from dray.config import defaults
 API = "/api/v1"
 """Where the HTTP API is. Fields are only added to it; what changes otherwise gets another number."""
 
-State = Literal["QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING", "PAUSED", "STOPPED", "COMPLETED", "ERROR"]
+ExperimentState = Literal[
+    "QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING", "PAUSED", "STOPPED", "COMPLETED", "ERROR"
+]
 """QUEUED: it waits for its first slots. PREEMPTED: others have its slots; it continues when there are some.
 RESTARTING: its process has died, and it is started again. STOPPING: its trials save before it pauses or stops. PAUSED,
 STOPPED: until it is activated, also when the server restarts. COMPLETED, ERROR: its search has ended, as in
 `dray.records.overview`."""
 
 
-ACTIVE: tuple[State, ...] = ("QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING")
+ACTIVE: tuple[ExperimentState, ...] = ("QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING")
 """States in which more events may come."""
 
 
@@ -39,7 +41,7 @@ class Submitted:
     """An experiment that was submitted to the server."""
 
     name: str  # of its directory in the results directory; unique
-    state: State
+    state: ExperimentState
     submitted: float  # Unix time in s
     share: Share  # what slots it gets
     slots: float = 0  # that its trials have now; of shared slots, fractions
@@ -62,7 +64,7 @@ class Status:
     slots: float  # of the cluster
     busy: float  # slots that trials have
     groups: int  # worker groups that are up, or start
-    experiments: Mapping[State, int]  # how many are in each state
+    experiments: Mapping[ExperimentState, int]  # how many are in each state
 
 
 def submitted_from(value: Mapping[str, Any]) -> Submitted:

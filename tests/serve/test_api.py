@@ -14,7 +14,7 @@ import pytest
 
 from dray.code.archive import pack
 from dray.serve.app import listening
-from dray.serve.control import State, Submitted
+from dray.serve.control import ExperimentState, Submitted
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served
 
@@ -37,7 +37,7 @@ def model(tmp_path: Path) -> Path:
     return root
 
 
-def put(served: Served, state: State) -> Submitted:
+def put(served: Served, state: ExperimentState) -> Submitted:
     """The experiment ``digits-1``, in this state."""
     (served.results / "digits-1").mkdir()
     (served.results / "digits-1" / "experiment.yaml").write_text(CONFIG)
