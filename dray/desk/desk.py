@@ -37,8 +37,7 @@ PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
 CAUSE_GRACE = 3
 """How many times as long after an error in a collective: Ray may take seconds to notice the death that caused it."""
-LEAVE_S = 120.0
-"""How long trials may take to save when their driver is gone."""
+LEAVE_S = 120.0  # how long trials may take to save when their driver is gone
 CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "leave")
 """What workers may call: methods of `Desk`."""
 CLIENT_CALLS = ("enqueue", "expect", "withdraw", "bind", "drop", "close", "remove")

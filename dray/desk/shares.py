@@ -18,31 +18,19 @@ need other processes, so each turn costs a start of some seconds."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What an experiment asks for, what it may have, and what it has.
+    """What an experiment asks for, what it may have, and what it has."""
 
-    Attributes:
-        name: unique.
-        groups: how many worker groups it could use now.
-        has: how many it has.
-        size: slots of one of its groups; 1/n if n groups share a slot. A slot is a GPU, or without GPUs a CPU.
-        priority: 1 to 99; smaller numbers go first, as in Determined.
-        weight: of its share among those with the same priority, > 0.
-        max_slots: the most that it may have; None: no limit.
-        shape: of its groups: equal groups have equal shapes.
-        kind: of its slots, "gpu" or "cpu".
-        unit: GPUs of a slot, or CPUs.
-    """
-
-    name: str
-    groups: int
-    has: int = 0
+    name: str  # unique
+    groups: int  # how many worker groups it could use now
+    has: int = 0  # how many it has
+    # Slots of one of its groups; 1/n if n groups share a slot. A slot is a GPU, or without GPUs a CPU.
     size: float = 1
-    priority: int = defaults.PRIORITY
-    weight: float = 1.0
-    max_slots: float | None = None
-    shape: str = ""
-    kind: str = "cpu"
-    unit: float = 1.0
+    priority: int = defaults.PRIORITY  # 1 to 99; smaller numbers go first, as in Determined
+    weight: float = 1.0  # of its share among those with the same priority, > 0
+    max_slots: float | None = None  # the most that it may have; None: no limit
+    shape: str = ""  # of its groups: equal groups have equal shapes
+    kind: str = "cpu"  # of its slots, "gpu" or "cpu"
+    unit: float = 1.0  # GPUs of a slot, or CPUs
 
     @property
     def most(self) -> int:

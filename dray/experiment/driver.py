@@ -27,23 +27,19 @@ from searchers.errors import SpaceError
 from searchers.events import Started, TrialResult
 from searchers.views import NEVER_BEST, State
 
-RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")
-"""States of trials that should have workers."""
+RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")  # states of trials that should have workers
 CALLS = ("report", "may_commit", "saved", "damaged", "improves", "best", "fetch")
 """What workers and Tune's handle may call: methods of `ExperimentDriver`."""
 
 
 @dataclass(slots=True)
 class _Lease:
-    """A lease of one of the trials that is not over.
-
-    Attributes:
-        waiting: rank 0's calls that wait for the search's decision, by the number of the result; None for one that was
-            answered before, as the run is closing.
-    """
+    """A lease of one of the trials that is not over."""
 
     number: int
     trial: int
+    # Rank 0's calls that wait for the search's decision, by the number of the result; None for one that was answered
+    # before, as the run is closing
     waiting: dict[int, Hashable | None] = field(default_factory=dict)
 
 

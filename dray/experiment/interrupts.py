@@ -34,8 +34,7 @@ class Interrupts:
     thread.
     """
 
-    begun: ClassVar[bool] = False
-    """Whether a run has begun in this process."""
+    begun: ClassVar[bool] = False  # whether a run has begun in this process
 
     def __init__(self) -> None:
         self.final_message = ""

@@ -38,21 +38,14 @@ NAMED_NODES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """The workers of a run, before any group is started.
+    """The workers of a run, before any group is started."""
 
-    Attributes:
-        experiment: what all trials run with; its name of this run is unique: one that resumes the experiment has
-            another.
-        kind: of its groups; of the smallest, if their size may change.
-        sizes: the allowed sizes, ascending, if there is only one group, whose size may change.
-        max_slots: how many slots all groups may have together; None: no limit.
-        share: what slots its trials may have: priority, weight, max_slots, as `dray.desk.lease.Client` has it.
-    """
-
+    # What all trials run with; its name of this run is unique: one that resumes the experiment has another
     experiment: ExperimentSpec
-    kind: GroupKind
-    sizes: tuple[int, ...]
-    max_slots: int | None
+    kind: GroupKind  # of its groups; of the smallest, if their size may change
+    sizes: tuple[int, ...]  # the allowed sizes, ascending, if there is only one group, whose size may change
+    max_slots: int | None  # how many slots all groups may have together; None: no limit
+    # What slots its trials may have: priority, weight, max_slots, as `dray.desk.lease.Client` has it
     share: Mapping[str, Any]
 
 

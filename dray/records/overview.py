@@ -21,7 +21,7 @@ class Overview:
         name, path: of its directory; or its URI in an object store.
         number: in the results directory, see `numbering`.
         title: the config's ``name``.
-        state: docs/cli.md says what each means; on a server also those of `dray.serve.control.State`.
+        state: docs/cli.md says what each means; on a server also those of `dray.serve.control.ExperimentState`.
         why: it is DAMAGED, or in ERROR, or does not run though it should; "" if that is not known.
         trials, ended, failed: how many trials there are so far, have ended, and have failed.
         max_trials: how many there will be; None if that is not known in advance.

@@ -21,7 +21,7 @@ from dray.records import copies
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.serve import fork, logs
-from dray.serve.answers import BadInput, answer
+from dray.serve.answers import BadInput, answer, number
 from dray.serve.control import ACTIVE, API, Control, NotSubmitted, Submitted, Verb, WrongState
 from dray.serve.experiments import experiment_path
 from dray.storage.disk import scratch
@@ -31,14 +31,10 @@ T = TypeVar("T")
 
 SUBMITTERS = 8
 """How many requests that can take minutes are performed at once: imports of models, deletions from an object store."""
-READERS = 4
-"""How many journals are read at once."""
-POLL_S = 0.1
-"""How often an experiment's events are looked for while somebody waits for them."""
-LONGEST_WAIT_S = 25.0
-"""How long a request for events waits at most: proxies cut off what takes a minute."""
-MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000
-"""Most tags, and most characters of a tag and of the notes."""
+READERS = 4  # how many journals are read at once
+POLL_S = 0.1  # how often an experiment's events are looked for while somebody waits for them
+LONGEST_WAIT_S = 25.0  # how long a request for events waits at most: proxies cut off what takes a minute
+MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000  # most tags, and most characters of a tag and of the notes
 
 
 class Api:
@@ -138,8 +134,8 @@ class Api:
         return answer(asdict(await _call(self._submitters, fork.fork, self._control, path, config)), status=201)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        name, after = request.match_info["name"], _number(request, "after")
-        wait_s = min(float(_number(request, "wait_s")), LONGEST_WAIT_S)
+        name, after = request.match_info["name"], number(request, "after")
+        wait_s = min(float(number(request, "wait_s")), LONGEST_WAIT_S)
         path, clock = experiment_path(self._results, name), asyncio.get_running_loop().time
         until = clock() + wait_s
         while True:
@@ -199,13 +195,6 @@ async def _body(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadInput("the body must be a JSON object")
     return body
-
-
-def _number(request: web.Request, name: str) -> int:
-    text = request.query.get(name, "0")
-    if not text.isdecimal() or len(text) > 18:
-        raise BadInput(f"{name} must be a whole number from 0, got {text[:40]!r}")
-    return int(text)
 
 
 def _delete(control: Control, path: Path) -> None:

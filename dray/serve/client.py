@@ -32,14 +32,10 @@ from dray.serve.control import (
 )
 from dray.text import one_line
 
-TIMEOUT_S = 30.0
-"""How long an answer may take."""
-SUBMIT_TIMEOUT_S = 300.0
-"""The same of a submission or a fork: the code may be large, and the model slow to import."""
-WAIT_S = 20
-"""How long a request for events waits for some."""
-PATIENCE_S = 600.0
-"""How long a follower waits for a server that does not answer: it may be restarting."""
+TIMEOUT_S = 30.0  # how long an answer may take
+SUBMIT_TIMEOUT_S = 300.0  # the same of a submission or a fork: the code may be large, and the model slow to import
+WAIT_S = 20  # how long a request for events waits for some
+PATIENCE_S = 600.0  # how long a follower waits for a server that does not answer: it may be restarting
 RETRY_S = 1.0
 
 

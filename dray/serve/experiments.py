@@ -23,42 +23,28 @@ from dray.serve.trials import other_curves
 from dray.text import one_line
 from searchers.errors import JournalError
 
-SCAN_S = 5.0
-"""How often the directory is searched for new experiments, and those that nobody runs are looked at."""
-FRESH_S = 1.0
-"""What was looked at this lately is not looked at again."""
-FORGET_S = 120.0
-"""For so long an experiment stays in memory that does not run, and that nobody looks at."""
-VIEW_S = 0.5
-"""What somebody looks at is read this often at most."""
+SCAN_S = 5.0  # how often the directory is searched for new experiments, and those that nobody runs are looked at
+FRESH_S = 1.0  # what was looked at this lately is not looked at again
+FORGET_S = 120.0  # for so long an experiment stays in memory that does not run, and that nobody looks at
+VIEW_S = 0.5  # what somebody looks at is read this often at most
 LOOKED_AT_S = 30.0
 FOLLOW_S = 2.5
 """How often metrics of experiments that are looked at are read at least: after more than five seconds their writer may
 have moved them twice, and then all would be read again."""
-PATIENCE_S = 1.0
-"""How long the list waits for experiments that are read for the first time."""
+PATIENCE_S = 1.0  # how long the list waits for experiments that are read for the first time
 
 
 @dataclass(slots=True)
 class _Entry:
-    """An experiment, or a local run.
-
-    Attributes:
-        reader: while it runs, or is looked at.
-        overview: as it was last read; None: never.
-        is_local: it is a local run.
-        size: of its journal then, or its metrics, in bytes.
-        read_at: when it was last checked for changes.
-        viewed_at: when somebody last looked at it alone.
-    """
+    """An experiment, or a local run."""
 
     path: Path
-    reader: ExperimentReader | None = None
-    overview: Overview | None = None
-    is_local: bool = False
-    size: int = -1
-    read_at: float = 0.0
-    viewed_at: float = -math.inf
+    reader: ExperimentReader | None = None  # while it runs, or is looked at
+    overview: Overview | None = None  # as it was last read; None: never
+    is_local: bool = False  # it is a local run
+    size: int = -1  # of its journal then, or its metrics, in bytes
+    read_at: float = 0.0  # when it was last checked for changes
+    viewed_at: float = -math.inf  # when somebody last looked at it alone
 
     @property
     def is_running(self) -> bool:

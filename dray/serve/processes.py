@@ -40,28 +40,18 @@ from dray.serve.control import Share
 from dray.storage.errors import is_full
 from searchers.ray_tune import TuneDriver
 
-START_S = 120.0
-"""How long a process may take to open an experiment."""
-MAX_SPARES = 3
-"""How many processes in a row may end before they have begun with an experiment."""
-RUN = "run"
-"""Run the experiment to its end."""
-BEGUN = "begun"
-"""The process has its experiment: what happens to it from now on may be the experiment's fault."""
-ENDED = "ended"
-"""The experiment has ended, and this process is about to."""
-OUTPUT = "driver.log"
-"""In an experiment's directory: what its process prints."""
-STOPPED = 75
-"""The exit code of a process that was stopped by a signal, and whose trials have saved."""
-FULL = 74
-"""The exit code of a process that could not write to a full disk."""
-TUNE = ".server/tune"
-"""In the results directory: what Tune writes for experiments' processes, which is never read."""
+START_S = 120.0  # how long a process may take to open an experiment
+MAX_SPARES = 3  # how many processes in a row may end before they have begun with an experiment
+RUN = "run"  # run the experiment to its end
+BEGUN = "begun"  # the process has its experiment: what happens to it from now on may be the experiment's fault
+ENDED = "ended"  # the experiment has ended, and this process is about to
+OUTPUT = "driver.log"  # in an experiment's directory: what its process prints
+STOPPED = 75  # the exit code of a process that was stopped by a signal, and whose trials have saved
+FULL = 74  # the exit code of a process that could not write to a full disk
+TUNE = ".server/tune"  # in the results directory: what Tune writes for experiments' processes, which is never read
 BURST_S = 0.5
 """When many experiments are submitted at once, most only join the queue, in processes that need no handle."""
-LEAVE_S = 2.0
-"""How long Ray may take to pass on the last metrics; usually a third of a second."""
+LEAVE_S = 2.0  # how long Ray may take to pass on the last metrics; usually a third of a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

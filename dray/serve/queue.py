@@ -28,23 +28,16 @@ TRANSITIONS: Mapping[ItemState, tuple[ItemState, ...]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Item:
-    """An experiment that was submitted.
+    """An experiment that was submitted."""
 
-    Attributes:
-        name: of its directory.
-        submitted: Unix time in s.
-        error: why it has ended, or its process last died; one line.
-        restarts: how often its process has died in a row.
-        extension: to extend it to, when it starts next: max_trials, max_length.
-    """
-
-    name: str
+    name: str  # of its directory
     path: Path
-    submitted: float
+    submitted: float  # Unix time in s
     share: Share
     state: ItemState = "run"
-    error: str = ""
-    restarts: int = 0
+    error: str = ""  # why it has ended, or its process last died; one line
+    restarts: int = 0  # how often its process has died in a row
+    # To extend it to, when it starts next: max_trials, max_length
     extension: dict[str, int] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     notes: str = ""

@@ -15,13 +15,11 @@ from typing import Any, Literal
 
 from dray.desk.effects import Say
 from dray.desk.shares import Demand
-from dray.serve.control import ACTIVE, Share, State, Submitted, Verb, WrongState
+from dray.serve.control import ACTIVE, ExperimentState, Share, Submitted, Verb, WrongState
 from dray.serve.queue import Item, Queue
 
-MAX_DEATHS = 3
-"""An experiment fails when its process dies this often in a row without training in between."""
-MAX_PROCESSES = 64
-"""The most experiments that run at the same time."""
+MAX_DEATHS = 3  # an experiment fails when its process dies this often in a row without training in between
+MAX_PROCESSES = 64  # the most experiments that run at the same time
 
 
 # ---------------------------------------------------------------------------------------------------------- effects
@@ -64,16 +62,12 @@ SchedulerEffect = StartProcess | SignalProcess | SetShare | RemoveRun | Say
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
-    """How an experiment's process ended.
+    """How an experiment's process ended."""
 
-    Attributes:
-        kind: COMPLETED, ERROR: its search has ended so, as its directory says. failed: another process would fail too.
-            stopped: by a signal. died: anything else.
-        error: why, one line.
-    """
-
+    # COMPLETED, ERROR: its search has ended so, as its directory says. failed: another process would fail too. stopped:
+    # by a signal. died: anything else.
     kind: Literal["COMPLETED", "ERROR", "failed", "stopped", "died"]
-    error: str = ""
+    error: str = ""  # why, one line
 
 
 @dataclass(slots=True)
@@ -236,7 +230,7 @@ class Scheduler:
         self._queue.change(name, change)
         return self.experiment(name)
 
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[ExperimentState, int]:
         """How many experiments are in each state."""
         return dict(Counter(self._state(item, self._demands_of(item.name)) for item in self._queue.items()))
 
@@ -260,7 +254,7 @@ class Scheduler:
             notes=item.notes,
         )
 
-    def _state(self, item: Item, demands: Collection[Demand]) -> State:
+    def _state(self, item: Item, demands: Collection[Demand]) -> ExperimentState:
         process = self._processes.get(item.name)
         match item.state:
             case "COMPLETED" | "ERROR":

@@ -193,16 +193,6 @@ def test_a_running_experiment_is_followed(site: Site) -> None:
     site.until(lambda: "running" in site.texts("tr[data-key='4']")[0])
 
 
-def test_a_table_of_1_000_trials_is_searched(site: Site) -> None:
-    site.open("#/e/many")
-    site.one("tr[data-key]")
-    site.one("section input[type=search]").send_keys("adam lr<0.005")
-    trials = Result(site.results / "many").trials
-    wanted = trials[(trials["hparams.optimizer"] == "adam") & (trials["hparams.lr"] < 0.005)]
-    site.until(lambda: f"{len(wanted):,} found" in " ".join(site.texts("section [role=status]")))
-    assert "200 of 1,000 shown: the best 100 and 100 evenly by rank." in site.texts("section [role=status]")
-
-
 def test_trials_of_two_experiments_are_compared(site: Site) -> None:
     site.open("#/e/digits-1")
     site.one("tr[data-key] input")

@@ -9,8 +9,7 @@ from tests.groups.clusters import gpus
 
 Labels = dict[str, str]
 LONG = PATIENCE_S + 1
-EPOCH = 1.7e9
-"""How far the autoscaler's clock is ahead."""
+EPOCH = 1.7e9  # how far the autoscaler's clock is ahead
 
 
 class World:

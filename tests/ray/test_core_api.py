@@ -24,8 +24,7 @@ from tests.storage.s3 import LocalS3
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
-BATCHES = 5
-"""Of an epoch."""
+BATCHES = 5  # of an epoch
 
 
 def config(what: str, directory: Path, searcher: dict[str, Any], *, slots: int = 1, **fields: Any) -> dict[str, Any]:
@@ -134,14 +133,6 @@ def test_operations_are_the_lengths_where_trials_are_compared(tmp_path: Path) ->
         assert told == [2, 4, 8][: len(told)]
         assert rows["batches"][trial] == BATCHES * told[-1]
         assert (rows["state"][trial] == "COMPLETED") == (told[-1] == 8)
-
-
-def test_a_program_that_is_killed_after_its_last_operation_has_completed(tmp_path: Path) -> None:
-    result = program("next_operation", tmp_path, {"name": "single", "max_length": {"epochs": 2}}).run()
-    [row] = result.trials.to_dict("records")
-    assert (row["state"], row["restarts"]) == ("COMPLETED", 1)
-    assert row["metric"] == pytest.approx(1 - weight(row["hparams.lr"], 2))
-    assert [list(each)[-1] for each in lines(tmp_path / "record")] == ["began", "epoch", "epoch", "began"]
 
 
 @pytest.mark.long

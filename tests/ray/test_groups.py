@@ -66,8 +66,7 @@ def search(directory: Path, *, trials: int, clean: bool, reuse: bool, slots: int
     return Ran(record=directory / "record", result=result, messages=messages)
 
 
-HANG_S = 30
-"""Longer than a trial that starts again takes to its first batch, where several tests share two cores."""
+HANG_S = 30  # longer than a trial that starts again takes to its first batch, where several tests share two cores
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,7 @@ TRIAL_COUNT, BATCHES = 3, 90
 PERIOD = 30
 """Batches between checkpoints: three seconds, so that one is missed, and that is told, before the next is due."""
 
-AWAY_S = 30.0
-"""Longer than training can go on without it: a second checkpoint waits for the first."""
+AWAY_S = 30.0  # longer than training can go on without it: a second checkpoint waits for the first
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +57,9 @@ class Story:
     path: Path
     record: Path
     damaged: str
-    before: int
-    """The batch of the checkpoint before the damaged one."""
+    before: int  # the batch of the checkpoint before the damaged one
     victim: Attempt
-    number: int
-    """How many attempts its trial had had."""
+    number: int  # how many attempts its trial had had
     output: str
 
 

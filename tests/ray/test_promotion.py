@@ -33,8 +33,7 @@ RUNGS = (10, 20, 40)
 class Sweep:
     record: Path
     result: dray.Result
-    groups: int
-    """How many worker groups were started."""
+    groups: int  # how many worker groups were started
 
 
 @pytest.fixture(scope="module")

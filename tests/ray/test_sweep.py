@@ -21,8 +21,7 @@ from tests.ray.harness import DIGITS, Driver, ends, journal
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-EPOCH = 23
-"""Batches of 64 in 1,437 images."""
+EPOCH = 23  # batches of 64 in 1,437 images
 
 
 @pytest.fixture(scope="module")

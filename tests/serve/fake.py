@@ -14,7 +14,7 @@ import yaml
 from dray.code.load import check_entrypoint_file
 from dray.config.load import load_config
 from dray.records.directory import ExperimentDirectory
-from dray.serve.control import NotSubmitted, Share, State, Status, Submitted, Verb, WrongState
+from dray.serve.control import ExperimentState, NotSubmitted, Share, Status, Submitted, Verb, WrongState
 
 ACTIVE = ("QUEUED", "RUNNING", "STOPPING")
 
@@ -35,7 +35,7 @@ class FakeControl:
         self._all: dict[str, Submitted] = {}
         self._lock = threading.Lock()
 
-    def put(self, name: str, state: State = "QUEUED", **fields: object) -> Submitted:
+    def put(self, name: str, state: ExperimentState = "QUEUED", **fields: object) -> Submitted:
         """Have an experiment of this name, or change it."""
         before = self._all.get(name, Submitted(name=name, state=state, submitted=1_700_000_000.0, share=Share()))
         self._all[name] = replace(before, state=state, **fields)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ class FakeControl:
 
     def act(self, name: str, verb: Verb) -> Submitted:
         allowed = ("PAUSED", "STOPPED", "ERROR") if verb == "activate" else ACTIVE
-        states: dict[Verb, State] = {"activate": "QUEUED", "pause": "PAUSED"}
+        states: dict[Verb, ExperimentState] = {"activate": "QUEUED", "pause": "PAUSED"}
         return self._to(verb, name, allowed, states.get(verb, "STOPPED"))
 
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
@@ -87,7 +87,7 @@ class FakeControl:
             experiments=dict(Counter(each.state for each in self.experiments())),
         )
 
-    def _to(self, verb: str, name: str, allowed: Collection[str], state: State) -> Submitted:
+    def _to(self, verb: str, name: str, allowed: Collection[str], state: ExperimentState) -> Submitted:
         now = self.experiment(name)
         if now.state not in allowed:
             raise WrongState(f"{name} is {now.state}; {verb} needs one that is {' or '.join(allowed)}")

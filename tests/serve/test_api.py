@@ -7,16 +7,14 @@ import io
 import os
 import socket
 import tarfile
-import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from dray.code.archive import pack
 from dray.serve.app import listening
-from dray.serve.control import State, Submitted
+from dray.serve.control import ExperimentState, Submitted
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served
 
@@ -39,7 +37,7 @@ def model(tmp_path: Path) -> Path:
     return root
 
 
-def put(served: Served, state: State) -> Submitted:
+def put(served: Served, state: ExperimentState) -> Submitted:
     """The experiment ``digits-1``, in this state."""
     (served.results / "digits-1").mkdir()
     (served.results / "digits-1" / "experiment.yaml").write_text(CONFIG)
@@ -117,22 +115,6 @@ def test_a_full_disk_is_reported(served: Served, model: Path, monkeypatch: pytes
     assert reply.json["error"] == why
     monkeypatch.undo()
     assert submit(served, CONFIG, pack(model)).status == 201
-
-
-def test_a_client_that_goes_away_in_the_middle_leaves_nothing(served: Served) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("dray-submit-*"))
-    head = "POST /api/v1/experiments HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n"
-    head += f"Authorization: Bearer {TOKEN}\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n"
-    part = '--b\r\nContent-Disposition: form-data; name="config"\r\n\r\nname: di'
-    with socket.create_connection(("127.0.0.1", served.port)) as connection:
-        connection.sendall((head + part).encode())
-        time.sleep(0.3)
-    until = time.monotonic() + 20
-    while set(Path(tempfile.gettempdir()).glob("dray-submit-*")) - before:
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    assert served.control.experiments() == []
-    assert served.api("GET", "/status").status == 200
 
 
 def test_what_can_not_be_done_says_why(served: Served) -> None:
