@@ -11,10 +11,15 @@ from dray.desk.messages import ClientLeft, Message
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer a call."""
+    """Answer a call; None is what was not called from elsewhere."""
 
     call: Hashable
     value: Any
+
+    def send(self) -> None:
+        """Do it: of a `dray.desk.connection.Call`."""
+        if self.call is not None:
+            self.call.answer(self.value)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,11 +91,16 @@ class Client:
         return self.had + QUANTUM * self.slots / self.weight
 
     @property
+    def groups(self) -> int:
+        """How many groups it could use now."""
+        return len(self.queue) + len(self.leases) + self.expected
+
+    @property
     def demand(self) -> Demand:
         """What it has and asks for now."""
         return Demand(
             name=self.name,
-            groups=len(self.queue) + len(self.leases) + self.expected,
+            groups=self.groups,
             has=len(self.leases),
             size=self.size,
             priority=self.priority,

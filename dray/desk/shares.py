@@ -35,8 +35,12 @@ class Demand:
     @property
     def most(self) -> int:
         """How many groups it may have."""
-        limit = math.inf if self.max_slots is None else self.max_slots
-        return min(self.groups, math.floor(limit / self.size)) if limit < math.inf else self.groups
+        return most_groups(self.groups, self.size, self.max_slots)
+
+
+def most_groups(groups: int, size: float, max_slots: float | None) -> int:
+    """How many of so many groups of this size may be had within these slots."""
+    return groups if max_slots is None or math.isinf(max_slots) else min(groups, math.floor(max_slots / size))
 
 
 class Shares:

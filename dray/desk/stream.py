@@ -70,7 +70,7 @@ class Stream:
 
     def _confirm(self, frame: bytes) -> None:
         count = int.from_bytes(frame[:_COUNT], "big")
-        if len(frame) < _COUNT or not self._confirmed <= count <= self._confirmed + len(self._kept):
+        if len(frame) < _COUNT or not 0 <= count - self._confirmed <= len(self._kept):
             raise Malformed("it acknowledges what was never sent")
         for _ in range(count - self._confirmed):
             self._kept.popleft()

@@ -1,8 +1,8 @@
 """One run of an experiment on Ray, from its journal's state to the end of the search: the driver's process.
 
-All that is decided is decided in one thread, by `dray.experiment.driver.ExperimentDriver`: the driver's `EventLoop`
-calls it with what workers, Tune's handle and the desk say, and this shell carries out what follows. The thread that
-called `Run.run` waits.
+All that is decided is decided in one thread, by `dray.experiment.core.RunCore`: the driver's `EventLoop` calls it with
+what workers, Tune's handle and the desk say, and this shell carries out what follows. The thread that called `Run.run`
+waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,20 +25,22 @@ from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.desk import messages
 from dray.desk.connection import Call, Session
-from dray.desk.effects import Reply, Say, Tell
+from dray.desk.effects import After, Say
 from dray.desk.loop import EventLoop
 from dray.desk.messages import Message, TrialLeft
 from dray.display.display import Display
 from dray.errors import DirectoryGone, ExperimentError, TakenOver
-from dray.experiment import driver, effects
+from dray.experiment import effects
 from dray.experiment.cleaner import Cleaner
-from dray.experiment.driver import ExperimentDriver
+from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.prometheus import Prometheus
 from dray.experiment.results import results_of
 from dray.experiment.workers import prepare_workers
+from dray.groups.effects import LookAtCluster
+from dray.groups.lender import Lender, OnPool, PoolClosed, PoolOpened
 from dray.groups.lending import Lending, LendingPlan
 from dray.groups.lent import GroupServer, LentGroups
 from dray.observers.observer import Observers
@@ -64,8 +66,6 @@ STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is interrupted."""
 CHECK_S = 1.0
 """How often the driver checks that the experiment's directory still exists."""
-GROUP_MESSAGES = (messages.WorkerArrived, messages.GroupReady, messages.GroupRetired, messages.GroupEnded)
-"""What the desk tells the owner of the groups; of a lease it tells him too, and the driver."""
 IN_TURN_S = 30.0
 """On a local cluster the first group starts before Tune: how long it may take before Tune starts anyway."""
 
@@ -110,7 +110,7 @@ def tune_driver(loop: EventLoop, directory: Path, *, local: bool) -> TuneDriver:
 
 
 class Run:
-    """One run: an `ExperimentDriver`, and the shell around it.
+    """One run: a `RunCore`, and the shell around it.
 
     Args:
         opened: the experiment's search.
@@ -147,23 +147,25 @@ class Run:
         # On a local cluster Tune and the groups share few CPUs. While the first group imports torch, Tune may start.
         self._tune_may_start = not cluster.own
         self._check_at = 0.0
-        self._effects: list[Any] = []
         self._logs = ThreadPoolExecutor(1, thread_name_prefix="dray-logs")
-        self._pending_logs = 0
-        self.driver = ExperimentDriver(
-            opened, self._effects.append, resume=f"resume with: dray experiment resume {directory.path}"
-        )
-        self._journal_so_far = opened.records
         self._timeline = Timeline(directory.metrics)
         self._workers = prepare_workers(
             config,
             directory,
             cluster,
             trial,
-            self.driver.search.method.rungs,
+            opened.search.method.rungs,
             display.say,
         )
         self._name = self._workers.experiment.run
+        self._core = RunCore(
+            self._name,
+            opened,
+            write=self._write,
+            perform=self._perform,
+            resume=f"resume with: dray experiment resume {directory.path}",
+        )
+        self.driver = self._core.driver
         display.shares(self._workers.kind.slots.share)
         self._loop = EventLoop("dray-driver") if lent is None else lent.loop
         if lent is None:
@@ -175,18 +177,19 @@ class Run:
             busy_slots=lambda: self._timeline.busy_slots,
         )
         self._cleaner = Cleaner(self.driver.retention, store_of=directory.store, post=self._loop.post)
-        self._lending = self._new_lending(None if lent is None else lent.server)
+        self._lending: Lending | None = None
+        self._lender = self._core.lender = self._new_lender(None if lent is None else lent.server)
         if lent is None:
             self._tune = tune_driver(self._loop, directory.ray / f"tune-{time.time_ns()}", local=cluster.local)
         else:
             self._tune = lent.tune
         self._tune.take = lambda results: self._loop.post(self.driver.decide, results)
 
-    def _new_lending(self, server: GroupServer | None) -> Lending | LentGroups:
-        workers, name = self._workers, self._name
+    def _new_lender(self, server: GroupServer | None) -> Lender | LentGroups:
+        workers, core = self._workers, self._core
         if server is not None:
-            hear = functools.partial(self._loop.post, self._hear)
-            return LentGroups(server, name, workers.kind, self._loop.endpoint, workers.share, hear)
+            hear = functools.partial(self._loop.post, core.hear)
+            return LentGroups(server, self._name, workers.kind, self._loop.endpoint, workers.share, hear)
         plan = LendingPlan(
             own_cluster=self._cluster.own,
             directory=self._records.directory.ray,
@@ -194,15 +197,10 @@ class Run:
             max_slots=workers.max_slots,
             sizes=workers.sizes,
         )
-        return Lending(
-            self._loop,
-            plan,
-            emit=self._effects.append,
-            counts=self.driver.counts,
-            display=self._display,
-            starts=self._timeline.starts,
-            ends=self._timeline.ends,
-        )
+        lender = plan.lender(core.effects.append, self.driver.counts)
+        starts, ends = self._timeline.starts, self._timeline.ends
+        self._lending = Lending(self._loop, lender, plan, self._display, starts=starts, ends=ends)
+        return lender
 
     # ------------------------------------------------------------------ the thread of the caller
     def run(self) -> None:
@@ -215,12 +213,12 @@ class Run:
         with self._interrupts.held():
             watch = Watch(
                 ray.get_runtime_context().gcs_address,
-                draining=None if self._cluster.own else functools.partial(self._loop.post, self._lending.nodes_drain),
+                draining=None if self._cluster.own else functools.partial(self._loop.post, self._lender.nodes_drain),
                 silent=self._head_is_silent,
             )
             try:
                 self._loop.attach(self)
-                self._loop.post(self._begin)
+                self._loop.post(self._core.begin, self._workers.kind, self._workers.share)
                 began = time.monotonic()
                 while not (self._over.is_set() or self._interrupts.wanted or self._tune.ended.done()):
                     self._over.wait(POLL_S)
@@ -245,7 +243,7 @@ class Run:
         try:
             if not (self._has_failed or isinstance(self._error, DirectoryGone | TakenOver)):
                 self._loop.post(self.driver.close)
-                self._wait_while(lambda: not (self._is_drained or self._has_failed), STOP_GRACE_S, watch)
+                self._wait_while(lambda: not (self._core.is_drained or self._has_failed), STOP_GRACE_S, watch)
         finally:  # also if it is interrupted again
             self._tune.stop()
             self._loop.post(self.driver.end)
@@ -257,7 +255,10 @@ class Run:
         self._prometheus.update(at_once=True)
         if watch.answers():
             # On a shared cluster workers first release what they hold.
-            self._lending.end(at_once=self._cluster.own or self._has_failed)
+            if self._lending is None:
+                self._lender.end()
+            else:
+                self._lending.end(at_once=self._cluster.own or self._has_failed)
         self._loop.close()
         # Groups may have ended, and trials have died, until now.
         self._logs.shutdown()
@@ -270,21 +271,12 @@ class Run:
             self._loop.post(self._tick)
 
     # ------------------------------------------------------------------ in the event loop
-    def _begin(self) -> None:
-        if isinstance(self._lending, Lending):
-            workers = self._workers
-            self._lending.on(self._lending.lender.add, self._name, workers.kind, None, workers.share)
-        self.driver.begin(self._journal_so_far)
-        self._journal_so_far.clear()
-
     def take(self, call: Call) -> None:
         """A worker or Tune's handle calls."""
-        if call.method in driver.CALLS:
-            getattr(self.driver, call.method)(call, *call.args)
-        elif call.method == "spec":
+        if call.method == "spec":
             call.answer(pickle.dumps(self._workers.experiment))
         else:
-            self._lending.take(call)
+            self._core.take(call)
 
     def lost(self, session: Session) -> None:
         """A worker or a handle has lost its connection for good: Ray reports its death."""
@@ -299,17 +291,11 @@ class Run:
         self._over.set()
 
     def settle(self) -> None:
-        """Carry out what was decided: the journal's records first, then the rest in its order."""
+        """Carry out what was decided."""
         if not self._has_failed:
-            self._lending.step()
-        while self._effects and not self._has_failed:
-            decided = self._effects.copy()
-            self._effects.clear()
-            self._write([each for each in decided if isinstance(each, effects.Append)])
-            for each in decided:
-                self._perform(each)
+            self._core.settle()
 
-    def _write(self, records: list[effects.Append]) -> None:
+    def _write(self, records: Sequence[effects.Append]) -> None:
         journal = self._records.journal
         stamped = [{**each.record, "time": time.time()} for each in records]
         if any(each.wait for each in records):
@@ -325,14 +311,6 @@ class Run:
 
     def _perform(self, effect: Any) -> None:
         match effect:
-            case effects.Append():
-                pass
-            case Reply(Call() as call, value):
-                call.answer(value)
-            case Reply():  # to what was not called from elsewhere
-                pass
-            case effects.ToDesk(method, args):
-                self._lending.send(method, self._name, *args)
             case effects.Bind():
                 self._bind(effect)
             case messages.ReportReceived(trial=trial, rows=rows):
@@ -340,9 +318,9 @@ class Run:
                 self._records.observers.rows(trial, rows)
                 self._display.rows(trial, rows)
                 self._notify(effect)
-            case messages.CheckpointSaved():
-                if effect.seconds is not None:
-                    self._prometheus.saved(effect.seconds)
+            case messages.CheckpointSaved(seconds=seconds):
+                if seconds is not None:
+                    self._prometheus.saved(seconds)
                 self._notify(effect)
             case effects.Prune() | effects.Examine():
                 self._cleaner.put(effect)
@@ -352,13 +330,15 @@ class Run:
                 self._display.failure(effect.trial, effect.error, effect.ended, effect.kept)
             case effects.Fail(error):
                 self._fail(error)
-            case Tell(client, message):
-                if client == self._name or isinstance(message, GROUP_MESSAGES):
-                    self._hear(message)
-            case _:
+            case ReadLogs(left):
+                self._read_logs(left)
+            case After() | PoolOpened() | OnPool() | PoolClosed() | LookAtCluster():
+                assert self._lending is not None
                 self._lending.perform(effect)
+            case _:
+                self._heard(effect)
 
-    def _hear(self, message: Message) -> None:
+    def _heard(self, message: Message) -> None:
         """The desk has sent this message."""
         self._notify(message)
         match message:
@@ -370,53 +350,37 @@ class Run:
                 if self._config.resources.reuse_workers:
                     self._display.retired(message.group, message.trial, message.reason)
             case messages.LeaseGranted():
-                if not self._lending.is_own:  # it is this experiment's for the time of the lease
+                if self._lending is None:  # it is this experiment's for the time of the lease
                     self._timeline.starts(message.group, self._workers.kind.slots.taken, message.time)
                 gpu_type = message.gpu_type if self._workers.kind.slots.gpu else ""
                 self._timeline.granted(message.group, message.trial, message.time, gpu_type)
-                self.driver.on(message)
-            case messages.TrialLeft():
+            case TrialLeft():
                 self._timeline.left(message.group, message.trial, message.time)
-                self._left(message)
             case messages.LeaseOver():
-                if not self._lending.is_own:
+                if self._lending is None:
                     self._timeline.ends(message.group, message.time)
-                self.driver.on(message)
-            case messages.WorkerUnfit():
-                self.driver.on(message)
 
     def _notify(self, message: Message) -> None:
         if self._on_message is not None:
             self._on_message(message)
 
-    def _left(self, left: TrialLeft) -> None:
-        """Pass on how a trial left; if it failed, with what its logs say, which may take seconds to read."""
-        if left.outcome == "errored" and self._records.directory.is_gone():  # which is why
+    def _read_logs(self, left: TrialLeft) -> None:
+        """Pass on how a trial failed, with what its logs say."""
+        if self._records.directory.is_gone():  # which is why
             self._fail(DirectoryGone(self._records.directory.path))
             return
-        reads = left.outcome == "errored" and not left.fatal
-        if not reads or not (self._is_death(left) or self._config.log_policies):
-            self.driver.on(left)
+        if left.fatal or not (self._is_death(left) or self._config.log_policies):
+            self._core.logs_read(left)
             return
-        self._expect(1)
 
         def read() -> None:
             try:
                 found = self._with_logs(left)
             except OSError:
                 found = left
-            self._loop.post(done, found)
-
-        def done(found: TrialLeft) -> None:
-            self._expect(-1)
-            self.driver.on(found)
+            self._loop.post(self._core.logs_read, found)
 
         self._logs.submit(read)
-
-    def _expect(self, more: int) -> None:
-        """Have groups for the trials whose logs are read: they are neither queued nor leased."""
-        self._pending_logs += more
-        self._lending.send("expect", self._name, self._pending_logs)
 
     @staticmethod
     def _is_death(left: TrialLeft) -> bool:
@@ -450,15 +414,15 @@ class Run:
             store=directory.store(bind.trial),
             last_step=bind.last_step,
             was_completed=bind.was_completed,
-            send_every_s=max(SEND_EVERY_S, self._lending.count / REPORTS_PER_S),
+            send_every_s=max(SEND_EVERY_S, self._lender.count / REPORTS_PER_S),
         )
-        self._lending.send("bind", self._name, bind.lease, pickle.dumps(lease))
+        self._lender.send("bind", self._name, bind.lease, pickle.dumps(lease))
 
     def _tick(self) -> None:
         """What is done now and then, also while nothing happens."""
         self._records.metrics.pack()
         self._prometheus.update()
-        self._display.update(self.driver.counts, self._lending.ready_count, self._lending.count)
+        self._display.update(self.driver.counts, self._lender.ready_count, self._lender.count)
         if time.monotonic() >= self._check_at:
             self._check_at = time.monotonic() + CHECK_S
             if self._records.directory.is_gone():
@@ -469,10 +433,6 @@ class Run:
     @property
     def _tune_runs(self) -> bool:
         return self._tune.started and not self._tune.ended.done()
-
-    @property
-    def _is_drained(self) -> bool:
-        return self.driver.is_drained and not self._pending_logs
 
     def _head_is_silent(self) -> None:
         self._display.say(

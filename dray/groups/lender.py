@@ -3,7 +3,7 @@
 A driver lends its own groups to its one experiment, a server lends its groups to all of them. How many groups of each
 kind there are follows from what trials wait for, and from each experiment's share.
 
-Pure: `Lender.now` is the time, and what follows from a call is passed to `emit`; `dray.groups.lending` carries it out.
+Pure, with a clock that is given: what follows from a call is passed to `emit`; `dray.groups.lending` carries it out.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 from dray.cluster.view import ClusterView
 from dray.desk import effects as desk_effects
-from dray.desk.desk import Desk
+from dray.desk.connection import Call, DeskUnreachable
+from dray.desk.desk import CALLS, Desk
 from dray.desk.effects import Tell
 from dray.desk.messages import Unfit, WorkerUnfit
-from dray.desk.shares import Demand, Shares
+from dray.desk.shares import Demand, Shares, most_groups
 from dray.desk.wire import wire
 from dray.display.counts import Counts
 from dray.groups.capacity import most_slots
@@ -105,7 +106,7 @@ class Lender:
 
     Args:
         view: of the cluster.
-        now: the time in seconds, by any clock that does not go backwards.
+        clock: returns the time in seconds, and does not go backwards.
         plan: returns what is planned for an owner's groups of a kind.
         emit: called with each effect, in order.
         counts: groups that start or are lost are counted there.
@@ -113,21 +114,20 @@ class Lender:
 
     Attributes:
         desk: lends the groups.
-        now: to be set before each call.
         demands: what each experiment had and asked for at the last step, by the name of its run.
     """
 
     def __init__(
         self,
         view: ClusterView,
-        now: float,
+        clock: Callable[[], float],
         *,
         plan: Callable[[str, GroupKind], GroupsPlan],
         emit: Callable[[LenderEffect], None],
         counts: Counts,
         shares_cluster: bool = False,
     ) -> None:
-        self.now, self._emit, self._plan, self._counts = now, emit, plan, counts
+        self._clock, self._emit, self._plan, self._counts = clock, emit, plan, counts
         self.desk = Desk(self._from_desk)
         self.demands: dict[str, Demand] = {}
         self._pools: dict[str, _Pool] = {}
@@ -136,7 +136,7 @@ class Lender:
         self._starts = itertools.count(1)
         self._shares = {kind: Shares() for kind in KINDS}
         self._held: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
-        self._divided_at = now
+        self._divided_at = clock()
         self._shares_cluster = shares_cluster
         self.look(view)
 
@@ -152,7 +152,7 @@ class Lender:
             groups = Groups(
                 self._plan(owner, kind),
                 self.view,
-                self.now,
+                self._clock(),
                 desk=self.desk,
                 emit=lambda effect: self._from_pool(owner, effect),
                 counts=self._counts,
@@ -163,9 +163,20 @@ class Lender:
             self._emit(PoolOpened(owner, kind))
         self.desk.add(client, endpoint=endpoint, shape=shape, kind=slots.kind, size=size, unit=unit, **share)
 
+    def take(self, call: Call) -> None:
+        """A worker calls."""
+        if call.method in CALLS:
+            self.send(call.method, call, *call.args)
+        else:
+            call.fail(f"there is no method {call.method}")
+
+    def send(self, method: str, *args: Any) -> None:
+        """Call a method of the desk."""
+        getattr(self.desk, method)(*args)
+
     # ------------------------------------------------------------------ groups
     @property
-    def group_count(self) -> int:
+    def count(self) -> int:
         """How many groups there are, including those that start."""
         return sum(pool.groups.count for pool in self._pools.values())
 
@@ -177,18 +188,21 @@ class Lender:
     def on(self, owner: str, event: GroupsEvent | ProcessesEnded) -> None:
         """The shell reports this about an owner's groups."""
         if isinstance(event, ProcessesEnded):
+            if event.error.startswith(f"{DeskUnreachable.__name__}: "):  # another process would not reach it either
+                why = Unfit(message=event.error.partition(": ")[2], resumable=True)
+                self.desk.broken(None, owner, event.group, why)
             self.desk.group_ended(owner, event.group, event.start, event.dead, event.error)
         elif (pool := self._owners.get(owner)) is not None:
-            pool.groups.on(event, self.now)
+            pool.groups.on(event, self._clock())
 
     def nodes_drain(self, nodes: Iterable[str]) -> None:
         """These nodes (Ray's ids) will be removed: the trials on them save, and continue elsewhere."""
         for pool in self._owners.values():
-            pool.groups.on(NodesDrain(frozenset(nodes)), self.now)
+            pool.groups.on(NodesDrain(frozenset(nodes)), self._clock())
 
     def look(self, view: ClusterView) -> None:
         """Take a view of the cluster."""
-        self.view, self._looked_at = view, self.now
+        self.view, self._looked_at = view, self._clock()
         found = {kind: most_slots(view, kind, 1) for kind in KINDS}
         self._slots = {kind: MAX_UNKNOWN if each is None else float(sum(each)) for kind, each in found.items()}
 
@@ -202,9 +216,14 @@ class Lender:
 
     def step(self) -> None:
         """Have as many groups of each kind as experiments should have. To be called after events, and now and then."""
-        self._divide()
+        if self._shares_cluster:
+            self._divide()
+        else:
+            for pool in self._pools.values():
+                clients = (client for client in self.desk.clients.values() if client.shape == pool.shape)
+                pool.wanted = sum(most_groups(each.groups, each.size, each.max_slots) for each in clients)
         for pool in list(self._owners.values()):
-            pool.groups.reconcile(pool.wanted, self.now)
+            pool.groups.reconcile(pool.wanted, self._clock())
             if not pool.groups.count and all(client.shape != pool.shape for client in self.desk.clients.values()):
                 self._close(pool)
 
@@ -231,7 +250,7 @@ class Lender:
             if isinstance(effect.message, WorkerUnfit):
                 self._give_up(pool, effect.message.why)
             else:
-                pool.groups.on(effect.message, self.now)
+                pool.groups.on(effect.message, self._clock())
 
     def _from_pool(self, owner: str, effect: GroupsEffect) -> None:
         if isinstance(effect, GiveUp):
@@ -242,17 +261,18 @@ class Lender:
     # ------------------------------------------------------------------ shares
     def _divide(self) -> None:
         """Divide the cluster's slots among the experiments, and count the groups of each kind."""
-        if self._shares_cluster and self.now >= self._looked_at + LOOK_S:
-            self._looked_at = self.now
+        now = self._clock()
+        if now >= self._looked_at + LOOK_S:
+            self._looked_at = now
             self._emit(LookAtCluster(waiting=False))
         demands = self.desk.demands({name: had for shares in self._shares.values() for name, had in shares.had.items()})
         self.demands = {demand.name: demand for demand in demands}
-        given = {name: demand.most for name, demand in self.demands.items()}
-        passed, self._divided_at = self.now - self._divided_at, self.now
-        for kind in KINDS if self._shares_cluster else ():
+        given: dict[str, int] = {}
+        passed, self._divided_at = now - self._divided_at, now
+        for kind in KINDS:
             given |= self._shared(kind, passed)
         for shape, pool in self._pools.items():
-            pool.wanted = sum(given[demand.name] for demand in demands if demand.shape == shape)
+            pool.wanted = sum(given.get(demand.name, 0) for demand in demands if demand.shape == shape)
         if len(self._pools) > 1:
             self._make_room(demands)
 

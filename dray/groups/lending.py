@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,9 @@ from typing import Any, Protocol
 import ray
 
 from dray.cluster import autoscaler
-from dray.desk import desk
-from dray.desk.connection import Call, DeskUnreachable
+from dray.cluster.view import ClusterView
 from dray.desk.effects import After, Say
 from dray.desk.loop import EventLoop
-from dray.desk.messages import Unfit
 from dray.display.counts import Counts
 from dray.groups.effects import GiveUp, GroupsEffect, LookAtCluster, ProcessesEnded, ShowWaiting, StartGroup
 from dray.groups.group import WorkerGroup
@@ -64,100 +62,66 @@ class LendingPlan:
     sizes: tuple[int, ...] = ()
     idle_s: float = IDLE_S
 
+    def lender(self, emit: Callable[[LenderEffect], None], counts: Counts) -> Lender:
+        """The `Lender` of these groups."""
+        is_servers = self.experiment is None
+        return Lender(
+            self.look(), time.monotonic, plan=self._groups, emit=emit, counts=counts, shares_cluster=is_servers
+        )
+
+    def _groups(self, owner: str, kind: GroupKind) -> GroupsPlan:
+        return GroupsPlan(
+            owner=owner,
+            slots=kind.slots,
+            max_slots=self.max_slots,
+            sizes=self.sizes,
+            own_cluster=self.own_cluster and self.experiment is not None,
+            idle_s=self.idle_s,
+            min_groups=0 if self.experiment is None else 1,
+        )
+
+    def look(self) -> ClusterView:
+        """The cluster's nodes, and what it can grow to."""
+        return look_at_cluster(None if self.own_cluster else autoscaler.limits())
+
 
 class Lending:
-    """A `Lender` on Ray. All in the thread of the event loop, but for `end`.
+    """Starts and ends on Ray the groups that a `Lender` decides on.
 
     Args:
-        emit: called with each effect; those that the caller does not know it passes to `perform`.
+        loop: the lender is called in its thread.
         starts, ends: called with the name of each group that starts, with its slots, and that has ended.
     """
-
-    is_own = True
 
     def __init__(
         self,
         loop: EventLoop,
+        lender: Lender,
         plan: LendingPlan,
-        *,
-        emit: Callable[[LenderEffect], None],
-        counts: Counts,
         display: Announcer,
+        *,
         starts: Callable[[str, float], None] = lambda group, slots: None,
         ends: Callable[[str], None] = lambda group: None,
     ) -> None:
-        self._loop, self._plan, self._display, self._starts, self._ends = loop, plan, display, starts, ends
+        self._loop, self._lender, self._plan, self._display = loop, lender, plan, display
+        self._starts, self._ends = starts, ends
         self._shells: dict[str, GroupsShell] = {}
         self._kinds: dict[str, GroupKind] = {}
         self._closing: list[threading.Thread] = []
         self._end_s = 0.0
-        self.lender = Lender(
-            look_at_cluster(None if plan.own_cluster else autoscaler.limits()),
-            time.monotonic(),
-            plan=self._groups_plan,
-            emit=emit,
-            counts=counts,
-            shares_cluster=plan.experiment is None,
-        )
         self._looks = ThreadPoolExecutor(1, thread_name_prefix="dray-look")
-
-    def _groups_plan(self, owner: str, kind: GroupKind) -> GroupsPlan:
-        plan = self._plan
-        return GroupsPlan(
-            owner=owner,
-            slots=kind.slots,
-            max_slots=plan.max_slots,
-            sizes=plan.sizes,
-            own_cluster=plan.own_cluster and plan.experiment is not None,
-            idle_s=plan.idle_s,
-            min_groups=0 if plan.experiment is None else 1,
-        )
-
-    @property
-    def count(self) -> int:
-        """How many groups there are, including those that start."""
-        return self.lender.group_count
-
-    @property
-    def ready_count(self) -> int:
-        """How many groups have started."""
-        return self.lender.ready_count
-
-    def take(self, call: Call) -> None:
-        """A worker calls."""
-        if call.method in desk.CALLS:
-            self.on(getattr(self.lender.desk, call.method), call, *call.args)
-        else:
-            call.fail(f"there is no method {call.method}")
-
-    def send(self, method: str, *args: Any) -> None:
-        """Call a method of the desk."""
-        self.on(getattr(self.lender.desk, method), *args)
-
-    def on(self, method: Callable[..., None], *args: Any) -> None:
-        """Call a method of the lender, or of its desk."""
-        self.lender.now = time.monotonic()
-        method(*args)
-
-    def step(self) -> None:
-        """Have as many groups as there should be."""
-        self.on(self.lender.step)
-
-    def nodes_drain(self, nodes: Iterable[str]) -> None:
-        """These nodes will be removed: the trials on them save, and continue elsewhere."""
-        self.on(self.lender.nodes_drain, nodes)
 
     def perform(self, effect: Any) -> None:
         """Carry out an effect."""
         match effect:
             case After(seconds, method, args):
-                self._loop.later(seconds, self.on, getattr(self.lender.desk, method), *args)
+                self._loop.later(seconds, self._lender.send, method, *args)
             case PoolOpened(owner, kind):
                 self._kinds[owner] = kind
                 self._shells[owner] = GroupsShell(
                     lambda start, report: self._new_group(owner, start, report),
                     lambda event: self._loop.post(self._heard, owner, event),
-                    limits=self.lender.view.limits,
+                    limits=self._lender.view.limits,
                 )
             case OnPool(owner, each):
                 self._perform_on(owner, each)
@@ -170,8 +134,7 @@ class Lending:
 
     def _look(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError):  # the head does not answer
-            view = look_at_cluster(None if self._plan.own_cluster else autoscaler.limits())
-            self._loop.post(self.on, self.lender.look, view)
+            self._loop.post(self._lender.look, self._plan.look())
 
     def _perform_on(self, owner: str, effect: GroupsEffect) -> None:
         match effect:
@@ -205,16 +168,13 @@ class Lending:
     def _heard(self, owner: str, event: Any) -> None:
         if isinstance(event, ProcessesEnded):
             self._ends(event.group)
-            if event.error.startswith(f"{DeskUnreachable.__name__}: "):  # another process would not reach it either
-                why = Unfit(message=event.error.partition(": ")[2], resumable=True)
-                self.on(self.lender.desk.broken, None, owner, event.group, why)
-        self.on(self.lender.on, owner, event)
+        self._lender.on(owner, event)
 
     def end(self, *, at_once: bool) -> None:
         """End all groups. Blocks until they have ended; from another thread. `at_once`: without waiting for them to
         shut down: their cluster ends with them."""
         self._end_s = 0.0 if at_once else END_S
-        self._loop.post(self.on, self.lender.end)
+        self._loop.post(self._lender.end)
         deadline = time.monotonic() + PATIENCE_S
         while self._shells and time.monotonic() < deadline:
             time.sleep(POLL_S)

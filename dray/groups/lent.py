@@ -28,7 +28,7 @@ class GroupServer:
 
 
 class LentGroups:
-    """In place of `dray.groups.lending.Lending`: the server starts and ends the groups.
+    """In place of a `dray.groups.lender.Lender`: the server starts and ends the groups.
 
     Args:
         client: the name of this run.
@@ -36,8 +36,6 @@ class LentGroups:
         share: see `dray.groups.lender.Lender.add`.
         hear: called with each message of the server's desk, in any thread.
     """
-
-    is_own = False
 
     def __init__(
         self,
@@ -85,14 +83,10 @@ class LentGroups:
         if self._desk.is_lost:
             raise ConnectionLost("lost the connection to the server")
 
-    def perform(self, effect: Any) -> None:
-        """There is nothing that it has decided."""
-        raise AssertionError(effect)
-
     def nodes_drain(self, nodes: Iterable[str]) -> None:
         """The server watches the nodes."""
 
-    def end(self, *, at_once: bool) -> None:
+    def end(self) -> None:
         """Have the server forget this client once its trials have left."""
         self._desk.tell("remove", self._client)
         self._desk.close()

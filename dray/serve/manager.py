@@ -1,7 +1,6 @@
 """Runs the experiments that were submitted to a server: their queue, their processes, and the groups they borrow.
 
-All is decided in one thread, by `dray.serve.scheduler.Scheduler` and `dray.groups.lender.Lender`; this shell carries
-out what follows.
+All is decided in one thread, by `dray.serve.core.ServerCore`; this shell carries out what follows.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ from dray.cluster.checks.node import MIN_FREE_BYTES
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.desk.connection import Call, Session
-from dray.desk.desk import CLIENT_CALLS
-from dray.desk.effects import Reply, Say, Tell
+from dray.desk.effects import Say
 from dray.desk.loop import EventLoop
-from dray.desk.messages import ClientLeft
 from dray.display.counts import Counts
 from dray.groups.lender import PoolClosed
 from dray.groups.lending import Lending, LendingPlan
@@ -41,9 +38,10 @@ from dray.records.overview import COMPLETED
 from dray.serve import processes as commands
 from dray.serve import scheduler as effects
 from dray.serve.control import Share, Status, Submitted, Verb
+from dray.serve.core import ServerCore
 from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import Queue
-from dray.serve.scheduler import ProcessEnd, Scheduler
+from dray.serve.scheduler import ProcessEnd
 from dray.storage import StorageFull
 from dray.text import one_line
 from searchers.errors import JournalError
@@ -77,24 +75,20 @@ class Manager:
         self._since = time.time()
         self._fault = ""
         self._looked_at = time.monotonic()
-        self._effects: list[Any] = []
         self._processes: dict[str, ExperimentProcess] = {}
-        self._sessions: dict[str, Session] = {}
-        """The connections of experiments' runs."""
         self._loop = EventLoop("dray-server")
         self._loop.listen(ray.util.get_node_ip_address())
         plan = LendingPlan(own_cluster=cluster.own, directory=self._directory / "ray", idle_s=idle_s)
-        self._lending = Lending(self._loop, plan, emit=self._effects.append, counts=Counts(), display=_Lines(say))
-        self._lender = self._lending.lender
-        queue = Queue(Journal.read(self._journal.path), self._journal.append)
-        self._scheduler = Scheduler(queue, self._effects.append, is_preempted=self._lender.is_preempted)
-        self._queue = queue
+        self._queue = Queue(Journal.read(self._journal.path), self._journal.append)
+        self._core = ServerCore(self._queue, lambda emit: plan.lender(emit, Counts()), self._perform)
+        self._lending = Lending(self._loop, self._core.lender, plan, _Lines(say))
+        self._scheduler = self._core.scheduler
         self._loop.attach(self)
         address = ray.get_runtime_context().gcs_address
         server = GroupServer(address=address, endpoint=self._loop.endpoint, local=cluster.local)
         self._watch = Watch(
             address,
-            draining=None if cluster.own else functools.partial(self._loop.post, self._lending.nodes_drain),
+            draining=None if cluster.own else functools.partial(self._loop.post, self._core.lender.nodes_drain),
             silent=lambda: say("the head of the Ray cluster does not answer; if it is gone, start the server again"),
         )
         self._spares = Spares(lambda: ExperimentProcess(server, str(self._results), self._ended))
@@ -121,21 +115,11 @@ class Manager:
     # ------------------------------------------------------------------ in the event loop
     def take(self, call: Call) -> None:
         """An experiment's process, or a worker, calls."""
-        if call.method == "add":
-            client, *_ = call.args
-            self._sessions[client] = call.session
-            self._lending.on(self._lender.add, *call.args)
-            call.answer()
-        elif call.method in CLIENT_CALLS:
-            if call.args[0] in self._lender.desk.clients:
-                self._lending.send(call.method, *call.args)
-        else:
-            self._lending.take(call)
+        self._core.take(call)
 
     def lost(self, session: Session) -> None:
-        """A process has ended. If it was an experiment's, the desk forgets its run once its trials have left."""
-        for run in [run for run, each in self._sessions.items() if each is session]:
-            self._lending.send("remove", run)
+        """A process has ended."""
+        self._core.lost(session)
 
     def failed(self, error: BaseException) -> None:
         """Something could not be done, such as writing to a full disk: what was accepted is on it."""
@@ -150,32 +134,15 @@ class Manager:
 
     def settle(self) -> None:
         """Carry out what was decided."""
-        self._lending.step()
-        self._scheduler.step(self._lender.demands, self._lender.slots())
-        while self._effects:  # if one can't be carried out, the others are the next time
-            self._perform(self._effects.pop(0))
+        self._core.settle()
 
     def _perform(self, effect: Any) -> None:
         match effect:
-            case Reply(Call() as call, value):
-                call.answer(value)
-            case Reply():
-                pass
-            case Tell(client, message):
-                if (session := self._sessions.get(client)) is not None:
-                    session.push(message)
-            case ClientLeft(client=client):
-                self._sessions.pop(client, None)
-                self._scheduler.left(client)
             case effects.StartProcess(name, path, extension):
                 self._start(name, commands.Open(path=path, **extension))
             case effects.SignalProcess(name, number):
                 if (process := self._processes.get(name)) is not None:  # it may just have ended
                     process.signal(number)
-            case effects.SetShare(run, priority, weight, most):
-                self._lending.send("set_share", run, priority, weight, most)
-            case effects.RemoveRun(run):
-                self._lending.send("remove", run)
             case Say(line):
                 self._say(line)
             case _:
@@ -279,14 +246,15 @@ class Manager:
         return self._ask(self._status)
 
     def _status(self) -> Status:
+        lender = self._core.lender
         return Status(
             version=__version__,
             cluster=self._cluster.description,
             results=str(self._results),
             since=self._since,
-            slots=self._lender.slots(),
-            busy=sum(demand.has * demand.size for demand in self._lender.demands.values()),
-            groups=self._lender.group_count,
+            slots=lender.slots(),
+            busy=sum(demand.has * demand.size for demand in lender.demands.values()),
+            groups=lender.count,
             experiments=self._scheduler.counts(),
         )
 

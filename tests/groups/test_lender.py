@@ -29,14 +29,14 @@ class Scene:
     """A server's lender on a cluster with so many CPUs. Groups that get one are up at once, and ask for a trial."""
 
     def __init__(self, slots: int) -> None:
-        self.slots = slots
+        self.slots, self.now = slots, 0.0
         self.effects: list[LenderEffect] = []
         self.waiting: list[tuple[str, StartGroup]] = []
         self.up: dict[str, tuple[str, int]] = {}
         """Owner and start of the groups that are up."""
         self.lender = Lender(
             cluster({"CPU": float(slots)}),
-            0.0,
+            lambda: self.now,
             plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, own_cluster=False, min_groups=0),
             emit=self.effects.append,
             counts=Counts(),
@@ -52,7 +52,7 @@ class Scene:
         """Time passes; groups start and end, and begin the trials that they get."""
         for _ in range(10):
             self.lender.step()
-            self.lender.now += passes_s / 10
+            self.now += passes_s / 10
             for each in self.take(OnPool):
                 if isinstance(each.effect, StartGroup):
                     self.waiting.append((each.owner, each.effect))
@@ -102,7 +102,7 @@ def test_experiments_of_one_kind_share_groups_and_get_as_many_as_the_cluster_has
     scene.step()
     assert len(scene.take(PoolOpened)) == 1
     assert scene.has() == {"a": 2, "b": 2}
-    assert (scene.lender.group_count, scene.lender.ready_count) == (4, 4)
+    assert (scene.lender.count, scene.lender.ready_count) == (4, 4)
 
 
 def test_another_kind_gets_its_share_as_trials_of_the_first_end() -> None:
@@ -135,10 +135,10 @@ def test_groups_that_nobody_needs_end_after_a_while_and_their_pool_closes() -> N
     scene.finish("a")
     scene.lender.desk.remove("a")
     scene.step()
-    assert scene.lender.group_count == 2, "for the next experiment"
+    assert scene.lender.count == 2, "for the next experiment"
     scene.step(2 * IDLE_S)
     scene.step()
-    assert (scene.lender.group_count, len(scene.take(PoolClosed))) == (0, 1)
+    assert (scene.lender.count, len(scene.take(PoolClosed))) == (0, 1)
 
 
 def test_experiments_hear_that_groups_of_their_kind_can_run_no_trial_and_the_others_go_on() -> None:

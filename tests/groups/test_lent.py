@@ -52,6 +52,6 @@ def test_one_that_its_server_has_forgotten_does_not_wait_forever(loop: EventLoop
 
 def test_one_that_has_ended_has_lost_nothing(loop: EventLoop) -> None:
     groups = lent(loop)
-    groups.end(at_once=False)
+    groups.end()
     wait_for(lambda: groups._desk._stream.is_ending, "the end")  # noqa: SLF001
     groups.step()

@@ -1,24 +1,89 @@
-"""Replays a seed: python -m tests.simulation SEED. If it fails, the schedule is shrunk first."""
+"""Replays a seed, or runs a range of them.
+
+    python -m tests.simulation SEED [--no-faults] [--whole]
+    python -m tests.simulation FIRST END [--processes 2]
+
+A seed that fails is shrunk first. A range prints a line for each seed that fails, and at the end what has happened;
+ranges can run one after another, and their numbers be added.
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import gc
+import multiprocessing
+import os
+import time
+from collections import Counter
 
 from tests.simulation.schedule import schedule_of
-from tests.simulation.simulation import Simulation, failure_of, shrunk
+from tests.simulation.simulation import Simulation, failure_of, outcome_of, shrunk
 
-parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-parser.add_argument("seed", type=int)
-parser.add_argument("--no-faults", action="store_true", help="nothing goes wrong")
-parser.add_argument("--whole", action="store_true", help="do not shrink the schedule")
-arguments = parser.parse_args()
+PART = 100
+"""How many seeds a process gets at a time."""
 
-schedule = schedule_of(arguments.seed, faults=not arguments.no_faults)
-if failure_of(schedule) and not arguments.whole:
-    schedule = shrunk(schedule)
-print(*schedule.lines(), sep="\n")
-lines: list[str] = []
-try:
-    Simulation(schedule, lines).run()  # here a debugger can be put on it
-finally:
-    print(*lines, sep="\n")
+
+def replay(seed: int, *, faults: bool, whole: bool) -> None:
+    """Print everything that happens."""
+    schedule = schedule_of(seed, faults=faults)
+    if failure_of(schedule) and not whole:
+        schedule = shrunk(schedule)
+    print(*schedule.lines(), sep="\n")
+    lines: list[str] = []
+    try:
+        Simulation(schedule, lines).run()  # here a debugger can be put on it
+    finally:
+        print(*lines, sep="\n")
+
+
+def simulate(seeds: range) -> Counter[str]:
+    """Run these seeds; returns what has happened, and how often."""
+    counts, began = Counter[str](), time.process_time()
+    gc.disable()  # what a simulation leaves is collected once, afterwards
+    for seed in seeds:
+        schedule = schedule_of(seed)
+        why, steps = outcome_of(schedule)
+        if why:
+            print(f"seed {seed}: {why}", flush=True)
+        counts.update(f"fault: {fault.kind}" for fault in schedule.faults)
+        counts += Counter(
+            {"schedules": 1, "of a server": schedule.server, "experiments": len(schedule.setups), "failures": bool(why)}
+        )
+        counts["steps"] += steps
+    gc.collect()
+    counts["CPU ms"] = round(1000 * (time.process_time() - began))
+    return counts
+
+
+def simulate_all(seeds: range, processes: int) -> None:
+    """Run these seeds in several processes, and print what has happened."""
+    parts = [range(first, min(first + PART, seeds.stop)) for first in range(seeds.start, seeds.stop, PART)]
+    began = time.monotonic()
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        counts = functools.reduce(lambda one, other: one + other, pool.imap_unordered(simulate, parts))
+    counts["seconds"] = round(time.monotonic() - began)
+    print(f"\nSeeds {seeds.start} to {seeds.stop - 1}, {processes} processes\n\n| | |\n|---|---:|")
+    print(f"| schedules a minute | {60 * counts['schedules'] / max(counts['seconds'], 1):,.0f} |")
+    print(f"| CPU time of one, ms | {counts['CPU ms'] / counts['schedules']:.1f} |")
+    for what, times in sorted(counts.items(), key=lambda each: (each[0].startswith("fault"), each[0])):
+        print(f"| {what} | {times:,} |")
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("end", type=int, nargs="?", help="run all seeds from the first to before this one")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--no-faults", action="store_true", help="nothing goes wrong")
+    parser.add_argument("--whole", action="store_true", help="do not shrink the schedule")
+    arguments = parser.parse_args()
+    if arguments.end is None:
+        replay(arguments.seed, faults=not arguments.no_faults, whole=arguments.whole)
+    else:
+        simulate_all(range(arguments.seed, arguments.end), arguments.processes)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,20 +11,16 @@ from typing import Any
 from tests.simulation.experiment import Setup, TrialError
 
 KINDS = ("cut", "rank", "group", "node", "drain", "driver", "torn", "handle", "full", "away", "stop", "stop")
-"""What may go wrong: see `tests.simulation.faults`."""
+"""What may go wrong: see `Simulation._happen`."""
 SERVER_KINDS = (*KINDS, "server", "pause", "kill", "share", "close")
 """On a server, also what its users do."""
+METHODS = ("random", "grid", "asha", "asha", "adaptive_asha", "single")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong.
-
-    Attributes:
-        step: before which step of the simulation.
-        kind: one of `SERVER_KINDS`.
-        which: from 0 to 1: which of those that it may happen to, or for how long.
-    """
+    """Something that goes wrong before this step of the simulation. `which`, from 0 to 1: of those that it may happen
+    to, or for how long."""
 
     step: int
     kind: str
@@ -63,13 +59,11 @@ class Schedule:
         """Those with one thing less, the largest steps first."""
         for number in range(len(self.faults)):
             yield replace(self, faults=self.faults[:number] + self.faults[number + 1 :])
-        for number in range(len(self.setups) if len(self.setups) > 1 else 0):
-            yield replace(self, setups=self.setups[:number] + self.setups[number + 1 :])
         for number, setup in enumerate(self.setups):
+            if len(self.setups) > 1:
+                yield replace(self, setups=self.setups[:number] + self.setups[number + 1 :])
             for each in setup.smaller():
                 yield replace(self, setups=(*self.setups[:number], each, *self.setups[number + 1 :]))
-        if self.slow_s > 0.01:
-            yield replace(self, slow_s=0.01)
 
 
 def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
@@ -84,17 +78,14 @@ def schedule_of(seed: int, *, faults: bool = True) -> Schedule:
     count = min(8, int(random.expovariate(0.6))) if faults else 0
     steps = 50 + 35 * sum(dict(setup.searcher).get("max_trials", 6) for setup in setups)
     kinds = SERVER_KINDS if server else KINDS
-    drawn = sorted(
-        (Fault(random.randrange(steps), random.choice(kinds), random.random()) for _ in range(count)),
-        key=lambda fault: fault.step,
-    )
+    drawn = [Fault(random.randrange(steps), random.choice(kinds), random.random()) for _ in range(count)]
     return Schedule(
         seed=seed,
         nodes=nodes,
         own_cluster=random.random() < 0.4,
         server=server,
         setups=setups,
-        faults=tuple(drawn),
+        faults=tuple(sorted(drawn, key=lambda fault: fault.step)),
         slow_s=random.choice((0.01, 0.3, 3.0)),
         wire=random.random() < 0.05,
     )
@@ -106,38 +97,37 @@ def _setup(random: Random, *, max_ranks: int, most_trials: int, faults: bool) ->
     concurrent = random.choice((1, 2, 4, 8))
     length = random.choice((4, 8, 9))
     searcher: dict[str, Any] = {"name": random.choice(METHODS), "max_length": length}
-    if searcher["name"] != "single":
+    name = searcher["name"]
+    if name != "single":
         searcher["max_concurrent_trials"] = concurrent
-    if searcher["name"] not in ("single", "grid"):
+    if name not in ("single", "grid"):
         searcher["max_trials"] = trials
-    if searcher["name"] in ("asha", "adaptive_asha"):
+    if name in ("asha", "adaptive_asha"):
         searcher["divisor"] = random.choice((2, 3, 4))
         searcher["variant"] = random.choice(("stopping", "promotion"))
-    if searcher["name"] == "asha":
+    if name == "asha":
         most = 1 + int(math.log(length, searcher["divisor"]) + 1e-9)
         searcher["num_rungs"] = min(most, random.choice((2, 3)))
-    if searcher["name"] == "adaptive_asha":
+    if name == "adaptive_asha":
         searcher["mode"] = random.choice(("aggressive", "standard", "conservative"))
-    errors = []
-    if faults and random.random() < 0.4:
-        for _ in range(random.randrange(1, 4)):
-            errors.append(
-                TrialError(
-                    trial=random.randrange(trials),
-                    batch=random.randrange(1, length + 1),
-                    rank=random.randrange(2),
-                    kind=random.choice(("error", "oom", "device", "hung")),
-                    times=random.choice((1, 1, 2, 5)),
-                )
-            )
+    errors = [
+        TrialError(
+            trial=random.randrange(trials),
+            batch=random.randrange(1, length + 1),
+            rank=random.randrange(2),
+            kind=random.choice(("error", "oom", "device", "hung")),
+            times=random.choice((1, 1, 2, 5)),
+        )
+        for _ in range(random.randrange(1, 4) if faults and random.random() < 0.4 else 0)
+    ]
     extensions = []
-    if random.random() < 0.2 and searcher["name"] in ("asha", "random"):
+    if random.random() < 0.2 and name in ("asha", "random"):
         extensions.append((("max_trials", trials + random.randrange(1, 5)),))
-    if random.random() < 0.15 and searcher["name"] in ("asha", "random"):
+    if random.random() < 0.15 and name in ("asha", "random"):
         extensions.append((("max_length", length * 2),))
     return Setup(
         searcher=tuple(searcher.items()),
-        points=trials if searcher["name"] == "grid" else 0,
+        points=trials if name == "grid" else 0,
         ranks=ranks,
         priority=random.choice((10, 42, 42, 50)),
         weight=random.choice((0.5, 1.0, 1.0, 3.0)),
@@ -156,6 +146,3 @@ def _setup(random: Random, *, max_ranks: int, most_trials: int, faults: bool) ->
         extensions=tuple(extensions),
         batch_s=random.choice((0.05, 0.3, 2.0)),
     )
-
-
-METHODS = ("random", "grid", "asha", "asha", "adaptive_asha", "single")

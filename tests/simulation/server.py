@@ -1,69 +1,57 @@
-"""A server: the real `Scheduler`, `Queue` and `Lender`, in a shell that does what `dray.serve.manager.Manager` does, in
-the same order; and its users."""
+"""A server: the real `ServerCore`, in a shell that does what `dray.serve.manager.Manager` does, in the same order; and
+its users."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dray.desk.desk import CLIENT_CALLS
-from dray.desk.effects import Reply, Say, Tell
-from dray.desk.messages import ClientLeft, LeaseGranted, Message
+from dray.desk.effects import Tell
+from dray.desk.messages import LeaseGranted
 from dray.display.counts import Counts
-from dray.groups.lender import GroupKind
+from dray.groups.lender import GroupKind, Lender
+from dray.groups.lent import LentGroups
 from dray.groups.pool import GroupsPlan
 from dray.serve import scheduler as effects
 from dray.serve.control import NotSubmitted, Share, WrongState
+from dray.serve.core import ServerCore
 from dray.serve.queue import Queue
-from dray.serve.scheduler import ProcessEnd, Scheduler
+from dray.serve.scheduler import ProcessEnd
 from searchers.journal import Journal
 from tests.simulation.cluster import Cluster, Lending
-from tests.simulation.driver import DriverProcess, Loop, check_leases
+from tests.simulation.driver import Core, DriverProcess, Loop, check_leases
 from tests.simulation.experiment import Experiment
-from tests.simulation.world import Call, Connection, Disk, DiskJournal, End, Failed, Future, Unreachable, World
+from tests.simulation.world import Call, Connection, Disk, DiskJournal, End, Failed, Future, World
 
 LOOK_S = 15.0
 """How often users look at what they have submitted."""
+KINDS: dict[str, Any] = {"done": "COMPLETED", "stopped": "stopped"}
+"""Of the ends of processes; others have died."""
 
 
-class LentGroups:
-    """As `dray.groups.lent.LentGroups`."""
+class Lent(LentGroups):
+    """The real one, on a simulated connection."""
 
-    is_own = False
-
-    def __init__(
-        self, process: DriverProcess, server: ServerProcess, kind: GroupKind, share: Mapping[str, Any]
-    ) -> None:
-        self._process, self._heard_at = process, 0.0
-        self._desk = Connection(process, server, self._heard)
-        self._desk.call("add", process.name, kind, (process.name,), dict(share))
+    def __init__(self, process: LentDriver, core: Core, kind: GroupKind, share: Mapping[str, Any]) -> None:
+        self._client, self._leases = process.name, set()
+        self._hear = lambda message: process.post(core.hear, message)
+        desk = Connection(process, process.server, self._heard)
+        desk.call("add", process.name, kind, (process.name,), dict(share))
+        self._desk = desk  # type: ignore[assignment]
         self.ended = Future()
 
-    def _heard(self, message: Message) -> None:
-        world = self._process.world  # what is posted comes in order
-        self._heard_at = max(self._heard_at, world.now + world.delay())
-        world.when(self._heard_at, self._process.call, self._process.hear, message)
-
-    def send(self, method: str, *args: Any) -> None:
-        self._desk.tell(method, *args)
-
-    def step(self) -> None:
-        if self._desk.is_gone:
-            raise Unreachable
-
-    def nodes_drain(self, nodes: Iterable[str]) -> None:
-        """The server watches them."""
-
     def end(self) -> None:
-        self._desk.tell("remove", self._process.name)
-        self.end_at_once()
+        super().end()
+        self.ended.resolve()
 
     def end_at_once(self) -> None:
-        self._desk.close()
         self.ended.resolve()
+
+    def perform(self, effect: Any) -> None:
+        """There is nothing that it has decided; messages are not shown."""
 
     def lost(self) -> None:
         """The server ends the groups."""
@@ -72,14 +60,12 @@ class LentGroups:
 class LentDriver(DriverProcess):
     """The process of an experiment of a server."""
 
-    def __init__(self, server: ServerProcess, experiment: Experiment) -> None:
-        super().__init__(server.world, experiment, server.cluster, server.child_ended)
-        self._server = server
+    server: ServerProcess
 
-    def _lend(self) -> None:
+    def _lend(self, core: Core, kind: GroupKind) -> None:
         setup = self.experiment.setup
         share = {"priority": setup.priority, "weight": setup.weight, "max_slots": setup.max_slots}
-        self.lending = LentGroups(self, self._server, self.kind, share)
+        core.lender = self.lending = Lent(self, core, kind, share)
 
 
 class Results:
@@ -97,35 +83,55 @@ class Results:
         self.servers = 0
 
 
+class ServingCore(ServerCore):
+    """One that may be killed between any two effects."""
+
+    process: ServerProcess
+
+    def carry_out(self, effect: Any) -> None:
+        self.process.burn(effect)
+        match effect:
+            case Tell(client, LeaseGranted()) if client in self.lender.desk.clients:
+                check_leases(self.lender.desk.clients[client])
+        super().carry_out(effect)
+
+
 class ServerProcess(Loop):
     """A server from its start to its end, after which `ended` is called."""
 
-    def __init__(self, world: World, cluster: Cluster, results: Results, ended: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, results: Results, ended: Callable[[], None]) -> None:
         results.servers += 1
-        super().__init__(world, f"server-{results.servers}")
-        self.cluster, self._results, self._ended = cluster, results, ended
+        super().__init__(cluster.world, f"server-{results.servers}")
+        self._cluster, self._results, self._ended = cluster, results, ended
         self.processes: dict[str, LentDriver] = {}
-        self._sessions: dict[str, End] = {}
         self._is_ending = False
         journal = DiskJournal(results.disk, lambda record: None)
-        self.queue = Queue(
-            Journal.parse(results.disk.data, where=self.name), journal.append, clock=lambda: self.world.now
-        )
-        self._check_queue()
-        self.lending = Lending(
-            self, cluster, self._plan, self._effects.append, Counts(), shares_cluster=True, end_s=0.0
-        )
-        self._lender = self.lending.lender
-        self.scheduler = Scheduler(self.queue, self._effects.append, is_preempted=self._lender.is_preempted)
+        records = Journal.parse(results.disk.data, where=self.name)
+        queue = Queue(records, journal.append, clock=lambda: self.world.now)
+        self._check(queue)
+        self._core = ServingCore(queue, self._lend, self._perform)
+        self._core.process = self
+        self.scheduler, lender = self._core.scheduler, self._core.lender
+        self.lending = Lending(self, cluster, lender, end_s=0.0)
         self.lending.ended.then(lambda _: self.end())
 
-    @staticmethod
-    def _plan(owner: str, kind: GroupKind) -> GroupsPlan:
-        return GroupsPlan(owner=owner, slots=kind.slots, own_cluster=False, min_groups=0)
+    @property
+    def lender(self) -> Lender:
+        return self._core.lender
 
-    def _check_queue(self) -> None:
+    def _lend(self, emit: Callable[[Any], None]) -> Lender:
+        return Lender(
+            self._cluster.view(),
+            lambda: self.world.now,
+            plan=lambda owner, kind: GroupsPlan(owner=owner, slots=kind.slots, own_cluster=False, min_groups=0),
+            emit=emit,
+            counts=Counts(),
+            shares_cluster=True,
+        )
+
+    def _check(self, queue: Queue) -> None:
         """Nothing that was acknowledged is lost."""
-        items = {item.name: item for item in self.queue.items()}
+        items = {item.name: item for item in queue.items()}
         for name, wanted in self._results.wanted.items():
             if name not in items:
                 raise Failed(f"{self.name}: {name} was accepted, and is not in the queue")
@@ -152,75 +158,35 @@ class ServerProcess(Loop):
             self.lending.end()
 
     def take(self, call: Call) -> None:
-        self.call(self._take, call)
+        self.call(self._core.take, call)
 
-    def _take(self, call: Call) -> None:
-        if call.method == "add":
-            self._sessions[call.args[0]] = call.session
-            self.lending.on(self._lender.add, *call.args)
-            call.answer()
-        elif call.method in CLIENT_CALLS:
-            if call.args[0] in self._lender.desk.clients:
-                self.lending.send(call.method, *call.args)
-        else:
-            self.lending.take(call)
-
-    def lost(self, session: object) -> None:
-        self.call(self._lost, session)
-
-    def _lost(self, session: object) -> None:
-        for run in [run for run, each in self._sessions.items() if each is session]:
-            self.lending.send("remove", run)
+    def lost(self, session: End) -> None:
+        self.call(self._core.lost, session)
 
     def failed(self, error: Exception) -> None:
         """It is tried again."""
 
     def settle(self) -> None:
-        self.lending.step()
-        self.scheduler.step(self._lender.demands, self._lender.slots())
-        while self._effects:
-            self.burn()
-            effect = self._effects.pop(0)
-            if self.world.lines is not None:
-                self.world.note(f"   {self.name}: {effect}")
-            self._perform(effect)
+        self._core.settle()
 
     def _perform(self, effect: Any) -> None:
         match effect:
-            case Reply(Call() as call, value):
-                call.answer(value)
-            case Reply():
-                pass
-            case Tell(client, message):
-                if isinstance(message, LeaseGranted) and client in self._lender.desk.clients:
-                    check_leases(self._lender.desk.clients[client])
-                if (session := self._sessions.get(client)) is not None:
-                    session.send((0, message))
-            case ClientLeft(client=client):
-                self._sessions.pop(client, None)
-                self.scheduler.left(client)
             case effects.StartProcess(name, _, extension):
                 self._start(name, extension)
             case effects.SignalProcess(name, number):
                 if (process := self.processes.get(name)) is not None:
                     self.world.at(self.world.delay(), process.end if number == signal.SIGKILL else process.interrupt)
-            case effects.SetShare(run, priority, weight, most):
-                self.lending.send("set_share", run, priority, weight, most)
-            case effects.RemoveRun(run):
-                self.lending.send("remove", run)
-            case Say():
-                pass
             case _:
                 self.lending.perform(effect)
 
     def _start(self, name: str, extension: Mapping[str, int]) -> None:
         experiment = self._results.experiments[name]
         experiment.extension = dict(extension)
-        process = self.processes[name] = LentDriver(self, experiment)
+        process = self.processes[name] = LentDriver(experiment, self._cluster, self._child_ended)
+        process.server = self
         self.world.at(self.world.random.choice((0.01, 2.0)), process.start)
 
-    def child_ended(self, process: DriverProcess, how: str) -> None:
-        """An experiment's process has ended."""
+    def _child_ended(self, process: DriverProcess, how: str) -> None:
         if self.world.lines is not None:
             self.world.note(f"{process.name} has ended: {how}")
         self.post(self._note_end, process, how)
@@ -271,13 +237,8 @@ class ServerProcess(Loop):
             elif (state := scheduler.experiment(name).state) in ("PAUSED", "STOPPED", "ERROR"):
                 self.ask(self.want, name, "run", scheduler.act, "activate")
             elif state == "COMPLETED" and experiment.extensions:
-                extension = dict(experiment.extensions.pop(0))
-                self.ask(self.want, name, "run", scheduler.extend, extension)
+                self.ask(self.want, name, "run", scheduler.extend, dict(experiment.extensions.pop(0)))
             elif state == "COMPLETED":
                 continue
             done = False
         return done
-
-
-KINDS: dict[str, Any] = {"done": "COMPLETED", "stopped": "stopped"}
-"""Of the ends of processes; others have died."""

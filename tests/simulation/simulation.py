@@ -1,44 +1,40 @@
-"""Runs a schedule, and checks what must hold at the end."""
+"""Runs a schedule, lets its faults happen, and checks what must hold at the end."""
 
 from __future__ import annotations
 
+import signal
 import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from tests.simulation import faults
-from tests.simulation.cluster import Cluster
+from dray.serve.control import Share
+from tests.simulation.cluster import Cluster, Rank
 from tests.simulation.driver import DriverProcess
 from tests.simulation.experiment import Experiment
-from tests.simulation.schedule import Schedule
+from tests.simulation.schedule import Fault, Schedule
 from tests.simulation.server import LOOK_S, Results, ServerProcess
 from tests.simulation.world import Failed, World
 
+T = TypeVar("T")
+
 
 class Simulation:
-    """A world in which a schedule happens.
-
-    Args:
-        lines: gets a line for each step.
-    """
+    """A world in which a schedule happens. `lines` gets a line for each step."""
 
     def __init__(self, schedule: Schedule, lines: list[str] | None = None) -> None:
         self.schedule = schedule
         self.world = World(schedule.seed, lines, wire=schedule.wire, slow_s=schedule.slow_s)
-        self.cluster = Cluster(self.world, schedule.nodes)
+        self._cluster = Cluster(self.world, schedule.nodes)
         self.experiments = [
             Experiment(self.world, f"experiment-{number}", setup) for number, setup in enumerate(schedule.setups)
         ]
-        self.finished: set[str] = set()
-        self._runs: list[DriverProcess] = []
-        self.server: ServerProcess | None = None
-        self.results = Results(self.world, self.experiments)
+        self._run: DriverProcess | None = None
+        self._server: ServerProcess | None = None
+        self._results = Results(self.world, self.experiments)
         self._is_done = False
-        self.world.faults = [
-            (fault.step, partial(faults.happen, self, fault))
-            for fault in sorted(schedule.faults, key=lambda each: -each.step)
-        ]
+        self.world.faults = [(fault.step, partial(self._happen, fault)) for fault in reversed(schedule.faults)]
 
     def run(self) -> None:
         """Let everything happen.
@@ -50,45 +46,29 @@ class Simulation:
             self._serve()
             self._look()
         else:
-            for experiment in self.experiments:
-                self.start(experiment)
+            self._start(*self.experiments)
         self.world.run(self._waits)
-        self.world.drain()
         for experiment in self.experiments:
-            self._check(experiment)
-        for node in self.cluster.nodes:
+            experiment.facts.check_end()
+        for node in self._cluster.nodes:
             if node.free != node.slots:
                 raise Failed(f"{node.name} has {node.slots - node.free} slots that nobody has freed")
 
-    def start(self, experiment: Experiment) -> None:
-        """The user runs an experiment, or resumes it."""
-        process = DriverProcess(self.world, experiment, self.cluster, self._ended)
-        process.own_cluster = self.schedule.own_cluster
-        self._runs = [process]
-        process.start()
+    def _waits(self) -> str:
+        return "; ".join(f"{each.name}: {dict(each.driver.search.states)}" for each in self._drivers)
 
     @property
-    def drivers(self) -> list[DriverProcess]:
+    def _drivers(self) -> list[DriverProcess]:
         """The processes of experiments that run."""
-        found = self._runs if self.server is None else self.server.processes.values()
-        return [each for each in found if each.alive and each.driver is not None]
+        found = [self._run] if self._server is None else self._server.processes.values()
+        return [each for each in found if each is not None and each.alive and each.core is not None]
 
-    def _serve(self) -> None:
-        self.server = ServerProcess(self.world, self.cluster, self.results, self._server_ended)
-
-    def _server_ended(self) -> None:
-        if self._is_done:
-            self.world.is_over = True
-        else:
-            self.world.at(self.world.random.uniform(2.0, 20.0), self._serve)
-
-    def _look(self) -> None:
-        assert self.server is not None
-        if self.server.alive and not self.server.scheduler.closing and self.server.look():
-            self._is_done = True
-            self.server.ask(self.server.scheduler.close)
-        else:
-            self.world.at(LOOK_S * self.world.random.random(), self._look)
+    # ------------------------------------------------------------------ users, and what restarts what has ended
+    def _start(self, experiment: Experiment) -> None:
+        """The user runs the only experiment, or resumes it."""
+        own = self.schedule.own_cluster
+        self._run = DriverProcess(experiment, self._cluster, self._ended, own_cluster=own)
+        self._run.start()
 
     def _ended(self, process: DriverProcess, how: str) -> None:
         experiment = process.experiment
@@ -98,57 +78,128 @@ class Simulation:
             raise Failed(f"{process.name} {how}")
         if how == "done":
             if not experiment.extensions:
-                self.finished.add(experiment.name)
-                self.world.is_over = len(self.finished) == len(self.experiments)
+                self.world.is_over = True
                 return
             experiment.extension.update(experiment.extensions.pop(0))
-        self.world.at(self.world.random.uniform(0.0, 20.0), self.start, experiment)
+        self.world.at(self.world.random.uniform(0.0, 20.0), self._start, experiment)
 
-    def _waits(self) -> str:
-        return "; ".join(f"{each.name}: {dict(each.driver.search.states)}" for each in self.drivers if each.driver)
+    def _serve(self) -> None:
+        self._server = ServerProcess(self._cluster, self._results, self._server_ended)
 
-    def _check(self, experiment: Experiment) -> None:
-        facts = experiment.facts
-        if left := facts.created - facts.ended.keys():
-            raise Failed(f"{experiment.name}: trials {sorted(left)} have never ended")
+    def _server_ended(self) -> None:
+        if self._is_done:
+            self.world.is_over = True
+        else:
+            self.world.at(self.world.random.uniform(2.0, 20.0), self._serve)
+
+    def _look(self) -> None:
+        assert self._server is not None
+        if self._server.alive and not self._server.scheduler.closing and self._server.look():
+            self._is_done = True
+            self._server.ask(self._server.scheduler.close)
+        else:
+            self.world.at(LOOK_S * self.world.random.random(), self._look)
+
+    # ------------------------------------------------------------------ faults
+    def _happen(self, fault: Fault) -> None:
+        """Let a fault happen, if there is anything that it can happen to."""
+        world, which, drivers = self.world, fault.which, self._drivers
+        if world.lines is not None:
+            world.note(f"-- {fault}")
+        server = self._server if self._server is not None and self._server.alive else None
+        name = _one(self.experiments, which * 7 % 1).name
+        rank = _one([each for each in world.processes if isinstance(each, Rank) and each.alive], which)
+        driver, node = _one(drivers, which), _one(self._cluster.nodes, which)
+        match fault.kind:
+            case "cut":
+                links = [each for each in world.links if each.is_open]
+                theirs = [each for each in links if each.client.process in drivers]  # to the server
+                if link := _one(theirs if theirs and which < 0.5 else links, 2 * which % 1):
+                    link.cut()
+            case "rank":
+                if found := world.waiting if which < 0.5 and world.waiting is not None else rank:
+                    found.end()
+            case "group" if rank:
+                for each in list(rank.group.ranks):
+                    each.end()
+            case "node" if node:
+                self._cluster.kill(node)
+                for experiment in self.experiments:
+                    experiment.store.lose_power()
+            case "drain" if node and not node.is_draining:
+                node.is_draining = True
+                for owner in drivers if server is None else [server]:
+                    owner.post(owner.lender.nodes_drain, [node.name])
+                world.at(30.0, lambda: node.is_alive and self._cluster.kill(node))
+            case "driver" | "server":
+                if process := driver if fault.kind == "driver" else server:
+                    process.fuse = int(which * 1000) % 5 - 1
+                    if process.fuse < 0:
+                        process.end()
+            case "torn":
+                _one([self._results, *self.experiments] if server else self.experiments, which).disk.kills_writer = True
+            case "handle" if driver:
+                driver.tune.kill_handle()
+            case "full":
+                for each in (self._results, *self.experiments):
+                    each.disk.full_until = world.now + 30 * which
+            case "away":
+                for experiment in self.experiments:
+                    experiment.store.away_until = world.now + 60 * which
+            case "stop" if driver:
+                driver.interrupt()
+            case "pause" if server:
+                server.ask(server.want, name, "pause", server.scheduler.end, "pause", signal.SIGTERM)
+            case "kill" if server:
+                server.ask(server.want, name, "stop", server.scheduler.end, "stop", signal.SIGKILL)
+            case "share" if server:
+                server.ask(server.scheduler.set_share, name, Share(priority=1 + int(which * 60), weight=0.5 + which))
+            case "close" if server:
+                server.ask(server.scheduler.close)
 
 
-def failure_of(schedule: Schedule, lines: list[str] | None = None) -> str:
+def _one(several: list[T], which: float) -> T | Any:
+    """One of several; None if there is none."""
+    return several[int(which * len(several))] if several else None
+
+
+def failure_of(schedule: Schedule) -> str:
     """Run a schedule; returns what fails, or ""."""
+    return outcome_of(schedule)[0]
+
+
+def outcome_of(schedule: Schedule) -> tuple[str, int]:
+    """Run a schedule; returns what fails, or "", and after how many steps."""
+    simulation = Simulation(schedule)
     try:
-        run = Simulation(schedule, lines)
-        run.run()
-        if schedule.seed % 8 == 0 and schedule.faults and any(map(is_determined, run.experiments)):
-            check_same(run, schedule)
+        simulation.run()
+        if schedule.seed % 8 == 0 and schedule.faults and any(map(_is_determined, simulation.experiments)):
+            _check_same(simulation)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"
-    return ""
+        return f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}", simulation.world.steps
+    return "", simulation.world.steps
 
 
-def is_determined(experiment: Experiment) -> bool:
+def _is_determined(experiment: Experiment) -> bool:
     """Whether its method does not compare trials: faults change nothing."""
     return experiment.config.searcher.name in ("random", "grid", "single")
 
 
-def check_same(run: Simulation, schedule: Schedule) -> None:
+def _check_same(simulation: Simulation) -> None:
     """Without faults, each trial starts, reports and ends in the same way, unless it has failed too often."""
-    sound = Simulation(replace(schedule, faults=()))
+    sound = Simulation(replace(simulation.schedule, faults=()))
     sound.run()
-    for one, other in zip(run.experiments, sound.experiments, strict=True):
-        if is_determined(one):
-            given_up = one.facts.given_up | other.facts.given_up
-            found, expected = one.facts.trials(given_up), other.facts.trials(given_up)
-            if repr(found) != repr(expected):  # a NaN is not itself
-                raise Failed(f"{one.name}: without faults its trials are {expected}, in place of {found}")
+    for one, other in zip(simulation.experiments, sound.experiments, strict=True):
+        given_up = one.facts.given_up | other.facts.given_up
+        found, expected = one.facts.trials(given_up), other.facts.trials(given_up)
+        if _is_determined(one) and found != expected:
+            raise Failed(f"{one.name}: without faults its trials are {expected}, in place of {found}")
 
 
 def shrunk(schedule: Schedule, *, at_most: int = 300) -> Schedule:
-    """A smaller schedule that fails as well: fewer trials, and without the faults that don't matter.
-
-    Args:
-        at_most: how many schedules to try.
-    """
+    """A smaller schedule that fails as well: fewer trials, and without the faults that don't matter. `at_most`: how
+    many schedules to try."""
     found = True
     while found and at_most > 0:
         found = False

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dray.desk.connection import DeskUnreachable
 from dray.desk.failure import Failure
 from dray.desk.messages import Departure, DeskReport, LeaseOutcome
 from dray.training.loop import Outcome, Publish, Train, Validate, drive
@@ -20,7 +21,7 @@ from dray.training.progress import Progress
 from dray.worker.lifecycle import Lifecycle
 from tests.simulation.cluster import Rank
 from tests.simulation.experiment import Checkpoint, Experiment
-from tests.simulation.world import Connection, Failed, Future, Steps, Unreachable
+from tests.simulation.world import Connection, Failed, Future, Steps
 
 MAX_IN_FLIGHT = 16
 COLLECTIVE = Departure(outcome="errored", error="a collective failed", failure=Failure(kind="collective"))
@@ -71,7 +72,7 @@ class Rank0(Rank):
     """The chief."""
 
     def serve(self, lease: Lease, driver: Connection) -> Steps:
-        self.lease, self._driver = lease, driver
+        self.lease, self._to = lease, driver
         self._life = Lifecycle()
         self._in_flight: deque[Future] = deque()
         self._rows: list[dict[str, Any]] = []
@@ -85,7 +86,7 @@ class Rank0(Rank):
         others: Departure | None
         try:
             departure = others = yield from self._run(lease)
-        except (LeaseLost, Unreachable):
+        except (LeaseLost, DeskUnreachable):
             departure = Departure(outcome="interrupted")
             others = self.world.random.choice((None, departure))
         except TrialFailed as failed:
@@ -95,7 +96,7 @@ class Rank0(Rank):
         for rank in range(1, self.group.size):
             self.world.at(self.world.delay(), self.group.signal(lease.number, rank).resolve, others)
         if self._rows and departure.outcome != "interrupted":
-            self._driver.call("report", lease.number, DeskReport(rows=tuple(self._rows)), False)
+            self._to.call("report", lease.number, DeskReport(rows=tuple(self._rows)), False)
         return departure
 
     def _run(self, lease: Lease) -> Steps:
@@ -137,7 +138,7 @@ class Rank0(Rank):
             yield 1.0
         for checkpoint in store.latest_first(lease.trial):
             if not checkpoint.is_valid:
-                self._driver.tell("damaged", lease.trial, checkpoint.id, "it is damaged")
+                self._to.tell("damaged", lease.trial, checkpoint.id, "it is damaged")
                 continue
             self._resumed = checkpoint
             break
@@ -145,7 +146,7 @@ class Rank0(Rank):
         if self._resumed is None:
             return None
         batches, carried = self._resumed.batches, self._resumed.carried
-        self._driver.tell("saved", lease.trial, self._resumed.id, batches, self._resumed.metric, None)
+        self._to.tell("saved", lease.trial, self._resumed.id, batches, self._resumed.metric, None)
         step, known = carried.step, lease.last_step
         is_new = step is not None and (known is None or step > known)
         was_final = carried.final
@@ -167,7 +168,7 @@ class Rank0(Rank):
         if self._stop is None and world.random.random() < 0.7:
             self._stop = self.desk.call("stop_wanted", lease.number)
         wake = Future()
-        began, rate = world.now, experiment.batch_s * world.random.uniform(0.5, 2.0)
+        began, rate = world.now, experiment.setup.batch_s * world.random.uniform(0.5, 2.0)
         world.at((goal - begin) * rate, wake.resolve, "trained")
         self._broken.then(lambda _: wake.resolve("broken"))
         if self._stop is not None:
@@ -183,8 +184,9 @@ class Rank0(Rank):
             return Outcome(batches=trained, leave=trained < until, interrupted=trained < until)
         if error is not None:
             experiment.raised(error)
+            stale = error.kind if error.kind in ("oom", "device") else ""
             departure = Departure(
-                outcome="errored", error=f"{error.kind} in train_batch", failure=error.failure, stale=error.stale
+                outcome="errored", error=f"{error.kind} in train_batch", failure=error.failure, stale=stale
             )
             if error.rank % self.group.size:
                 self.group.signal(lease.number, error.rank % self.group.size).resolve(departure)
@@ -193,11 +195,11 @@ class Rank0(Rank):
         return Outcome(batches=trained)
 
     def _validate(self, lease: Lease, *, compare: bool) -> Steps:
-        yield lease.experiment.batch_s
-        self._validation = lease.experiment.loss(lease.trial, lease.hparams, self._trained)
+        yield lease.experiment.setup.batch_s
+        self._validation = lease.experiment.loss(lease.hparams, self._trained)
         if not compare or not math.isfinite(self._validation):
             return Outcome()
-        is_best = yield self._driver.call("improves", lease.number, self._validation)
+        is_best = yield self._to.call("improves", lease.number, self._validation)
         return Outcome(is_best=is_best)
 
     def _publish(self, lease: Lease, command: Publish) -> Steps:
@@ -213,7 +215,7 @@ class Rank0(Rank):
         if not command.save:
             self._unsaved += message.rows
         if value is not None and command.decides and math.isfinite(value):
-            self._driver.tell("improves", lease.number, value)
+            self._to.tell("improves", lease.number, value)
         if self._life.outcome != "completed":
             return Outcome(stop=(yield from self._send_report(message, wait=False)))
         waits = command.decides or command.final
@@ -227,7 +229,7 @@ class Rank0(Rank):
 
     def _diverges(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a loss is NaN, and the trial stops for that."""
-        if not self.lease.experiment.stops_on_nan or not any(math.isnan(row["value"]) for row in rows):
+        if not self.lease.experiment.setup.stops_on_nan or not any(math.isnan(row["value"]) for row in rows):
             return False
         self._life.on("diverge")
         self._why_diverged = "loss is nan"
@@ -247,24 +249,23 @@ class Rank0(Rank):
         carried = self._message(command, value)
         carried = replace(carried, rows=(*self._unsaved, *carried.rows))
         self._unsaved.clear()
-        if not (yield self._driver.call("may_commit", lease.number)):
+        if not (yield self._to.call("may_commit", lease.number)):
             raise LeaseLost
         while experiment.store.is_away:
             yield 1.0
         if self._trained != batches:
             raise Failed(f"trial {lease.trial} has trained {self._trained} batches, and saves at {batches}")
-        checkpoint = experiment.store.commit(
-            Checkpoint(
-                trial=lease.trial,
-                batches=batches,
-                trained=self._trained,
-                at=command.at,
-                carried=carried,
-                decides=command.decides,
-                metric=value,
-            )
+        checkpoint = Checkpoint(
+            trial=lease.trial,
+            batches=batches,
+            trained=self._trained,
+            at=command.at,
+            carried=carried,
+            decides=command.decides,
+            metric=value,
         )
-        self._driver.tell("saved", lease.trial, checkpoint.id, batches, value, 0.1)
+        experiment.store.commit(checkpoint)
+        self._to.tell("saved", lease.trial, checkpoint.id, batches, value, 0.1)
 
     # ------------------------------------------------------------------ as `TrialLink.send` and `Reports._obey`
     def _send_report(self, message: DeskReport, *, wait: bool) -> Steps:
@@ -282,7 +283,7 @@ class Rank0(Rank):
         if self._rows:
             message = replace(message, rows=(*self._rows, *message.rows))
             self._rows = []
-        answer = self._driver.call("report", self.lease.number, message, wait)
+        answer = self._to.call("report", self.lease.number, message, wait)
         if wait:
             return (yield answer)
         self._in_flight.append(answer)

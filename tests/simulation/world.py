@@ -15,6 +15,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from dray.desk.connection import DeskUnreachable
 from dray.desk.stream import Stream
 from dray.desk.wire import pack, unpack
 from searchers.journal import Journal
@@ -32,10 +33,6 @@ class Failed(AssertionError):
     """An invariant does not hold."""
 
 
-class Unreachable(Exception):
-    """The process at the other end is gone."""
-
-
 class Killed(BaseException):
     """The running process was killed in the middle of what it does."""
 
@@ -44,30 +41,28 @@ class World:
     """The clock, the heap, the random numbers, and the lines that say what happened.
 
     Args:
-        seed: of everything.
         lines: gets a line for each step; None: nobody reads it.
         wire: encode messages as on a real connection.
+        slow_s: how long the slowest messages take.
+
+    Attributes:
+        waiting: the last rank that has asked for a decision.
+        progress_at: when a process last went on, or got a message.
+        faults: by the number of the step before which each happens, the last one first.
     """
 
-    def __init__(
-        self, seed: object, lines: list[str] | None = None, *, wire: bool = False, slow_s: float = 0.3
-    ) -> None:
+    def __init__(self, seed: object, lines: list[str] | None, *, wire: bool, slow_s: float) -> None:
         self.random = Random(f"world:{seed}")
-        self.now = 0.0
-        self.steps = 0
-        self.lines, self._wire, self.slow_s = lines, wire, slow_s
+        self.now = self.progress_at = 0.0
+        self.steps = self._pushed = 0
+        self.lines, self._wire, self._slow_s = lines, wire, slow_s
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
-        self._pushed = 0
         self._kept: list[Any] = []
         self.is_over = False
         self.waiting: Process | None = None
-        """The last rank that has asked for a decision."""
-        self.progress_at = 0.0
-        """When a process last went on, or got a message."""
         self.processes: list[Process] = []
-        self.links: list[Link] = []
+        self.links: dict[Link, None] = {}
         self.faults: list[tuple[int, Callable[[], None]]] = []
-        """By the number of the step before which each happens, the last one first."""
 
     def note(self, line: str) -> None:
         """Write down what happens; call it only if there are `lines`."""
@@ -76,32 +71,28 @@ class World:
 
     def at(self, delay: float, call: Callable[..., object], *args: Any) -> None:
         """Call this in so many seconds."""
-        self.when(self.now + delay, call, *args)
-
-    def when(self, time: float, call: Callable[..., object], *args: Any) -> None:
-        """Call this at that time."""
         self._pushed += 1
-        heapq.heappush(self._heap, (time, self._pushed, call, args))
+        heapq.heappush(self._heap, (self.now + delay, self._pushed, call, args))
 
     def delay(self) -> float:
         """Of a message, or of a process that is about to run."""
         chance = self.random.random()
-        return 0.0005 + 0.004 * chance if chance < 0.97 else self.slow_s * self.random.random()
+        return 0.0005 + 0.004 * chance if chance < 0.97 else self._slow_s * self.random.random()
 
     def run(self, waits: Callable[[], str]) -> None:
-        """Let everything happen until it `is_over`.
+        """Let everything happen until it `is_over`, and then what is on its way.
 
         Args:
             waits: what is unfinished, for the error if nothing ever happens again.
         """
-        heap, faults = self._heap, self.faults
+        heap, faults, pop = self._heap, self.faults, heapq.heappop
         next_tick = 0.0
-        while not self.is_over:
-            if heap and heap[0][0] <= next_tick:
-                self.now, _, call, args = heapq.heappop(heap)
+        while heap or not self.is_over:
+            if heap and (heap[0][0] <= next_tick or self.is_over):
+                self.now, _, call, args = pop(heap)
                 self.steps += 1
                 call(*args)
-                while faults and faults[-1][0] <= self.steps:
+                while faults and faults[-1][0] <= self.steps and not self.is_over:
                     faults.pop()[1]()
                 if self.steps > MAX_STEPS:
                     raise Failed(f"it does not end: {waits()}")
@@ -114,31 +105,21 @@ class World:
                 for process in self.processes:
                     process.tick()
 
-    def drain(self) -> None:
-        """Let happen what is on its way."""
-        heap = self._heap
-        while heap:
-            self.now, _, call, args = heapq.heappop(heap)
-            self.steps += 1
-            call(*args)
-
     # ------------------------------------------------------------------ what is sent
     def keep(self, value: Any) -> bytes:
         """Bytes that stand for a value, as a pickle does."""
         self._kept.append(value)
         return len(self._kept).to_bytes(4, "big")
 
-    def kept(self, data: bytes) -> Any:
+    def kept(self, data: bytes | memoryview) -> Any:
         """The value that these bytes stand for."""
         return self._kept[int.from_bytes(data, "big") - 1]
 
     def encoded(self, message: tuple[Any, ...]) -> bytes:
-        """A message as bytes."""
         return pack(message) if self._wire else self.keep(message)
 
     def decoded(self, data: memoryview) -> Any:
-        """The message."""
-        return unpack(data) if self._wire else self._kept[int.from_bytes(data, "big") - 1]
+        return unpack(data) if self._wire else self.kept(data)
 
 
 class Future:
@@ -156,8 +137,7 @@ class Future:
         """Now it is known: whoever waits goes on at once."""
         if not self.done:
             self.done, self.value, self.error = True, value, error
-            waiting, self._waiting = self._waiting, []
-            for call in waiting:
+            for call in self._waiting:
                 call(self)
 
     def then(self, call: Callable[[Future], None]) -> None:
@@ -191,11 +171,7 @@ def proceed(process: Process, steps: Steps, known: Future | None = None) -> None
 
 
 class Process:
-    """Something that runs until it ends, or is killed.
-
-    Args:
-        name: for people.
-    """
+    """Something that runs until it ends, or is killed."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name, self.alive = world, name, True
@@ -209,7 +185,7 @@ class Process:
         """Another process calls."""
         raise AssertionError(f"{self.name} does not listen")
 
-    def lost(self, session: object) -> None:
+    def lost(self, session: Any) -> None:
         """Another process that has called is gone."""
 
     def end(self) -> None:
@@ -230,84 +206,78 @@ class Call:
         self.session, self.number, self.method, self.args = session, number, method, args
 
     def __repr__(self) -> str:
-        return f"{self.session}.{self.method}{self.args}"
+        return f"{self.session.process.name}.{self.method}{self.args}"
 
     def answer(self, value: Any = None) -> None:
         if self.number:
             self.session.send((self.number, value))
 
+    def fail(self, text: str) -> None:
+        raise Failed(text)
 
-class _Channel:
+
+class Channel:
     """One direction of a connection: frames arrive in order, or, once it is cut, not at all.
 
     Those that are sent at the same moment usually arrive together.
     """
 
-    __slots__ = ("_last", "_latest", "_sent_at", "_to", "_world", "is_open")
+    __slots__ = ("_arrives_at", "_latest", "_sent_at", "_to", "_world", "is_open")
 
-    def __init__(self, world: World, to: End) -> None:
-        self._world, self._to, self._last, self.is_open = world, to, 0.0, True
-        self._sent_at = -1.0
+    def __init__(self, to: End) -> None:
+        self._world, self._to, self.is_open = to.process.world, to, True
+        self._arrives_at, self._sent_at = 0.0, -1.0
         self._latest: list[bytes] = []
 
     def send(self, *parts: bytes) -> None:
-        world = self._world
+        world, frame = self._world, b"".join(parts)
         if self._sent_at == world.now and world.random.random() < 0.8:
-            self._latest.append(b"".join(parts))
+            self._latest.append(frame)
             return
-        self._sent_at, self._latest = world.now, [b"".join(parts)]
-        self._last = max(self._last, world.now + world.delay())
-        world.when(self._last, self._arrive, self._latest)
+        self._sent_at, self._latest = world.now, [frame]
+        self._arrives_at = max(self._arrives_at, world.now + world.delay())
+        world.at(self._arrives_at - world.now, self._arrive, self._latest)
 
     def _arrive(self, frames: list[bytes]) -> None:
-        self._world.progress_at = self._world.now
+        world, to = self._world, self._to
+        world.progress_at = world.now
         for frame in frames:
-            if self.is_open and self._to.process.alive:
-                self._to.receive(frame)
+            if self.is_open and to.process.alive and (message := to.stream.receive(frame)) is not None:
+                value = world.decoded(message)
+                if world.lines is not None:
+                    world.note(f"{to.process.name} <- {value}")
+                to.take(value)
 
     def abort(self) -> None:
         self.is_open = False
 
 
 class End:
-    """One end of a link."""
+    """One end of a link; `take` is called with each message, `gone` if the other process has ended."""
 
-    __slots__ = ("_take", "process", "stream")
+    __slots__ = ("gone", "process", "stream", "take")
 
-    def __init__(self, process: Process, take: Callable[[End, Any], None]) -> None:
-        self.process, self._take, self.stream = process, take, Stream()
-
-    def __repr__(self) -> str:
-        return self.process.name
+    def __init__(self, process: Process, take: Callable[[Any], None], gone: Callable[[], None]) -> None:
+        self.process, self.take, self.gone, self.stream = process, take, gone, Stream()
 
     def send(self, message: tuple[Any, ...]) -> None:
         self.stream.send(self.process.world.encoded(message))
 
-    def receive(self, frame: bytes) -> None:
-        message = self.stream.receive(frame)
-        if message is not None:
-            world = self.process.world
-            value = world.decoded(message)
-            if world.lines is not None:
-                world.note(f"{self.process.name} <- {value}")
-            self._take(self, value)
+    def push(self, value: Any) -> None:
+        self.send((0, value))
 
 
 class Link:
     """A session between two processes: its messages arrive once each, in order, however often it is cut."""
 
-    def __init__(self, client: Connection, server: Process) -> None:
-        world = self._world = server.world
-        self.connection = client
-        self.client = client.end
-        self.server = End(server, _serve)
-        for end in (self.client, self.server):
-            end.process.links[self] = None
-        world.links.append(self)
+    def __init__(self, client: End, server: End) -> None:
+        self.client, self.server, self._world = client, server, client.process.world
+        for each in (self._world, client.process, server.process):
+            each.links[self] = None
         self._join()
 
     def _join(self) -> None:
-        self._up, self._down = _Channel(self._world, self.server), _Channel(self._world, self.client)
+        self._up, self._down = Channel(self.server), Channel(self.client)
         counts = self.client.stream.count(), self.server.stream.count()
         self.client.stream.resume(self._up, counts[1])  # type: ignore[arg-type]
         self.server.stream.resume(self._down, counts[0])  # type: ignore[arg-type]
@@ -318,77 +288,62 @@ class Link:
 
     def cut(self) -> None:
         """What is on its way is lost; some time later there is another connection."""
-        self._sever()
-        self._world.at(self._world.random.uniform(0.1, 30.0), self._resume)
-
-    def _sever(self) -> None:
         for channel, end in ((self._up, self.client), (self._down, self.server)):
             channel.is_open = False
             end.stream.channel = None
+        self._world.at(self._world.random.uniform(0.1, 30.0), lambda: self in self._world.links and self._join())
 
-    def _resume(self) -> None:
-        if self in self._world.links:
-            self._join()
+    def forget(self) -> None:
+        for each in (self._world, self.client.process, self.server.process):
+            each.links.pop(self, None)
 
     def close(self, ended: Process) -> None:
         """One of the processes has ended: what it has sent last may be lost."""
-        world = self._world
-        if self not in world.links:
-            return
-        world.links.remove(self)
-        other = self.server if ended is self.client.process else self.client
-        other.process.links.pop(self, None)
-        ended.links.pop(self, None)
-        channel = self._up if ended is self.client.process else self._down
-        if world.random.random() < 0.5:  # else what is on its way arrives
-            channel.is_open = False
-        gone = self.connection.fail if other is self.client else self._lost
-        world.at(world.random.uniform(0.0, 5.0) if world.random.random() < 0.3 else world.delay(), gone)
-
-    def _lost(self) -> None:
-        if self.server.process.alive:
-            self.server.process.lost(self.server)
-
-
-def _serve(session: End, message: Any) -> None:
-    number, method, args = message
-    session.process.take(Call(session, number, method, args))
+        self.forget()
+        random = self._world.random
+        is_client = ended is self.client.process
+        if random.random() < 0.5:  # else what is on its way arrives
+            (self._up if is_client else self._down).is_open = False
+        other = self.server if is_client else self.client
+        self._world.at(5 * random.random() if random.random() < 0.3 else self._world.delay(), other.gone)
 
 
 class Connection:
-    """A client's end: as `dray.desk.connection.Connection`.
-
-    Args:
-        push: called with each message without a call.
-    """
+    """A client's end: as `dray.desk.connection.Connection`. `push`: called with each message without a call."""
 
     def __init__(self, process: Process, server: Process | None, push: Callable[[Any], None] | None = None) -> None:
-        self._world, self._push = process.world, push
+        self._push = push
         self._calls: dict[int, Future] = {}
         self._number = 0
-        self.is_gone = server is None or not server.alive
-        self.end = End(process, self._take)
-        self.link = None if self.is_gone or server is None else Link(self, server)
+        self.is_lost = server is None or not server.alive
+        self._end = End(process, self._take, self._gone)
+        if server is not None and server.alive:
+
+            def serve(message: Any) -> None:
+                server.take(Call(session, *message))
+
+            session = End(server, serve, lambda: server.alive and server.lost(session))
+            self._link = Link(self._end, session)
 
     def call(self, method: str, *args: Any) -> Future:
-        """Call a method; its answer may be `Unreachable`."""
+        """Call a method; its answer may be `DeskUnreachable`."""
         future = Future()
-        if self.is_gone:
-            future.resolve(error=Unreachable())
+        if self.is_lost:
+            future.resolve(error=DeskUnreachable(""))
         else:
             self._number += 1
             self._calls[self._number] = future
-            self.end.send((self._number, method, args))
+            self._end.send((self._number, method, args))
         return future
 
     def tell(self, method: str, *args: Any) -> None:
         """Call a method that gives no answer."""
-        if not self.is_gone:
-            self.end.send((0, method, args))
+        if not self.is_lost:
+            self._end.send((0, method, args))
 
-    def _take(self, end: End, message: Any) -> None:
+    def _take(self, message: Any) -> None:
         number, value = message
-        if self.is_gone:
+        if self.is_lost:
             return
         if number:
             self._calls.pop(number).resolve(value)
@@ -396,21 +351,17 @@ class Connection:
             assert self._push is not None
             self._push(value)
 
-    def fail(self) -> None:
-        """The other process is gone."""
-        if self.end.process.alive and not self.is_gone:
-            self.is_gone = True
-            calls, self._calls = self._calls, {}
-            for future in calls.values():
-                future.resolve(error=Unreachable())
+    def _gone(self) -> None:
+        if self._end.process.alive and not self.is_lost:
+            self.is_lost = True
+            for future in list(self._calls.values()):
+                future.resolve(error=DeskUnreachable(""))
 
     def close(self) -> None:
         """Say goodbye: what was sent arrives."""
-        self.is_gone = True
-        if self.link is not None and self.link in self._world.links and self.link.is_open:
-            self._world.links.remove(self.link)
-            self.link.server.process.links.pop(self.link, None)
-            self.end.process.links.pop(self.link, None)
+        if not self.is_lost and self._link.is_open:
+            self._link.forget()
+        self.is_lost = True
 
 
 # ---------------------------------------------------------------------------------------------------------- the disk
@@ -418,8 +369,8 @@ class Disk:
     """A file to which lines are appended. What was not forced to it is lost at a kill, or torn.
 
     Attributes:
-        data: its content.
         full_until: writes fail until then.
+        kills_writer: the process that writes next is killed while it does.
     """
 
     def __init__(self, world: World) -> None:
@@ -427,7 +378,6 @@ class Disk:
         self.data = b""
         self.full_until = 0.0
         self.kills_writer = False
-        """The process that writes next is killed while it does."""
 
     @property
     def is_full(self) -> bool:
@@ -445,31 +395,23 @@ class Disk:
 
 
 class DiskJournal(Journal):
-    """The real journal, on a simulated disk.
+    """The real journal, on a simulated disk. `written`: called with each record that is on the disk now."""
 
-    Args:
-        written: called with the records that are on the disk now.
-    """
-
-    def __init__(self, disk: Disk, written: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, disk: Disk, written: Callable[[Mapping[str, Any]], object]) -> None:
         self._disk, self._written = disk, written
         self._waiting: list[Mapping[str, Any]] = []
-        self._lines: list[bytes] = []
-        self._together = False
-        whole = disk.data.rfind(b"\n") + 1
-        disk.data = disk.data[:whole]  # a torn line is removed
+        disk.data = disk.data[: disk.data.rfind(b"\n") + 1]  # a torn line is removed
 
     def append(self, record: Mapping[str, Any], *, wait: bool = True) -> None:
-        self._lines.append(json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n")
         self._waiting.append(record)
-        if wait and not self._together:
+        if wait:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits."""
-        line, self._lines = b"".join(self._lines), []
         waiting, self._waiting = self._waiting, []
-        if line:
-            self._disk.write(line)
+        if waiting:
+            lines = [json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n" for record in waiting]
+            self._disk.write(b"".join(lines))
             for record in waiting:
                 self._written(record)

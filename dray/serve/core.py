@@ -1,0 +1,81 @@
+"""A server without what is around it: its experiments, the groups that it lends them, and who is connected.
+
+Pure: `dray.serve.manager.Manager`, or a simulation, passes on what other processes say, and carries out what is for the
+world outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dray.desk.connection import Call, Session
+from dray.desk.desk import CLIENT_CALLS
+from dray.desk.effects import Reply, Tell
+from dray.desk.messages import ClientLeft
+from dray.groups.lender import Lender
+from dray.serve import scheduler as effects
+from dray.serve.queue import Queue
+from dray.serve.scheduler import Scheduler
+
+
+class ServerCore:
+    """A `Scheduler` and a `Lender`.
+
+    Args:
+        lend: makes the lender, which emits its effects to its argument.
+        perform: carries out an effect for the world outside.
+    """
+
+    def __init__(
+        self, queue: Queue, lend: Callable[[Callable[[Any], None]], Lender], perform: Callable[[Any], None]
+    ) -> None:
+        self._effects: list[Any] = []
+        self._perform = perform
+        self.lender = lend(self._effects.append)
+        self.scheduler = Scheduler(queue, self._effects.append, is_preempted=self.lender.is_preempted)
+        self._sessions: dict[str, Session] = {}
+        """The connections of experiments' runs."""
+
+    def take(self, call: Call) -> None:
+        """An experiment's process, or a worker, calls."""
+        if call.method == "add":
+            client, *_ = call.args
+            self._sessions[client] = call.session
+            self.lender.add(*call.args)
+            call.answer()
+        elif call.method in CLIENT_CALLS:
+            if call.args[0] in self.lender.desk.clients:
+                self.lender.send(call.method, *call.args)
+        else:
+            self.lender.take(call)
+
+    def lost(self, session: Session) -> None:
+        """A process has ended. If it was an experiment's, the desk forgets its run once its trials have left."""
+        for run in [run for run, each in self._sessions.items() if each is session]:
+            self.lender.desk.remove(run)
+
+    def settle(self) -> None:
+        """Carry out what was decided."""
+        self.lender.step()
+        self.scheduler.step(self.lender.demands, self.lender.slots())
+        while self._effects:  # if one can't be carried out, the others are the next time
+            self.carry_out(self._effects.pop(0))
+
+    def carry_out(self, effect: Any) -> None:
+        """Pass on an effect, or have it performed."""
+        match effect:
+            case Reply():
+                effect.send()
+            case Tell(client, message):
+                if (session := self._sessions.get(client)) is not None:
+                    session.push(message)
+            case ClientLeft(client=client):
+                self._sessions.pop(client, None)
+                self.scheduler.left(client)
+            case effects.SetShare(run, priority, weight, most):
+                self.lender.desk.set_share(run, priority, weight, most)
+            case effects.RemoveRun(run):
+                self.lender.desk.remove(run)
+            case _:
+                self._perform(effect)
