@@ -74,6 +74,12 @@ class Served:
         """A request below ``/api/v1``."""
         return self.send(method, f"/api/v1{path}", body)
 
+    def listed(self) -> list[dict[str, Any]]:
+        """The rows of all experiments, once the server has read them all."""
+        while (reply := self.api("GET", "/experiments").json)["unread"]:
+            pass
+        return reply["experiments"]  # type: ignore[no-any-return]
+
 
 def listening(app: web.Application, ports: Callable[[int], None], stopped: threading.Event) -> None:
     """Serve an application on a free port until the event."""
