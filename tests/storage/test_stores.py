@@ -153,10 +153,9 @@ def test_damage_of_any_file_makes_readers_fall_back(
 @pytest.mark.parametrize("name", ["extra.pth", "gradients/rank_0.pth", "code/model_def.py", "state_dict.pth"])
 def test_an_unlisted_file_is_damage(store: CheckpointStore, root: Location, name: str) -> None:
     before, damaged = save(store, 9), save(store, 10)
-    Raw(root.child("checkpoint_10")).filesystem.create_dir(
-        str(Path(Raw(root.child("checkpoint_10")).path, name).parent), recursive=True
-    )
-    Raw(root.child("checkpoint_10")).write(name, b"more")
+    raw = Raw(root.child("checkpoint_10"))
+    raw.filesystem.create_dir(str(Path(raw.path, name).parent), recursive=True)
+    raw.write(name, b"more")
     assert store.latest() == before
     with pytest.raises(ValueError, match=rf"{name} is not in its manifest"):
         store.open(damaged)

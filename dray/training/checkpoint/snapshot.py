@@ -39,7 +39,7 @@ class Snapshots:
         pickled = io.BytesIO()
         pickler = _Pickler(pickled)
         pickler.dump(value)
-        storages = list(pickler.storages.values())
+        storages = [storage for _, storage in pickler.storages.values()]
         of_gpus = [storage for storage in storages if is_of_gpu(storage)]
         others = [storage for storage in storages if not is_of_gpu(storage)]
         sizes, places = packed([storage.nbytes() for storage in of_gpus])
@@ -122,12 +122,11 @@ def recorded_event(device: torch.device) -> torch.cuda.Event:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts a number in place of each storage, and collects the storages by identity; the first has number 0."""
+    """Puts a number in place of each storage, and collects these with the storages, by identity."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.storages: dict[int, torch.UntypedStorage] = {}
-        self._numbers: dict[int, int] = {}
+        self.storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
 
     def persistent_id(self, value: Any) -> tuple[int, torch.dtype] | None:
         if isinstance(value, torch.Tensor):
@@ -145,9 +144,7 @@ class _Pickler(pickle.Pickler):
         if storage.device.type not in ("cpu", "cuda"):
             raise NotCopied(f"a tensor on {storage.device}")
         # The identity that torch.save uses.
-        key = storage._cdata
-        self.storages.setdefault(key, storage)
-        return self._numbers.setdefault(key, len(self._numbers))
+        return self.storages.setdefault(storage._cdata, (len(self.storages), storage))[0]
 
 
 class _Unpickler(pickle.Unpickler):
