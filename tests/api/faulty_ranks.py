@@ -92,27 +92,20 @@ class FaultyCallback(pytorch.PyTorchCallback):
         self.at("on_checkpoint_upload_end")
 
 
-def leave() -> None:
-    raise pytorch.ShouldExit
+def raising(kind: type[BaseException], *arguments: Any) -> Hook:
+    def hook() -> None:
+        raise kind(*arguments)
+
+    return hook
 
 
-def drop() -> None:
-    raise pytorch.ShouldExit(skip_exit_checkpoint=True)
-
-
-def invalid() -> None:
-    raise pytorch.InvalidHP("too wide")
-
-
-def fail() -> None:
-    raise KeyError("gone")
-
-
-def leave_python() -> None:
-    sys.exit(3)
-
-
-FAULTS = {"leave": leave, "drop": drop, "invalid": invalid, "fail": fail, "exit": leave_python}
+FAULTS = {
+    "leave": raising(pytorch.ShouldExit),
+    "drop": raising(pytorch.ShouldExit, True),
+    "invalid": raising(pytorch.InvalidHP, "too wide"),
+    "fail": raising(KeyError, "gone"),
+    "exit": raising(SystemExit, 3),
+}
 
 #: (what is raised, on which rank, where, aggregation frequency)
 SCENARIOS: list[Scenario] = [
@@ -165,7 +158,7 @@ def sound(directory: Path, batches: int) -> dict[str, Any]:
 
 def restarted(directory: Path, rank: int) -> dict[str, Any]:
     """A run that one rank leaves in its fifth batch, and another from its last checkpoint."""
-    mine = {"before backward 4": lambda: queued.gone_for(leave)} if rank == 1 else {}
+    mine = {"before backward 4": lambda: queued.gone_for(FAULTS["leave"])} if rank == 1 else {}
     first = two(lambda context: Faulty(context, mine), directory, max_length=Batch(9), checkpoint_period=Batch(3))
     queued.init_again_if_aborted(directory / "rendezvous", rank, 2)
     mine_kept = [checkpoint for *_, checkpoint in first["reports"] if checkpoint is not None]
