@@ -176,7 +176,7 @@ class ASHA(SuccessiveHalving):
         max_concurrent_trials: Most trials at a time that were created and have neither been stopped nor ended.
             0 = `divisor ** (num_rungs - 1)`, so that one of the first trials is expected to reach the top rung.
         skip_uninformative_rungs: Let more trials continue at a rung that ranks them otherwise than the next one does,
-            and all of them where it says nothing: see `rung_correlation`.
+            and all of them where it says nothing: see `searchers.rung`.
         pareto: Rank trials by several objectives and constraints (`searchers.pareto`), which a `Search` with
             `objectives` reports as losses.
 

@@ -290,23 +290,12 @@ def test_a_fault_has_its_path(change: dict[str, Any], path: str, what: str) -> N
 
 
 def test_all_faults_are_reported_at_once() -> None:
-    broken = changed(
-        searcher__divisor=1,
-        searcher__metric=...,
-        searcher__max_trails=3,
-        searcher__num_rungs=...,
-        max_restarts="5",
-        resources__slots_per_trial=128,
-        hyperparameters__lr__maxval=-5,
-    )
+    lr = {"type": "log", "base": 10, "minval": -4, "maxval": -5}
+    broken = changed(searcher__divisor=1, searcher__metric=..., searcher__max_trails=3, searcher__num_rungs=...)
+    broken = changed(broken, max_restarts="5", resources__slots_per_trial=128, hyperparameters__lr=lr)
     assert set(faults(broken)) == {
-        "searcher.divisor",
-        "searcher.metric",
-        "searcher.max_trails",
-        "searcher.num_rungs",
-        "max_restarts",
-        "hyperparameters.global_batch_size",
-        "hyperparameters.lr.minval",
+        *("searcher.divisor", "searcher.metric", "searcher.max_trails", "searcher.num_rungs", "max_restarts"),
+        *("hyperparameters.global_batch_size", "hyperparameters.lr.minval"),
     }
 
 
@@ -359,42 +348,27 @@ def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
     assert load_config(elastic(resources={"slots_per_trial": 5})).slots_per_trial == (5,)
 
 
+def slots(least: int, most: int, **resources: Any) -> dict[str, Any]:
+    return {"resources": {"slots_per_trial": {"min": least, "max": most}, **resources}}
+
+
+SLOTS, BATCH = "resources.slots_per_trial", "hyperparameters.global_batch_size"
+CUSTOM = {"name": "a:B", "metric": "loss", "max_length": {"batches": 2}}
+EVEN = {"type": "int", "minval": 8, "maxval": 16}
+
+
 @pytest.mark.parametrize(
     ("change", "path", "what"),
     [
-        ({"searcher": RANDOM}, "resources.slots_per_trial", "set searcher.max_concurrent_trials: 1, or give one"),
-        (
-            {"searcher": {"name": "a:B", "metric": "loss", "max_length": {"batches": 2}}},
-            "resources.slots_per_trial",
-            "use searcher.name: single, or give one number, such as 1",
-        ),
-        ({"resources": {"slots_per_trial": {"min": 4, "max": 2}}}, "resources.slots_per_trial", "got 4 and 2"),
-        (
-            {"resources": {"slots_per_trial": {"min": 1, "max": 6}, "placement_strategy": "STRICT_PACK"}},
-            "resources.placement_strategy",
-            "can't be STRICT_PACK with a range of slots (resources.slots_per_trial); remove it, or is_single_node,",
-        ),
-        ({"hyperparameters": {}}, "hyperparameters.global_batch_size", "required with a range of slots"),
-        (
-            {"hyperparameters": {"global_batch_size": {"type": "int", "minval": 8, "maxval": 16}}},
-            "hyperparameters.global_batch_size",
-            "must be a constant with a range of slots",
-        ),
-        (
-            {"resources": {"slots_per_trial": {"min": 5, "max": 9}, "max_slots": 5}},
-            "hyperparameters.global_batch_size",
-            "must be divisible by a number of slots from 5 to 5 (resources.slots_per_trial), got 12",
-        ),
-        (
-            {"resources": {"slots_per_trial": {"min": 3, "max": 9}, "max_slots": 2}},
-            "resources.max_slots",
-            "must be at least slots_per_trial (3), or no trial can run, got 2",
-        ),
-        (
-            {"resources": {"slots_per_trial": {"min": 7, "max": 11}}},
-            "hyperparameters.global_batch_size",
-            "must be divisible by a number of slots from 7 to 11 (resources.slots_per_trial), got 12",
-        ),
+        ({"searcher": RANDOM}, SLOTS, "set searcher.max_concurrent_trials: 1, or give one"),
+        ({"searcher": CUSTOM}, SLOTS, "use searcher.name: single, or give one number, such as 1"),
+        (slots(4, 2), SLOTS, "got 4 and 2"),
+        (slots(1, 6, placement_strategy="STRICT_PACK"), "resources.placement_strategy", "can't be STRICT_PACK with a"),
+        ({"hyperparameters": {}}, BATCH, "required with a range of slots"),
+        ({"hyperparameters": {"global_batch_size": EVEN}}, BATCH, "must be a constant with a range of slots"),
+        (slots(5, 9, max_slots=5), BATCH, f"must be divisible by a number of slots from 5 to 5 ({SLOTS}), got 12"),
+        (slots(3, 9, max_slots=2), "resources.max_slots", "must be at least slots_per_trial (3), or no trial can run"),
+        (slots(7, 11), BATCH, f"must be divisible by a number of slots from 7 to 11 ({SLOTS}), got 12"),
     ],
 )
 def test_an_impossible_range_of_slots_is_refused(change: dict[str, Any], path: str, what: str) -> None:

@@ -92,6 +92,9 @@ def test_either_metric_or_metrics() -> None:
     assert set(faults(config([], metric="val_loss"))) == {"searcher.metric", "searcher.metrics"}
 
 
+A = [{"name": "a"}]
+
+
 @pytest.mark.parametrize(
     ("metrics", "path", "what"),
     [
@@ -101,13 +104,9 @@ def test_either_metric_or_metrics() -> None:
         ([{"name": "a", "nam": "a"}], "searcher.metrics[0].nam", "unknown field; did you mean name?"),
         ([{"at_most": 1}], "searcher.metrics[0].name", "missing required field"),
         ([{"name": "a", "at_most": "8 GB"}], "searcher.metrics[0].at_most", "must be a number, got '8 GB'"),
-        (
-            [{"name": "a"}, {"name": "b", "at_most": 1, "smaller_is_better": True}],
-            "searcher.metrics[1]",
-            "smaller_is_better: a constraint is not optimized",
-        ),
-        ([{"name": "a"}, {"name": "a"}], "searcher.metrics[1].name", "'a' is an objective twice"),
-        ([{"name": "a"}, {"name": "b", "at_most": 1, "at_least": 2}], "searcher.metrics[1]", "at_least must be <= at_"),
+        ([*A, {"name": "b", "at_most": 1, "smaller_is_better": True}], "searcher.metrics[1]", "a constraint is not"),
+        ([*A, *A], "searcher.metrics[1].name", "'a' is an objective twice"),
+        ([*A, {"name": "b", "at_most": 1, "at_least": 2}], "searcher.metrics[1]", "at_least must be <= at_"),
     ],
 )
 def test_fault_names_the_entry_and_the_cure(metrics: object, path: str, what: str) -> None:

@@ -29,16 +29,13 @@ def numbered(path: Path, count: int) -> list[dict[str, object]]:
     return records
 
 
-def test_appended_records_are_read(tmp_path: Path) -> None:
-    records = numbered(tmp_path / "deep" / "er" / "journal.jsonl", 5)
-    assert Journal.read(tmp_path / "deep" / "er" / "journal.jsonl") == records
-
-
-def test_a_reopened_journal_is_appended_to(tmp_path: Path) -> None:
-    records = numbered(tmp_path / "j", 3)
-    with Journal(tmp_path / "j") as journal:
+def test_appended_records_are_read_also_of_a_reopened_journal(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "journal.jsonl"
+    records = numbered(path, 5)
+    assert Journal.read(path) == records
+    with Journal(path) as journal:
         journal.append({"n": 3})
-    assert Journal.read(tmp_path / "j") == [*records, {"n": 3}]
+    assert Journal.read(path) == [*records, {"n": 3}]
 
 
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:

@@ -40,26 +40,26 @@ def several(log: list[dict[str, Any]], method: Any = None, objectives: Objective
     return new_search(method, log=log, smaller_is_better=False, objectives=objectives)
 
 
-def test_objectives_are_minimised_and_limits_are_relative() -> None:
-    assert OBJECTIVES.normalised((0.9, 150.0, 12.0, 0.4)) == Losses((-0.9, 12.0), (0.5, pytest.approx(0.2)))
-    assert OBJECTIVES.normalised((0.9, 50.0, 12.0, 0.75)) == Losses((-0.9, 12.0), (-0.5, -0.5))
+LOSS = Metric(name="loss")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "measured", "losses"),
+    [
+        (OBJECTIVES.metrics, (0.9, 150.0, 12.0, 0.4), Losses((-0.9, 12.0), (0.5, pytest.approx(0.2)))),
+        (OBJECTIVES.metrics, (0.9, 50.0, 12.0, 0.75), Losses((-0.9, 12.0), (-0.5, -0.5))),
+        ((LOSS, Metric(name="drift", at_most=0)), (1.0, 0.25), Losses((1.0,), (0.25,))),  # not divided by 0
+        ((LOSS, Metric(name="share", at_least=1, at_most=2)), (0.0, 3.0), Losses((0.0,), (0.5, -2.0))),
+        ((LOSS, Metric(name="share", at_least=1, at_most=2)), (0.0, 0.5), Losses((0.0,), (-0.75, 0.5))),
+        ((LOSS, Metric(name="loss", at_most=10)), (15.0, 15.0), Losses((15.0,), (0.5,))),  # an objective and a limit
+    ],
+)
+def test_objectives_are_minimised_and_limits_are_relative(metrics: Any, measured: Any, losses: Losses) -> None:
+    assert Objectives(metrics).normalised(measured) == losses
 
 
 def test_violation_counts_what_is_exceeded_only() -> None:
-    assert Losses((1.0,), (0.5, -3.0, 0.25)).violation == 0.75
-    assert Losses((1.0,), (-0.5, 0.0)).violation == 0
-    assert Losses((1.0,)).violation == 0
-
-
-def test_limit_of_zero_is_not_divided_by() -> None:
-    objectives = Objectives((Metric(name="loss"), Metric(name="drift", at_most=0)))
-    assert objectives.normalised((1.0, 0.25)) == Losses((1.0,), (0.25,))
-
-
-def test_both_limits_of_a_constraint_count() -> None:
-    objectives = Objectives((Metric(name="loss"), Metric(name="share", at_least=1, at_most=2)))
-    assert objectives.normalised((0.0, 3.0)) == Losses((0.0,), (0.5, -2.0))
-    assert objectives.normalised((0.0, 0.5)) == Losses((0.0,), (-0.75, 0.5))
+    assert [Losses((1.0,), excesses).violation for excesses in ((0.5, -3.0, 0.25), (-0.5, 0.0), ())] == [0.75, 0, 0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
@@ -83,11 +83,6 @@ def test_faults_name_the_entry() -> None:
         "searcher.metrics[2]",
         "searcher.metrics",
     ]
-
-
-def test_name_may_be_an_objective_and_a_constraint() -> None:
-    objectives = Objectives((Metric(name="ms"), Metric(name="ms", at_most=10)))
-    assert objectives.normalised((15.0, 15.0)) == Losses((15.0,), (0.5,))
 
 
 def test_json_is_the_config_and_back() -> None:
