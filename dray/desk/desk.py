@@ -52,10 +52,8 @@ class Desk:
         self._emit = emit
         self.clients: dict[str, Client] = {}
         self._groups: dict[str, Group] = {}
-        self._maybe_free: dict[str, Group] = {}
-        """Candidates for `match`: all free groups, and some no longer free."""
-        self._gpu_types: dict[str, str] = {}
-        """GPU type by group name."""
+        self._maybe_free: dict[str, Group] = {}  # candidates for `match`: all free groups, and some no longer free
+        self._gpu_types: dict[str, str] = {}  # GPU type by group name
         self._ended_starts: set[int] = set()
         self._leases: dict[int, Lease] = {}
         self._addresses: dict[int, tuple[str, int] | list[Hashable]] = {}

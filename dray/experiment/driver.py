@@ -50,13 +50,6 @@ class ExperimentDriver:
         opened: the experiment's search.
         emit: called with each effect.
         resume: says how to resume the experiment, for errors.
-
-    Attributes:
-        search: as opened.
-        counts: the run's counters.
-        retention: its checkpoints.
-        has_trained: a trial has reported.
-        handle: process id of Tune's handle; -1 until it has fetched results.
     """
 
     def __init__(self, opened: OpenSearch, emit: Callable[[Effect], None], *, resume: str = "resume it") -> None:
@@ -70,18 +63,15 @@ class ExperimentDriver:
             emit=emit,
         )
         self._results = PendingResults()
-        self._fetching: Hashable | None = None
-        """The handle's call that waits for results."""
-        self.handle = -1
+        self._fetching: Hashable | None = None  # the handle's call that waits for results
+        self.handle = -1  # process id of Tune's handle, once that has fetched results
         self._leases: dict[int, _Lease] = {}
-        self._current: dict[int, int] = {}
-        """The latest lease of each trial that has one: earlier ones are fenced off."""
+        self._current: dict[int, int] = {}  # the latest lease of each trial that has one: earlier ones are fenced off
         self._best: float | None = None
-        self._best_by = (-1, -1)
-        """Trial and lease of the best score."""
+        self._best_by = (-1, -1)  # trial and lease of the best score
         self._closing = False
         self.counts = Counts(restarts=self._restarts.counted)
-        self.has_trained = False
+        self.has_trained = False  # a trial has reported
 
     def begin(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Queue the trials that can run. The first call.

@@ -70,8 +70,7 @@ class OneTrialHost(LocalHost):
         self._time: float | None = None
         self._best = math.inf
         self._is_known = self._own_loop = self._has_diverged = False
-        self.trained = self.latest_checkpoint is not None
-        """Whether the search got a report, as on a Ray worker."""
+        self.trained = self.latest_checkpoint is not None  # whether the search got a report, as on a Ray worker
 
     def opened(self) -> None:
         # Without a comparison of trials a program need not report: it may evaluate a model, say.

@@ -41,8 +41,7 @@ class NodeChoice:
         }
         self._activity = Activity(starting={}, failed={})
         self._failed_at: dict[str, float] = {}
-        self._failed: dict[str, float] = {}
-        """Types of machines whose launch failed lately, and when."""
+        self._failed: dict[str, float] = {}  # types of machines whose launch failed lately, and when
 
     def look(self, view: ClusterView, now: float) -> None:
         """What the autoscaler is starting, if this was asked for, and what failed."""

@@ -91,15 +91,7 @@ class Failed:
 # ---------------------------------------------------------------------------------------------------- the server's side
 class ExperimentProcess:
     """An experiment's process. `ended` is called, in a thread, when the experiment has ended, and again when the
-    process has.
-
-    Attributes:
-        path: of the experiment that it is to open, or has created; None before.
-        has_begun: it has received the experiment.
-        opened: the experiment; None before it is created or opened.
-        failure: why the experiment can't be opened, or its search has failed; None if nothing was reported.
-        exit_code: of the process, negative for a signal; None while it runs.
-    """
+    process has."""
 
     def __init__(self, server: GroupServer, home: str, ended: Callable[[ExperimentProcess], None]) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -108,11 +100,11 @@ class ExperimentProcess:
         self._process = context.Process(target=drive, args=(its, server, home), name="dray-experiment", daemon=True)
         self._ended = ended
         self._answered = threading.Event()
-        self.path: Path | None = None
-        self.has_begun = False
+        self.path: Path | None = None  # of the experiment that it is to open, or has created
+        self.has_begun = False  # it has received the experiment
         self.opened: Opened | None = None
-        self.failure: Failed | None = None
-        self.exit_code: int | None = None
+        self.failure: Failed | None = None  # why the experiment can't be opened, or its search has failed
+        self.exit_code: int | None = None  # negative for a signal; None while it runs
         self._process.start()
         its.close()
         threading.Thread(target=self._receive, name="dray-experiment", daemon=True).start()

@@ -69,8 +69,8 @@ class Queue:
         deaths are forgotten. What is not allowed in its state is a `WrongState`, and changes nothing."""
         before = self.item(name).state
         if state not in TRANSITIONS[before]:
-            how = "completed" if before == "COMPLETED" else "failed"
-            raise WrongState(f"experiment {name} has {how}; to train it for longer, extend it")
+            how = "completed; to train it for longer, extend it"
+            raise WrongState(f"experiment {name} has {how if before == 'COMPLETED' else 'failed; activate it again'}")
         if state in ("COMPLETED", "ERROR"):
             self._note({"event": "ended", "state": state, "error": error}, name)
         else:

@@ -84,12 +84,6 @@ class Scheduler:
     Args:
         queue: what users want of them.
         emit: called with each effect.
-
-    Attributes:
-        closing: the server ends.
-        full: why no process may start, as the disk is full; "" if it is not.
-        slots: of the cluster.
-        demands: what each run had and asked for at the last look, by its name.
         is_preempted: whether others have the slots of a group that is waited for.
     """
 
@@ -98,12 +92,11 @@ class Scheduler:
     ) -> None:
         self._queue, self._emit, self._is_preempted = queue, emit, is_preempted
         self._processes: dict[str, _Process] = {}
-        self._leaving: set[str] = set()
-        """Runs whose process has ended, and whose trials have not all left."""
-        self.closing = False
-        self.full = ""
-        self.slots = 0.0
-        self.demands: Mapping[str, Demand] = {}
+        self._leaving: set[str] = set()  # runs whose process has ended, and whose trials have not all left
+        self.closing = False  # the server ends
+        self.full = ""  # why no process may start, as the disk is full
+        self.slots = 0.0  # of the cluster
+        self.demands: Mapping[str, Demand] = {}  # what each run had and asked for at the last look, by its name
 
     # ------------------------------------------------------------------ events
     def step(self, demands: Mapping[str, Demand], slots: float) -> None:
