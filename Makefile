@@ -82,7 +82,7 @@ SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
 
 # Four shares that take about as long: tests that share a Ray, those that (also) start Rays of their own, those of ranks and
 # examples without Ray, and the rest.
-OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,bad_input cluster fault_matrix interrupt observers secrets sharing sweep)
+OWN := tests/cli tests/migration $(patsubst %,tests/ray/test_%.py,cluster fault_matrix interrupt observers secrets sharing sweep)
 
 RANKS := tests/api tests/examples tests/pytorch tests/training
 

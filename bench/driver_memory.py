@@ -36,7 +36,7 @@ from _measure import Paper, Ran, arguments, command, machine, of_kind, perform, 
 
 if TYPE_CHECKING:
     from dray.desk.messages import LeaseOutcome, Row
-    from dray.experiment.results import TrialResult
+    from searchers.events import TrialResult
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ class Driver:
         self._now = 0.0
         self._metrics = MetricsLog(where.metrics, clock=lambda: self._now)
         self.display.__enter__()
-        self.display.begin(search, opened.records)
+        self.display.begin(search)
         self._timeline = Timeline(where.metrics)
         self._played: dict[str, Played] = {}
         self._due: list[TrialResult] = []

@@ -205,11 +205,11 @@ def drive(directory: Path, groups: int, address: str) -> None:
     import dray
     import dray.cluster.autoscaler
     import dray.groups.group
-    from dray.cluster.view import Limits, NodeType
+    from dray.cluster.view import AutoscalerLimits, NodeType
     from dray.desk.messages import GroupEnded, TrialLeft
 
     raylet = NodeType(name="nodes", resources={"CPU": PER_RAYLET * CPUS_PER_SLOT}, max_count=groups // PER_RAYLET)
-    dray.cluster.autoscaler.limits = lambda: Limits(types=(raylet,), max_count=raylet.max_count)
+    dray.cluster.autoscaler.limits = lambda: AutoscalerLimits(types=(raylet,), max_count=raylet.max_count)
     dray.groups.group.start_workers = Stage(directory / END).start_workers  # type: ignore[assignment]
 
     def heard(message: Any) -> None:

@@ -279,6 +279,8 @@ def measure(paper: Paper, sizes: list[int], *, peers: bool) -> None:
     rows = []
 
     def row(name: str, found: Mapping[int, float], target: float | None) -> None:
+        if not found:  # with --most
+            return
         cells = [f"{found[size]:,.2f}" if size in found else "-" for size in sizes]
         reached = ["", ""] if target is None else [f"<= {target:g}", verdict(max(found.values()) <= target)]
         rows.append([name, *cells, *reached])

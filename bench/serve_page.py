@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import multiprocessing
 import os
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,13 @@ def write(results: Path, ready: Any) -> None:
 paces: dict[str, float] = {}
 
 
-async def ask(port: int, path: str, every: float, counts: dict[str, list[float]]) -> None:
+async def ask(url: str, path: str, every: float, counts: dict[str, list[float]]) -> None:
     """One poll of a page."""
     import aiohttp
 
     await asyncio.sleep(LIST_S * (hash(path) % 100) / 100)
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+    async with aiohttp.ClientSession(url) as session:
         tag, pace = "", LIST_S
         while True:
             began = time.monotonic()
@@ -80,13 +80,13 @@ async def ask(port: int, path: str, every: float, counts: dict[str, list[float]]
             await asyncio.sleep(max(pace, float(answer.headers.get("Retry-After", 0))))
 
 
-def look(port: int, names: list[str]) -> None:
+def look(url: str, names: list[str]) -> None:
     """The list, and a page of each experiment."""
     counts: dict[str, list[float]] = {}
 
     async def all_pages() -> None:
-        pages = [ask(port, f"/experiments/{name}{path}", n, counts) for name in names for path, n in PATHS.items()]
-        await asyncio.gather(ask(port, "/experiments", 1, counts), *pages, report())
+        pages = [ask(url, f"/experiments/{name}{path}", n, counts) for name in names for path, n in PATHS.items()]
+        await asyncio.gather(ask(url, "/experiments", 1, counts), *pages, report())
 
     async def report() -> None:
         while True:
@@ -107,9 +107,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--warm-up", type=float, default=150.0)
     given = parser.parse_args()
+    from dray.serve.app import listening
     from tests.report.simulated import simulated
+    from tests.serve.fake import FakeControl
 
-    with tempfile.TemporaryDirectory(prefix="dray-bench-") as root:
+    with contextlib.ExitStack() as stack:
+        root = stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-"))
         results = Path(root)
         os.environ["DRAY_HOME"] = root
         names = [f"search-{number}" for number in range(EXPERIMENTS)]
@@ -120,10 +123,13 @@ def main() -> None:
         processes = [context.Process(target=write, args=(results, ready), daemon=True)]
         processes[0].start()
         ready.wait()
-        port = serve(results, names)
+        control = FakeControl(results)
+        for name in names:
+            control.put(name, "RUNNING", slots=SLOTS)
+        url = stack.enter_context(listening(control, results, "127.0.0.1", 8700, TOKEN))
         time.sleep(2)
         idle = measured(10)
-        processes.append(context.Process(target=look, args=(port, names), daemon=True))
+        processes.append(context.Process(target=look, args=(url, names), daemon=True))
         processes[1].start()
         time.sleep(given.warm_up)
         print(f"idle {idle:.2%} of a core, nobody looks")
@@ -138,27 +144,6 @@ def measured(seconds: float) -> float:
     began, cpu = time.monotonic(), time.process_time()
     time.sleep(seconds)
     return (time.process_time() - cpu) / (time.monotonic() - began)
-
-
-def serve(results: Path, names: list[str]) -> int:
-    """Serve in a thread of this process; returns the port."""
-    from dray.serve.app import make_app
-    from dray.serve.auth import LOOPBACK
-    from tests.serve.conftest import listening
-    from tests.serve.fake import FakeControl
-
-    control, ports, up = FakeControl(results), [0], threading.Event()
-    for name in names:
-        control.put(name, "RUNNING", slots=SLOTS)
-
-    def note(port: int) -> None:
-        ports[0] = port
-        up.set()
-
-    app = make_app(control, results, token=TOKEN, hosts=LOOPBACK)
-    threading.Thread(target=listening, args=(app, note, threading.Event()), daemon=True).start()
-    up.wait()
-    return ports[0]
 
 
 if __name__ == "__main__":

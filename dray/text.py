@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -35,11 +35,26 @@ def counted(number: float, noun: str, form: str = "") -> str:
     return f"{number:{form}} {noun}{ending}"
 
 
+def some(items: Sequence[object], most: int) -> str:
+    """The first items, and how many more there are.
+
+    >>> some(["lr", "hidden", "layers"], 2)
+    'lr, hidden and 1 more'
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
+
+
 def duration(seconds: float) -> str:
     """Hours, minutes and whole seconds: 1:02:03, or 2:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def rough(value: float) -> str:
+    """A number with three digits: 0.123, 12.3, 1,234."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def size(count: int) -> str:

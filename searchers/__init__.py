@@ -3,7 +3,7 @@
     events, method                       the vocabulary: events in, actions out
     random_search                        methods that run every trial to its end: random, grid, single
     asha, promotion, adaptive_asha       methods that compare trials while they run
-    slots, rung, halving                 what methods share: which trials hold slots, which are best at a length
+    slots, rung                          what methods share: which trials hold slots, which are best at a length
     objectives, pareto                   several metrics: their directions and limits, and the order of trials
     previews                             what a method will do
     space, domains, numeric              hyperparameter spaces: their YAML, and what can be drawn
@@ -11,7 +11,7 @@
     search, views                        the one object that a driver holds, and what it knows of each trial
     journal, records                     the append-only log, and its JSON; a replay of it restores a search
     simulate                             a search in virtual time
-    testing, histories                   the contract of methods, for yours too; random histories to check it
+    testing                              the contract of methods, for yours too, checked by random histories
     optuna_sampler, _trials, _space      the adapter to Optuna; not imported here
     ray_tune                             the adapter to Ray Tune for dray's own trials; not imported here
     tune, tune_trials                    the adapter to Ray Tune for Tune's trials, of any user; not imported here
@@ -20,56 +20,43 @@
 Nothing named here imports torch, ray or optuna. The names are loaded on first use: an error type, say, needs no method.
 """
 
+# ruff: noqa: F401
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from searchers.adaptive_asha import AdaptiveASHA as AdaptiveASHA
-    from searchers.asha import ASHA as ASHA
-    from searchers.convert import from_optuna as from_optuna
-    from searchers.convert import from_ray_tune as from_ray_tune
-    from searchers.errors import FieldError as FieldError
-    from searchers.errors import IllegalEvent as IllegalEvent
-    from searchers.errors import JournalError as JournalError
-    from searchers.errors import MethodError as MethodError
-    from searchers.errors import SpaceError as SpaceError
-    from searchers.events import Action as Action
-    from searchers.events import Create as Create
-    from searchers.events import Done as Done
-    from searchers.events import DoneReason as DoneReason
-    from searchers.events import Event as Event
-    from searchers.events import Exited as Exited
-    from searchers.events import Pause as Pause
-    from searchers.events import Reason as Reason
-    from searchers.events import Reported as Reported
-    from searchers.events import Resume as Resume
-    from searchers.events import Started as Started
-    from searchers.events import Stop as Stop
-    from searchers.journal import Journal as Journal
-    from searchers.method import Method as Method
-    from searchers.objectives import Losses as Losses
-    from searchers.objectives import Metric as Metric
-    from searchers.objectives import Objectives as Objectives
-    from searchers.previews import BracketPreview as BracketPreview
-    from searchers.previews import Preview as Preview
-    from searchers.previews import RungPreview as RungPreview
-    from searchers.previews import preview as preview
-    from searchers.promotion import PromotionASHA as PromotionASHA
-    from searchers.random_search import Grid as Grid
-    from searchers.random_search import RandomSearch as RandomSearch
-    from searchers.random_search import Single as Single
-    from searchers.rung import rung_lengths as rung_lengths
-    from searchers.samplers import FirstPoints as FirstPoints
-    from searchers.samplers import GridSampler as GridSampler
-    from searchers.samplers import RandomSampler as RandomSampler
-    from searchers.samplers import Sampler as Sampler
-    from searchers.search import Search as Search
-    from searchers.space import Space as Space
-    from searchers.space import parse as parse_space  # noqa: F401
-    from searchers.views import State as State
-    from searchers.views import TrialView as TrialView
+    from searchers.adaptive_asha import AdaptiveASHA
+    from searchers.asha import ASHA
+    from searchers.convert import from_optuna, from_ray_tune
+    from searchers.errors import FieldError, IllegalEvent, JournalError, MethodError, SpaceError
+    from searchers.events import (
+        Action,
+        Create,
+        Done,
+        DoneReason,
+        Event,
+        Exited,
+        Pause,
+        Reason,
+        Reported,
+        Resume,
+        Started,
+        Stop,
+    )
+    from searchers.journal import Journal
+    from searchers.method import Method
+    from searchers.objectives import Losses, Metric, Objectives
+    from searchers.previews import BracketPreview, Preview, RungPreview, preview
+    from searchers.promotion import PromotionASHA
+    from searchers.random_search import Grid, RandomSearch, Single
+    from searchers.rung import rung_lengths
+    from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
+    from searchers.search import Search
+    from searchers.space import Space
+    from searchers.space import parse as parse_space
+    from searchers.views import State, TrialView
 
 _HOMES = {
     "searchers.adaptive_asha": "AdaptiveASHA",

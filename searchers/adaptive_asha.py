@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
-from searchers.asha import ASHA
+from searchers.asha import ASHA, SuccessiveHalving
 from searchers.events import Action, Create, Done, DoneReason, Event
-from searchers.halving import SuccessiveHalving
 from searchers.method import Fields, check_extension
 from searchers.promotion import PromotionASHA
 from searchers.rung import rungs_that_fit
@@ -39,8 +38,6 @@ class AdaptiveASHA:
         max_concurrent_trials: Most trials at a time, in all brackets together, as in `ASHA`; at least one per bracket.
             0 = in each bracket as many as the last one has trials, and at least `divisor`.
         variant: What happens at a rung: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).
-        max_invalid: Invalid trials that are replaced before the search gives up, in all brackets, >= 0.
-            By default 4 per trial, and 16 at least.
         skip_uninformative_rungs: As in `ASHA`; each bracket learns of its own rungs.
         pareto: As in `ASHA`.
 
@@ -66,25 +63,21 @@ class AdaptiveASHA:
         bracket_rungs: Sequence[int] = (),
         max_concurrent_trials: int = 16,
         variant: Variant = "stopping",
-        max_invalid: int | None = None,
         skip_uninformative_rungs: bool = False,
         pareto: bool = False,
     ) -> None:
         check = Fields()
-        check.whole("max_trials", max_trials, at_least=1)
-        check.whole("max_length", max_length, at_least=1)
+        check.whole(1, max_trials=max_trials, max_length=max_length, max_rungs=max_rungs)
         check.above("divisor", divisor, limit=1)
-        check.whole("max_rungs", max_rungs, at_least=1)
         check.one_of("mode", mode, _MODES)
         given: object = bracket_rungs
         if isinstance(given, list | tuple):
             for place, rungs in enumerate(given):
-                check.whole(f"bracket_rungs[{place}]", rungs, at_least=1)
+                check.whole(1, **{f"bracket_rungs[{place}]": rungs})
         else:
             check.fault("bracket_rungs", f"must be a list of integers >= 1, got {given!r}")
-        check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
+        check.whole(0, max_concurrent_trials=max_concurrent_trials)
         check.one_of("variant", variant, _VARIANTS)
-        check.whole("max_invalid", max_invalid, at_least=0, or_none=True)
         check.done()
         most = rungs_that_fit(length=min(max_length, max_trials), divisor=divisor, at_most=max_rungs)
         wanted = sorted(bracket_rungs, reverse=True) or bracket_rungs_of(mode, most)
@@ -106,7 +99,7 @@ class AdaptiveASHA:
             if n
         )
         self.pareto = pareto
-        self._counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)
+        self._counts = TrialCounts(max_trials)
         for bracket in self.brackets:
             bracket.share(self._counts)
         self._bracket_of: list[int] = []  # of each trial

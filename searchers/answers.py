@@ -6,34 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from searchers.events import Action, Create, Decision, Done, Event, Exited, Reason, Reported, Resume, Started, Stop
-from searchers.objectives import Measured
+from searchers.events import Create, Decision, Done, Event, Exited, Reported, Resume, Started, Stop, TrialResult
 from searchers.search import Search
-
-
-class TrialResult(Protocol):
-    """A trial's report, its end, or both."""
-
-    @property
-    def number(self) -> int:
-        """Increases from result to result of a trial."""
-
-    @property
-    def trial(self) -> int: ...
-
-    @property
-    def step(self) -> float | None: ...
-
-    @property
-    def value(self) -> float | None: ...
-
-    @property
-    def metrics(self) -> Measured: ...
-
-    @property
-    def outcome(self) -> Reason | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +40,6 @@ def decide(search: Search, result: TrialResult) -> Answer:
         if isinstance(action, Stop) and not search.trials[action.trial].ended:
             stops.append(action.trial)
             actions += search.on(Exited(trial=action.trial, reason="stopped"))
-    return _answer(search, result, actions, stops)
-
-
-def _answer(search: Search, result: TrialResult, actions: list[Action], stops: list[int]) -> Answer:
     trial = result.trial
     resumes = [a.trial for a in actions if isinstance(a, Resume) and search.trials[a.trial].state == "PENDING"]
     if trial in resumes:

@@ -102,6 +102,18 @@ class Done:
     reason: DoneReason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """A trial's report for the search to decide on, its end, or both, as the drivers on Ray Tune pass it on."""
+
+    number: int  # increases from result to result of a trial
+    trial: int
+    step: float | None = None
+    value: float | None = None
+    metrics: Measured = ()
+    outcome: Reason | None = None  # the trial ends with this result
+
+
 Event = Started | Reported | Exited
 Action = Create | Stop | Pause | Resume | Done
 

@@ -191,25 +191,21 @@ def _lock(path: Path) -> int:
     # (NFS), and the journal is read while it is open. It is never deleted: two processes could then hold two files.
     descriptor = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
-    while not _is_locked(descriptor):
-        if time.monotonic() > deadline:
-            owner = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise JournalError(
-                f"{path} is being written by another run, process {owner}; wait until it ends, or stop it"
-            )
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                owner = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
+                os.close(descriptor)
+                raise JournalError(
+                    f"{path} is being written by another run, process {owner}; wait until it ends, or stop it"
+                ) from None
         time.sleep(_LOCK_PATIENCE_S / 20)
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
     return descriptor
-
-
-def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _lock_path(path: Path) -> Path:

@@ -70,7 +70,7 @@ class Fields:
     """Checks a method's fields, and raises one `MethodError` for all invalid ones.
 
     >>> check = Fields()
-    >>> check.whole("max_trials", 0, at_least=1)
+    >>> check.whole(1, max_trials=0)
     >>> check.done()
     Traceback (most recent call last):
         ...
@@ -83,15 +83,14 @@ class Fields:
     def fault(self, name: str, message: str) -> None:
         self._faults.append((f"searcher.{name}", message))
 
-    def whole(self, name: str, value: object, *, at_least: int, or_none: bool = False) -> None:
-        """`value` must be an integer >= `at_least` within the limits of a search, or None where that is allowed."""
-        most = _MOST.get(name, 2**63 - 1)
-        if value is None and or_none:
-            return
-        if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-            self.fault(name, f"must be an integer >= {at_least}, got {value!r:.80}")
-        elif value > most:
-            self.fault(name, f"must be at most {most}, got a larger integer")
+    def whole(self, at_least: int, /, **fields: object) -> None:
+        """Each must be an integer >= `at_least`, within the limits of a search."""
+        for name, value in fields.items():
+            most = _MOST.get(name, 2**63 - 1)
+            if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+                self.fault(name, f"must be an integer >= {at_least}, got {value!r:.80}")
+            elif value > most:
+                self.fault(name, f"must be at most {most}, got a larger integer")
 
     def above(self, name: str, value: object, *, limit: float) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not limit < value < math.inf:
@@ -122,7 +121,7 @@ def check_extension(**asked: tuple[int | None, int | str]) -> None:
         if isinstance(old, str):
             check.fault(name, f"{old}, got {new!r}")
         else:
-            check.whole(name, new, at_least=old)
+            check.whole(old, **{name: new})
             grows |= new != old
     check.done()
     if not grows:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from random import Random
-from statistics import fmean
 
 from searchers.adaptive_asha import AdaptiveASHA
+from searchers.asha import SuccessiveHalving
 from searchers.events import Action, Event, Reported, Started
-from searchers.halving import SuccessiveHalving
 from searchers.method import Method
 from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
@@ -86,7 +85,7 @@ def preview(method: Method) -> Preview:
             rung = RungPreview(length=rungs[-1] if rungs else None, trials=n, last=n)
             return Preview(brackets=(BracketPreview(rungs=(rung,)),))
         case Method():
-            return _simulated(method, 0)
+            return _counted(method, _reached(method, 0))
     raise TypeError(f"preview() needs a searchers.Method, got {method!r} of type {type(method).__name__}")
 
 
@@ -118,36 +117,24 @@ def expected(make: Callable[[], Method]) -> Preview:
     take too long to simulate, the lower bound is returned.
 
     >>> from searchers import ASHA
-    >>> found = expected(lambda: ASHA(max_trials=64, max_length=16, num_rungs=3))
+    >>> found = expected(lambda: ASHA(max_trials=16, max_length=16, num_rungs=3))
     >>> [round(rung.trials) for rung in found.brackets[0].rungs], round(found.total)
-    ([64, 16, 6], 186)
+    ([16, 5, 3], 68)
     """
     first = make()
     by_rule = preview(first)
     runs = min(RUNS, SIMULATED // max(round(by_rule.trials), 1))
     if is_certain(first) or runs < LEAST_RUNS:
         return by_rule
-    found = [_simulated(make(), run) for run in range(runs)]
-    totals = sorted(each.total for each in found if each.total is not None)
-    brackets = zip(*(each.brackets for each in found), strict=True)
-    return Preview(
-        brackets=tuple(
-            BracketPreview(rungs=tuple(map(_mean, zip(*(b.rungs for b in each), strict=True)))) for each in brackets
-        ),
-        likely=(totals[len(totals) // 20], totals[-1 - len(totals) // 20]) if totals else None,
-    )
+    reached = [_reached(make(), run) for run in range(runs)]
+    totals = sorted(total for each in reached if (total := _counted(first, each).total) is not None)
+    together = [[step for each in steps for step in each] for steps in zip(*reached, strict=True)]
+    found = _counted(first, together, runs)
+    return replace(found, likely=(totals[len(totals) // 20], totals[-1 - len(totals) // 20]) if totals else None)
 
 
-def _mean(rungs: tuple[RungPreview, ...]) -> RungPreview:
-    trials, last = fmean(each.trials for each in rungs), fmean(each.last for each in rungs)
-    return RungPreview(length=rungs[0].length, trials=_whole(trials), last=_whole(last))
-
-
-def _whole(value: float) -> float:
-    return int(value) if value == int(value) else value
-
-
-def _simulated(method: Method, run: int) -> Preview:
+def _reached(method: Method, run: int) -> list[list[float]]:
+    """The lengths that trials reach in a simulation, by bracket."""
     reached: dict[int, float] = {}
 
     def trial(hparams: Mapping[str, object]) -> Curve:
@@ -164,24 +151,34 @@ def _simulated(method: Method, run: int) -> Preview:
 
     simulate(method, WORKERS, trial, reports=tuple(dict.fromkeys(method.rungs)) or (1,), watch=watch)
     if not isinstance(method, AdaptiveASHA):
-        return Preview(brackets=(_counted(method.rungs, list(reached.values())),))
+        return [list(reached.values())]
     steps: list[list[float]] = [[] for _ in method.brackets]
     for number in range(method.created):
         steps[method.bracket_of(number)].append(reached.get(number, 0))
-    return Preview(
-        brackets=tuple(_counted(each.rungs, mine) for each, mine in zip(method.brackets, steps, strict=True))
-    )
+    return steps
 
 
-def _counted(rungs: Sequence[float], reached: Sequence[float]) -> BracketPreview:
-    """The number of trials at each rung, from the lengths that trials reached."""
-    lengths = tuple(dict.fromkeys(rungs))
-    if not lengths:
-        return BracketPreview(rungs=(RungPreview(length=None, trials=len(reached), last=len(reached)),))
-    come = [sum(max(step, lengths[0]) >= length for step in reached) for length in lengths]
-    return BracketPreview(
-        rungs=tuple(
-            RungPreview(length=int(length), trials=n, last=n - further)
-            for length, n, further in zip(lengths, come, [*come[1:], 0], strict=True)
+def _counted(method: Method, reached: Sequence[Sequence[float]], runs: int = 1) -> Preview:
+    """The number of trials at each rung, a mean over so many runs, from the lengths that trials reached."""
+    brackets: list[BracketPreview] = []
+    for bracket, steps in zip(method.brackets if isinstance(method, AdaptiveASHA) else (method,), reached, strict=True):
+        lengths = tuple(dict.fromkeys(bracket.rungs))
+        come = [sum(max(step, lengths[0]) >= length for step in steps) for length in lengths] or [len(steps)]
+        rungs = zip(lengths or (None,), come, [*come[1:], 0], strict=True)
+        brackets.append(
+            BracketPreview(
+                rungs=tuple(
+                    RungPreview(
+                        length=None if length is None else int(length),
+                        trials=_mean(n, runs),
+                        last=_mean(n - further, runs),
+                    )
+                    for length, n, further in rungs
+                )
+            )
         )
-    )
+    return Preview(brackets=tuple(brackets))
+
+
+def _mean(total: int, runs: int) -> float:
+    return total / runs if total % runs else total // runs

@@ -32,8 +32,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from searchers.asha import SuccessiveHalving
 from searchers.events import Action, Create, Done, Exited, Pause, Resume, Stop
-from searchers.halving import SuccessiveHalving
 from searchers.objectives import Losses
 from searchers.rung import longer_rungs
 
@@ -52,8 +52,8 @@ class PromotionASHA(SuccessiveHalving):
     trials that were stopped because their rung was closed can be promoted again, from their checkpoints.
 
     Args:
-        max_trials, max_length, num_rungs, divisor, max_concurrent_trials, max_invalid, skip_uninformative_rungs,
-            pareto: As in `ASHA`.
+        max_trials, max_length, num_rungs, divisor, max_concurrent_trials, skip_uninformative_rungs, pareto: As in
+            `ASHA`.
 
     Raises:
         MethodError: A field is invalid; all are named.

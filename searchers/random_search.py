@@ -18,8 +18,6 @@ class RandomSearch:
         max_trials: Trials to run, >= 1. Trials with invalid hyperparameters are replaced and don't count.
         max_concurrent_trials: Most trials at a time that were created and have not ended; 0 = no limit.
         max_length: Length of a trial, >= 1, if the search sets it; trials then validate there.
-        max_invalid: Invalid trials that are replaced before the search gives up, >= 0.
-            By default 4 per trial, and 16 at least.
 
     Raises:
         MethodError: A field is invalid; all are named.
@@ -32,27 +30,17 @@ class RandomSearch:
     _fixed_trials: str | None = None  # why there can't be more trials
     _replaces_invalid = True
 
-    def __init__(
-        self,
-        *,
-        max_trials: int,
-        max_concurrent_trials: int = 16,
-        max_length: int | None = None,
-        max_invalid: int | None = None,
-    ) -> None:
+    def __init__(self, *, max_trials: int, max_concurrent_trials: int = 16, max_length: int | None = None) -> None:
         check = Fields()
-        check.whole(self._budget, max_trials, at_least=self._least)
-        check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
-        check.whole("max_length", max_length, at_least=1, or_none=True)
-        check.whole("max_invalid", max_invalid, at_least=0, or_none=True)
+        check.whole(self._least, **{self._budget: max_trials})
+        check.whole(0, max_concurrent_trials=max_concurrent_trials)
+        if max_length is not None:
+            check.whole(1, max_length=max_length)
         check.done()
         self.rungs: tuple[int, ...] = () if max_length is None else (max_length,)
         self._max_concurrent = max_concurrent_trials
         self._slots = TrialSlots(
-            max_trials=max_trials,
-            max_concurrent=max_concurrent_trials,
-            max_invalid=max_invalid,
-            replaces_invalid=self._replaces_invalid,
+            max_trials=max_trials, max_concurrent=max_concurrent_trials, replaces_invalid=self._replaces_invalid
         )
 
     @property
@@ -99,7 +87,6 @@ class Single(RandomSearch):
 
     Args:
         max_length: Length of the trial, >= 1, if the search sets it.
-        max_invalid: How often the trial is replaced if its hyperparameters are invalid, >= 0. 16 by default.
 
     Raises:
         MethodError: A field is invalid.
@@ -110,8 +97,8 @@ class Single(RandomSearch):
 
     _fixed_trials = "a single search has one trial"
 
-    def __init__(self, *, max_length: int | None = None, max_invalid: int | None = None) -> None:
-        super().__init__(max_trials=1, max_concurrent_trials=1, max_length=max_length, max_invalid=max_invalid)
+    def __init__(self, *, max_length: int | None = None) -> None:
+        super().__init__(max_trials=1, max_concurrent_trials=1, max_length=max_length)
 
 
 class Grid(RandomSearch):

@@ -26,7 +26,7 @@ import ray
 from ray import cloudpickle, tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from searchers.answers import TrialResult
+from searchers.events import TrialResult
 
 MAX_HANDLE_DEATHS = 5
 """The run fails when its handle has died this many times in a row without a result."""

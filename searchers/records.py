@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import get_args
 
 from searchers.errors import IllegalEvent
@@ -30,7 +30,7 @@ from searchers.events import (
 
 _ACTIONS = {kind.__name__.lower(): kind for kind in (Create, Stop, Pause, Resume)}
 FLOAT = "$float"  # the key in the journal of a hyperparameter that is a float but not finite
-EVENT_KINDS = frozenset({"started", "reported", "exited"})
+KINDS = frozenset({"start", "started", "reported", "exited", "extended"})  # the records of a search
 
 
 def event_to_json(event: Event) -> dict[str, object]:
@@ -173,31 +173,3 @@ def _number(value: object, *, or_bool: bool = False) -> float:
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch's
         pass
     raise ValueError(f"is {value!r:.80} ({type(value).__name__}), but must be a number")
-
-
-class RecordedMethod:
-    """A method that repeats the decisions in a journal's records, one per call, for a search that is only looked at."""
-
-    rungs = ()
-
-    def __init__(self, records: Iterable[Mapping[str, object]]) -> None:
-        self._actions = map(_actions_of, records)
-
-    def start(self) -> list[Action]:
-        return next(self._actions)
-
-    def on(self, event: Event) -> list[Action]:
-        return next(self._actions)
-
-    def progress(self, trained: Mapping[int, float]) -> float:
-        raise NotImplementedError("this search is read-only")
-
-    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        return next(self._actions)
-
-
-def _actions_of(record: Mapping[str, object]) -> list[Action]:
-    actions = record.get("actions")
-    if not isinstance(actions, list) or not all(isinstance(action, Mapping) for action in actions):
-        raise ValueError(f"actions must be a list of mappings, got {actions!r}")
-    return [action_from_json(action) for action in actions]

@@ -28,7 +28,7 @@ import copy
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from types import MappingProxyType
 from typing import cast
@@ -38,8 +38,7 @@ from searchers.events import Action, Create, Done, Event, Reported, Started
 from searchers.method import Method
 from searchers.objectives import Objectives, normalised, with_first
 from searchers.records import (
-    EVENT_KINDS,
-    RecordedMethod,
+    KINDS,
     action_to_json,
     event_from_json,
     event_to_json,
@@ -53,7 +52,6 @@ from searchers.views import Points, State, TrainedShares, TrialView, as_dict
 Record = dict[str, object]
 
 _NO_HPARAMS: Mapping[str, object] = MappingProxyType({})
-_KINDS = EVENT_KINDS | {"start", "extended"}
 
 
 class Search:
@@ -65,7 +63,7 @@ class Search:
         seed: Any integer. The same seed, method and space give the same trials.
         smaller_is_better: Whether smaller values of the metric are better.
         log: Called with one record per event, before the event's actions are returned. It should return only once the
-            record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log.
+            record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log in a new one.
         sampler: Draws the hyperparameters: a new one, which the search owns. `RandomSampler(space, seed)` by default.
         objectives: What to optimise if there are several metrics, or constraints; `smaller_is_better` is then that of
             the first objective. The method has to rank by it (`ASHA(pareto=True)`), or to compare nothing.
@@ -134,7 +132,6 @@ class Search:
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """Continue with a larger budget, even if the search is done; `Done` then comes again."""
         assert self.started, "the search has not started; configure it with the larger budget instead of extending it"
-        max_trials, max_length = _as_int(max_trials), _as_int(max_length)
         actions = self._enlarge(max_trials, max_length)
         self._write({"event": "extended", "max_trials": max_trials, "max_length": max_length}, actions)
         return actions
@@ -155,75 +152,30 @@ class Search:
         """The trial's seed, 31 bits, a function of the search's seed and the trial's number alone."""
         return Random(f"{self.seed}:{trial}:seed").getrandbits(31)
 
-    @classmethod
-    def replay(
-        cls,
-        records: Iterable[Mapping[str, object]],
-        method: Method,
-        space: Space,
-        *,
-        seed: int,
-        smaller_is_better: bool,
-        log: Callable[[Record], None],
-        sampler: Sampler | None = None,
-        objectives: Objectives | None = None,
-    ) -> Search:
-        """The search that wrote these records, ready to continue; the records are not logged again.
+    def replay(self, records: Iterable[Mapping[str, object]]) -> Search:
+        """Take this new search to where the one that wrote these records was; they are not logged again. Returns it.
 
         Trials that were PENDING or RUNNING are live again. A trial with a recorded `Stop` that has not ended has
         `stop_requested`. Records of unknown events are skipped, since a driver may log its own events.
 
-        Method and sampler are new ones, configured like the original ones: extensions are in the records, and the
-        sampler gets the events, but is not asked for points. A record that is impossible, or of another search (another
-        seed or direction, other actions, hyperparameters that are not of the space) is a `JournalError`.
+        Method and sampler are configured like the original ones: extensions are in the records, and the sampler gets
+        the events, but is not asked for points. A record that is impossible, or of another search (another seed or
+        direction, other actions, hyperparameters that are not of the space) is a `JournalError`.
         """
-        search = cls(
-            method,
-            space,
-            seed=seed,
-            smaller_is_better=smaller_is_better,
-            log=log,
-            sampler=sampler,
-            objectives=objectives,
-        )
         for line, record in enumerate(records, start=1):
-            if record.get("event") not in _KINDS:
+            if record.get("event") not in KINDS:
                 continue
             try:
-                actions = search._replay_one(record)
+                actions = self._replay_one(record)
             except (ValueError, TypeError) as error:
                 raise JournalError(f"journal, line {line}: {error}") from error
-            if isinstance(method, RecordedMethod):
-                continue
             decided = [action_to_json(action) for action in actions]
             if decided != record.get("actions"):
                 raise JournalError(
                     f"journal, line {line}: the recorded actions are {record.get('actions')}, but this search decides "
                     f"on {decided}; replay it with the searcher configuration that wrote the journal"
                 )
-        return search
-
-    @classmethod
-    def recorded(
-        cls,
-        records: Sequence[Mapping[str, object]],
-        space: Space,
-        *,
-        seed: int,
-        smaller_is_better: bool,
-        objectives: Objectives | None = None,
-    ) -> Search:
-        """The search that wrote these records, read-only; neither its method nor its sampler is needed."""
-        method = RecordedMethod(record for record in records if record.get("event") in _KINDS)
-        return cls.replay(
-            records,
-            method,
-            space,
-            seed=seed,
-            smaller_is_better=smaller_is_better,
-            log=lambda record: None,
-            objectives=objectives,
-        )
+        return self
 
     def _begin(self) -> list[Action]:
         self.started = True
@@ -262,8 +214,7 @@ class Search:
         hparams = hparams_from_json(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
-        is_checked = hparams is not None and not isinstance(self.method, RecordedMethod)
-        if is_checked and (faults := self.space.faults(hparams)):
+        if hparams is not None and (faults := self.space.faults(hparams)):
             other = "the journal belongs to another search: the hyperparameters of trial"
             raise ValueError(f"{other} {event.trial} are not in this one's space: {FieldError(faults)}")
         return self._apply(event, hparams)
@@ -323,10 +274,3 @@ class Search:
             self._live.pop(view.id, None)
         else:
             self._live[view.id] = view
-
-
-def _as_int(value: int | None) -> int | None:
-    """An integer of another type, such as NumPy's, as an int. Anything else is unchanged, for the method to refuse."""
-    if value is None or isinstance(value, bool) or not hasattr(value, "__index__"):
-        return value
-    return operator.index(value)

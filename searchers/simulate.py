@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
+from typing import NamedTuple
 
 from searchers.events import (
     Action,
@@ -65,17 +66,17 @@ class Curve:
             raise ValueError(f"cost: must be a finite number > 0, got {self.cost!r}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Simulation:
     """The outcome of a simulated search."""
 
-    time: float  # of the last event, or `until`
-    done: DoneReason | None  # None: it was cut at `until`
-    trials: int  # created
-    ended: Mapping[Reason, int]
-    trained: float  # by all trials together, including what failures lost
-    busy: float  # time in which workers had a trial; `busy / (workers * time)` is the utilisation
-    events: int
+    time: float = 0.0  # of the last event, or `until`
+    done: DoneReason | None = None  # None: it was cut at `until`
+    trials: int = 0  # created
+    ended: Counter[Reason] = field(default_factory=Counter)
+    trained: float = 0.0  # by all trials together, including what failures lost
+    busy: float = 0.0  # time in which workers had a trial; `busy / (workers * time)` is the utilisation
+    events: int = 0
 
 
 def simulate(
@@ -130,34 +131,19 @@ def simulate(
     """
     method = search.method if isinstance(search, Search) else search
     steps = tuple(dict.fromkeys(method.rungs if reports is None else reports))
-    conditions = _Conditions(start_cost, resume_cost, failures, max_restarts, noise, jitter, until, seed)
+    conditions = _Conditions(start_cost, resume_cost, failures, max_restarts, noise, jitter, until)
     rules = (
         (workers >= 1, f"workers: must be >= 1, got {workers}"),
         (steps and min(steps) > 0, f"reports: must be lengths > 0, got {reports!r} (rungs: {method.rungs!r})"),
         (list(steps) == sorted(steps), f"reports: must be ascending, got {reports!r}"),
-        *(
-            (value >= 0, f"{name}: must be >= 0, got {value!r}")
-            for name, value in asdict(conditions).items()
-            if name != "seed"
-        ),
+        *((value >= 0, f"{name}: must be >= 0, got {value!r}") for name, value in conditions._asdict().items()),
     )
     if faults := [fault for holds, fault in rules if not holds]:
         raise ValueError("\n".join(faults))
-    run = _Simulator(search, workers, trial, steps, conditions, watch)
-    run.run()
-    return Simulation(
-        time=run.time,
-        done=run.done,
-        trials=run.created,
-        ended=dict(run.ended),
-        trained=run.trained,
-        busy=run.busy,
-        events=run.events,
-    )
+    return _Simulator(search, workers, trial, steps, conditions, seed, watch).run()
 
 
-@dataclass(frozen=True, slots=True)
-class _Conditions:
+class _Conditions(NamedTuple):
     """Costs, failures and noise; `simulate` documents them."""
 
     start_cost: float
@@ -167,7 +153,6 @@ class _Conditions:
     noise: float
     jitter: float
     until: float
-    seed: int
 
 
 @dataclass(slots=True)
@@ -194,15 +179,10 @@ class _Simulator:
     curve_of: Callable[[Mapping[str, object]], Curve | None]
     steps: tuple[float, ...]
     conditions: _Conditions
+    seed: int
     watch: Callable[[float, Event, list[Action]], None] | None
 
-    time: float = 0.0
-    done: DoneReason | None = None
-    created: int = 0
-    trained: float = 0.0
-    busy: float = 0.0
-    events: int = 0
-    ended: Counter[Reason] = field(default_factory=Counter)
+    result: Simulation = field(default_factory=Simulation)
     trials: dict[int, _Trial] = field(default_factory=dict)  # live ones
     pending: deque[Action] = field(default_factory=deque)  # not carried out yet
     queue: deque[tuple[int, int]] = field(default_factory=deque)  # (due, trial) waiting for a worker
@@ -211,9 +191,9 @@ class _Simulator:
     free: list[int] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
 
-    def run(self) -> None:
-        conditions, heap, trials = self.conditions, self.heap, self.trials
-        rng = Random(f"{conditions.seed}:workers")
+    def run(self) -> Simulation:
+        conditions, heap, trials, result = self.conditions, self.heap, self.trials, self.result
+        rng = Random(f"{self.seed}:workers")
         self.free = list(reversed(range(self.workers)))
         self.speeds = [math.exp(rng.gauss(0, conditions.jitter)) if conditions.jitter else 1.0 for _ in self.free]
         if isinstance(self.search, Search) and self.search.started:
@@ -226,7 +206,7 @@ class _Simulator:
             trial = trials.get(number)
             if trial is None or trial.due != due:  # it was stopped or paused meanwhile
                 continue
-            self.time = time
+            result.time = time
             if fails:
                 self.fail(number, trial)
             else:
@@ -234,57 +214,63 @@ class _Simulator:
             self.assign_workers()
         running = [trial for trial in trials.values() if trial.worker >= 0]
         if running:  # cut at `until`
-            self.time = conditions.until
+            result.time = conditions.until
             for trial in running:
                 self.free_worker(trial)
-        elif self.done is None:
+        elif result.done is None:
             raise RuntimeError(
-                f"all {self.workers} workers are idle, {len(trials)} of {self.created} trials are paused, but the "
+                f"all {self.workers} workers are idle, {len(trials)} of {result.trials} trials are paused, but the "
                 "method neither resumed nor stopped one, nor decided on Done; see searchers.testing.check_method"
             )
+        return result
 
     def report(self, number: int, trial: _Trial) -> None:
         assert trial.curve is not None
         step = self.steps[trial.next]
-        self.trained += step - trial.position
+        self.result.trained += step - trial.position
         trial.position, trial.next, trial.since = step, trial.next + 1, math.inf
         found = trial.curve.value(step)
-        metrics = [each if each is None else self.noisy(each, trial) for each in _as_tuple(found)]
+        metrics = tuple(self.noisy(each, trial) for each in (found if isinstance(found, tuple) else (found,)))
+        first = metrics[0]
         if isinstance(self.search, Search):
-            several = self.search.objectives is not None
-            event = Reported(trial=number, step=step, value=metrics[0], metrics=tuple(metrics) if several else ())
-        else:
-            event = _normalised(number, step, metrics[0], pareto=getattr(self.search, "pareto", False))
+            several = metrics if self.search.objectives is not None else ()
+            event = Reported(trial=number, step=step, value=first, metrics=several)
+        elif first is None or not math.isfinite(first):
+            event = Reported(trial=number, step=step, value=math.inf)
+        else:  # as `Search` passes it to a method, which ranks by values or by losses
+            losses = Losses((first,)) if getattr(self.search, "pareto", False) else None
+            event = Reported(trial=number, step=step, value=first, losses=losses)
         if self.runs_on(trial, event):
-            self.train(number, trial, self.time)
+            self.train(number, trial, self.result.time)
 
-    def noisy(self, value: float, trial: _Trial) -> float:
+    def noisy(self, value: float | None, trial: _Trial) -> float | None:
         noise = self.conditions.noise
-        return value if trial.rng is None or not noise else value + trial.rng.gauss(0, noise)
+        return value if value is None or trial.rng is None or not noise else value + trial.rng.gauss(0, noise)
 
     def fail(self, number: int, trial: _Trial) -> None:
         """The worker fails: the training since the last report is lost."""
-        self.trained += self.since_report(trial)
+        self.result.trained += self.since_report(trial)
         trial.since = math.inf
         trial.restarts += 1
         if trial.restarts > self.conditions.max_restarts:
             self.exit(number, trial, "errored")
             return
         if self.runs_on(trial, Started(trial=number)):
-            self.train(number, trial, self.time + self.conditions.resume_cost)
+            self.train(number, trial, self.result.time + self.conditions.resume_cost)
 
     def start(self, number: int, trial: _Trial) -> None:
-        trial.worker, trial.assigned, trial.since = self.free.pop(), self.time, math.inf
+        trial.worker, trial.assigned, trial.since = self.free.pop(), self.result.time, math.inf
         if not self.runs_on(trial, Started(trial=number)):
             return
         if trial.curve is None:
-            trial.curve = self.curve_of(self.hparams(number))
+            hparams = {"trial": number} if not isinstance(self.search, Search) else self.search.trials[number].hparams
+            trial.curve = self.curve_of(hparams or {})
             if trial.curve is None:
                 self.exit(number, trial, "invalid_hp")
                 return
         cost = self.conditions.resume_cost if trial.began else self.conditions.start_cost
         trial.began = True
-        self.train(number, trial, self.time + cost)
+        self.train(number, trial, self.result.time + cost)
 
     def train(self, number: int, trial: _Trial, since: float) -> None:
         """Train from `since` on, to the next report or failure; or the trial completes."""
@@ -298,7 +284,7 @@ class _Simulator:
             if conditions.jitter:
                 rate *= math.exp(trial.rng.gauss(0, conditions.jitter))
             if conditions.failures:
-                fails = self.time + trial.rng.expovariate(conditions.failures)
+                fails = self.result.time + trial.rng.expovariate(conditions.failures)
         trial.since, trial.rate = since, rate
         ends = since + (self.steps[trial.next] - trial.position) * rate
         self.last_due += 1
@@ -309,22 +295,22 @@ class _Simulator:
         if trial.worker >= 0:
             self.free_worker(trial)
         del self.trials[number]
-        self.ended[reason] += 1
+        self.result.ended[reason] += 1
         self.send(Exited(trial=number, reason=reason))
 
     def free_worker(self, trial: _Trial) -> None:
         """Free the trial's worker, and keep what it trained."""
         more = self.since_report(trial)
-        self.trained += more
+        self.result.trained += more
         trial.position += more
-        self.busy += self.time - trial.assigned
+        self.result.busy += self.result.time - trial.assigned
         self.free.append(trial.worker)
         trial.worker, trial.since = -1, math.inf
 
     def since_report(self, trial: _Trial) -> float:
-        if self.time <= trial.since:
+        if self.result.time <= trial.since:
             return 0.0
-        return min((self.time - trial.since) / trial.rate, self.steps[trial.next] - trial.position)
+        return min((self.result.time - trial.since) / trial.rate, self.steps[trial.next] - trial.position)
 
     def runs_on(self, trial: _Trial, event: Event) -> bool:
         """Send the trial's event and carry out what follows. Returns whether it was neither stopped nor paused."""
@@ -335,10 +321,10 @@ class _Simulator:
 
     def send(self, event: Event) -> None:
         actions = self.search.on(event)
-        self.events += 1
+        self.result.events += 1
         self.pending.extend(actions)
         if self.watch is not None:
-            self.watch(self.time, event, actions)
+            self.watch(self.result.time, event, actions)
 
     def assign_workers(self) -> None:
         """Carry out the pending actions, and give free workers to waiting trials."""
@@ -357,7 +343,7 @@ class _Simulator:
             action = self.pending.popleft()
             match action:
                 case Create(trial=number):
-                    self.created += 1
+                    self.result.trials += 1
                     self.trials[number] = trial = _Trial(rng=self.rng_of(number))
                     self.enqueue(number, trial)
                 case Stop(trial=number):
@@ -370,7 +356,7 @@ class _Simulator:
                 case Resume(trial=number):
                     self.enqueue(number, self.resumed(action))
                 case Done(reason=reason):
-                    self.done = reason
+                    self.result.done = reason
                 case _:
                     assert_never(action)
 
@@ -395,21 +381,16 @@ class _Simulator:
         trial.due = self.last_due
         self.queue.append((self.last_due, number))
 
-    def hparams(self, number: int) -> Mapping[str, object]:
-        if isinstance(self.search, Search):
-            return self.search.trials[number].hparams or {}
-        return {"trial": number}
-
     def rng_of(self, number: int) -> Random | None:
         conditions = self.conditions
         if not (conditions.noise or conditions.jitter or conditions.failures):
             return None  # seeding takes longer than everything else about a trial
-        return Random(f"{conditions.seed}:{number}")
+        return Random(f"{self.seed}:{number}")
 
     def adopt(self, search: Search) -> None:
         """The live trials of a search that has started, in order of creation."""
         for number, view in search.trials.items():
-            self.created += 1
+            self.result.trials += 1
             if view.ended:
                 continue
             self.trials[number] = trial = self.from_view(number, view)
@@ -423,14 +404,3 @@ class _Simulator:
         position = view.last_step or 0.0
         following = sum(step <= position for step in self.steps)
         return _Trial(rng=self.rng_of(number), position=position, next=following, began=view.hparams is not None)
-
-
-def _as_tuple(found: float | Measured | None) -> Measured:
-    return found if isinstance(found, tuple) else (found,)
-
-
-def _normalised(number: int, step: float, value: float | None, *, pareto: bool) -> Reported:
-    """As `Search` passes it to a method, which ranks by one value or by losses."""
-    if value is None or not math.isfinite(value):
-        return Reported(trial=number, step=step, value=math.inf)
-    return Reported(trial=number, step=step, value=value, losses=Losses((value,)) if pareto else None)

@@ -25,18 +25,17 @@ NEARLY_DONE = math.nextafter(1.0, 0.0)  # the largest progress of a search that 
 class TrialCounts:
     """How many trials were created and how many were invalid, in all brackets of a search together.
 
-    Invalid trials are replaced, `max_invalid` of them; None: 4 per trial, which is enough for a space of which a fifth
-    is valid, and at least 16. After one more the search gives up: no trial is created, live ones run to their end, and
-    the search is done with the reason "invalid_hp".
+    Invalid trials are replaced, 4 per trial, which is enough for a space of which a fifth is valid, and at least 16.
+    After one more the search gives up: no trial is created, live ones run to their end, and the search is done with the
+    reason "invalid_hp".
     """
 
-    def __init__(self, *, max_trials: int, max_invalid: int | None) -> None:
+    def __init__(self, max_trials: int) -> None:
         self.created = self._invalid = 0
-        self._max_invalid = max_invalid
         self.extend(max_trials)
 
     def extend(self, max_trials: int) -> None:
-        self._most = max(16, 4 * max_trials) if self._max_invalid is None else self._max_invalid
+        self._most = max(16, 4 * max_trials)
         self.gave_up = self._invalid > self._most
 
     def add_invalid(self) -> None:
@@ -53,7 +52,7 @@ class TrialSlots:
 
     Trials with invalid hyperparameters are replaced and don't count, unless `replaces_invalid` is false.
 
-    >>> slots = TrialSlots(max_trials=3, max_concurrent=2, max_invalid=0)
+    >>> slots = TrialSlots(max_trials=3, max_concurrent=2)
     >>> slots.fill()
     [Create(trial=0), Create(trial=1)]
     >>> slots.end(0, "completed")
@@ -61,10 +60,8 @@ class TrialSlots:
     [Create(trial=2)]
     """
 
-    def __init__(
-        self, *, max_trials: int, max_concurrent: int, max_invalid: int | None = None, replaces_invalid: bool = True
-    ) -> None:
-        self.counts = TrialCounts(max_trials=max_trials, max_invalid=max_invalid)  # brackets share one
+    def __init__(self, *, max_trials: int, max_concurrent: int, replaces_invalid: bool = True) -> None:
+        self.counts = TrialCounts(max_trials)  # brackets share one
         self.max_trials, self._num_slots = max_trials, _num_slots(max_concurrent)
         self._replaces_invalid = replaces_invalid
         self._counted = 0  # trials created, except those that were replaced

@@ -1,7 +1,9 @@
-"""The contract of a search method, as plain functions: call `check_method(make, max_creations=...)` from any test.
+"""The contract of a search method: call `check_method(make, max_creations=...)` from any test.
 
-Each check drives the method through random histories (see `searchers.histories`), and raises an `AssertionError` that
-names the broken rule and the seed. State is compared by what follows from it: the actions in the rest of a history.
+It drives the method through random histories: trials start, report (in order, late, out of order, not finite), stop or
+complete before they could, pause at once or one report later, fail (also while paused), are invalid, are canceled; the
+search is extended while it runs and when it is done. State is compared by what follows from it: the actions in the rest
+of a history.
 """
 
 from __future__ import annotations
@@ -9,23 +11,28 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from random import Random
 from typing import cast
 
-from searchers.errors import IllegalEvent
-from searchers.events import Create, Done, Exited, Pause, Reason, Reported, Resume, Started, Stop
-from searchers.histories import OBJECTIVES, Extension, History, play, send
+from searchers.errors import IllegalEvent, MethodError
+from searchers.events import Action, Create, Done, Event, Exited, Pause, Reason, Reported, Resume, Started, Stop
 from searchers.method import Method
-from searchers.objectives import Losses
+from searchers.objectives import Losses, Measured, Metric, Objectives
 from searchers.records import event_from_json
 from searchers.search import Record, Search
 from searchers.space import parse
 
 Make = Callable[[], Method]
 
+OBJECTIVES = Objectives((Metric(name="loss"), Metric(name="size"), Metric(name="time", at_most=0.8)))
+"""Of a search with several metrics; it needs a method that ranks by losses."""
+_REASONS: tuple[Reason, ...] = ("completed", "stopped", "diverged", "errored", "invalid_hp", "canceled")
+_SPACE = parse({"x": {"type": "double", "minval": 0, "maxval": 1}})
+
 
 def check_method(make: Make, *, max_creations: int, seeds: Iterable[int] = range(10)) -> None:
-    """Run all checks.
+    """Check that a method keeps all rules of `searchers.Method`.
 
     Args:
         make: Returns a new method, configured the same each time.
@@ -33,211 +40,138 @@ def check_method(make: Make, *, max_creations: int, seeds: Iterable[int] = range
         seeds: One random history for each.
 
     Raises:
-        AssertionError: The method breaks a rule of `searchers.Method`.
+        AssertionError: The method breaks a rule, which the message names, with the seed.
 
     >>> from searchers import ASHA
-    >>> make = lambda: ASHA(max_trials=6, max_length=4, num_rungs=2, max_invalid=3)
-    >>> check_method(make, max_creations=6 + 3, seeds=[0])
+    >>> make = lambda: ASHA(max_trials=6, max_length=4, num_rungs=2)
+    >>> check_method(make, max_creations=6 + 4 * 6, seeds=[0])
     """
+    length = math.ceil(_length(make()))
     for seed in seeds:
-        for check in (
-            check_equal_events_give_equal_actions,
-            check_repeated_and_late_events_change_nothing,
-            check_illegal_events_change_nothing,
-            check_actions_name_trials_that_can_obey,
-            check_done_comes_exactly_once,
-            check_progress_never_falls,
-            check_replay_restores,
+        created = [_check_history(make, play(make(), seed, always=always), seed) for always in (None, *_REASONS)]
+        many = f"seed {seed}: {max(created)} trials were created, but at most {max_creations} may be"
+        assert max(created) <= max_creations, many
+        _check_late_and_illegal_events(make, seed)
+        _check_replay(make, seed)
+        for wanted in (
+            [Extension(max_trials=created[0] + 7), Extension(max_length=4 * length)],
+            [Extension(max_length=3 * length), Extension(max_trials=created[0] + 5, max_length=7 * length)],
+            [Extension(), Extension(max_trials=0), Extension(max_length=0), Extension(max_trials=created[0] + 1)],
         ):
-            check(make, seed)
-        check_creations_are_bounded(make, seed, max_creations=max_creations)
-        check_extensions(make, seed, max_creations=max_creations)
+            _check_history(make, play(make(), seed, extensions=wanted), seed)
+            _check_replay(make, seed, wanted)
 
 
-def check_equal_events_give_equal_actions(make: Make, seed: int) -> None:
-    """A method is a function of its events, so a replay restores its state."""
-    _check_same_actions(make(), play(method := make(), seed, length=_length(method)), seed)
+def _check_history(make: Make, history: History, seed: int) -> int:
+    """Check that a new method takes the same actions, that these can be obeyed, `Done` and the progress.
 
-
-def _check_same_actions(method: Method, history: History, seed: int) -> None:
-    assert method.start() == history.first, f"seed {seed}: start() returned other actions the second time"
-    for event, actions in history.steps:
-        assert send(method, event) == actions, f"seed {seed}: {event} led to other actions the second time"
-
-
-def check_repeated_and_late_events_change_nothing(make: Make, seed: int) -> None:
-    """A repeated event, or one of a trial that has ended, returns [] and changes nothing that follows."""
-    method = make()
-    history = play(make(), seed, length=_length(method))
-    method.start()
-    ended: list[int] = []
-    for event, actions in history.steps:
-        assert send(method, event) == actions, (
-            f"seed {seed}: {event} led to other actions after late or repeated events"
+    Returns:
+        How many trials it created.
+    """
+    method, trained, created = make(), dict[int, float](), 0
+    running, paused, stopped, ended = set[int](), set[int](), set[int](), set[int]()
+    progress, done, extended = 0.0, False, False
+    for event, actions in [(None, history.first), *history.steps]:
+        again = method.start() if event is None else send(method, event)
+        assert again == actions, f"seed {seed}: {event or 'start()'} led to other actions the second time"
+        match event:
+            case Extension():
+                progress, done, extended = 0.0, False, True
+            case Reported(trial=trial, step=step):
+                trained[trial] = step / _length(method)
+            case Exited(trial=trial):
+                for known in (running, paused, stopped):
+                    known.discard(trial)
+                ended.add(trial)
+        for action in actions:
+            assert not done, f"seed {seed}: {action} follows Done"
+            names = f"seed {seed}: {action} names a trial that"
+            match action:
+                case Create(trial=trial):
+                    assert trial == created, f"seed {seed}: trials must be numbered 0, 1, 2, ..., got {trial}"
+                    created += 1
+                    running.add(trial)
+                case Stop(trial=trial):
+                    assert trial in running | paused, f"{names} has ended or was stopped"
+                    running.discard(trial)
+                    paused.discard(trial)
+                    stopped.add(trial)
+                case Pause(trial=trial):
+                    assert trial in running, f"{names} is not running"
+                    running.remove(trial)
+                    paused.add(trial)
+                case Resume(trial=trial):
+                    assert trial in (paused | ended if extended else paused), f"{names} is not paused"
+                    paused.discard(trial)
+                    ended.discard(trial)
+                    running.add(trial)
+                case Done():
+                    live, done = running | paused | stopped, True
+                    assert not live, f"seed {seed}: Done came before trials {live} ended"
+        now = method.progress(trained)
+        assert progress <= now <= 1, (
+            f"seed {seed}: progress fell, or left 0..1: from {progress} to {now}, after {event}"
         )
-        if isinstance(event, Exited) and event.trial not in ended:
-            ended.append(event.trial)
-        before = method.progress({})
-        late = [Reported(trial=trial, step=_length(method), value=0.0, losses=_NONE_LOST) for trial in ended[-2:]]
-        assert not isinstance(event, Extension)
-        for again in [event, *late, *(Exited(trial=trial, reason="errored") for trial in ended[-2:])]:
-            assert method.on(again) == [], f"seed {seed}: {again} is late or repeated, but led to actions"
-            assert method.progress({}) == before, f"seed {seed}: {again} is late or repeated, but changed the progress"
+        assert (now == 1) == done, f"seed {seed}: progress is {now}, and done is {done}, after {event}"
+        progress = now
+    assert done, f"seed {seed}: Done must come once"
+    return created
 
 
-def check_illegal_events_change_nothing(make: Make, seed: int) -> None:
-    """Events of a trial that was never created raise `IllegalEvent` and change nothing that follows."""
-    history = play(method := make(), seed, length=_length(method))
-    method = make()
+def _check_late_and_illegal_events(make: Make, seed: int) -> None:
+    """A repeated event, or one of a trial that has ended or was never created, changes nothing that follows."""
+    history, method, ended = play(make(), seed), make(), list[int]()
     created = sum(isinstance(action, Create) for action in method.start())
     for trial in (created, created + 7, -1):
-        for event in (
+        for illegal in (
             Started(trial=trial),
             Reported(trial=trial, step=1, value=0.0),
             Exited(trial=trial, reason="errored"),
         ):
             try:
-                method.on(event)
+                method.on(illegal)
             except IllegalEvent:
                 continue
-            raise AssertionError(f"{event} is of a trial that was never created, but did not raise IllegalEvent")
-    for step, actions in history.steps:
-        assert send(method, step) == actions, f"seed {seed}: {step} led to other actions after illegal events"
-
-
-def check_actions_name_trials_that_can_obey(make: Make, seed: int) -> None:
-    """`Stop` names live trials, once each; `Pause` running ones; `Resume` paused ones."""
-    history = play(method := make(), seed, length=_length(method))
-    _check_actions(history, seed)
-
-
-def _check_actions(history: History, seed: int) -> None:
-    running: set[int] = set()
-    paused: set[int] = set()
-    stopped: set[int] = set()
-    ended: set[int] = set()
-    extended = False
-    for event, actions in [(None, history.first), *history.steps]:
-        extended |= isinstance(event, Extension)
-        if isinstance(event, Exited):
-            for known in (running, paused, stopped):
-                known.discard(event.trial)
-            ended.add(event.trial)
-        for action in actions:
-            match action:
-                case Create(trial=trial):
-                    running.add(trial)
-                case Stop(trial=trial):
-                    assert trial in running | paused, (
-                        f"seed {seed}: {action} names a trial that has ended or was stopped"
-                    )
-                    running.discard(trial)
-                    paused.discard(trial)
-                    stopped.add(trial)
-                case Pause(trial=trial):
-                    assert trial in running, f"seed {seed}: {action} names a trial that is not running"
-                    running.remove(trial)
-                    paused.add(trial)
-                case Resume(trial=trial):
-                    may = paused | ended if extended else paused
-                    assert trial in may, f"seed {seed}: {action} names a trial that is not paused"
-                    paused.discard(trial)
-                    ended.discard(trial)
-                    running.add(trial)
-                case Done():
-                    assert not running | paused | stopped, (
-                        f"seed {seed}: Done came before trials {running | paused | stopped} ended"
-                    )
-
-
-def check_creations_are_bounded(make: Make, seed: int, *, max_creations: int) -> None:
-    """Trials are numbered in order of creation, and at most `max_creations` are created, even if all are invalid."""
-    reasons: tuple[Reason | None, ...] = (None, "invalid_hp")
-    for reason in reasons:
-        history = play(method := make(), seed, length=_length(method), always=reason)
-        created = [action.trial for action in history.actions() if isinstance(action, Create)]
-        assert created == list(range(len(created))), f"seed {seed}: trials must be numbered 0, 1, 2, ..., got {created}"
-        assert len(created) <= max_creations, (
-            f"seed {seed}: {len(created)} trials were created, but at most {max_creations} may be"
-        )
-
-
-def check_done_comes_exactly_once(make: Make, seed: int) -> None:
-    """`Done` is the last action of every history, and comes when all trials have ended, not before."""
-    for always in (None, "completed", "diverged", "errored", "invalid_hp", "canceled"):
-        history = play(method := make(), seed, length=_length(method), always=always)
-        actions = history.actions()
-        assert sum(isinstance(action, Done) for action in actions) == 1, f"seed {seed}: Done must come once"
-        assert isinstance(actions[-1], Done), f"seed {seed}: {actions[-1]} follows Done"
-        _check_actions(history, seed)
-
-
-def check_progress_never_falls(make: Make, seed: int) -> None:
-    """Progress is between 0 and 1, never falls, and is 1 exactly when the search is done."""
-    history = play(method := make(), seed, length=_length(method))
-    _check_progress(make, history, seed)
-
-
-def _check_progress(make: Make, history: History, seed: int) -> None:
-    method, trained, before = make(), dict[int, float](), 0.0
-    method.start()
-    done = any(isinstance(action, Done) for action in history.first)
+            raise AssertionError(f"{illegal} is of a trial that was never created, but did not raise IllegalEvent")
     for event, actions in history.steps:
-        send(method, event)
-        if isinstance(event, Reported):
-            trained[event.trial] = event.step / _length(method)
-        if isinstance(event, Extension):
-            done, before = False, 0.0
-        done |= any(isinstance(action, Done) for action in actions)
-        progress = method.progress(trained)
-        assert before <= progress <= 1, (
-            f"seed {seed}: progress fell, or left 0..1: from {before} to {progress}, after {event}"
-        )
-        assert (progress == 1) == done, f"seed {seed}: progress is {progress}, and done is {done}, after {event}"
-        before = progress
+        again = send(method, event)
+        assert again == actions, f"seed {seed}: {event} led to other actions after late, repeated or illegal events"
+        assert not isinstance(event, Extension)
+        if isinstance(event, Exited) and event.trial not in ended:
+            ended.append(event.trial)
+        before, losses = method.progress({}), Losses((0.0, 0.0))
+        late = [Reported(trial=trial, step=_length(method), value=0.0, losses=losses) for trial in ended[-2:]]
+        for repeated in [event, *late, *(Exited(trial=trial, reason="errored") for trial in ended[-2:])]:
+            what = f"seed {seed}: {repeated} is late or repeated, but"
+            assert method.on(repeated) == [], f"{what} led to actions"
+            assert method.progress({}) == before, f"{what} changed the progress"
 
 
-def check_extensions(make: Make, seed: int, *, max_creations: int) -> None:
-    """A search can be extended at any time and keeps the rules; a refused extension changes nothing that follows."""
-    method = make()
-    length = math.ceil(_length(method))
-    for wanted in (
-        [Extension(max_trials=max_creations + 7), Extension(max_length=4 * length)],
-        [Extension(max_length=3 * length), Extension(max_trials=max_creations + 5, max_length=7 * length)],
-        [Extension(), Extension(max_trials=0), Extension(max_length=0), Extension(max_trials=max_creations + 1)],
-    ):
-        history = play(method := make(), seed, length=length, extensions=wanted)
-        created = [action.trial for action in history.actions() if isinstance(action, Create)]
-        assert created == list(range(len(created))), f"seed {seed}: trials must be numbered 0, 1, 2, ..., got {created}"
-        assert isinstance(history.actions()[-1], Done), f"seed {seed}: an extended search did not end"
-        _check_same_actions(make(), history, seed)  # a refused extension is not in the history
-        _check_actions(history, seed)
-        _check_progress(make, history, seed)
-        check_replay_restores(make, seed, wanted)
-
-
-def check_replay_restores(make: Make, seed: int, extensions: Iterable[Extension] = ()) -> None:
+def _check_replay(make: Make, seed: int, extensions: Iterable[Extension] = ()) -> None:
     """A search replayed from its log, cut anywhere, continues like the one that wrote it."""
+
+    def search_with(log: list[Record]) -> Search:
+        method = make()
+        objectives = OBJECTIVES if getattr(method, "pareto", False) else None
+        return Search(method, _SPACE, seed=0, smaller_is_better=True, log=log.append, objectives=objectives)
+
     log: list[Record] = []
-    method = make()
-    objectives = OBJECTIVES if getattr(method, "pareto", False) else None
-    search = Search(method, _SPACE, seed=0, smaller_is_better=True, log=log.append, objectives=objectives)
-    play(search, seed, length=_length(search.method), normalised=False, extensions=extensions)
+    search = search_with(log)
+    play(search, seed, extensions=extensions)
     records = _through_json(log)
     for cut in (Random(seed).randrange(len(records)), len(records)):
         rest: list[Record] = []
-        again = Search.replay(
-            records[:cut], make(), _SPACE, seed=0, smaller_is_better=True, log=rest.append, objectives=objectives
-        )
+        again = search_with(rest).replay(records[:cut])
         assert rest == [], "replayed records must not be logged again"
         for record in records[cut:]:
-            _repeat(again, record)
+            repeat(again, record)
         assert _through_json(rest) == records[cut:], f"seed {seed}: the actions differ after a replay of {cut} records"
-        same = str(dict(again.trials)) == str(dict(search.trials))  # as text, since NaN is not equal to itself
-        assert same, f"seed {seed}: the trials differ after a replay"
-        assert again.done == search.done
-        same = again.method.progress({}) == search.method.progress({})
-        assert same, f"seed {seed}: the progress differs after a replay"
+        for what, mine, other in (
+            ("trials", dict(again.trials), dict(search.trials)),
+            ("end", again.done, search.done),
+            ("progress", again.method.progress({}), search.method.progress({})),
+        ):  # as text, since NaN is not equal to itself
+            assert str(mine) == str(other), f"seed {seed}: the {what} differs after a replay"
 
 
 def _through_json(records: list[Record]) -> list[Record]:
@@ -245,7 +179,8 @@ def _through_json(records: list[Record]) -> list[Record]:
     return decoded
 
 
-def _repeat(search: Search, record: Record) -> None:
+def repeat(search: Search, record: Record) -> None:
+    """Call the search as when this record of it was logged."""
     match record:
         case {"event": "start"}:
             search.start()
@@ -255,9 +190,179 @@ def _repeat(search: Search, record: Record) -> None:
             search.on(event_from_json(record))
 
 
-_NONE_LOST = Losses((0.0, 0.0))
-_SPACE = parse({"x": {"type": "double", "minval": 0, "maxval": 1}})
-
-
 def _length(method: Method) -> float:
     return method.rungs[-1] if method.rungs else 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """A call of `extend`, among the events of a history."""
+
+    max_trials: int | None = None
+    max_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The first actions of a method, then every event with the actions that followed."""
+
+    first: list[Action]
+    steps: list[tuple[Event | Extension, list[Action]]]
+
+
+def send(subject: Method | Search, event: Event | Extension) -> list[Action]:
+    """Send a step of a history to a method or search; returns the actions that follow."""
+    if isinstance(event, Extension):
+        return subject.extend(max_trials=event.max_trials, max_length=event.max_length)
+    return subject.on(event)
+
+
+def play(
+    subject: Method | Search, seed: int, *, always: Reason | None = None, extensions: Iterable[Extension] = ()
+) -> History:
+    """Drive a method or a search through a random history until it is done.
+
+    Args:
+        subject: A new one; it is started here. A method gets normalised values; a search also NaN, None and infinities.
+        seed: The same seed and the same answers give the same history.
+        always: Every trial ends this way, without a report.
+        extensions: Requested in this order at random moments, at the latest when the search is done. Refused ones are
+            not in the history.
+    """
+    player = _Player(subject, Random(seed), always, list(extensions))
+    first, length = subject.start(), player.length
+    player.carry_out(first)
+    while not player.done or player.extensions:
+        assert len(player.steps) < 100_000, f"seed {seed}: the search did not end within 100,000 events"
+        player.step()
+    for trial in sorted(player.ended)[-3:]:  # late reports, after the end
+        player.send(player.report(trial, length))
+    return History(first=first, steps=player.steps)
+
+
+@dataclass(slots=True)
+class _Player:
+    subject: Method | Search
+    rng: Random
+    always: Reason | None
+    extensions: list[Extension]
+    method: Method = field(init=False)
+    length: float = field(init=False)  # at which trials end by themselves
+    pending: list[int] = field(default_factory=list)
+    running: dict[int, float] = field(default_factory=dict)  # trial: step it has reached
+    paused: set[int] = field(default_factory=set)
+    stopping: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+    reached: dict[int, float] = field(default_factory=dict)  # steps of those that are paused or have ended
+    steps: list[tuple[Event | Extension, list[Action]]] = field(default_factory=list)
+    done: bool = False
+
+    def __post_init__(self) -> None:
+        self.method = self.subject.method if isinstance(self.subject, Search) else self.subject
+        self.length = _length(self.method)
+
+    def step(self) -> None:
+        rng = self.rng
+        if self.extensions and (self.done or rng.random() < 0.02):
+            self.extend(self.extensions.pop(0))
+            return
+        if self.paused and rng.random() < 0.05:
+            self.step_paused(rng.choice(sorted(self.paused)))
+            return
+        if self.pending and (not self.running or (len(self.running) < 4 and rng.random() < 0.4)):
+            trial = self.pending.pop(rng.randrange(len(self.pending)))
+            self.running[trial] = self.reached.get(trial, 0)
+            self.send(Started(trial=trial))
+            return
+        assert self.running, f"no trial is pending or running, {len(self.paused)} are paused, but Done did not come"
+        trial = rng.choice(list(self.running))
+        chance = rng.random()
+        if self.always is not None:
+            self.exit(trial, self.always)
+        elif self.ended and chance < 0.05:
+            self.send(self.report(rng.choice(sorted(self.ended)), self.length))
+        elif chance < 0.1:
+            self.exit(trial, rng.choice(_REASONS))
+        elif chance < 0.15:  # restarted from an earlier checkpoint
+            self.running[trial] *= rng.random()
+            self.send(Started(trial=trial))
+        elif chance < 0.18:  # out of order
+            self.send(self.report(trial, self.running[trial] * rng.random()))
+        elif trial in self.stopping and chance < 0.7:
+            self.exit(trial, "stopped")
+        elif self.running[trial] >= self.length:
+            self.exit(trial, "completed")
+        else:
+            self.running[trial] = self.further(self.running[trial])
+            self.send(self.report(trial, self.running[trial]))
+
+    def step_paused(self, trial: int) -> None:
+        """A paused trial fails, is canceled, or reports once more before its workers leave."""
+        if self.rng.random() < 0.3:
+            self.exit(trial, self.rng.choice(("errored", "canceled", "invalid_hp")))
+        else:
+            self.reached[trial] = self.further(self.reached[trial])
+            self.send(self.report(trial, self.reached[trial]))
+
+    def further(self, step: float) -> float:
+        return min(step + max(1, round(self.rng.random() ** 3 * self.length)), self.length)
+
+    def report(self, trial: int, step: float) -> Reported:
+        """A report of one metric, and of two and a constraint, which follow from it."""
+        value = self.value()
+        if value is None or not math.isfinite(value):
+            several: Measured = (value, 0.5, 0.5)
+        else:
+            several = (value, round((7919 * value) % 1, 1), round((104729 * value) % 1, 2))
+        if not isinstance(self.subject, Search):
+            return Reported(trial=trial, step=step, value=value, losses=OBJECTIVES.normalised(several))
+        return Reported(trial=trial, step=step, value=value, metrics=several if self.subject.objectives else ())
+
+    def value(self) -> float | None:
+        odd = self.rng.random()
+        if odd < 0.15:
+            is_search = isinstance(self.subject, Search)
+            return self.rng.choice([math.nan, math.inf, -math.inf, None]) if is_search else math.inf
+        return round(self.rng.random(), 1 if odd < 0.5 else 6)  # one decimal: many ties
+
+    def exit(self, trial: int, reason: Reason) -> None:
+        self.reached[trial] = self.running.pop(trial, self.reached.get(trial, 0))
+        self.paused.discard(trial)
+        self.stopping.discard(trial)
+        self.ended.add(trial)
+        self.send(Exited(trial=trial, reason=reason))
+
+    def extend(self, extension: Extension) -> None:
+        try:
+            actions = send(self.subject, extension)
+        except MethodError:
+            return
+        self.length = _length(self.method)
+        self.done = False
+        self.steps.append((extension, actions))
+        self.carry_out(actions)
+
+    def send(self, event: Event) -> None:
+        actions = self.subject.on(event)
+        self.steps.append((event, actions))
+        self.carry_out(actions)
+
+    def carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Create(trial=trial):
+                    self.pending.append(trial)
+                case Stop(trial=trial):
+                    self.stopping.add(trial)
+                    if trial in self.paused:
+                        self.paused.remove(trial)
+                        self.running[trial] = self.reached[trial]
+                case Pause(trial=trial):
+                    self.reached[trial] = self.running.pop(trial)
+                    self.paused.add(trial)
+                case Resume(trial=trial):
+                    self.paused.discard(trial)
+                    self.ended.discard(trial)
+                    self.pending.append(trial)
+                case Done():
+                    self.done = True

@@ -206,8 +206,7 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
     def _replayed(self) -> TuneTrials:
         space = parse_space({}) if self._space is None else self._space
         assert isinstance(space, Space)
-        search = Search.replay(
-            self._records,
+        search = Search(
             self._method,
             space,
             seed=self._seed,
@@ -217,7 +216,7 @@ class Searcher(TuneSearcher):  # type: ignore[misc]  # Ray's classes are untyped
             objectives=self._objectives,
         )
         return TuneTrials(
-            search,
+            search.replay(self._records),
             self._records,
             metric=str(self._metric),
             time_attr=self._time_attr,
@@ -294,8 +293,8 @@ class Scheduler(TrialScheduler):  # type: ignore[misc]
 
     def debug_string(self) -> str:
         """Called by Tune: a line for its status."""
-        counts = self._trials.counts() if self._searcher._trials is not None else {}
-        shown = "".join(f", {count} {state}" for state, count in sorted(counts.items()))
+        states = self._searcher.search.states if self._searcher.search is not None else {}
+        shown = "".join(f", {count} {state}" for state, count in sorted(states.items()) if count)
         return f"Using {type(self._searcher._method).__name__} of searchers{shown}"
 
 

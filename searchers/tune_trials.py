@@ -19,15 +19,13 @@ reported after the last save is reported once more, which no method minds.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from searchers.answers import Answer, decide
 from searchers.errors import FieldError
-from searchers.events import Decision, Reason, Started
-from searchers.objectives import Measured
+from searchers.events import Decision, Reason, Started, TrialResult
 from searchers.search import Record, Search
 
 logger = logging.getLogger(__name__)
@@ -52,18 +50,6 @@ class TuneTrial(Protocol):
     def last_result(self) -> Mapping[str, Any]: ...
 
     def set_status(self, status: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    """A `searchers.answers.TrialResult`."""
-
-    number: int
-    trial: int
-    step: float | None
-    value: float | None
-    outcome: Reason | None
-    metrics: Measured = ()
 
 
 class TuneTrials:
@@ -186,10 +172,6 @@ class TuneTrials:
                 return trial
         return None
 
-    def counts(self) -> Mapping[str, int]:
-        """How many trials are in each state."""
-        return Counter(view.state for view in self.search.trials.values())
-
     def _start_again(self, number: int) -> None:
         self._resumes.remove(number)
         self.search.on(Started(trial=number))
@@ -223,7 +205,7 @@ class TuneTrials:
         objectives = self.search.objectives
         answer = decide(
             self.search,
-            _Result(
+            TrialResult(
                 number=result.get("training_iteration", 0),
                 trial=number,
                 step=step,

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from searchers.domains import Const, Nested
 from searchers.events import Event, Exited, Pause, Reported, Resume, Started, Stop, assert_never
@@ -69,20 +69,19 @@ class TrialView:
                 state: State = "PAUSED" if self.state == "PAUSED" else "RUNNING"
                 return replace(self, state=state, hparams=hparams if self.hparams is None else self.hparams)
             case Reported(step=step, value=value):
-                last_step = step if self.last_step is None else max(step, self.last_step)
+                found: dict[str, Any] = {"last": value, "last_step": max(step, self.last_step or step)}
                 if objectives is not None:
                     losses = objectives.normalised(event.metrics) if event.metrics else None
-                    if losses is None or (self.losses is not None and not is_better(losses, self.losses)):
-                        return replace(self, last=value, last_step=last_step)
-                    best = (None, None) if losses.violation else (value, step)
-                    return replace(
-                        self, last=value, last_step=last_step, losses=losses, best=best[0], best_step=best[1]
-                    )
-                if value is None or not math.isfinite(value):
-                    return replace(self, last=value, last_step=last_step)
-                if self.best is None or (value < self.best if smaller_is_better else value > self.best):
-                    return replace(self, last=value, last_step=last_step, best=value, best_step=step)
-                return replace(self, last=value, last_step=last_step)
+                    if losses is not None and (self.losses is None or is_better(losses, self.losses)):
+                        best = (None, None) if losses.violation else (value, step)
+                        found |= {"losses": losses, "best": best[0], "best_step": best[1]}
+                elif (
+                    value is not None
+                    and math.isfinite(value)
+                    and (self.best is None or (value < self.best if smaller_is_better else value > self.best))
+                ):
+                    found |= {"best": value, "best_step": step}
+                return replace(self, **found)
             case Exited(reason=reason):
                 return replace(self, state=END_STATES[reason])
             case _:

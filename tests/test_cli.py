@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,9 +68,27 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_create_runs_the_config_with_the_models_code(config: Path, tmp_path: Path) -> None:
-    assert run("experiment", "create", config, tmp_path / "code").exit_code == 0
-    assert FakeExperiment.made == [("one", tmp_path / "code", None)]
+@pytest.mark.parametrize(
+    ("options", "code", "place"),
+    [
+        (["code"], Path("code"), None),
+        ([], None, None),
+        ([".", "--path", "results"], Path("."), Path("results")),
+        ([".", "--storage", "results"], Path("."), Path("results")),
+        (["--storage-path", "s3://bucket/results"], None, "s3://bucket/results"),
+    ],
+)
+def test_create_runs_the_config_with_the_models_code_by_default_that_beside_it(
+    config: Path, options: list[str], code: Path | None, place: Path | str | None
+) -> None:
+    assert run("experiment", "create", config, *options).exit_code == 0
+    assert FakeExperiment.made == [("one", config.parent if code is None else code, place)]
+
+
+def test_a_local_run_has_no_object_store(config: Path) -> None:
+    result = run("e", "create", config, "--storage-path", "s3://bucket/results", "--local")
+    assert result.exit_code == 2
+    assert "--storage-path can't be used with --local" in result.output
 
 
 @pytest.mark.parametrize(
@@ -92,25 +108,6 @@ def test_a_fault_of_the_config_that_a_trial_found_is_a_failure_and_not_bad_usage
     FakeExperiment.outcome = FoundInTraining([("searcher.metric", "no such metric")])
     result = run("e", "create", config)
     assert (result.exit_code, "searcher.metric: no such metric" in result.output) == (1, True)
-
-
-def test_model_code_lies_beside_the_config_by_default(config: Path) -> None:
-    assert run("e", "create", config).exit_code == 0
-    assert FakeExperiment.made == [("one", config.parent, None)]
-
-
-@pytest.mark.parametrize("option", ["--path", "--storage"])
-def test_results_go_where_the_option_says(config: Path, tmp_path: Path, option: str) -> None:
-    assert run("e", "create", config, ".", option, tmp_path / "results").exit_code == 0
-    assert FakeExperiment.made == [("one", Path("."), tmp_path / "results")]
-
-
-def test_checkpoints_go_where_the_option_says(config: Path) -> None:
-    assert run("e", "create", config, "--storage-path", "s3://bucket/results").exit_code == 0
-    assert FakeExperiment.made == [("one", config.parent, "s3://bucket/results")]
-    result = run("e", "create", config, "--storage-path", "s3://bucket/results", "--local")
-    assert result.exit_code == 2
-    assert "--storage-path can't be used with --local" in result.output
 
 
 def test_exit_of_a_local_program_is_reported_with_its_line(config: Path, tmp_path: Path) -> None:
@@ -143,21 +140,18 @@ def test_a_metric_that_a_local_program_does_not_report_is_one_line(config: Path,
     assert "Traceback" not in result.output
 
 
-def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:
+def test_resume_and_extend_go_on_with_the_directory_extend_with_a_larger_budget(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").touch()
-    assert run("experiment", "resume", tmp_path).exit_code == 0
-    assert run("experiment", "resume", "s3://bucket/results/digits-1").exit_code == 0
-    assert FakeExperiment.made == [("resume", str(tmp_path)), ("resume", "s3://bucket/results/digits-1")]
-
-
-def test_extend_goes_on_with_the_directory_and_a_larger_budget(tmp_path: Path) -> None:
-    (tmp_path / "experiment.yaml").touch()
-    assert run("experiment", "extend", tmp_path, "--max-trials", 200).exit_code == 0
-    assert run("e", "extend", tmp_path, "--max-length", 64).exit_code == 0
-    assert FakeExperiment.made == [
-        ("resume", str(tmp_path), ("max_trials", 200), ("max_length", None)),
-        ("resume", str(tmp_path), ("max_trials", None), ("max_length", 64)),
+    budgets: list[tuple[list[object], int | None, int | None]] = [
+        (["resume", tmp_path], None, None),
+        (["resume", "s3://bucket/results/digits-1"], None, None),
+        (["extend", tmp_path, "--max-trials", 200], 200, None),
+        (["extend", tmp_path, "--max-length", 64], None, 64),
     ]
+    for arguments, max_trials, max_length in budgets:
+        assert run("experiment", *arguments).exit_code == 0
+        budget = ("max_trials", max_trials), ("max_length", max_length)
+        assert FakeExperiment.made.pop() == ("resume", str(arguments[1]), *budget)
 
 
 @pytest.mark.parametrize("options", [[], ["--max-trials", "0"], ["--max-length", "a"]])
@@ -184,20 +178,6 @@ def test_bad_usage_is_one_line_that_points_to_help(
         main(arguments)
     assert ended.value.code == 2
     assert capsys.readouterr().err == told + "\n"
-
-
-def test_preview_shows_rungs_and_totals_of_asha_yaml() -> None:
-    result = run("preview", DIGITS / "asha.yaml", "--trials-per-hour", 12)
-    assert result.exit_code == 0
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
-    assert [row[:3] for row in rows] == [["1", "1", "1"], ["", "2", "4"], ["", "3", "16"]]
-    # By Determined's rule: of 64, 16 go on; of these, 4; 160 epochs. A few more do, see `searchers.previews.expected`.
-    trials = [float(row[3]) for row in rows]
-    assert trials == [64, pytest.approx(17, abs=2), pytest.approx(6, abs=2)]
-    said = re.search(r"64 trials, expected total (\d+) epochs \((\d+) to (\d+) in 9 of 10 simu", result.stdout)
-    assert said is not None
-    assert 100 < int(said[2]) < 160 < int(said[1]) < int(said[3]) < 320
-    assert re.search(r"about \d+ min \(\d+ min to .*\) at 12 full-length trials per hour", result.stdout)
 
 
 def test_fields_are_changed_from_the_command_line() -> None:
@@ -248,14 +228,3 @@ def test_exit_code_says_how_the_search_ended(
 
 def test_version_is_printed() -> None:
     assert run("--version").output == f"dray {dray.__version__}\n"
-
-
-def test_help_needs_neither_torch_nor_ray_nor_pydantic() -> None:
-    code = (
-        "import sys\nfrom dray.cli import main\nsys.argv = ['dray', '--help']\n"
-        "try: main()\nexcept SystemExit as e: assert not e.code, e.code\n"
-        "assert not {'torch', 'ray', 'pydantic', 'pandas', 'optuna'} & set(sys.modules), 'slow imports'"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "experiment" in done.stdout

@@ -69,21 +69,10 @@ def changed(config: dict[str, Any], changes: Changed) -> dict[str, Any]:
     return config
 
 
-def ray_takes(config: dict[str, Any]) -> bool:
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    try:
-        validate_config(prepare_config(copy.deepcopy(config)))
-    except Exception:
-        return False
-    return True
-
-
 # --------------------------------------------------------------------------------------------------------- as shipped
 @pytest.mark.parametrize("name", FILES)
 def test_a_filled_in_shipped_file_has_no_fault(name: str) -> None:
     assert faults(filled(name)) == []
-    assert ray_takes(filled(name))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -120,21 +109,16 @@ def test_the_example_of_reserved_machines_has_no_fault() -> None:
     config = yaml.safe_load(re.sub(r"FILL_IN_\w+", "cr-1", shown))
     reserved = config["available_node_types"]["gpu_reserved"]
     assert faults(config) == []
-    assert ray_takes(config)
     assert reserved["priority"] > config["available_node_types"]["gpu_spot"]["priority"]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_driver_on_the_head_joins_the_cluster(name: str) -> None:
-    # `ray submit` runs it with what ~/.bashrc exports, and names no address itself.
-    [exports] = [line for line in filled(name)["setup_commands"] if "export" in line]
-    assert " RAY_ADDRESS=auto " in exports
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_the_driver_of_the_first_lines_finds_what_it_imports(name: str) -> None:
+def test_the_driver_of_the_first_lines_joins_the_cluster_and_finds_what_it_imports(name: str) -> None:
     [driver] = set(re.findall(r"ray submit \S+ (\S+)/driver.py", (ROOT / name).read_text()))
     config = filled(name)
+    # `ray submit` runs it with what ~/.bashrc exports, and names no address itself.
+    [exports] = [line for line in config["setup_commands"] if "export" in line]
+    assert " RAY_ADDRESS=auto " in exports
     assert config["file_mounts"]["~/code"] == driver
     commands = [*config["setup_commands"], *config.get("head_setup_commands", [])]
     assert any("~/code" in command and "code.pth" in command for command in commands)
@@ -149,7 +133,6 @@ def test_a_node_type_with_efa_has_an_interface_on_each_network_card(name: str, m
     node_type = filled("clusters/efa.yaml")["available_node_types"][name]
     config["available_node_types"][name] = node_type
     assert faults(config) == []
-    assert ray_takes(config)
     node = node_type["node_config"]
     assert (node["InstanceType"], node["Placement"]) == (machine, {"GroupName": "dray"})
     first, *others = node["NetworkInterfaces"]
@@ -183,86 +166,51 @@ START = "head_start_ray_commands.1"
 TOKEN = "file_mounts.[~/.ray/auth_token]"
 
 
-def without(what: str) -> Callable[[str], str]:
+Change = Callable[[str], str]
+
+
+def without(what: str) -> Change:
     return lambda command: command.replace(what, "")
 
 
-def with_(what: str) -> Callable[[str], str]:
+def with_(what: str) -> Change:
     return lambda command: command + what
 
 
-def storage(where: str) -> Callable[[str], str]:
+def storage(where: str) -> Change:
     return lambda command: re.sub(r"DRAY_STORAGE=\S+", where, command)
 
 
-FAULTS: list[tuple[str, Changed, str, str]] = [
-    # the file, what is changed in it, the field that is reported, and a part of the message
+AWS, GCP, LOCAL = FILES
+FAULTS: list[tuple[str, str, Any, str, str]] = [
+    # the file, a field of it, its new value, the field that is reported, and a part of the message
     (
-        "cluster.yaml",
-        {f"{SPOT}.labels": {"ray.io/node-group": "spot"}},
+        AWS,
+        f"{SPOT}.labels",
+        {"ray.io/node-group": "spot"},
         f"{SPOT}.labels.ray.io/node-group",
-        "must be gpu_spot, the type's name, got spot",
+        "must be gpu_spot, the ",
     ),
-    (
-        "cluster.yaml",
-        {"file_mounts.[/data]": "~/nothing/there"},
-        "file_mounts./data",
-        "no such file or directory: ~/nothing/there",
-    ),
-    ("cluster.yaml", {TOKEN: GONE}, "file_mounts", "add ~/.ray/auth_token: ~/.ray/auth_token"),
-    (
-        "cluster.yaml",
-        {TOKEN: "~/.ray/other/.ray/auth_token"},
-        "file_mounts.~/.ray/auth_token",
-        "ray get-auth-token --generate && chmod 600",
-    ),
-    (
-        "cluster.yaml",
-        {ENVIRONMENT: without("RAY_AUTH_MODE=token")},
-        "setup_commands",
-        "no command sets RAY_AUTH_MODE=token",
-    ),
-    (
-        "cluster.yaml",
-        {START: lambda command: command.replace("ray start", "RAY_AUTH_MODE=disabled ray start")},
-        "setup_commands",
-        "no command sets RAY_AUTH_MODE=token",
-    ),
-    (
-        "clusters/gcp.yaml",
-        {START: with_(" --dashboard-host=0.0.0.0")},
-        START,
-        "--dashboard-host=0.0.0.0 lets whoever can reach the port run jobs",
-    ),
-    ("clusters/local.yaml", {START: with_(" --dashboard-host ::")}, START, "host=::"),
-    (
-        "cluster.yaml",
-        {"head_start_ray_commands": GONE},
-        "head_start_ray_commands",
-        "by default Ray opens the dashboard",
-    ),
-    ("cluster.yaml", {ENVIRONMENT: storage("")}, "setup_commands", "results need a place that all nodes see"),
-    (
-        "cluster.yaml",
-        {ENVIRONMENT: storage("DRAY_HOME=/mnt/results")},
-        "setup_commands",
-        "/mnt/results is on each node's own disk",
-    ),
-    (
-        "clusters/local.yaml",
-        {ENVIRONMENT: lambda command: command.replace("/mnt/dray_results", "$HOME/results")},
-        "setup_commands",
-        "$HOME/results is on each node's own disk",
-    ),
-    ("cluster.yaml", {"idle_timeout_minute": 10}, "file", "Ray refuses it: "),
-    ("cluster.yaml", {"provider": "aws"}, "file", "Ray refuses it: "),
-    ("cluster.yaml", {f"{SPOT}.min_workers": 9}, "file", "Ray refuses it: "),
+    (AWS, "file_mounts.[/data]", "~/nothing/there", "file_mounts./data", "no such file or directory: ~/nothing/there"),
+    (AWS, TOKEN, GONE, "file_mounts", "add ~/.ray/auth_token: ~/.ray/auth_token"),
+    (AWS, TOKEN, "~/.ray/other/.ray/auth_token", "file_mounts.~/.ray/auth_token", "ray get-auth-token --generate && "),
+    (AWS, ENVIRONMENT, without("RAY_AUTH_MODE=token"), "setup_commands", "no command sets RAY_AUTH_MODE=token"),
+    (AWS, START, lambda c: f"RAY_AUTH_MODE=disabled {c}", "setup_commands", "no command sets RAY_AUTH_MODE=token"),
+    (GCP, START, with_(" --dashboard-host=0.0.0.0"), START, "0.0.0.0 lets whoever can reach the port run jobs"),
+    (LOCAL, START, with_(" --dashboard-host ::"), START, "host=::"),
+    (AWS, "head_start_ray_commands", GONE, "head_start_ray_commands", "by default Ray opens the dashboard"),
+    (AWS, ENVIRONMENT, storage(""), "setup_commands", "results need a place that all nodes see"),
+    (AWS, ENVIRONMENT, storage("DRAY_HOME=/mnt/results"), "setup_commands", "/mnt/results is on each node's own disk"),
+    (LOCAL, ENVIRONMENT, lambda c: c.replace("/mnt/dray_", "$HOME/"), "setup_commands", "$HOME/results is on each "),
+    (AWS, "idle_timeout_minute", 10, "file", "Ray refuses it: "),
+    (AWS, "provider", "aws", "file", "Ray refuses it: "),
+    (AWS, f"{SPOT}.min_workers", 9, "file", "Ray refuses it: "),
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "path", "told"), FAULTS)
-def test_a_fault_is_found(name: str, changes: Changed, path: str, told: str) -> None:
-    [fault] = faults(changed(filled(name), changes))
+@pytest.mark.parametrize(("name", "field", "value", "path", "told"), FAULTS)
+def test_a_fault_is_found(name: str, field: str, value: Any, path: str, told: str) -> None:
+    [fault] = faults(changed(filled(name), {field: value}))
     assert fault[0] == path
     assert told in fault[1]
 

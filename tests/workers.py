@@ -4,9 +4,29 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
+from dray.storage import CheckpointStore
+from dray.training.units import Batch
+from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.spec import ExperimentSpec, WorkerSpec
+
+SETTINGS = SharedSettings(
+    config={},
+    metric="loss",
+    smaller_is_better=True,
+    max_length=Batch(100),
+    rungs=(),
+    validation_period=None,
+    checkpoint_period=None,
+)
+
+
+def lease_in(directory: Path, **fields: Any) -> TrialLease:
+    """A lease of a trial in this directory."""
+    usual = {"number": 1, "client": "run", "trial_id": 1, "trial_seed": 0, "hparams": {}, "last_step": None}
+    return TrialLease(trial_dir=directory, store=CheckpointStore(directory), **{**usual, **fields})
 
 
 def connected(desk: object) -> Any:

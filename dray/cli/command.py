@@ -73,7 +73,6 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script; ends with ``SystemExit``."""
     run(_command(), arguments)
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dray.cli import server, show
-from dray.cli.reader import Opened, journal, last_values
+from dray.cli.reader import ReadExperiment, journal, last_values
 from dray.records.hparams import flatten
 from dray.records.overview import Overview
 from dray.serve.client import Server
 from dray.serve.control import ACTIVE
-from dray.text import counted, duration, shown
+from dray.text import counted, duration, shown, some
 
 if TYPE_CHECKING:
     from dray.records.local_runs import LocalRun
@@ -24,7 +24,6 @@ _FRONT_SHOWN = 20
 
 
 def overview(each: Overview) -> dict[str, Any]:
-    """An experiment's overview, as JSON."""
     return {**each.to_json(), "began": show.iso(each.began), "last": show.iso(each.last)}
 
 
@@ -39,14 +38,11 @@ def show_all(where: str | None, *, json: bool) -> None:
     if up is not None:
         rows = up.experiments()
         submitted = {row["name"]: row["submitted"] for row in rows if row["submitted"]}
-        found = (
-            [
-                each.on_server(there["state"], there["error"]) if (there := submitted.get(each.name)) else each
-                for each in found
-            ]
-            if up.is_here
-            else list(map(Overview.from_json, rows))
-        )
+        if not up.is_here:
+            found = list(map(Overview.from_json, rows))
+        else:
+            there = [(each, submitted.get(each.name)) for each in found]
+            found = [each if of is None else each.on_server(of["state"], of["error"]) for each, of in there]
     if json:
         show.as_json([{**overview(each), "submitted": submitted.get(each.name)} for each in found])
         return
@@ -64,28 +60,18 @@ def show_all(where: str | None, *, json: bool) -> None:
 
 
 def _table(found: list[Overview], submitted: Mapping[str, Mapping[str, Any]], *, with_slots: bool) -> None:
-    headings = ["#", "name", "state", *(["slots"] if with_slots else []), "trials", "best", "metric", "started"]
     rows: list[list[object]] = []
     for each in found:
         failed = f", {each.failed} failed" if each.failed else ""
-        slots = submitted.get(each.name, {}).get("slots") or None
-        rows.append(
-            [
-                each.number,
-                each.name,
-                each.state,
-                *([slots] if with_slots else []),
-                f"{each.ended}/{each.max_trials or each.trials}{failed}",
-                each.best,
-                each.metric,
-                show.clock(each.began),
-            ]
-        )
+        trials = f"{each.ended}/{each.max_trials or each.trials}{failed}"
+        slots = [submitted.get(each.name, {}).get("slots") or None] if with_slots else []
+        best = [each.best, each.metric, show.clock(each.began)]
+        rows.append([each.number, each.name, each.state, *slots, trials, *best])
+    headings = ["#", "name", "state", *(["slots"] if with_slots else []), "trials", "best", "metric", "started"]
     show.table(headings, rows, left=["name", "state", "metric"])
 
 
-def as_json(read: Opened) -> dict[str, Any]:
-    """An experiment's description, as JSON."""
+def as_json(read: ReadExperiment) -> dict[str, Any]:
     from dray.records.logs import failure_fields
     from dray.records.rungs import rung_estimates
 
@@ -107,7 +93,7 @@ def as_json(read: Opened) -> dict[str, Any]:
     }
 
 
-def describe(read: Opened) -> None:
+def describe(read: ReadExperiment) -> None:
     from dray.display.best_trials import best_trials
     from dray.records.rungs import rung_estimates
 
@@ -119,11 +105,13 @@ def describe(read: Opened) -> None:
     if searcher.objectives is not None:
         compared = list(map(str, searcher.objectives.metrics))
     of_all = f"{seen.ended} of {seen.max_trials or seen.trials} ended"
-    words = {"INVALID_HP": "with invalid hyperparameters"}
+    states = reader.state_summary()
     if seen.state in ("STOPPED", "ERROR"):
-        words |= {"RUNNING": "interrupted"}
-    states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in reader.states.items())
-    storage = read.stored.directory.storage
+        states = states.replace(" running", " interrupted")
+    storage, front, best_line = read.stored.directory.storage, reader.front(), reader.no_best_reason()
+    if best is not None:
+        what = f"trial {best['trial']}: {reader.metric} {shown(best['metric'])} after {best['batches']} batches"
+        best_line = f"{what}\n{shown(flatten(best['hparams']))}"
     show.fields(
         [
             ("experiment", f"{seen.label}  {seen.state}"),
@@ -141,8 +129,8 @@ def describe(read: Opened) -> None:
             ("each trial on", config.resources.share),
             ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
             ("trials", f"{of_all}: {states}" if states else of_all),
-            ("best", reader.no_best_reason() if best is None else _best_line(best, reader.metric)),
-            ("Pareto front", _front_line(reader.front())),
+            ("best", best_line),
+            ("Pareto front", front and f"{counted(len(front), 'trial')}: {some(front, _FRONT_SHOWN)}"),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("failures", "\n".join(_failure_lines(reader.failures))),
             ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
@@ -153,7 +141,7 @@ def describe(read: Opened) -> None:
         show.lines(best_trials(reader, width=show.console().width))
 
 
-def _best(read: Opened) -> dict[str, Any] | None:
+def _best(read: ReadExperiment) -> dict[str, Any] | None:
     if (trial := read.reader.best()) is None:
         return None
     return {
@@ -165,24 +153,12 @@ def _best(read: Opened) -> dict[str, Any] | None:
     }
 
 
-def _front(read: Opened) -> list[dict[str, Any]] | None:
+def _front(read: ReadExperiment) -> list[dict[str, Any]] | None:
     """The Pareto front, the best in the first objective first; None if the search has one metric."""
     reader = read.reader
     if not reader.is_pareto:
         return None
     return [{"trial": trial} | reader.trials[trial].best_metrics for trial in reader.front()]
-
-
-def _front_line(front: Sequence[int]) -> str:
-    if not front:
-        return ""
-    more = f" and {len(front) - _FRONT_SHOWN} more" if len(front) > _FRONT_SHOWN else ""
-    return f"{counted(len(front), 'trial')}: {', '.join(map(str, front[:_FRONT_SHOWN]))}{more}"
-
-
-def _best_line(best: Mapping[str, Any], metric: str) -> str:
-    what = f"trial {best['trial']}: {metric} {shown(best['metric'])} after {best['batches']} batches"
-    return f"{what}\n{shown(flatten(best['hparams']))}"
 
 
 def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -194,11 +170,10 @@ def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
         place = where(kind[-1])
         what = short_error(kind[-1].get("error"))[0] + (f" ({place})" if place else "")
         times = Counter(failure["trial"] for failure in kind)
-        some = ", ".join(f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common(5))
-        more = f" and {len(times) - 5} more" if len(times) > 5 else ""
+        trials = [f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common()]
         kept = {failure["kept"] for failure in kind if failure.get("kept")}
         still = f"; in the extension, so still {' or '.join(sorted(kept))}" if kept else ""
-        lines.append(f"trial {some}{more}: {what}{still}")
+        lines.append(f"trial {some(trials, 5)}: {what}{still}")
     return lines
 
 

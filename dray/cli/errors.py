@@ -9,7 +9,7 @@ import sys
 from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 import typer
@@ -59,8 +59,6 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
         code = _report_signal(KeyboardInterrupt())
     except KeyboardInterrupt as stopped:
         code = _report_signal(stopped)
-    except Exception as error:  # a bug of ours, or with --local an error of the trial
-        raise error.with_traceback(_of_command(error.__traceback__))  # noqa: B904
     _flush()
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -159,16 +157,6 @@ def _of_determined(arguments: Sequence[str]) -> str:
         if command in COMMANDS:
             return f"instead of det {command}, use {COMMANDS[command]}"
     return ""
-
-
-def _of_command(trace: TracebackType | None) -> TracebackType | None:
-    each = trace
-    while each is not None:
-        module = each.tb_frame.f_globals["__name__"]
-        if module.startswith("dray.cli.") and module != __name__:
-            return each
-        each = each.tb_next
-    return trace
 
 
 def _print_error(message: str, code: int) -> int:

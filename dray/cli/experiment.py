@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,6 +33,7 @@ from dray.cli.reader import journal, read_experiment
 from dray.cli.server import Detach, NoServer
 from dray.serve.address import URL
 from dray.serve.client import Server
+from dray.serve.control import Submitted
 from dray.text import size
 
 if TYPE_CHECKING:
@@ -257,14 +259,7 @@ def resume(experiment: ExperimentArg, detach: Detach = False) -> None:
     \b
     dray experiment resume latest
     """
-    with exit_on_signals():
-        there = server.begin(experiment, lambda at, name: at.activate(name))
-        if there is None:
-            _check_not_detached(detach)
-            _log_info()
-            _run(dray.Experiment.resume(experiment))
-            return
-    server.begun(*there, detach=detach)
+    _go_on(experiment, lambda at, name: at.act(name, "activate"), detach=detach)
 
 
 @app.command()
@@ -281,16 +276,15 @@ def extend(
     \b
     dray experiment extend latest --max-trials 128
     """
-    with exit_on_signals():
-        if max_trials is None and max_length is None:
-            raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")
-        there = server.begin(experiment, lambda at, name: at.extend(name, max_trials=max_trials, max_length=max_length))
-        if there is None:
-            _check_not_detached(detach)
-            _log_info()
-            _run(dray.Experiment.resume(experiment, max_trials=max_trials, max_length=max_length))
-            return
-    server.begun(*there, detach=detach)
+    if max_trials is None and max_length is None:
+        raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")
+    _go_on(
+        experiment,
+        lambda at, name: at.extend(name, max_trials=max_trials, max_length=max_length),
+        detach=detach,
+        max_trials=max_trials,
+        max_length=max_length,
+    )
 
 
 @app.command()
@@ -353,6 +347,25 @@ def delete(
 for _command in (queue.pause, queue.activate, queue.kill, queue.wait):
     app.command()(_command)
 app.add_typer(queue.sets, name="set")
+
+
+def _go_on(
+    experiment: str,
+    verb: Callable[[Server, str], Submitted],
+    *,
+    detach: bool,
+    max_trials: int | None = None,
+    max_length: int | None = None,
+) -> None:
+    """Have an experiment run again: by this verb of the server that it was submitted to, else here."""
+    with exit_on_signals():
+        there = server.begin(experiment, verb)
+        if there is None:
+            _check_not_detached(detach)
+            _log_info()
+            _run(dray.Experiment.resume(experiment, max_trials=max_trials, max_length=max_length))
+            return
+    server.begun(*there, detach=detach)
 
 
 def _check_not_detached(detach: bool) -> None:

@@ -24,7 +24,7 @@ def pause(experiment: ExperimentArg) -> None:
     \b
     dray experiment pause latest
     """
-    done = server.must(experiment, lambda at, name: at.pause(name), without="stop")
+    done = server.must(experiment, lambda at, name: at.act(name, "pause"), without="stop")
     server.tell(f"{done.name} is {done.state}; continue it with: dray experiment activate {done.name}")
 
 
@@ -34,7 +34,7 @@ def activate(experiment: ExperimentArg) -> None:
     \b
     dray experiment activate latest
     """
-    done = server.must(experiment, lambda at, name: at.activate(name), without="resume")
+    done = server.must(experiment, lambda at, name: at.act(name, "activate"), without="resume")
     server.tell(f"{done.name} is {done.state}; follow it with: dray experiment logs {done.name} -f")
 
 
@@ -44,7 +44,7 @@ def kill(experiment: ExperimentArg) -> None:
     \b
     dray experiment kill latest
     """
-    done = server.must(experiment, lambda at, name: at.kill(name), without="stop")
+    done = server.must(experiment, lambda at, name: at.act(name, "kill"), without="stop")
     server.tell(f"{done.name} is {done.state}; continue it with: dray experiment activate {done.name}")
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Opened:
+class ReadExperiment:
     """An experiment, or a temporary copy of a remote one, and its reader, which has read it."""
 
     stored: StoredExperiment
@@ -64,7 +64,7 @@ class Opened:
 
 
 @contextmanager
-def read_experiment(experiment: str) -> Iterator[Opened]:
+def read_experiment(experiment: str) -> Iterator[ReadExperiment]:
     """Read an experiment; a copy of a remote one exists only within the block.
 
     Raises:
@@ -78,11 +78,11 @@ def read_experiment(experiment: str) -> Iterator[Opened]:
         yield opened(stored)
 
 
-def opened(stored: StoredExperiment) -> Opened:
+def opened(stored: StoredExperiment) -> ReadExperiment:
     """Read an open experiment; raises as ``read_experiment``."""
     check_started(stored)
     try:
-        return Opened(stored, stored.read())
+        return ReadExperiment(stored, stored.read())
     except JournalError:
         raise
     except ValueError as error:
@@ -90,7 +90,6 @@ def opened(stored: StoredExperiment) -> Opened:
 
 
 def last_values(metrics: pd.DataFrame) -> dict[str, float]:
-    """The last value of each metric, by its kind and name."""
     last = metrics.drop_duplicates(["kind", "name"], keep="last")
     return {
         f"{kind} {name}": float(value)
@@ -99,7 +98,6 @@ def last_values(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def check_started(stored: StoredExperiment) -> None:
-    """Raises `BadUse` if it has no journal."""
     if not stored.directory.journal.exists():
         raise BadUse(f"{stored.where} has not started: it has no journal yet")
 

@@ -90,7 +90,7 @@ def _page(results: Path, stack: contextlib.ExitStack) -> str | None:
         return None
     from dray.serve.address import token_for
     from dray.serve.app import PORT, listening
-    from dray.serve.browse import Browsing
+    from dray.serve.control import Browsing
 
     token = token_for("127.0.0.1", results)
     url = stack.enter_context(listening(Browsing(results), results, "127.0.0.1", PORT, token))

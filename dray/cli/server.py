@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import shlex
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from dray.records.overview import Overview
 
 END = 1 << 59  # a place behind every journal's end
-SIGINT = 2
 
 Detach: TypeAlias = Annotated[
     bool, typer.Option("--detach", "-d", help="With a server: return once it has the experiment, without following it.")
@@ -121,7 +121,6 @@ def begin(experiment: str, verb: Callable[[Server, str], Submitted]) -> tuple[Se
 
 
 def begun(server: Server, name: str, after: int, *, detach: bool) -> None:
-    """Follow an experiment that runs again, unless ``detach``."""
     tell(f"{name} continues on the server at {server.url}")
     if not detach:
         follow(server, name, after)
@@ -134,24 +133,16 @@ def follow_log(server: Server, name: str, tail: int | None) -> None:
     while (news := server.events(name, after))["lines"]:
         lines += news["lines"]
         after = news["next"]
-    try:
-        for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
-            typer.echo(line)
-        for line in server.follow(name, after, say=tell):
-            typer.echo(line)
-    except KeyboardInterrupt:
-        _left(name)
+    for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
+        typer.echo(line)
+    _print_log(server, name, after)
 
 
 def follow(server: Server, name: str, after: int = 0) -> None:
     """Print an experiment's log as it grows, until it neither runs nor waits to; then its result."""
     if server.is_here:  # for the summary, while the experiment starts: pandas takes half a second to import
         threading.Thread(target=importlib.import_module, args=("dray.display.best_trials",)).start()
-    try:
-        for line in server.follow(name, after, say=tell):
-            typer.echo(line)
-    except KeyboardInterrupt:
-        _left(name)
+    _print_log(server, name, after)
     finish(server, name, summary=True)
 
 
@@ -185,9 +176,9 @@ def stop(server: Server, name: str) -> bool:
     try:
         if server.events(name, END)["state"] == "STOPPING":
             tell(f"ending {name} at once")
-            server.kill(name)
+            server.act(name, "kill")
         else:
-            server.stop(name)
+            server.act(name, "stop")
             tell(f"stopping {name}: waiting until its running trials have saved a checkpoint")
     except NotSubmitted:
         return False
@@ -212,13 +203,18 @@ def delete(path: str) -> bool:
     return True
 
 
-def _left(name: str) -> NoReturn:
-    named = shlex.quote(name)
-    tell(
-        f"\ndray: {name} continues on the server; follow it again with: dray experiment logs {named} -f; stop it with: "
-        f"dray experiment stop {named}"
-    )
-    raise typer.Exit(SIGNALLED + SIGINT)
+def _print_log(server: Server, name: str, after: int) -> None:
+    """Print what is added to a log, until the experiment neither runs nor waits to, or Ctrl-C."""
+    try:
+        for line in server.follow(name, after, say=tell):
+            typer.echo(line)
+    except KeyboardInterrupt:
+        named = shlex.quote(name)
+        tell(
+            f"\ndray: {name} continues on the server; follow it again with: dray experiment logs {named} -f; stop it "
+            f"with: dray experiment stop {named}"
+        )
+        raise typer.Exit(SIGNALLED + signal.SIGINT) from None
 
 
 def _summary(name: str) -> None:
@@ -232,5 +228,4 @@ def _summary(name: str) -> None:
             if line:
                 typer.echo(show.red(line))
         show.lines(best_trials(reader, width=show.console().width))
-        states = ", ".join(f"{count} {state.lower()}" for state, count in reader.states.items())
-        typer.echo(f"{counted(len(reader.trials), 'trial')} ({states}). Results: {read.stored.where}")
+        typer.echo(f"{counted(len(reader.trials), 'trial')} ({reader.state_summary()}). Results: {read.stored.where}")

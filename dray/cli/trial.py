@@ -59,24 +59,21 @@ def list_(
         space = reader.config.hyperparameters
         every = [name for name in reader.hparam_names if isinstance(space.get(name.partition(".")[0]), Mapping)]
         names = [name for name in every if name in reader.varying or len(reader.trials) == 1]
-        any_since = any(each.nan_since is not None for each in trials)
-        rows = [
-            (
-                each.id,
-                each.state,
-                each.batches,
-                _reported(each.metric),
-                each.best_metric,
-                *([each.nan_since] if any_since else []),
-                each.restarts,
-                *([gpus.get(each.id, "")] if gpus else []),
-                {name: each.hparams[name] for name in names if name in each.hparams},
-            )
-            for each in trials
-        ]
-        since, gpu = ["NaN since"] if any_since else [], ["GPU"] if gpus else []
-        headings = ["trial", "state", "batches", "last", "best", *since, "restarts", *gpu, "hyperparameters"]
-        show.table(headings, rows, left=["state", "GPU", "hyperparameters"])
+        columns: dict[str, list[object]] = {
+            "trial": [each.id for each in trials],
+            "state": [each.state for each in trials],
+            "batches": [each.batches for each in trials],
+            "last": [_reported(each.metric) for each in trials],
+            "best": [each.best_metric for each in trials],
+        }
+        if any(each.nan_since is not None for each in trials):
+            columns["NaN since"] = [each.nan_since for each in trials]
+        columns["restarts"] = [each.restarts for each in trials]
+        if gpus:
+            columns["GPU"] = [gpus.get(each.id, "") for each in trials]
+        of_all = [{name: each.hparams[name] for name in names if name in each.hparams} for each in trials]
+        columns["hyperparameters"] = list(of_all)
+        show.table(list(columns), zip(*columns.values(), strict=True), left=["state", "GPU", "hyperparameters"])
 
 
 @app.command()
@@ -108,17 +105,14 @@ def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = Fal
                 }
             )
             return
-        best = trial_.best_metric
+        best = "" if trial_.best_metric is None else f"{shown(trial_.best_metric)} after {trial_.best_batches} batches"
         show.fields(
             [
                 ("trial", f"{trial_.id} of {read.stored.name}  {trial_.state}"),
                 ("hyperparameters", "\n".join(f"{name} = {shown(value)}" for name, value in trial_.hparams.items())),
                 ("trained for", f"{trial_.batches} batches"),
                 ("diverged", show.red(nan_since_text(trial_.nan_since))),
-                (
-                    f"best {read.reader.metric}",
-                    "" if best is None else f"{shown(best)} after {trial_.best_batches} batches",
-                ),
+                (f"best {read.reader.metric}", best),
                 ("last metrics", "\n".join(f"{key} = {_reported(value)}" for key, value in metrics.items())),
                 ("started", trial_.started and show.clock(trial_.started, exact=True)),
                 ("ended", trial_.ended and show.clock(trial_.ended, exact=True)),

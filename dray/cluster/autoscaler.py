@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import ray
 import yaml
 
 from dray.cluster.nodes import nodes
-from dray.cluster.view import HEAD, UNLIMITED, Activity, Limits, NodeType
+from dray.cluster.view import HEAD, UNLIMITED, Activity, AutoscalerLimits, NodeType
 from dray.text import one_line
 
 logger = logging.getLogger("dray")
@@ -33,7 +33,7 @@ NO_FILE = "none"
 _SEE_LOG = "see monitor.log in Ray's logs on the head"
 
 
-def limits() -> Limits | None:
+def limits() -> AutoscalerLimits | None:
     """What the autoscaler of the connected cluster may start; None if it has none, or it starts nothing.
 
     It starts nothing where the machines exist already (Ray's ``local`` provider): all of them join, and a machine's
@@ -48,32 +48,29 @@ def limits() -> Limits | None:
         provider = yaml.safe_load(file).get("provider", {})
         if "worker_ips" not in provider:
             return limits_of(file)
-        _wait_for(1 + len(provider["worker_ips"]))
+        machines = 1 + len(provider["worker_ips"])
+        if not _wait(lambda: len(nodes()) >= machines, JOIN_S):
+            what = "only %d of %d machines have joined the Ray cluster; not waiting for the others"
+            logger.warning(what, len(nodes()), machines)
         return None
     # On Kubernetes the autoscaler is in a separate container, which may be up later than the driver.
-    deadline = time.monotonic() + (JOIN_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0)
-    while not (found := has_state()) and time.monotonic() < deadline:
+    found = _wait(has_state, JOIN_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0)
+    return AutoscalerLimits(types=None) if found else None
+
+
+def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(0.25)
-    return Limits(types=None) if found else None
+    return holds
 
 
-def _wait_for(machines: int) -> None:
-    deadline = time.monotonic() + JOIN_S
-    while (joined := len(nodes())) < machines:
-        if time.monotonic() > deadline:
-            logger.warning(
-                "only %d of %d machines have joined the Ray cluster; not waiting for the others", joined, machines
-            )
-            return
-        time.sleep(0.25)
-
-
-def limits_of(file: str) -> Limits:
+def limits_of(file: str) -> AutoscalerLimits:
     """What the autoscaler may start, according to the text of its config file (YAML or JSON)."""
     config = yaml.safe_load(file)
     max_workers, head = int(config.get("max_workers", 0)), config.get("head_node_type")
     types = config.get("available_node_types") or {}
-    return Limits(
+    return AutoscalerLimits(
         # Ray's own defaults.
         types=tuple(
             NodeType(
@@ -88,11 +85,11 @@ def limits_of(file: str) -> Limits:
     )
 
 
-def _limits_in_state() -> Limits | None:
+def _limits_in_state() -> AutoscalerLimits | None:
     config = ray._private.state.state.get_cluster_config()
     if config is None or not config.node_group_configs:
         return None
-    return Limits(
+    return AutoscalerLimits(
         types=tuple(
             NodeType(
                 name=each.name,

@@ -158,7 +158,6 @@ def _start(directory: Path) -> None:
 
 
 def join(address: str) -> None:
-    """Connect to the cluster at an address."""
     refused = ""
     try:
         # If nothing listens there, Ray tries for minutes and then ends the process.

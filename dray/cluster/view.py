@@ -20,8 +20,6 @@ UNLIMITED = 10_000  # the maximum of a node type without a limit
 
 
 class RayNode(NamedTuple):
-    """What Ray knows about a node."""
-
     id: str  # a node that comes back gets another
     address: str
     is_alive: bool
@@ -31,8 +29,6 @@ class RayNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeType:
-    """A type of machine that the autoscaler may start."""
-
     name: str = ""
     resources: Mapping[str, float]  # of one machine, as its labels
     labels: Mapping[str, str] | None = None  # None: unknown
@@ -44,9 +40,7 @@ class NodeType:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What an autoscaler may start."""
-
+class AutoscalerLimits:
     types: tuple[NodeType, ...] | None  # None: unknown
     max_count: int = UNLIMITED  # of all machines together, besides the head
 
@@ -85,7 +79,7 @@ class ClusterView:
 
     nodes: tuple[RayNode, ...]  # alive
     draining: frozenset[str] = frozenset()  # ids of nodes that will be removed
-    limits: Limits | None = None  # None: there is no autoscaler
+    limits: AutoscalerLimits | None = None  # None: there is no autoscaler
     free: Mapping[str, float] | None = None
     activity: Activity | None = None
     time: float = 0.0  # seconds since the epoch

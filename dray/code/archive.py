@@ -1,4 +1,4 @@
-"""A model's code as a ``.tar.gz``: on its way from a client to the server, and on to workers that run already."""
+"""A model's code as a ``.tar.gz``: on its way from a client to the server, and to workers on other machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -91,9 +91,9 @@ def copy(code: Path, to: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """Code for workers on other machines that may run before it exists."""
+    """Code on its way to workers on other machines, which may run before it exists."""
 
-    packed: bytes
+    packed: bytes = field(repr=False)
 
     @classmethod
     def of(cls, code: Path) -> Archived:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from dray.code.archive import Archived
 from dray.code.load import load_entrypoint
-from dray.code.packages import Package
 from dray.compat import install_if_absent
 from dray.config.entrypoint import ClassName, Entrypoint
 from dray.errors import EntrypointError
@@ -30,7 +29,7 @@ class FromDirectory:
     """Loads ``entrypoint`` from a directory on this machine, or from one that was sent to the workers."""
 
     entrypoint: Entrypoint
-    directory: str | Package | Archived
+    directory: str | Archived
 
     def place(self) -> Path:
         return Path(self.directory).resolve() if isinstance(self.directory, str) else self.directory.place()
@@ -49,7 +48,7 @@ class Sent:
 
     name: str
     pickled: bytes
-    home: Package | None
+    home: Archived | None
 
     def place(self) -> None:
         """None: its code is in no directory."""

@@ -11,10 +11,10 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dray.errors import ConfigError
 from dray.text import counted, size
@@ -46,7 +46,8 @@ _FOREIGN = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"experiment.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """The code in a directory, by relative paths, with slashes; a folder comes before its content.
+    """The code in a directory, by relative paths, with slashes; a folder comes before its content. `sizes`: the bytes
+    in each entry of the directory.
 
     A link is followed only if it leads to a small file elsewhere, such as a module that several projects share.
     """
@@ -55,7 +56,11 @@ class Code:
     folders: tuple[str, ...]
     files: tuple[str, ...]
     links: tuple[str, ...]
-    size: int
+    sizes: Counter[str]
+
+    @property
+    def size(self) -> int:
+        return self.sizes.total()
 
     @property
     def summary(self) -> str:
@@ -99,16 +104,16 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
     except OSError as error:
         what = f"can't be read: {error}; make it readable, or exclude it in {root / IGNORE_FILES[-1]}"
         raise ConfigError([(field, what)]) from None
-    if found.code.size > MAX_CODE_BYTES:
+    if found.size > MAX_CODE_BYTES:
         raise ConfigError([(field, _too_large(found))])
-    return found.code
+    return found
 
 
 def copied(root: Path) -> Code:
     """The code in a directory that `Code.copy` made: all files in it."""
     from pathspec import GitIgnoreSpec
 
-    return _walk(root, GitIgnoreSpec.from_lines([])).code
+    return _walk(root, GitIgnoreSpec.from_lines([]))
 
 
 def _patterns(root: Path, field: str) -> GitIgnoreSpec:
@@ -129,15 +134,7 @@ def _patterns(root: Path, field: str) -> GitIgnoreSpec:
     return GitIgnoreSpec.from_lines(lines)
 
 
-class _Found(NamedTuple):
-    """What a walk through a directory has found."""
-
-    code: Code
-    sizes: Mapping[str, int]
-    is_whole: bool
-
-
-def _walk(root: Path, ignored: GitIgnoreSpec, leave_out: Path | None = None, *, deep: bool = True) -> _Found:
+def _walk(root: Path, ignored: GitIgnoreSpec, leave_out: Path | None = None, *, deep: bool = True) -> Code:
     folders: list[str] = []
     files: list[str] = []
     links: list[str] = []
@@ -156,7 +153,7 @@ def _walk(root: Path, ignored: GitIgnoreSpec, leave_out: Path | None = None, *, 
         for entry in inside:
             # Once it is too large, reading on only serves to name the largest entries, so it is bounded.
             entries += 1
-            if entries > MAX_ENTRIES and sizes["."] > MAX_CODE_BYTES:
+            if entries > MAX_ENTRIES and sizes.total() > MAX_CODE_BYTES:
                 return
             # True also for a link to a directory.
             name, is_folder = f"{folder}{entry.name}", os.path.isdir(entry.path)
@@ -169,13 +166,11 @@ def _walk(root: Path, ignored: GitIgnoreSpec, leave_out: Path | None = None, *, 
                     into(f"{name}/")
             elif os.path.isfile(entry.path):  # not a socket or a pipe
                 files.append(name)
-                path = PurePosixPath(name)
-                for place in (path, *path.parents):
-                    sizes[str(place)] += entry.stat().st_size
+                first, slash, _ = name.partition("/")
+                sizes[f"{first}{slash}"] += entry.stat().st_size
 
     into("")
-    code = Code(root=root, folders=tuple(folders), files=tuple(files), links=tuple(links), size=sizes["."])
-    return _Found(code, sizes, entries <= MAX_ENTRIES)
+    return Code(root=root, folders=tuple(folders), files=tuple(files), links=tuple(links), sizes=sizes)
 
 
 def leads_to_code(link: Path, root: Path) -> bool:
@@ -187,29 +182,10 @@ def leads_to_code(link: Path, root: Path) -> bool:
     )
 
 
-def _too_large(found: _Found) -> str:
-    largest = ", ".join(f"{name} ({size(taken)})" for name, taken in _largest(found.sizes))
-    least, root = "" if found.is_whole else "at least ", found.code.root
+def _too_large(code: Code) -> str:
+    largest = ", ".join(f"{name} ({size(taken)})" for name, taken in code.sizes.most_common(3))
     return (
-        f"{root} has {least}{size(found.code.size)} of files, more than the {MAX_CODE_BYTES >> 20} MiB that an "
+        f"{code.root} has at least {size(code.size)} of files, more than the {MAX_CODE_BYTES >> 20} MiB that an "
         f"experiment copies and sends to its workers; the largest are {largest}; exclude what is not code in "
-        f"{root / IGNORE_FILES[-1]} (.gitignore syntax), or give a directory with only the model's code"
+        f"{code.root / IGNORE_FILES[-1]} (.gitignore syntax), or give a directory with only the model's code"
     )
-
-
-def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The three largest entries; a directory with one entry that takes nearly all of it is replaced by that."""
-    children: dict[str, list[str]] = {}
-    for name in sizes:
-        if name != ".":
-            children.setdefault(str(PurePosixPath(name).parent), []).append(name)
-
-    def by_size(names: list[str]) -> list[str]:
-        return sorted(names, key=lambda name: -sizes[name])
-
-    found = []
-    for name in by_size(children["."])[:3]:
-        while name in children and sizes[(inner := by_size(children[name])[0])] > 0.8 * sizes[name]:
-            name = inner
-        found.append((f"{name}/" if name in children else name, sizes[name]))
-    return found

@@ -29,7 +29,15 @@ def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
     if isinstance(entrypoint, ClassName):
         trial_class = load_trial_class(entrypoint, model_dir)
-        _check_constructor(trial_class, entrypoint)
+        try:
+            inspect.signature(trial_class).bind(None)
+        except TypeError as error:
+            raise _error(
+                "entrypoint",
+                f"{entrypoint} is created with the context as its only argument, which its constructor does not accept "
+                f"({error}); give its other parameters defaults, or give the program that creates it, such as python3 "
+                "train.py",
+            ) from None
         return trial_class
     directory = _directory(model_dir)
     use_model_dir(directory)
@@ -58,18 +66,6 @@ def check_entrypoint_file(entrypoint: Entrypoint | None, model_dir: str | os.Pat
         _check_module(entrypoint.module, directory)
     else:
         _check_program(entrypoint, directory)
-
-
-def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: ClassName) -> None:
-    try:
-        inspect.signature(trial_class).bind(None)
-    except TypeError as error:
-        raise _error(
-            "entrypoint",
-            f"{entrypoint} is created with the context as its only argument, which its constructor does not accept "
-            f"({error}); give its other parameters defaults, or give the program that creates it, such as python3 "
-            "train.py",
-        ) from None
 
 
 def _check_program(program: Script, directory: Path) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
@@ -247,8 +247,3 @@ sys.meta_path.append(finder)
 
 def _is_ours(module: ModuleType | None) -> bool:
     return getattr(module, "__file__", None) == str(_INIT)
-
-
-def names_in(module: str) -> Iterator[str]:
-    """The names in a module of Determined's that have a counterpart."""
-    return (name[len(module) + 1 :] for name in COUNTERPARTS if name.rpartition(".")[0] == module)

@@ -34,45 +34,30 @@ from searchers.space import Space
 _NOT_CUSTOM = Custom()
 
 
+#: Fields that methods have by the same names.
+_FIELDS = (
+    *("max_trials", "max_concurrent_trials", "num_rungs", "divisor", "skip_uninformative_rungs"),
+    *("max_rungs", "mode", "bracket_rungs"),
+)
+
+
 def build_method(config: ExperimentConfig, custom: Custom = _NOT_CUSTOM) -> Method:
     """The search method of a config, at its start; lengths and rungs are in ``config.searcher.unit``."""
-    searcher, length = config.searcher, config.searcher.length
+    searcher = config.searcher
+    fields: dict[str, Any] = {name: getattr(searcher, name) for name in _FIELDS if hasattr(searcher, name)}
+    fields |= {"max_length": searcher.length}
+    pareto = searcher.metrics is not None
     match searcher:
         case SingleSearcher():
-            return Single(max_length=length)
+            return Single(**fields)
         case RandomSearcher():
-            return RandomSearch(
-                max_trials=searcher.max_trials, max_concurrent_trials=searcher.max_concurrent_trials, max_length=length
-            )
+            return RandomSearch(**fields)
         case GridSearcher():
-            points = len(GridSampler(config.space))
-            return Grid(points=points, max_concurrent_trials=searcher.max_concurrent_trials, max_length=length)
+            return Grid(points=len(GridSampler(config.space)), **fields)
         case ASHASearcher():
-            assert length is not None, "the rules require it"
-            kind = ASHA if searcher.variant == "stopping" else PromotionASHA
-            return kind(
-                max_trials=searcher.max_trials,
-                max_length=length,
-                num_rungs=searcher.num_rungs,
-                divisor=searcher.divisor,
-                max_concurrent_trials=searcher.max_concurrent_trials,
-                skip_uninformative_rungs=searcher.skip_uninformative_rungs,
-                pareto=searcher.metrics is not None,
-            )
+            return (ASHA if searcher.variant == "stopping" else PromotionASHA)(**fields, pareto=pareto)
         case AdaptiveASHASearcher():
-            assert length is not None, "the rules require it"
-            return AdaptiveASHA(
-                max_trials=searcher.max_trials,
-                max_length=length,
-                divisor=searcher.divisor,
-                max_rungs=searcher.max_rungs,
-                mode=searcher.mode,
-                bracket_rungs=searcher.bracket_rungs,
-                max_concurrent_trials=searcher.max_concurrent_trials,
-                variant=searcher.variant,
-                skip_uninformative_rungs=searcher.skip_uninformative_rungs,
-                pareto=searcher.metrics is not None,
-            )
+            return AdaptiveASHA(**fields, variant=searcher.variant, pareto=pareto)
         case _:
             return custom.new_method(searcher)
 
@@ -97,8 +82,7 @@ def build_search(
 ) -> Search:
     """The search of a config, replayed from a journal's records."""
     method, space = build_method(config, custom), replace(config.space, constraint=custom.constraint)
-    return Search.replay(
-        records,
+    return Search(
         method,
         space,
         seed=config.reproducibility.experiment_seed,
@@ -106,18 +90,7 @@ def build_search(
         log=log,
         sampler=_sampler(config, custom, space, method.rungs),
         objectives=config.searcher.objectives,
-    )
-
-
-def recorded_search(config: ExperimentConfig, records: Sequence[Mapping[str, Any]]) -> Search:
-    """The search of a journal's records, to look at, not to run."""
-    return Search.recorded(
-        records,
-        config.space,
-        seed=config.reproducibility.experiment_seed,
-        smaller_is_better=config.searcher.sign == 1,
-        objectives=config.searcher.objectives,
-    )
+    ).replay(records)
 
 
 def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> ExperimentConfig:

@@ -11,10 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from dray.config.section import Section, Url
 from dray.masking import MASK
+from dray.training.plan import FIRST_TRACED
 
 MAX_SEED = 2**32 - 1
-FIRST_TRACED = 10
-MAX_TRACED = 1000
 Outcome: TypeAlias = Literal["completed", "failed", "stopped"]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import json
-import operator
 import os
 import shutil
 from collections import Counter
@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from dray.core.train import Reporter
+from dray.core.train import Program, as_steps
 from dray.storage import CheckpointError, Location
 from dray.storage.manifest import MANIFEST, sha256_of
 from dray.training.checkpoint.joint import JointCheckpoint, open_together
-from dray.training.host import ProgramHost, Report
+from dray.training.host import Report
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.parallel.exchange import all_or_none
 
@@ -43,13 +43,12 @@ class DownloadMode(enum.Enum):
 class CheckpointContext:
     """Saves and restores what a program needs to resume.
 
-    A checkpoint is committed as a whole or not at all. In an experiment it goes to the trial's checkpoint storage, and
-    `info.latest_checkpoint` is the latest one when the trial is restarted. In a local run it goes to the run's
-    directory.
+    A checkpoint is committed as a whole or not at all: in an experiment to the trial's checkpoint storage, and when the
+    trial is restarted `info.latest_checkpoint` is the latest one; in a local run to the run's directory.
     """
 
-    def __init__(self, host: ProgramHost, peers: DistributedContext, reporter: Reporter) -> None:
-        self._host, self._peers, self._reporter = host, peers, reporter
+    def __init__(self, program: Program) -> None:
+        self._program, self._host, self._peers = program, program.host, program.peers
 
     @property
     def outputs(self) -> Location:
@@ -66,23 +65,19 @@ class CheckpointContext:
 
         Args:
             metadata: JSON-serialisable; must have `steps_completed`, an int >= 0, as when reporting metrics.
-            shard: all ranks call this together, and each writes its files, under unique names, into the directory,
-                which the ranks of a machine share; their metadata are merged. By default only the chief (rank 0) calls
-                it.
+            shard: all ranks call this together; each writes its files, under unique names, into the directory, which
+                the ranks of a machine share; their metadata are merged. By default only the chief (rank 0) calls it.
 
         Raises:
             ValueError: `steps_completed` is missing or invalid; or a file is named `manifest.json` or `report.json`.
-            RuntimeError: called on a rank other than the chief without `shard`; or ranks have different metadata of the
-                same name, or different machines files of the same name.
+            RuntimeError: on another rank than the chief without `shard`; or ranks have different metadata of the same
+                name, or different machines files of the same name.
             StorageFull: the disk or the storage is full.
         """
-        if not shard:
-            self._check_chief("store_path")
-        return self._store(metadata, self._peers if shard else DistributedContext())
+        return self._store(metadata, self._ranks("store_path", shard))
 
     @contextlib.contextmanager
     def _store(self, metadata: Mapping[str, Any] | None, peers: DistributedContext) -> Iterator[tuple[Path, str]]:
-        """As `store_path`; these ranks call it together."""
         steps = _steps(_merged(peers.allgather(dict(metadata or {}))))
         joint = JointCheckpoint.begin(peers, self._host, Report(batches=steps))
         with joint.writing():
@@ -97,7 +92,7 @@ class CheckpointContext:
                 )
             joint.commit({}, lambda staging: _complete(staging, merged))
         if peers.rank == 0:
-            self._reporter.pulse()
+            self._program.pulse()
 
     def upload(
         self,
@@ -119,14 +114,8 @@ class CheckpointContext:
             RuntimeError: as `store_path`; or no rank gives a directory; or ranks have different files of the same name.
             NotADirectoryError: the directory does not exist.
         """
-        if not shard:
-            self._check_chief("upload")
-        peers = self._peers if shard else DistributedContext()
+        peers = self._ranks("upload", shard)
         source = None if ckpt_dir is None else Path(ckpt_dir)
-        if source is None and selector is not None:
-            raise RuntimeError(
-                "upload(ckpt_dir=None, selector=...): there is nothing to select from; give a directory, or no selector"
-            )
         with all_or_none(peers, "listing the files to upload"):
             if source is not None and not source.is_dir():
                 raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
@@ -166,21 +155,21 @@ class CheckpointContext:
         Args:
             storage_id: an id from `store_path` or `upload`, `info.latest_checkpoint`, a directory or a URI.
             download_mode: which ranks call this, see `DownloadMode`.
-            selector: has no effect; all files are downloaded.
+            selector: has no effect.
 
         Raises:
             FileNotFoundError: the checkpoint does not exist.
             CheckpointError: it is damaged.
         """
-        if DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload and Location.of(storage_id).is_local:
-            directory = open_together(
-                self._peers, lambda: self._host.open_checkpoint(storage_id), "reading a checkpoint"
-            )
+        shared = DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload
+        read = functools.partial(self._host.open_checkpoint, storage_id)
+        if shared and Location.of(storage_id).is_local:
+            directory = open_together(self._peers, read, "reading a checkpoint")
         else:  # a rank may remove its download while another still reads
-            with self._in_lockstep(download_mode):
-                directory = self._host.open_checkpoint(storage_id)
+            with self._together(shared):
+                directory = read()
         yield directory
-        self._reporter.pulse()
+        self._program.pulse()
 
     def download(
         self,
@@ -190,36 +179,27 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> None:
-        """Copy the files of a checkpoint to a directory, which is created if it does not exist.
+        """Copy the files of a checkpoint to a directory, which is created if it does not exist. Raises as
+        `restore_path`.
 
         Args:
             storage_id, download_mode: as in `restore_path`.
-            ckpt_dir: the directory to copy to.
             selector: takes a path relative to the checkpoint; returns whether to copy the file. By default all are.
                 Ranks that share the files get what any of them selects.
-
-        Raises:
-            FileNotFoundError, CheckpointError: as `restore_path`.
         """
         shared = DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload
         with self.restore_path(storage_id, download_mode) as source:
             wanted = set(_files(source, selector))
             if shared:
                 wanted = set().union(*self._peers.allgather_local(wanted))
-            with self._in_lockstep(download_mode):
+            with self._together(shared):
                 if not shared or self._peers.local_rank == 0:
                     Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
                     _copy(source, Path(ckpt_dir), sorted(wanted - set(OURS)))
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """The metadata that a checkpoint was stored with; {} if none.
-
-        Any rank may call this: of the other files only the sizes are checked, the contents when they are restored.
-
-        Raises:
-            FileNotFoundError: the checkpoint does not exist.
-            CheckpointError: its metadata are damaged, or a file is missing or has another size.
-        """
+        """The metadata that a checkpoint was stored with; {} if none. Any rank may call this. Raises as `restore_path`,
+        but of the other files only the sizes are checked."""
         path = self._host.open_checkpoint(storage_id, only=[METADATA]) / METADATA
         try:
             return dict(json.loads(path.read_text()))
@@ -235,36 +215,29 @@ class CheckpointContext:
         only."""
         self._host.delete_checkpoint(storage_id)
 
-    # -------------------------------------------------------------------------------------------------------- ranks
-    def _in_lockstep(self, mode: DownloadMode) -> contextlib.AbstractContextManager[Any]:
-        if DownloadMode(mode) is DownloadMode.NoSharedDownload:
-            return contextlib.nullcontext()
-        return all_or_none(self._peers, "reading a checkpoint")
+    def _together(self, shared: bool) -> AbstractContextManager[Any]:
+        return all_or_none(self._peers, "reading a checkpoint") if shared else contextlib.nullcontext()
 
-    def _check_chief(self, what: str) -> None:
-        if self._peers.rank > 0:
-            raise RuntimeError(
-                f"checkpoint.{what}() was called on rank {self._peers.rank}; without shard=True, call it on rank 0 only"
-            )
+    def _ranks(self, call: str, shard: bool) -> DistributedContext:
+        """Those that save a checkpoint together."""
+        if shard:
+            return self._peers
+        self._program.check_chief(f"checkpoint.{call}", "without shard=True, ")
+        return DistributedContext()
 
 
-def _steps(metadata: Mapping[str, Any] | None) -> int:
-    given = (metadata or {}).get("steps_completed")
+def _steps(metadata: Mapping[str, Any]) -> int:
     try:
-        steps = operator.index(given)  # type: ignore[arg-type]
-    except TypeError:
-        steps = -1
-    if steps < 0 or isinstance(given, bool):
+        return as_steps(metadata.get("steps_completed"), "")
+    except (TypeError, ValueError):
         raise ValueError(
             "a checkpoint's metadata must have 'steps_completed', an int >= 0, as in reports of metrics: "
-            f'{{"steps_completed": batches_trained}}; got {dict(metadata or {})!r}'
-        )
-    return steps
+            f'{{"steps_completed": batches_trained}}; got {metadata!r}'
+        ) from None
 
 
 def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:
-    """The metadata of all ranks, merged; dicts in it recursively. Different values of the same name are a
-    RuntimeError."""
+    """The metadata of all ranks, merged, also dicts in it; a RuntimeError if values of a name differ."""
     found: dict[str, Any] = {}
     for metadata in ranks:
         for key, value in metadata.items():
@@ -282,7 +255,6 @@ def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, An
 
 
 def _complete(staging: Path, metadata: Mapping[str, Any]) -> None:
-    """Add a checkpoint's metadata to the program's files."""
     if taken := [name for name in OURS if (staging / name).exists()]:
         raise ValueError(f"a checkpoint can't have a file {taken[0]!r}, a name that dray itself uses; rename the file")
     (staging / METADATA).write_text(json.dumps(metadata, indent=2))
@@ -295,7 +267,6 @@ def _repeated(ranks: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _files(directory: Path, selector: Selector | None = None) -> list[str]:
-    """The files in a directory, by relative path."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return [name for name in names if selector is None or selector(name)]
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Literal
 
 from dray.core.checkpoint import CheckpointContext
 from dray.core.preempt import PreemptContext, PreemptMode
 from dray.core.searcher import SearcherContext
-from dray.core.train import Reporter, TensorboardMode, TrainContext
+from dray.core.train import Program, TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.storage import Location, store_at
-from dray.training.cluster_info import ClusterInfo, get_cluster_info
+from dray.training.cluster_info import get_cluster_info
 from dray.training.host import ProgramHost
 from dray.training.parallel.device import own_device
 from dray.training.parallel.distributed import DistributedContext, check_peers
@@ -63,23 +62,19 @@ class Context:
 
     def __init__(
         self,
-        *,
-        host: ProgramHost,
-        distributed: DistributedContext,
+        program: Program,
         preempt_mode: PreemptMode,
         tensorboard_mode: TensorboardMode,
-        info: ClusterInfo | None,
         cleanup: contextlib.ExitStack,
     ) -> None:
-        self.info, self.distributed = info, distributed
-        hparams = {} if info is None else info.trial.hparams
-        config = None if info is None else info.trial.config
-        device = own_device(distributed.local_rank, config)
-        reporter = Reporter(host)
-        self.train = TrainContext(host, distributed, reporter, TensorboardMode(tensorboard_mode), hparams, device)
-        self.checkpoint = CheckpointContext(host, distributed, reporter)
-        self.preempt = PreemptContext(host, distributed, reporter, preempt_mode)
-        self.searcher = SearcherContext(host, distributed, reporter, config)
+        self.info, self.distributed = get_cluster_info(), program.peers
+        hparams = {} if self.info is None else self.info.trial.hparams
+        config = None if self.info is None else self.info.trial.config
+        device = own_device(self.distributed.local_rank, config)
+        self.train = TrainContext(program, TensorboardMode(tensorboard_mode), hparams, device)
+        self.checkpoint = CheckpointContext(program)
+        self.preempt = PreemptContext(program, preempt_mode)
+        self.searcher = SearcherContext(program, config)
         self.profiler = ProfilerContext()
         self.experimental = ExperimentalCoreContext()
         self._cleanup = cleanup
@@ -88,12 +83,7 @@ class Context:
         """Same as entering the context."""
         self.preempt.start()
 
-    def close(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_val: BaseException | None = None,
-        exc_tb: TracebackType | None = None,
-    ) -> None:
+    def close(self, exc_type: Any = None, exc_val: Any = None, exc_tb: Any = None) -> None:
         """Same as leaving the context. May be called twice."""
         self.train.close()
         self._cleanup.close()
@@ -102,10 +92,8 @@ class Context:
         self.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> None:
-        self.close(exc_type, exc_val, exc_tb)
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def alert(
         self,
@@ -161,30 +149,19 @@ def init(
                 "trial is a class, whose trainer reports and saves; use the trial's context instead"
             )
         found.opened()
-        return Context(
-            host=found,
-            distributed=peers,
-            preempt_mode=preempt_mode,
-            tensorboard_mode=tensorboard_mode,
-            info=get_cluster_info(),
-            cleanup=stack.pop_all(),
-        )
+        return Context(Program(found, peers), preempt_mode, tensorboard_mode, stack.pop_all())
 
 
 def _local_host(peers: DistributedContext, storage: str | Mapping[str, Any] | None) -> LocalHost:
-    where = None if storage is None else _location(storage)
+    where = Location.of(storage) if isinstance(storage, str) else None
+    if isinstance(storage, Mapping):
+        # Imported only here, since it needs pydantic. It checks the section as that of an experiment's config.
+        from dray.config.load import load_storage
+
+        where = load_storage(storage)
     mine = new_directory()
     if where is not None and where.is_local:
         mine = where.path / mine.name
     directory = peers.broadcast(mine.absolute())
     store = None if where is None or where.is_local else store_at(where.child(directory.name), directory)
     return LocalHost(directory, store=store)
-
-
-def _location(storage: str | Mapping[str, Any]) -> Location:
-    if isinstance(storage, str):
-        return Location.of(storage)
-    # Imported only here, since it needs pydantic. It checks the section as that of an experiment's config.
-    from dray.config.load import load_storage
-
-    return load_storage(storage)

@@ -7,9 +7,7 @@ import logging
 import uuid
 from typing import Any
 
-from dray.core.train import Reporter
-from dray.training.host import ProgramHost
-from dray.training.parallel.distributed import DistributedContext
+from dray.core.train import Program
 
 log = logging.getLogger(__name__)
 
@@ -31,23 +29,21 @@ class PreemptContext:
     """Tells a program when to stop: the search has stopped or paused the trial, its workers are needed elsewhere, or
     the experiment was interrupted; in a local run, the process received SIGTERM."""
 
-    def __init__(self, host: ProgramHost, peers: DistributedContext, reporter: Reporter, mode: PreemptMode) -> None:
-        self._host, self._peers, self._reporter, self._mode = host, peers, reporter, PreemptMode(mode)
+    def __init__(self, program: Program, mode: PreemptMode) -> None:
+        self._program, self._mode = program, PreemptMode(mode)
         self._store: Any = None
         self._key = ""
 
     def start(self) -> PreemptContext:
         """Prepare for `should_preempt()`. `core.Context` calls this on all ranks."""
         if self._mode is PreemptMode.WorkersAskMaster and self._store is None:
-            self._store = self._peers.side_store()
+            self._store = self._program.peers.side_store()
             # Unique, since the processes may have run another trial before.
-            self._key = self._peers.broadcast(f"preempt/{uuid.uuid4().hex}")
+            self._key = self._program.peers.broadcast(f"preempt/{uuid.uuid4().hex}")
         return self
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Whether the program should save its state and return.
-
-        A trial that was paused or interrupted is restarted later, with `info.latest_checkpoint`.
+        """Whether the program should save its state and return; if it was paused or interrupted, it is restarted later.
 
         Args:
             auto_ack: acknowledge a True answer at once. With False, call `acknowledge_preemption_signal()` if the
@@ -56,34 +52,28 @@ class PreemptContext:
         Raises:
             RuntimeError: called on a rank other than the chief, with `PreemptMode.ChiefOnly`.
         """
-        self._reporter.pulse()
-        chief = self._peers.rank == 0
-        if self._mode is PreemptMode.ChiefOnly and not chief:
-            raise RuntimeError(
-                f"should_preempt() was called on rank {self._peers.rank}; with PreemptMode.ChiefOnly, call it on rank "
-                "0 only"
-            )
+        program = self._program
+        program.pulse()
+        if self._mode is PreemptMode.ChiefOnly:
+            program.check_chief("should_preempt", "with PreemptMode.ChiefOnly, ")
+        asks = program.is_chief or self._mode is not PreemptMode.WorkersAskChief
+        stop = asks and (program.stop_requested or program.host.stop_requested())
         if self._mode is PreemptMode.WorkersAskChief:
-            stop = self._peers.broadcast(self._stop_requested() if chief else False)
-        else:
-            stop = self._stop_requested()
-            if self._store is not None:
-                try:
-                    if stop:
-                        self._store.set(self._key, b"1")
-                    # Also after the set, which does not wait for the store: True once every rank would see it.
-                    stop = bool(self._store.check([self._key]))
-                except RuntimeError as error:
-                    # The chief serves the store. It has returned, so it was asked to stop.
-                    log.info("rank %d returns, since the chief has: %s", self._peers.rank, error)
-                    stop = True
+            stop = program.peers.broadcast(stop)
+        elif self._store is not None:
+            try:
+                if stop:
+                    self._store.set(self._key, b"1")
+                # Also after the set, which does not wait for the store: True once every rank would see it.
+                stop = bool(self._store.check([self._key]))
+            except RuntimeError as error:
+                # The chief serves the store. It has returned, so it was asked to stop.
+                log.info("rank %d returns, since the chief has: %s", program.peers.rank, error)
+                stop = True
         if stop and auto_ack:
             self.acknowledge_preemption_signal()
         return stop
 
     def acknowledge_preemption_signal(self) -> None:
         """Confirm that the program returns early because it was asked to; it is then resumed later."""
-        self._host.interrupted()
-
-    def _stop_requested(self) -> bool:
-        return self._reporter.stop_requested or self._host.stop_requested()
+        self._program.host.interrupted()

@@ -7,18 +7,15 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dray.core.train import Reporter
+from dray.core.train import Program
 from dray.training.errors import SearcherMetricError
-from dray.training.host import ProgramHost, Report
+from dray.training.host import Report
 from dray.training.metrics.values import as_number, to_numpy
-from dray.training.parallel.distributed import DistributedContext
 
 log = logging.getLogger(__name__)
 
-LOCAL_LENGTH = 1.0
-"""The length of the only operation of a run without a search."""
-_NO_MORE = 0.0
-"""Broadcast instead of a length after the last one."""
+LOCAL_LENGTH = 1.0  # of the only operation of a run without a search
+_NO_MORE = 0.0  # broadcast instead of a length after the last one
 
 
 class Unit(enum.Enum):
@@ -39,11 +36,8 @@ class SearcherMode(enum.Enum):
 class SearcherOperation:
     """A length to train to, in the search's unit, from the beginning of the trial."""
 
-    def __init__(
-        self, length: float, reporter: Reporter, *, metric: str | None, unit: Unit | None, is_chief: bool
-    ) -> None:
-        self._length, self._reporter, self._metric, self._unit = length, reporter, metric, unit
-        self._is_chief = is_chief
+    def __init__(self, length: float, program: Program, *, metric: str | None, unit: Unit | None) -> None:
+        self._length, self._program, self._metric, self._unit = length, program, metric, unit
         self._completed = False
 
     @property
@@ -53,23 +47,21 @@ class SearcherOperation:
 
     def report_progress(self, length: float) -> None:
         """Report the trial's present length, in the unit of `length`. Only logged. On the chief only."""
-        self._check_chief("report_progress")
+        self._program.check_chief("op.report_progress")
         if self._completed and length != self.length:
             raise RuntimeError("op.report_progress() was called after op.report_completed(), which ends the operation")
-        self._reporter.pulse()
+        self._program.pulse()
         log.debug("progress: %s", length)
 
     def report_completed(self, searcher_metric: Any) -> None:
-        """Report that training has reached `length`, with the metric that the search compares. On the chief only.
-
-        Args:
-            searcher_metric: a number, or a tensor or array of one element.
+        """Report that training has reached `length`, with the metric that the search compares: a number, or a tensor or
+        array of one element. On the chief only.
 
         Raises:
             RuntimeError: called on another rank, or twice.
             SearcherMetricError: the metric is not a number, or the search has several.
         """
-        self._check_chief("report_completed")
+        self._program.check_chief("op.report_completed")
         if self._metric is None:
             raise SearcherMetricError(
                 "searcher.metrics: op.report_completed() takes one metric, and the search has several; report "
@@ -82,8 +74,8 @@ class SearcherOperation:
         value = as_number(to_numpy(searcher_metric))
         if value is None:
             raise SearcherMetricError(f"searcher.metric: op.report_completed() needs a number, got {searcher_metric!r}")
-        steps = self._reporter.steps_completed or 0
-        self._reporter.publish(
+        steps = self._program.steps_completed or 0
+        self._program.publish(
             Report(
                 # A length without a unit counts as batches, and may be something else.
                 batches=max(steps, int(self._length)) if self._unit is Unit.BATCHES or not steps else steps,
@@ -93,23 +85,13 @@ class SearcherOperation:
             )
         )
 
-    def _check_chief(self, what: str) -> None:
-        if not self._is_chief:
-            raise RuntimeError(f"op.{what}() was called on a rank other than the chief; call it on rank 0 only")
-
 
 class SearcherContext:
     """Yields the lengths to train to. Alternatively, as in Determined since 0.38, a program decides itself how long to
     train, reports validations, and calls `preempt.should_preempt()`."""
 
-    def __init__(
-        self,
-        host: ProgramHost,
-        peers: DistributedContext,
-        reporter: Reporter,
-        config: Mapping[str, Any] | None,
-    ) -> None:
-        self._host, self._peers, self._reporter = host, peers, reporter
+    def __init__(self, program: Program, config: Mapping[str, Any] | None) -> None:
+        self._program = program
         self._searcher: Mapping[str, Any] | None = None if config is None else config.get("searcher") or {}
 
     def operations(
@@ -118,35 +100,27 @@ class SearcherContext:
         """Yield an operation for each length at which the search decides, until it stops the trial.
 
         Lengths are counted from the start of the trial. Those that were reported before a restart are left out. A run
-        without a search has one operation, of length 1.
-
-        Args:
-            searcher_mode: which ranks call this, see `SearcherMode`.
-            auto_ack: has no effect.
+        without a search has one operation, of length 1. `auto_ack` has no effect.
 
         Raises:
             ValueError: the search sets no length.
             RuntimeError: an operation ended without `report_completed()`; or called on a rank other than the chief,
                 with `SearcherMode.ChiefOnly`.
         """
-        mode, chief = SearcherMode(searcher_mode), self._peers.rank == 0
-        if mode is SearcherMode.ChiefOnly and not chief:
-            raise RuntimeError(
-                f"searcher.operations() was called on rank {self._peers.rank}; with SearcherMode.ChiefOnly, call it on "
-                "rank 0 only"
-            )
+        program, shared = self._program, SearcherMode(searcher_mode) is SearcherMode.WorkersAskChief
+        if not shared:
+            program.check_chief("searcher.operations", "with SearcherMode.ChiefOnly, ")
         self._check_length()
-        if not chief:
-            while (length := self._peers.broadcast(_NO_MORE)) != _NO_MORE:
+        if not program.is_chief:
+            while (length := program.peers.broadcast(_NO_MORE)) != _NO_MORE:
                 yield self._operation(length)
             return
-        shared = mode is SearcherMode.WorkersAskChief
-        self._reporter.uses_operations = True
-        for length in self._host.lengths if self._searcher is not None else [LOCAL_LENGTH]:
-            if self._reporter.stop_requested:
+        program.uses_operations = True
+        for length in program.host.lengths if self._searcher is not None else [LOCAL_LENGTH]:
+            if program.stop_requested:
                 break
             if shared:
-                self._peers.broadcast(length)
+                program.peers.broadcast(length)
             operation = self._operation(length)
             yield operation
             if not operation._completed:
@@ -155,16 +129,15 @@ class SearcherContext:
                     "the searcher's metric, or leave the loop when preempt.should_preempt() is true"
                 )
         if shared:
-            self._peers.broadcast(_NO_MORE)
+            program.peers.broadcast(_NO_MORE)
 
     def _operation(self, length: float) -> SearcherOperation:
         search = self._searcher or {}
         return SearcherOperation(
             length,
-            self._reporter,
+            self._program,
             metric=None if search.get("metrics") else str(search.get("metric") or "searcher_metric"),
             unit=self.get_configured_units() if self._searcher is not None else None,
-            is_chief=self._peers.rank == 0,
         )
 
     def acknowledge_out_of_ops(self) -> None:

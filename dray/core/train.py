@@ -22,32 +22,31 @@ from dray.training.usage import Usage
 log = logging.getLogger(__name__)
 
 
-class Reporter:
-    """Passes a program's reports on to its host; shared by the contexts of the core API.
+class Program:
+    """A program with its own loop on one rank, and its host; shared by the contexts of the core API."""
 
-    Attributes:
-        stop_requested: whether the answer to a report was a request to stop.
-        steps_completed: of the last report; None before the first.
-        uses_operations: whether the search compares metrics of completed operations instead of reported validations.
-    """
-
-    def __init__(self, host: ProgramHost) -> None:
-        self._host = host
+    def __init__(self, host: ProgramHost, peers: DistributedContext) -> None:
+        self.host, self.peers = host, peers
+        self.is_chief = peers.rank == 0
+        self.stop_requested = False  # in the answer to a report
+        self.steps_completed: int | None = None  # of the last report
+        self.uses_operations = False  # the search compares metrics of operations instead of reported validations
         self._calls = 0
-        self.stop_requested = False
-        self.steps_completed: int | None = None
-        self.uses_operations = False
         host.watch(lambda: (self.steps_completed or 0, self._calls))
 
     def publish(self, report: Report) -> None:
         """Pass a report on to the host. On the chief only."""
         self.pulse()
         self.steps_completed = report.batches
-        self.stop_requested = self._host.report(report) or self.stop_requested
+        self.stop_requested = self.host.report(report) or self.stop_requested
 
     def pulse(self) -> None:
         """Note progress, for `hang_timeout_s`."""
         self._calls += 1
+
+    def check_chief(self, call: str, unless: str = "") -> None:
+        if not self.is_chief:
+            raise RuntimeError(f"{call}() was called on rank {self.peers.rank}; {unless}call it on rank 0 only")
 
 
 RUN_METADATA = "run_metadata.json"
@@ -73,16 +72,10 @@ class TrainContext:
     """Reports metrics. Only the chief's (rank 0) are recorded; other ranks need not call anything."""
 
     def __init__(
-        self,
-        host: ProgramHost,
-        peers: DistributedContext,
-        reporter: Reporter,
-        mode: TensorboardMode,
-        hparams: Mapping[str, Any],
-        device: torch.device,
+        self, program: Program, mode: TensorboardMode, hparams: Mapping[str, Any], device: torch.device
     ) -> None:
-        self._host, self._peers, self._reporter, self._mode = host, peers, reporter, mode
-        self._tensorboard = TensorBoard(host.tensorboard_path, mode is TensorboardMode.AUTO, hparams)
+        self._program, self._host, self._mode = program, program.host, mode
+        self._tensorboard = TensorBoard(self._host.tensorboard_path, mode is TensorboardMode.AUTO, hparams)
         self._usage = Usage(device)
         self._warned = False
 
@@ -94,7 +87,7 @@ class TrainContext:
         Args:
             steps_completed: total steps trained, an int >= 0; in batches, if the config measures length in batches.
             metrics: by name: numbers, tensors or arrays of one element, or other JSON-serialisable values, which are
-                recorded but not plotted. `epochs` among them is the number of epochs trained.
+                not plotted. `epochs` among them is the number of epochs trained.
             batch_metrics: the metrics of each batch since the last report, for TensorBoard; by default `metrics` are
                 one point there.
 
@@ -104,9 +97,8 @@ class TrainContext:
         self._report("training", steps_completed, metrics, batch_metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report validation metrics. The search compares the config's `searcher.metric` among them.
-
-        If it stops or pauses the trial, `preempt.should_preempt()` is true from then on.
+        """Report validation metrics. The search compares the config's `searcher.metric` among them; if it stops or
+        pauses the trial, `preempt.should_preempt()` is true from then on.
 
         Args:
             steps_completed, metrics: as in `report_training_metrics`. If the search measures length in epochs, `epochs`
@@ -134,12 +126,18 @@ class TrainContext:
         batch_metrics: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         source = f"report_{group}_metrics()" if group in ("training", "validation") else "report_metrics()"
-        steps = _steps(steps_completed, source)
+        steps = as_steps(steps_completed, source)
         if not isinstance(found, Mapping):
             raise TypeError(f"{source} takes a dict of metrics, got {found!r}")
         if group == "validation" and (missing := next((name for name, value in found.items() if value is None), None)):
             raise ValueError(f"{source}: the metric {missing!r} is None; report a number, or leave it out")
-        if self._is_ignored(source):
+        if not self._program.is_chief:
+            if not self._warned:
+                rank = self._program.peers.rank
+                log.warning(
+                    "rank %d called %s, which has no effect: only the chief's metrics are recorded", rank, source
+                )
+            self._warned = True
             return
         reportable = {name: value for name, value in found.items() if not isinstance(value, (bytes, bytearray))}
         plain = jsonable(reportable, source=source)
@@ -148,27 +146,16 @@ class TrainContext:
         self._usage.add_ranks(ranks := [self._usage.share()], ranks)
         system = self._usage.flush(at_once=False)
         self._tensorboard.write_system(steps, system or {})
-        self._reporter.publish(
+        self._program.publish(
             Report(
                 batches=steps,
                 training=plain if group == "training" else None,
                 validation=plain if group == "validation" else None,
                 groups=None if group in ("training", "validation") else {group: plain},
-                compared=not self._reporter.uses_operations,
+                compared=not self._program.uses_operations,
                 system=system,
             )
         )
-
-    def _is_ignored(self, source: str) -> bool:
-        """Whether this rank's reports have no effect, with a warning at the first."""
-        if self._peers.rank > 0 and not self._warned:
-            self._warned = True
-            log.warning(
-                "rank %d called %s, which has no effect: only the chief's metrics are recorded",
-                self._peers.rank,
-                source,
-            )
-        return self._peers.rank > 0
 
     def get_tensorboard_path(self) -> Path:
         """The directory of this trial's event files; may not exist yet."""
@@ -188,7 +175,7 @@ class TrainContext:
     ) -> None:
         if not self._tensorboard.enabled:
             return
-        if self._reporter.steps_completed is None and self._host.latest_checkpoint is not None:
+        if self._program.steps_completed is None and self._host.latest_checkpoint is not None:
             self._tensorboard.restart(steps)
         rows = batches or [found]
         for step, values in enumerate(rows, start=steps - len(rows) + 1):
@@ -198,20 +185,17 @@ class TrainContext:
         """Report the share of training that is done, from 0 to 1. Only logged: reports tell the search."""
         if not 0 <= progress <= 1:
             raise ValueError(f"progress must be a number from 0 to 1, got {progress!r}")
-        self._reporter.pulse()
+        self._program.pulse()
         log.debug("progress: %.1f%%", 100 * progress)
 
     def set_status(self, status: str) -> None:
         """Describe what the program is doing. Only logged."""
-        self._reporter.pulse()
+        self._program.pulse()
         log.info("status: %s", status)
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
-        """Report why the program exits early.
-
-        Raises:
-            InvalidHP: with `EarlyExitReason.INVALID_HP`: the trial ends, and the search tries other hyperparameters.
-        """
+        """Report why the program exits early. `EarlyExitReason.INVALID_HP` raises InvalidHP: the trial ends, and the
+        search tries other hyperparameters."""
         if EarlyExitReason(reason) is EarlyExitReason.INVALID_HP:
             raise InvalidHP("the program reported an early exit because of invalid hyperparameters")
         log.info("the program reported an early exit")
@@ -223,11 +207,10 @@ class TrainContext:
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Store metadata of this run as JSON in its directory, in place of earlier ones, and return them."""
-        plain = dict(metadata)
         path = self._host.tensorboard_path.parent / RUN_METADATA
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(plain))
-        return plain
+        path.write_text(json.dumps(dict(metadata)))
+        return dict(metadata)
 
     def get_metadata(self) -> dict[str, Any] | None:
         """The metadata that `set_metadata` stored; None if none."""
@@ -239,7 +222,7 @@ class TrainContext:
         self._tensorboard.close()
 
 
-def _steps(value: Any, source: str) -> int:
+def as_steps(value: Any, source: str) -> int:
     try:
         steps = operator.index(value)
     except TypeError:

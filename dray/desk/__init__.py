@@ -1,1 +1,1 @@
-"""The desk: the actor that lends trials to worker groups, and carries their reports to the driver and back."""
+"""The desk: leases of worker groups to trials; and how the processes of a run are connected."""

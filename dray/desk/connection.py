@@ -185,7 +185,9 @@ class Listener:
             if id not in self.sessions and attempt > 0:
                 return channel.send(END)
             session = self.sessions.setdefault(id, Session(id, self))
-            session.renew(attempt)
+            if attempt <= session.attempt:
+                raise ConnectionAbortedError("a later one was faster")
+            session.attempt = attempt
             channel.send(session.stream.count())
             await _carry(session.stream, channel, first, session.take)
             session.end()
@@ -231,12 +233,6 @@ class Session:
             self.stream.channel = None
             del self._listener.sessions[self.id]
             self._listener.lost(self)
-
-    def renew(self, attempt: int) -> None:
-        """The client has made another connection."""
-        if attempt <= self.attempt:
-            raise ConnectionAbortedError("a later one was faster")
-        self.attempt = attempt
 
     def expire(self, attempt: int) -> None:
         """It should have made another one by now."""

@@ -20,7 +20,6 @@ from dray.desk.effects import After, Effect, Reply, Tell
 from dray.desk.lease import Client, Group, Lease, LeaseEvent
 from dray.desk.messages import (
     ClientLeft,
-    Demand,
     Departure,
     GroupEnded,
     GroupReady,
@@ -32,13 +31,13 @@ from dray.desk.messages import (
     WorkerArrived,
     WorkerUnfit,
 )
+from dray.desk.shares import Demand
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
 CAUSE_GRACE = 3
 """How many times as long after an error in a collective: Ray may take seconds to notice the death that caused it."""
-LEAVE_S = 120.0
-"""How long trials may take to save when their driver is gone."""
+LEAVE_S = 120.0  # how long trials may take to save when their driver is gone
 CALLS = ("arrived", "address", "broken", "next_lease", "begun", "stop_wanted", "leave")
 """What workers may call: methods of `Desk`."""
 CLIENT_CALLS = ("enqueue", "expect", "withdraw", "bind", "drop", "close", "remove")
@@ -53,10 +52,8 @@ class Desk:
         self._emit = emit
         self.clients: dict[str, Client] = {}
         self._groups: dict[str, Group] = {}
-        self._maybe_free: dict[str, Group] = {}
-        """Candidates for `match`: all free groups, and some no longer free."""
-        self._gpu_types: dict[str, str] = {}
-        """GPU type by group name."""
+        self._maybe_free: dict[str, Group] = {}  # candidates for `match`: all free groups, and some no longer free
+        self._gpu_types: dict[str, str] = {}  # GPU type by group name
         self._ended_starts: set[int] = set()
         self._leases: dict[int, Lease] = {}
         self._addresses: dict[int, tuple[str, int] | list[Hashable]] = {}
@@ -277,7 +274,7 @@ class Desk:
                 elif lease.state == "running":
                     # The other ranks know how far the trial came.
                     failure = None if lease.deferred is None else lease.deferred.failure
-                    departure = state.death(dead, -1 if failure is None else failure.batches)
+                    departure = state.death(dead, error, -1 if failure is None else failure.batches)
                     self._conclude(lease, departure, dead=tuple(sorted(dead)))
                 self._end(lease)
         self._emit(Tell(owner, GroupEnded(group=group, start=start, dead=tuple(sorted(dead)), error=error)))
@@ -387,8 +384,7 @@ class Desk:
                 if wanted <= 0 or lease.client.priority <= client.priority:
                     break
                 if lease.state == "running":
-                    lease.on("move")
-                    self._answer_stop(lease, stop=True)
+                    self._move(lease.group)
                     wanted -= 1
 
     def _grant(self, client: Client, trial: int, group: Group) -> None:

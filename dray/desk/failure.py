@@ -26,12 +26,9 @@ _ERRORS_OF_PROGRAMS = (
 )  # fmt: skip
 """GPU errors that a program may cause on any GPU, for instance by an index that is too large."""
 _COLLECTIVE_ERRORS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
-LOW_MEMORY = "running low on memory"
-"""Ray's words for a node on which it killed a process to save the others."""
-LOST_NODE = "Ray has lost the node"
-"""The cause of a death, in an error; for which a trial can't be blamed."""
-LOG_TAIL = "the last lines of its log"
-"""Heads the output in an error without a traceback."""
+LOW_MEMORY = "running low on memory"  # Ray's words for a node on which it killed a process to save the others
+LOST_NODE = "Ray has lost the node"  # the cause of a death, in an error; for which a trial can't be blamed
+LOG_TAIL = "the last lines of its log"  # heads the output in an error without a traceback
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
@@ -39,18 +36,13 @@ _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How a trial failed.
+    """How a trial failed."""
 
-    Attributes:
-        kind: see ``FailureKind``.
-        where: the exception's type, and the innermost line of the user's code; "" without an exception.
-        batches: batches trained before it failed, or, if its node was lost, before its last checkpoint; -1 if unknown.
-        node: Ray's id of the node with the GPU, if that may be broken; "" otherwise.
-    """
-
-    kind: FailureKind
-    where: str = ""
+    kind: FailureKind  # see ``FailureKind``
+    where: str = ""  # the exception's type, and the innermost line of the user's code; "" without an exception
+    # Batches trained before it failed, or, if its node was lost, before its last checkpoint; -1 if unknown
     batches: int = -1
+    # Ray's id of the node with the GPU, if that may be broken; "" otherwise
     node: str = field(default="", compare=False)
 
 

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from dray.config import defaults
 from dray.desk.failure import LOST_NODE, LOW_MEMORY, Failure, FailureKind
-from dray.desk.messages import Demand, Departure, LeaseOutcome
-from dray.desk.shares import QUANTUM, Claim
+from dray.desk.messages import Departure, LeaseOutcome
+from dray.desk.shares import QUANTUM, Demand
 
 LeaseState = Literal["granted", "running", "moving", "concluded", "failed", "over"]
 """What a lease waits for. granted: the driver's parameters, and rank 0 to take it up. running: rank 0 to leave. moving:
@@ -43,47 +43,30 @@ TRANSITIONS: Mapping[LeaseState, Mapping[LeaseEvent, LeaseState]] = {
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Client:
-    """An experiment's run with trials to train, an owner of worker groups, or both.
+    """An experiment's run with trials to train, an owner of worker groups, or both."""
 
-    Attributes:
-        name: unique at the desk.
-        endpoint: where the ranks of its leases report, as plain data; None: at the desk's own endpoint.
-        shape: of the groups that its trials run on.
-        kind: "gpu" or "cpu".
-        size: GPUs of such a group, or CPUs; 1/n if n groups share one.
-        unit: GPUs of a slot, or CPUs.
-        priority: 1 to 99; smaller numbers go first, as in Determined.
-        weight: of its share among those with the same priority, > 0.
-        max_slots: the most GPUs, or CPUs, that it may have; None: no limit.
-        had: slot-seconds by weight, as of `dray.desk.shares.Shares`.
-        expected: how many other trials may be queued soon.
-        queue: trials that wait for a group, the next one first.
-        leases: those that are not over, by number.
-        current: the latest lease of each trial that has one; earlier ones are fenced off.
-        is_owner: it has groups, and no trials.
-        broken: calls of processes that can't run its trials, and wait for it to close.
-        closing: no more of its trials get leases, those that run are to save and leave, and its groups end.
-        is_leaving: it is forgotten once its last lease is over.
-    """
-
-    name: str
-    endpoint: Any = None
-    is_owner: bool = False
-    shape: str = ""
-    kind: str = "cpu"
-    size: float = 1
-    unit: float = 1
-    priority: int = defaults.PRIORITY
-    weight: float = 1.0
-    max_slots: float | None = None
-    had: float = 0.0
-    expected: int = 0
+    name: str  # unique at the desk
+    endpoint: Any = None  # where the ranks of its leases report, as plain data; None: at the desk's own endpoint
+    is_owner: bool = False  # it has groups, and no trials
+    shape: str = ""  # of the groups that its trials run on
+    kind: str = "cpu"  # "gpu" or "cpu"
+    size: float = 1  # GPUs of such a group, or CPUs; 1/n if n groups share one
+    unit: float = 1  # GPUs of a slot, or CPUs
+    priority: int = defaults.PRIORITY  # 1 to 99; smaller numbers go first, as in Determined
+    weight: float = 1.0  # of its share among those with the same priority, > 0
+    max_slots: float | None = None  # the most GPUs, or CPUs, that it may have; None: no limit
+    had: float = 0.0  # slot-seconds by weight, as of `dray.desk.shares.Shares`
+    expected: int = 0  # how many other trials may be queued soon
+    # Trials that wait for a group, the next one first
     queue: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    leases: dict[int, Lease] = field(default_factory=dict)
+    leases: dict[int, Lease] = field(default_factory=dict)  # those that are not over, by number
+    # The latest lease of each trial that has one; earlier ones are fenced off
     current: dict[int, Lease] = field(default_factory=dict)
+    # Calls of processes that can't run its trials, and wait for it to close
     broken: list[Hashable] = field(default_factory=list)
+    # No more of its trials get leases, those that run are to save and leave, and its groups end
     closing: bool = False
-    is_leaving: bool = False
+    is_leaving: bool = False  # it is forgotten once its last lease is over
 
     def enqueue(self, trials: Iterable[int], *, first: bool) -> None:
         """Queue trials for a group, at the end or before all others."""
@@ -115,15 +98,18 @@ class Client:
     @property
     def demand(self) -> Demand:
         """What it has and asks for now."""
-        claim = Claim(
+        return Demand(
             name=self.name,
             groups=self.groups,
+            has=len(self.leases),
             size=self.size,
             priority=self.priority,
             weight=self.weight,
             max_slots=self.max_slots,
+            shape=self.shape,
+            kind=self.kind,
+            unit=self.unit,
         )
-        return Demand(claim=claim, shape=self.shape, kind=self.kind, unit=self.unit, has=len(self.leases))
 
     @property
     def next_trial(self) -> int | None:
@@ -145,16 +131,12 @@ class Lease:
     trial: int
     group: Group
     state: LeaseState = "granted"
-    parameters: bytes | None = None
-    """What the driver gives to the ranks; None until it has."""
-    left: dict[int, LeaseOutcome] = field(default_factory=dict)
-    """Ranks that have left, and how."""
+    parameters: bytes | None = None  # what the driver gives to the ranks; None until it has
+    left: dict[int, LeaseOutcome] = field(default_factory=dict)  # ranks that have left, and how
     deferred: Departure | None = None
     """A rank's departure by an error in a collective: another rank's end may have caused it."""
-    stale: str = ""
-    """Why the group's processes can't be reused."""
-    stop_call: Hashable = None
-    """Rank 0's call that waits for a request to save and leave."""
+    stale: str = ""  # why the group's processes can't be reused
+    stop_call: Hashable = None  # rank 0's call that waits for a request to save and leave
 
     def on(self, event: LeaseEvent) -> None:
         """Take an event. One that is not allowed in this state is an AssertionError, and changes nothing."""
@@ -171,33 +153,30 @@ class Lease:
 class Group:
     owner: Client
     name: str
-    shape: str
-    """Equal groups have equal shapes: a trial can run on any of them."""
-    start: int
-    """Number of the start that its processes belong to."""
+    shape: str  # equal groups have equal shapes: a trial can run on any of them
+    start: int  # number of the start that its processes belong to
     size: int
     waiting: dict[int, tuple[Hashable, int]] = field(default_factory=dict)
     """By rank that waits for a lease: its call, and the number of the last lease that it has served."""
     lease: Lease | None = None
-    retiring: bool = False
-    """It gets no other trial: its processes end, and a new group may take its place."""
+    retiring: bool = False  # it gets no other trial: its processes end, and a new group may take its place
 
     @property
     def is_free(self) -> bool:
         """Whether all its ranks wait for a trial."""
         return self.lease is None and not self.retiring and len(self.waiting) == self.size
 
-    def death(self, dead: Mapping[int, str], batches: int) -> Departure:
-        """How a trial ended whose processes died. `dead`: their ranks, each with the cause if known, or "".
-        `batches`: trained until then, according to a surviving rank; -1 if unknown."""
+    def death(self, dead: Mapping[int, str], error: str, batches: int) -> Departure:
+        """How a trial ended whose processes died, or ended by an `error` of their own. `dead`: ranks, each with the
+        cause if known, or "". `batches`: trained until then, according to a surviving rank; -1 if unknown."""
         ranks = ", ".join(map(str, sorted(dead)))
         who = "a process"
         if ranks and self.size > 1:
             who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
-        cause = next((each for each in dead.values() if each), "")
+        cause = next((each for each in dead.values() if each), error)
         kind: FailureKind = "oom" if LOW_MEMORY in cause else "node" if LOST_NODE in cause else "died"
         return Departure(
             outcome="errored",
-            error=f"{who} of worker group {self.name} died{cause and f': {cause}'}",
+            error=f"{who} of worker group {self.name} {'ended' if error else 'died'}{cause and f': {cause}'}",
             failure=Failure(kind=kind, batches=batches),
         )

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from dray.desk.connection import Call, Endpoint, Session, listen
 
-END_S = 1.0
-"""How long connections may take to end."""
+END_S = 1.0  # how long connections may take to end
 
 
 class Decider(Protocol):

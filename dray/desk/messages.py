@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dray.desk.failure import Failure
-from dray.desk.shares import Claim
 from dray.desk.wire import wire
 from dray.masking import hidden_text
 
-Row = dict[str, Any]
-"""A metric: batches, epochs, kind, name, value, time."""
+Row = dict[str, Any]  # a metric: batches, epochs, kind, name, value, time
 Reply = Literal["continue", "stop", "pause", "interrupt", "fenced"]
 """What a trial is to do after a report: what the search decided; "interrupt": save and leave, to be resumed later;
 "fenced": drop everything, as its lease is over."""
@@ -24,44 +22,31 @@ LeaseOutcome = Literal["completed", "stopped", "diverged", "paused", "interrupte
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeskReport:
-    """A report of a trial.
+    """A report of a trial."""
 
-    Attributes:
-        rows: its metrics.
-        step, value: the length and the metric that the search compares; None: there is nothing to compare.
-        metrics: of a search with several, all of them, in its order; None for one that is missing.
-        final: the trial has completed.
-        warning: to show to the user; "" if there is none.
-    """
-
-    rows: Sequence[Row] = ()
+    rows: Sequence[Row] = ()  # its metrics
+    # step, value: the length and the metric that the search compares; None: there is nothing to compare
     step: float | None = None
     value: float | None = None
+    # Of a search with several, all of them, in its order; None for one that is missing
     metrics: Sequence[float | None] = ()
-    final: bool = False
-    warning: str = ""
+    final: bool = False  # the trial has completed
+    warning: str = ""  # to show to the user; "" if there is none
 
 
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """How a rank left its lease.
-
-    Attributes:
-        error: a traceback, or a message for the user; if diverged, which loss is NaN.
-        fatal: no restart and no other trial could do better, as with an error in the config.
-        failure: the error's kind and place; None if it is fatal. An error in a collective counts only if nobody reports
-            its cause: the rank that failed first does, or Ray, if its process died.
-        alone: only this rank was made to leave; the others don't know, and may wait for it forever.
-        stale: why this rank's process should serve no other trial; "" if it can.
-    """
+    """How a rank left its lease."""
 
     outcome: LeaseOutcome
-    error: str = ""
-    fatal: bool = False
+    error: str = ""  # a traceback, or a message for the user; if diverged, which loss is NaN
+    fatal: bool = False  # no restart and no other trial could do better, as with an error in the config
+    # The error's kind and place; None if it is fatal. An error in a collective counts only if nobody reports its cause:
+    # the rank that failed first does, or Ray, if its process died.
     failure: Failure | None = None
-    alone: bool = False
-    stale: str = ""
+    alone: bool = False  # only this rank was made to leave; the others don't know, and may wait for it forever
+    stale: str = ""  # why this rank's process should serve no other trial; "" if it can
 
     @property
     def is_failure(self) -> bool:
@@ -76,25 +61,18 @@ class Departure:
 @wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit:
-    """Why a process can't run any trial, for the user.
+    """Why a process can't run any trial, for the user."""
 
-    Attributes:
-        faults: of the experiment file or the model's directory, each with its path; () if it is something else.
-        source: what has the faults, as of `dray.errors.ConfigError`.
-        message: the error, if there are no faults.
-        resumable: the experiment can be resumed once that is mended.
-    """
-
-    message: str = ""
+    message: str = ""  # the error, if there are no faults
+    # Of the experiment file or the model's directory, each with its path; () if it is something else
     faults: Sequence[tuple[str, str]] = ()
-    source: str = "The experiment config"
-    resumable: bool = False
+    source: str = "The experiment config"  # what has the faults, as of `dray.errors.ConfigError`
+    resumable: bool = False  # the experiment can be resumed once that is mended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Event:
-    time: float = field(default_factory=time.time)
-    """When it happened, in seconds since the epoch."""
+    time: float = field(default_factory=time.time)  # when it happened, in seconds since the epoch
 
 
 # ---------------------------------------------------------------------------------------------------------- clients
@@ -111,10 +89,8 @@ class WorkerArrived(_Event):
     """A process of a group runs; it has not imported torch yet."""
 
     group: str
-    start: int
-    """Number of the group's start, unique in a run."""
-    node: str
-    """Ray's id of its node."""
+    start: int  # number of the group's start, unique in a run
+    node: str  # Ray's id of its node
 
 
 @wire
@@ -131,8 +107,7 @@ class GroupReady(_Event):
     """All ranks of a new group wait for their first trial."""
 
     group: str
-    start: int
-    """Number of the group's start, unique in a run."""
+    start: int  # number of the group's start, unique in a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,12 +124,9 @@ class GroupEnded(_Event):
     """A group's processes have ended."""
 
     group: str
-    start: int
-    """Number of the group's start, unique in a run."""
-    dead: tuple[int, ...] = ()
-    """Ranks whose processes died, as far as Ray knows."""
-    error: str = ""
-    """Why the processes could not serve trials."""
+    start: int  # number of the group's start, unique in a run
+    dead: tuple[int, ...] = ()  # ranks whose processes died, as far as Ray knows
+    error: str = ""  # why the processes could not serve trials
 
     @property
     def is_lost(self) -> bool:
@@ -171,8 +143,7 @@ class LeaseGranted(_Event):
     lease: int
     group: str
     trial: int
-    gpu_type: str = ""
-    """Of the GPUs of the group's nodes, by Ray's name, also if it uses none; "" if unknown."""
+    gpu_type: str = ""  # of the GPUs of the group's nodes, by Ray's name, also if it uses none; "" if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +169,8 @@ class TrialLeft(_Event):
     error: str = ""
     fatal: bool = False
     failure: Failure | None = None
-    dead: Sequence[int] = ()
-    """Ranks whose processes died, as far as Ray knows."""
-    no_restart: str = ""
-    """Why the log policies forbid a restart; the driver's shell adds it."""
+    dead: Sequence[int] = ()  # ranks whose processes died, as far as Ray knows
+    no_restart: str = ""  # why the log policies forbid a restart; the driver's shell adds it
 
 
 @wire
@@ -222,32 +191,8 @@ class CheckpointSaved(_Event):
     trial: int
     checkpoint: str
     batches: int
-    value: float | None
-    """The searcher's metric at the checkpoint."""
-    seconds: float | None = None
-    """How long it took to write and commit it; None if it existed before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDamaged(_Event):
-    """A trial has skipped a damaged checkpoint."""
-
-    trial: int
-    checkpoint: str
-    error: str
-
-
-# ------------------------------------------------------------------------------------------------------ for the server
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What a client of the desk has and asks for: groups of this shape that train its trials, on slots of this kind,
-    "gpu" or "cpu". `unit`: GPUs of a slot, or CPUs."""
-
-    claim: Claim
-    shape: str
-    kind: str
-    unit: float
-    has: int
+    value: float | None  # the searcher's metric at the checkpoint
+    seconds: float | None = None  # how long it took to write and commit it; None if it existed before
 
 
 Message = (
@@ -261,5 +206,4 @@ Message = (
     | TrialLeft
     | LeaseOver
     | CheckpointSaved
-    | CheckpointDamaged
 )

@@ -17,24 +17,20 @@ need other processes, so each turn costs a start of some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """What an experiment asks for, and what it may have.
+class Demand:
+    """What an experiment asks for, what it may have, and what it has."""
 
-    Attributes:
-        name: unique.
-        groups: how many worker groups it could use now.
-        size: slots of one of its groups; 1/n if n groups share a slot. A slot is a GPU, or without GPUs a CPU.
-        priority: 1 to 99; smaller numbers go first, as in Determined.
-        weight: of its share among those with the same priority, > 0.
-        max_slots: the most that it may have; None: no limit.
-    """
-
-    name: str
-    groups: int
+    name: str  # unique
+    groups: int  # how many worker groups it could use now
+    has: int = 0  # how many it has
+    # Slots of one of its groups; 1/n if n groups share a slot. A slot is a GPU, or without GPUs a CPU.
     size: float = 1
-    priority: int = defaults.PRIORITY
-    weight: float = 1.0
-    max_slots: float | None = None
+    priority: int = defaults.PRIORITY  # 1 to 99; smaller numbers go first, as in Determined
+    weight: float = 1.0  # of its share among those with the same priority, > 0
+    max_slots: float | None = None  # the most that it may have; None: no limit
+    shape: str = ""  # of its groups: equal groups have equal shapes
+    kind: str = "cpu"  # of its slots, "gpu" or "cpu"
+    unit: float = 1.0  # GPUs of a slot, or CPUs
 
     @property
     def most(self) -> int:
@@ -51,7 +47,7 @@ class Shares:
     """Divides slots, and remembers who had how many, so that those who don't fit side by side take turns.
 
     >>> shares = Shares()
-    >>> shares.divide([Claim(name="a", groups=9), Claim(name="b", groups=9, weight=3)], slots=8)
+    >>> shares.divide([Demand(name="a", groups=9), Demand(name="b", groups=9, weight=3)], slots=8)
     {'a': 2, 'b': 6}
     """
 
@@ -69,7 +65,7 @@ class Shares:
             if name in self._had:
                 self._had[name] += seconds * slots / weights[name]
 
-    def divide(self, claims: Iterable[Claim], slots: float) -> dict[str, int]:
+    def divide(self, demands: Iterable[Demand], slots: float) -> dict[str, int]:
         """The number of groups that each experiment should have.
 
         Within a priority, the next group goes to the experiment with the fewest slots by weight; among equals, to the
@@ -77,21 +73,21 @@ class Shares:
         rest: it gets its turn once it is behind by more than `QUANTUM`.
 
         Args:
-            claims: of all experiments. One that is new begins with as much as the one that has had the fewest.
+            demands: of all experiments. One that is new begins with as much as the one that has had the fewest.
             slots: how many there are.
         """
-        claims = list(claims)
-        least = min((self._had[claim.name] for claim in claims if claim.name in self._had), default=0.0)
-        self._had = {claim.name: self._had.get(claim.name, least) for claim in claims}
-        given = {claim.name: 0 for claim in claims}
-        for priority in sorted({claim.priority for claim in claims}):
-            open_ = [claim for claim in claims if claim.priority == priority]
+        demands = list(demands)
+        least = min((self._had[demand.name] for demand in demands if demand.name in self._had), default=0.0)
+        self._had = {demand.name: self._had.get(demand.name, least) for demand in demands}
+        given = {demand.name: 0 for demand in demands}
+        for priority in sorted({demand.priority for demand in demands}):
+            open_ = [demand for demand in demands if demand.priority == priority]
             while open_ := [each for each in open_ if given[each.name] < each.most and each.size <= slots]:
-                # min() keeps the order of claims that are equal: who came first goes first.
+                # min() keeps the order of demands that are equal: who came first goes first.
                 chosen = min(open_, key=lambda each: (given[each.name] * each.size / each.weight, self._turn(each)))
                 given[chosen.name] += 1
                 slots -= chosen.size
         return given
 
-    def _turn(self, claim: Claim) -> int:
-        return math.floor(self._had[claim.name] / QUANTUM)
+    def _turn(self, demand: Demand) -> int:
+        return math.floor(self._had[demand.name] / QUANTUM)

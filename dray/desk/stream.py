@@ -13,8 +13,7 @@ from dray.desk.channel import Channel
 from dray.desk.wire import Malformed
 
 _COUNT = 8
-END = b"\xff" * _COUNT
-"""The frame that ends a session: nothing comes after it."""
+END = b"\xff" * _COUNT  # the frame that ends a session: nothing comes after it
 _OWED = 32
 """Messages, or units of 32 KiB of them, after which a side that sends nothing says how many it has received."""
 

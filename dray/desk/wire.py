@@ -1,7 +1,7 @@
 """The values that processes of a run send each other, as msgpack: nothing in it can name code to run.
 
-None, bool, int (64 bits), float, str, bytes, list, tuple, dict, and the frozen dataclasses marked by `wire`. Lists and
-tuples both arrive as tuples.
+None, bool, int (a float beyond 64 bits), float, str, bytes, list, tuple, dict, and the frozen dataclasses marked by
+`wire`. Lists and tuples both arrive as tuples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def wire(cls: type[_T]) -> type[_T]:
 
 def pack(value: Any) -> bytes:
     """Encode a value; a TypeError, ValueError or OverflowError if it can't be sent."""
-    packed: bytes = msgpack.packb(value, default=_dataclass_packed, unicode_errors="surrogatepass")
+    packed: bytes = msgpack.packb(value, default=_otherwise_packed, unicode_errors="surrogatepass")
     return packed
 
 
@@ -62,8 +62,10 @@ def _name_unpacked(code: int, data: bytes) -> _Name:
     return _Name(data, "ascii")
 
 
-def _dataclass_packed(value: object) -> list[Any]:
+def _otherwise_packed(value: object) -> Any:
     cls = type(value)
+    if isinstance(value, int):  # beyond 64 bits
+        return float(value)
     if cls not in _fields:
         raise TypeError(f"can't send a {cls.__name__}: only plain values and dataclasses marked with @wire")
     return [msgpack.ExtType(_NAME, cls.__name__.encode()), *[getattr(value, name) for name in _fields[cls]]]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from array import array
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -16,13 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from dray.display.forecast import Forecast
-from dray.display.text import rough_time, sparkline, speed
+from dray.display.text import rough_time, sparkline
 from dray.records.hparams import flatten
-from dray.text import counted, duration, shown
+from dray.records.trial_record import TrialRecord
+from dray.text import counted, duration, rough, shown
 from dray.training.metrics.checks import is_loss
 from dray.training.units import amount
 from searchers.domains import searched
-from searchers.objectives import Losses
+from searchers.objectives import Losses, Metric, Objectives
 from searchers.pareto import ordered
 from searchers.previews import is_simulated, preview
 from searchers.search import Search
@@ -50,23 +48,6 @@ class _Best(NamedTuple):
     step: float | None
 
 
-@dataclass(slots=True)
-class _Trained:
-    """What a trial that has not ended has reported."""
-
-    curve: array[float] = field(default_factory=lambda: array("d"))
-    batches: int = 0
-    epochs: float | None = None
-    speed: float | None = None
-    best: _Best | None = None
-    """The best validation: the search sees only those at rungs."""
-
-    def validated(self, value: float) -> None:
-        """Add a value to the curve, which keeps as many as are drawn."""
-        self.curve.append(value)
-        del self.curve[: -max(CURVE_WIDTHS)]
-
-
 class Board:
     """The status of a search, updated from reports and drawn as a picture or a line.
 
@@ -77,55 +58,50 @@ class Board:
         unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
     """
 
-    def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str) -> None:
+    def __init__(
+        self, *, name: str, metric: str, smaller_is_better: bool, unit: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
+        self._objective = Objectives((Metric(name=metric, smaller_is_better=smaller_is_better),))
         self._search: Search
-        self._trained: dict[int, _Trained] = {}
+        #: By trial that has not ended; the search sees only the validations at rungs.
+        self._trained: dict[int, TrialRecord] = {}
+        self._epochs: dict[int, float] = {}
+        self._speeds: dict[int, float] = {}
         self._created = 0  # trials at the last update
         self._open: set[int] = set()  # those of them that had never ended
         self._best_ended: _Best | None = None
-        self._diverged: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)  # each trial's losses that are NaN
+        self._diverged: set[int] = set()
         self._compared: dict[int, Losses] = {}
         self._front_size = 0
-        self._began = time.monotonic()
+        self._clock, self._began = clock, clock()
         self._forecast: Forecast | None = None
         self.waits = ""
         """What worker groups wait for; "" if they do not wait."""
         self.share = ""
         """What each trial has of a slot that it shares with others, such as 1/4 GPU; "" if trials share none."""
 
-    def begin(self, search: Search, records: Sequence[Mapping[str, Any]]) -> None:
-        """A run of the search begins; `records` are the journal so far."""
+    def begin(self, search: Search) -> None:
+        """A run of the search begins."""
         self._search = search
         # A user's own method could only be simulated, which would change its state.
         self._forecast = None if is_simulated(search.method) else Forecast(preview(search.method))
-        for record in records:
-            if record.get("event") == "reported" and isinstance(value := record.get("value"), int | float):
-                self._trained.setdefault(record["trial"], _Trained()).validated(value)
-            elif record.get("event") == "exited":
-                self._trained.pop(record["trial"], None)
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        trained = self._trained.setdefault(trial, _Trained())
+        if trial not in self._trained:
+            self._trained[trial] = TrialRecord(trial, self._objective)
+        trained = self._trained[trial]
         for row in rows:
+            kind, name, value = row["kind"], row["name"], row["value"]
             trained.batches = max(trained.batches, row["batches"])
-            if row["epochs"] is not None:
-                trained.epochs = max(trained.epochs or 0.0, row["epochs"])
-            if is_loss(row["kind"], row["name"], self._metric):
-                loss = row["kind"], row["name"]
-                if not math.isfinite(row["value"]):
-                    self._diverged[trial].add(loss)
-                elif trial in self._diverged:
-                    self._diverged[trial].discard(loss)
-            if row["kind"] == "validation" and row["name"] == self._metric:
-                value = row["value"]
-                trained.validated(value)
-                # With objectives it may exceed a limit.
-                if self._search.objectives is None and math.isfinite(value):
-                    best = _Best(self._sign * value, trial, value, row.get(self._unit))
-                    trained.best = min(trained.best or best, best, key=_rank)
-            elif row["kind"] == "system" and row["name"] == "batches_per_second":
-                trained.speed = row["value"]
+            self._epochs[trial] = max(self._epochs.get(trial, 0.0), row["epochs"] or 0.0)
+            if is_loss(kind, name, self._metric):
+                trained.loss((kind, name), row["batches"], value)
+            if (kind, name) == ("validation", self._metric):
+                trained.validated(name, row["batches"], row["epochs"], value, row["time"])
+            elif (kind, name) == ("system", "batches_per_second"):
+                self._speeds[trial] = value
+        (self._diverged.add if trained.nan else self._diverged.discard)(trial)
 
     def update(self, groups: int) -> None:
         """Take note of the search's progress; at most a few times a second."""
@@ -140,11 +116,12 @@ class Board:
         for view in (*ended, *late):
             if view.state not in NEVER_BEST and (best := self._best_of(view)) is not None:
                 self._best_ended = min(best, self._best_ended or best, key=_rank)
-            self._trained.pop(view.id, None)
+            for by_trial in (self._trained, self._epochs, self._speeds):
+                by_trial.pop(view.id, None)
         if self._forecast is not None:
             views = [live[trial] for trial in self._open]
             running = {view.id: self._step(view) for view in views if view.state == "RUNNING"}
-            self._forecast.update(views, running, groups, time.monotonic(), ended=ended)
+            self._forecast.update(views, running, groups, self._clock(), ended=ended)
 
     def line(self, counts: Counts, groups: int, groups_wanted: int) -> str:
         best = self._best()
@@ -197,57 +174,46 @@ class Board:
             # The best of them, in the order of all.
             ranked = sorted(running, key=lambda view: best.score if (best := self._best_of(view)) else math.inf)
             drawn = sorted(ranked[:room], key=lambda view: view.id)
-        forecast = self._forecast
-        rungs = forecast if forecast is not None and not forecast.in_trials else None
-        several = rungs is not None and rungs.rungs > 1
-        again = any(counts.restarts[view.id] for view in drawn)
-        heading = {"trial": "trial", "rung": "rung", "step": self._unit, "last": self._metric, "best": "best"}
-        heading |= {"curve": "", "speed": "batches/s", "again": "restarts"}
-        if not wide:
-            heading = {
-                name: text if len(text) <= NARROW else text[: NARROW - 1] + "…" for name, text in heading.items()
-            }
-            heading["speed"] = "batch/s"
-        left_out = {"rung": not several, "best": not wide, "again": not again}
-        heading = {name: text for name, text in heading.items() if not left_out.get(name)}
-        curve = CURVE_WIDTHS[wide]
-        rows = []
-        for view in drawn:
-            cells = self._cells(view, rungs, counts, curve)
-            rows.append([cells[name] for name in heading])
-        widths = [max(len(cell) for cell in column) for column in zip(heading.values(), *rows, strict=True)]
-        widths[list(heading).index("curve")] = curve
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        for (name, text), cells_width in zip(heading.items(), widths, strict=True):
-            left = name == "curve"
-            table.add_column(
-                text, justify="left" if left else "right", no_wrap=True, width=cells_width, style="cyan" if left else ""
+        rungs = self._forecast if self._forecast is not None and not self._forecast.in_trials else None
+        steps, curve = [self._step(view) for view in drawn], CURVE_WIDTHS[wide]
+        values = [self._trained[view.id].values if view.id in self._trained else [] for view in drawn]
+        columns = [("trial", [str(view.id) for view in drawn])]
+        reached = [shown(round(step, 1)) for step in steps]
+        if rungs is not None:
+            places = [rungs.rung(step) for step in steps]
+            reached = [f"{step} of {shown(end)}" for step, (_, end) in zip(reached, places, strict=True)]
+            if rungs.rungs > 1:
+                columns.append(("rung", [f"{place}/{rungs.rungs}" for place, _ in places]))
+        last = [shown(of[-1] if of else view.last) for view, of in zip(drawn, values, strict=True)]
+        columns += [(self._unit, reached), (self._metric, last)]
+        if wide:
+            bests = [self._best_of(view) for view in drawn]
+            columns.append(("best", ["" if best is None else shown(best.value) for best in bests]))
+        columns.append(("", [sparkline(of[-curve:]) for of in values]))
+        columns.append(
+            (
+                "batches/s" if wide else "batch/s",
+                [rough(self._speeds[view.id]) if view.id in self._speeds else "" for view in drawn],
             )
+        )
+        if any(counts.restarts[view.id] for view in drawn):
+            columns.append(("restarts", [str(counts.restarts[view.id] or "") for view in drawn]))
+
+        table, rest = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim"), width
+        for name, cells in columns:
+            heading = name if wide or len(name) <= NARROW else f"{name[: NARROW - 1]}…"
+            size = max(map(len, [heading, *cells])) if name else curve
+            rest -= size + 2
+            side, style = ("right", "") if name else ("left", "cyan")
+            table.add_column(heading, justify=side, no_wrap=True, width=size, style=style)  # type: ignore[arg-type]
         table.add_column("", no_wrap=True, style="dim")
-        rest = max(width - sum(widths) - 2 * len(widths), 0)
-        for view, row in zip(drawn, rows, strict=True):
+        for view, *row in zip(drawn, *(cells for _, cells in columns), strict=True):
             hparams = Text(self._drawn(view))
-            hparams.truncate(rest, overflow="ellipsis")
+            hparams.truncate(max(rest, 0), overflow="ellipsis")
             table.add_row(*row, hparams)
         if len(running) == len(drawn):
             return table
         return Group(table, self._cut(f"and {len(running) - len(drawn)} more"))
-
-    def _cells(self, view: TrialView, rungs: Forecast | None, counts: Counts, curve: int) -> dict[str, str]:
-        """A running trial's row of the table, by column."""
-        trained, step = self._trained.get(view.id, _Trained()), self._step(view)
-        best = self._best_of(view)
-        place, end = (0, 0.0) if rungs is None else rungs.rung(step)
-        return {
-            "trial": str(view.id),
-            "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
-            "step": shown(round(step, 1)) + ("" if rungs is None else f" of {shown(end)}"),
-            "last": shown(trained.curve[-1] if trained.curve else view.last),
-            "best": "" if best is None else shown(best.value),
-            "curve": sparkline(list(trained.curve)[-curve:]),
-            "speed": speed(trained.speed),
-            "again": str(counts.restarts[view.id] or ""),
-        }
 
     def _numbers(self, counts: Counts, groups: int, groups_wanted: int) -> list[str]:
         """The number of trials in each state, and of groups."""
@@ -260,40 +226,37 @@ class Board:
             f"{states['RUNNING']} running{self.share and f' on {self.share} each'}" if groups else "",
             f"{states['PAUSED']} paused" if states["PAUSED"] else "",
             f"{states['ERRORED']} failed" if states["ERRORED"] else "",
-            f"{diverged} diverged (NaN)" if (diverged := sum(map(bool, self._diverged.values()))) else "",
+            f"{len(self._diverged)} diverged (NaN)" if self._diverged else "",
             self.waits or (_starting(groups, groups_wanted) if self._search.done is None else ""),
             counted(restarts, "restart") if restarts else "",
         ]
         return [part for part in parts if part]
 
     def _times(self) -> list[str]:
-        now = duration(time.monotonic() - self._began)
+        now = duration(self._clock() - self._began)
         left = None if self._forecast is None else self._forecast.left_s
         return [now] if left is None else [now, f"about {rough_time(left)} left"]
 
     def _step(self, view: TrialView) -> float:
-        """How far a trial is, in the search's unit."""
-        known, trained = float(view.last_step or 0), self._trained.get(view.id)
-        if trained is None:
-            return known
-        match self._unit:
-            case "epochs":
-                return max(known, trained.epochs or 0.0)
-            case "batches":
-                return max(known, float(trained.batches))
-            case "records":
-                records = (view.hparams or {}).get("global_batch_size")
-                return max(known, float(trained.batches * records)) if isinstance(records, int) else known
-        return known
+        trained = self._trained.get(view.id)
+        batches = 0 if trained is None else trained.batches
+        size = (view.hparams or {}).get("global_batch_size")
+        reached = {
+            "epochs": self._epochs.get(view.id, 0.0),
+            "batches": batches,
+            "records": batches * size if isinstance(size, int) else 0,
+        }
+        return max(float(view.last_step or 0), reached.get(self._unit, 0))
 
     def _best_of(self, view: TrialView) -> _Best | None:
-        """A trial's best value, and the length at which it was reached."""
+        found = [] if view.best is None else [_Best(self._sign * view.best, view.id, view.best, view.best_step)]
         trained = self._trained.get(view.id)
-        best = None if trained is None else trained.best
-        if view.best is None:
-            return best
-        known = _Best(self._sign * view.best, view.id, view.best, view.best_step)
-        return min(known, best or known, key=_rank)
+        # With objectives its best may exceed a limit.
+        if trained is not None and trained.rank is not None and self._search.objectives is None:
+            score, batches = trained.rank[1:]
+            step = {"epochs": trained.epochs[trained.at.index(batches)], "batches": batches}.get(self._unit)
+            found.append(_Best(score, view.id, self._sign * score, step))
+        return min(found, key=_rank, default=None)
 
     def _best(self) -> _Best | None:
         bests = (self._best_ended, *map(self._best_of, list(self._search.live.values())))
@@ -310,7 +273,6 @@ class Board:
         return f"{counted(self._front_size, 'trial')} on the Pareto front" if there else ""
 
     def _drawn(self, view: TrialView) -> str:
-        """The hyperparameters that are searched over."""
         found = flatten(dict(searched(self._search.space.root, view.hparams or {})))
         return "  ".join(f"{name}={shown(value)}" for name, value in found.items())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -51,12 +51,13 @@ class Display:
         smaller_is_better: bool,
         unit: str,
         console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path = path
+        self._path, self._clock = path, clock
         self._console = console or Console(file=stderr())
-        self._board = Board(name=name, metric=metric, smaller_is_better=smaller_is_better, unit=unit)
+        self._board = Board(name=name, metric=metric, smaller_is_better=smaller_is_better, unit=unit, clock=clock)
         self._screen: Screen | None = None
-        self._began = time.monotonic()
+        self._began = self._clock()
         self._due = 0.0
         self._failures = self._retired = 0
         self._shown_errors: dict[int, list[str]] = {}
@@ -87,11 +88,10 @@ class Display:
         if self._screen is not None:
             self._screen.draw(Text(f"{what} ...", "dim"))
 
-    def begin(self, search: Search, records: Sequence[Mapping[str, Any]]) -> None:
-        """A run of the search begins, in its current state; `records`: the journal so far."""
+    def begin(self, search: Search) -> None:
         self._search = search
-        self._board.begin(search, records)
-        if any(record.get("event") == "started" for record in records):
+        self._board.begin(search)
+        if any(view.hparams is not None for view in search.trials.values()):
             self.say(f"resuming: {_so_far(search)}")
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -107,14 +107,14 @@ class Display:
 
     def update(self, counts: Counts, groups: int, groups_wanted: int) -> None:
         """Show the run's current status; at most a few times a second, however often it is called."""
-        now = time.monotonic()
+        now = self._clock()
         self._shown = counts, groups, groups_wanted
         if now < self._due:
             return
         if self._screen is not None:
             self._draw(self._screen, counts, groups, groups_wanted)
             # With many trials drawing takes longer, and the picture changes less.
-            self._due = now + max(self._screen.every_s, 20 * (time.monotonic() - now))
+            self._due = now + max(self._screen.every_s, 20 * (self._clock() - now))
         else:
             self._board.update(groups)
             self._console.print(Text(self._board.line(counts, groups, groups_wanted)), soft_wrap=True)
@@ -160,7 +160,6 @@ class Display:
             self.say(f"stopping: running trials save a checkpoint; interrupt again to stop at once, {self._resume}")
 
     def interrupted(self) -> None:
-        """Say how far an interrupted run was, and how to resume it."""
         if self._search is not None:
             self.say(f"stopped: {_so_far(self._search)}")
         self.say(self._resume)
@@ -171,7 +170,6 @@ class Display:
         return f"stopped at once; {self._resume}\n"
 
     def ended(self) -> None:
-        """Say that nothing is left to run, and how to extend the search."""
         self.say(
             f"already ended; extend with: dray experiment extend {self._named()} --max-trials N (or --max-length N)"
         )
@@ -180,8 +178,7 @@ class Display:
         """Print what failed, the table of the best trials, and where everything is stored."""
         # All at once, so that it is one output in a notebook.
         best = best_trials(reader, width=self._console.width)
-        states = ", ".join(f"{count} {state.lower()}" for state, count in reader.states.most_common())
-        took = duration(time.monotonic() - self._began)
+        took = duration(self._clock() - self._began)
         named = self._named()
         failed = reader.failure_summary()
         hints = [f"inspect failures with: dray experiment describe {named}"] if failed else []
@@ -196,7 +193,7 @@ class Display:
             (reader.no_best_reason(), ""),
         ):
             text.append(f"{line}\n" if line else "", style)
-        summary = f"{counted(len(reader.trials), 'trial')} ({states}) in {took}. Results: {self._path}"
+        summary = f"{counted(len(reader.trials), 'trial')} ({reader.state_summary()}) in {took}. Results: {self._path}"
         text.append("\n".join([*best, summary, *hints]))
         self._console.print(text, soft_wrap=True)
 
@@ -211,7 +208,6 @@ class Display:
 
 
 def _so_far(search: Search) -> str:
-    """The state of a search between two runs."""
     views = search.trials.values()
     begun = sum(not view.ended and view.hparams is not None for view in views)
     ended = sum(view.ended for view in views)

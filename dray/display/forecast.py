@@ -60,7 +60,6 @@ class Forecast:
 
     @property
     def rungs(self) -> int:
-        """The number of rungs."""
         return len(self._ends)
 
     def update(

@@ -7,45 +7,21 @@ import errno
 import io
 import sys
 from collections.abc import Iterator
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, TypeAlias, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
 from dray.hosts.bottom_line import NotebookLine
 
-DRAWN_EVERY_S = 0.25
-"""How often the picture on a terminal is drawn."""
 NOTEBOOK = 100, 30
 """Columns and lines of the picture in a notebook."""
 
 
-class Screen(Protocol):
-    """Shows a picture, and replaces it."""
-
-    every_s: float
-
-    def size(self) -> tuple[int, int]:
-        """Columns and lines."""
-
-    def draw(self, picture: RenderableType) -> None:
-        """Show this picture instead of the one before."""
-
-    def close(self) -> None:
-        """Show no more pictures."""
-
-
-def screen_of(console: Console) -> Screen | None:
-    """A new screen; None if the console can't replace what it shows."""
-    if console.is_terminal:
-        return _Terminal(console)
-    return _Notebook() if console.is_jupyter else None
-
-
-class _Terminal:
+class TerminalScreen:
     """The picture is below all printed lines, and is removed at the end."""
 
-    every_s = DRAWN_EVERY_S
+    every_s = 0.25
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -54,6 +30,7 @@ class _Terminal:
         self._live.start()
 
     def size(self) -> tuple[int, int]:
+        """Columns and lines."""
         return self._console.size
 
     def draw(self, picture: RenderableType) -> None:
@@ -63,7 +40,7 @@ class _Terminal:
         self._live.stop()
 
 
-class _Notebook(NotebookLine):
+class NotebookScreen(NotebookLine):
     """The picture is one output of the notebook's cell, and is replaced."""
 
     def __init__(self) -> None:
@@ -81,6 +58,17 @@ class _Notebook(NotebookLine):
         console.print(picture)
         code = '<pre style="line-height:normal;font-family:Menlo,Consolas,monospace">{code}</pre>'
         return console.export_html(inline_styles=True, code_format=code)
+
+
+Screen: TypeAlias = TerminalScreen | NotebookScreen
+"""Shows a picture, and replaces it by the next one."""
+
+
+def screen_of(console: Console) -> Screen | None:
+    """A new screen; None if the console can't replace what it shows."""
+    if console.is_terminal:
+        return TerminalScreen(console)
+    return NotebookScreen() if console.is_jupyter else None
 
 
 def stderr() -> IO[str]:

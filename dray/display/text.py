@@ -26,11 +26,6 @@ def sparkline(values: Sequence[float]) -> str:
     )  # fmt: skip
 
 
-def speed(batches: float | None) -> str:
-    """Batches per second, with three digits; "" for None."""
-    return "" if batches is None else f"{batches:,.0f}" if batches >= 100 else f"{batches:.3g}"
-
-
 def rough_time(seconds: float) -> str:
     """A rough time: 40 s, 12 min, 3 h 20 min, 2 days 4 h."""
     if seconds < 60:

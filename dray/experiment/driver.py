@@ -20,30 +20,26 @@ from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
 from dray.experiment.restarts import Restarts
-from dray.experiment.results import PendingResults, TrialResult
+from dray.experiment.results import PendingResults
 from dray.experiment.retention import Policy, Retention, checkpoints_needed
 from searchers.answers import Answer, decide
 from searchers.errors import SpaceError
-from searchers.events import Started
+from searchers.events import Started, TrialResult
 from searchers.views import NEVER_BEST, State
 
-RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")
-"""States of trials that should have workers."""
+RUNNABLE: tuple[State, ...] = ("PENDING", "RUNNING")  # states of trials that should have workers
 CALLS = ("report", "may_commit", "saved", "damaged", "improves", "best", "fetch")
 """What workers and Tune's handle may call: methods of `ExperimentDriver`."""
 
 
 @dataclass(slots=True)
 class _Lease:
-    """A lease of one of the trials that is not over.
-
-    Attributes:
-        waiting: rank 0's calls that wait for the search's decision, by the number of the result; None for one that was
-            answered before, as the run is closing.
-    """
+    """A lease of one of the trials that is not over."""
 
     number: int
     trial: int
+    # Rank 0's calls that wait for the search's decision, by the number of the result; None for one that was answered
+    # before, as the run is closing
     waiting: dict[int, Hashable | None] = field(default_factory=dict)
 
 
@@ -54,13 +50,6 @@ class ExperimentDriver:
         opened: the experiment's search.
         emit: called with each effect.
         resume: says how to resume the experiment, for errors.
-
-    Attributes:
-        search: as opened.
-        counts: the run's counters.
-        retention: its checkpoints.
-        has_trained: a trial has reported.
-        handle: process id of Tune's handle; -1 until it has fetched results.
     """
 
     def __init__(self, opened: OpenSearch, emit: Callable[[Effect], None], *, resume: str = "resume it") -> None:
@@ -74,18 +63,15 @@ class ExperimentDriver:
             emit=emit,
         )
         self._results = PendingResults()
-        self._fetching: Hashable | None = None
-        """The handle's call that waits for results."""
-        self.handle = -1
+        self._fetching: Hashable | None = None  # the handle's call that waits for results
+        self.handle = -1  # process id of Tune's handle, once that has fetched results
         self._leases: dict[int, _Lease] = {}
-        self._current: dict[int, int] = {}
-        """The latest lease of each trial that has one: earlier ones are fenced off."""
+        self._current: dict[int, int] = {}  # the latest lease of each trial that has one: earlier ones are fenced off
         self._best: float | None = None
-        self._best_by = (-1, -1)
-        """Trial and lease of the best score."""
+        self._best_by = (-1, -1)  # trial and lease of the best score
         self._closing = False
         self.counts = Counts(restarts=self._restarts.counted)
-        self.has_trained = False
+        self.has_trained = False  # a trial has reported
 
     def begin(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Queue the trials that can run. The first call.

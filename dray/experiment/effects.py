@@ -15,15 +15,10 @@ from dray.desk.messages import CheckpointSaved, ReportReceived
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Write a record to the journal.
+    """Write a record to the journal."""
 
-    Attributes:
-        record: without its time.
-        wait: whether it must be on the disk before what follows; otherwise a crash may lose it.
-    """
-
-    record: Mapping[str, Any]
-    wait: bool = True
+    record: Mapping[str, Any]  # without its time
+    wait: bool = True  # whether it must be on the disk before what follows; otherwise a crash may lose it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,36 +31,24 @@ class ToDesk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bind:
-    """Give a lease its parameters.
+    """Give a lease its parameters."""
 
-    Attributes:
-        lease: its number.
-        trial, seed, hparams: what to train.
-        last_step: the greatest length that the search has a report of, in its unit; None if it has none.
-        was_completed: the trial had completed, and continues because the search was extended.
-    """
-
-    lease: int
-    trial: int
+    lease: int  # its number
+    trial: int  # trial, seed, hparams: what to train
     seed: int
     hparams: Mapping[str, Any]
-    last_step: float | None
-    was_completed: bool
+    last_step: float | None  # the greatest length that the search has a report of, in its unit; None if it has none
+    was_completed: bool  # the trial had completed, and continues because the search was extended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """An existing checkpoint.
+    """An existing checkpoint."""
 
-    Attributes:
-        trial, batches: its trial, and after how many batches it was saved.
-        checkpoint: its id.
-        value: the searcher's metric at that batch; None if the trial was not validated at that batch.
-    """
-
-    trial: int
+    trial: int  # trial, batches: its trial, and after how many batches it was saved
     batches: int
-    checkpoint: str
+    checkpoint: str  # its id
+    # The searcher's metric at that batch; None if the trial was not validated at that batch
     value: float | None = None
 
 
@@ -87,17 +70,12 @@ class Examine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowFailure:
-    """Show that a trial failed.
-
-    Attributes:
-        ended: why it is not restarted; "" if it is.
-        kept: how it had ended before its extension, if it was the extension that failed for good.
-    """
+    """Show that a trial failed."""
 
     trial: int
     error: str
-    ended: str = ""
-    kept: str = ""
+    ended: str = ""  # why it is not restarted; "" if it is
+    kept: str = ""  # how it had ended before its extension, if it was the extension that failed for good
 
 
 @dataclass(frozen=True, slots=True)

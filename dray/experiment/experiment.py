@@ -357,7 +357,7 @@ class Experiment:
                     )
                     run = modules.result()
                 display.say(f"on {cluster.description}")
-                display.begin(opened.search, opened.records)
+                display.begin(opened.search)
                 self.last_run = run.Run(
                     opened=opened,
                     records=run.Records(

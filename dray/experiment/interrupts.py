@@ -34,12 +34,10 @@ class Interrupts:
     thread.
     """
 
-    begun: ClassVar[bool] = False
-    """Whether a run has begun in this process."""
+    begun: ClassVar[bool] = False  # whether a run has begun in this process
 
     def __init__(self) -> None:
-        self.final_message = ""
-        """Printed on the second signal."""
+        self.final_message = ""  # printed on the second signal
         self._first: signal.Signals | None = None
         self._at = 0.0
         self._held = False

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import bdb
 import logging
 import math
 import os
 import shlex
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
 
 import torch
 
@@ -21,7 +18,6 @@ from dray.code.startup_hook import run_startup_hook
 from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_search
-from dray.desk.failure import is_users_file
 from dray.environment import device, variables_set
 from dray.experiment.checkpoint_source import with_source
 from dray.hosts import LocalHost, use_host
@@ -74,8 +70,7 @@ class OneTrialHost(LocalHost):
         self._time: float | None = None
         self._best = math.inf
         self._is_known = self._own_loop = self._has_diverged = False
-        self.trained = self.latest_checkpoint is not None
-        """Whether the search got a report, as on a Ray worker."""
+        self.trained = self.latest_checkpoint is not None  # whether the search got a report, as on a Ray worker
 
     def opened(self) -> None:
         # Without a comparison of trials a program need not report: it may evaluate a model, say.
@@ -159,7 +154,6 @@ def run_local(
     with (
         variables_set({**hidden, **config.environment.variables(device(gpu=gpu))}),
         deterministic(config.reproducibility.deterministic),
-        users_frames_in_debugger(__file__),
     ):
         return _run(config, Path(model_dir), new_directory(config.name) if path is None else Path(path), command, gpu)
 
@@ -228,25 +222,3 @@ def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig, latest_c
             "context.set_stop_requested(True)"
         )
         raise ScriptFailed(what).with_traceback(end.__traceback__) from None
-
-
-@contextmanager
-def users_frames_in_debugger(caller: str) -> Iterator[None]:
-    """In the block, debuggers (`breakpoint()`, `pdb`, and others made of `bdb`) begin the stack with the user's
-    code, which the file `caller` calls."""
-    whole = bdb.Bdb.get_stack
-
-    def get_stack(
-        self: bdb.Bdb, f: FrameType | None, t: TracebackType | None
-    ) -> tuple[list[tuple[FrameType, int]], int]:
-        stack, at = whole(self, f, t)
-        files = [each.f_code.co_filename for each, _ in stack]
-        first = files.index(caller) if caller in files else len(files)
-        begin = next((place for place in range(first, at + 1) if is_users_file(files[place])), 0)
-        return stack[begin:], at - begin
-
-    bdb.Bdb.get_stack = get_stack  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        bdb.Bdb.get_stack = whole  # type: ignore[method-assign]

@@ -13,8 +13,7 @@ from dray.storage import Location, StorageError
 from dray.storage.disk import scratch
 from dray.storage.logs import fetch_logs
 
-LONGEST = 10_000
-"""Only this many characters of a line are searched: a regular expression can take quadratic time."""
+LONGEST = 10_000  # only this many characters of a line are searched: a regular expression can take quadratic time
 
 
 def forbidden(policies: Sequence[LogPolicy], lines: Iterable[str]) -> str:

@@ -16,8 +16,7 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
 from dray.text import counted, one_line
 
-TIMEOUT_S = 10.0
-"""How long the webhook, and the command, may take."""
+TIMEOUT_S = 10.0  # how long the webhook, and the command, may take
 
 log = logging.getLogger(__name__)
 

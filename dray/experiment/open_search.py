@@ -21,15 +21,11 @@ from searchers.search import Record, Search
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSearch:
-    """A search that is ready to run: started, with its events going to the journal.
-
-    Attributes:
-        config: of the experiment, as extended.
-        records: the journal before the search was opened; `Run.run` empties it, as it may be larger than all else.
-    """
+    """A search that is ready to run: started, with its events going to the journal."""
 
     search: Search
-    config: ExperimentConfig
+    config: ExperimentConfig  # of the experiment, as extended
+    # The journal before the search was opened; `Run.run` empties it, as it may be larger than all else
     records: list[dict[str, Any]]
 
 

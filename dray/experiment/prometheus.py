@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from ray.util import metrics
 
@@ -20,28 +20,26 @@ from searchers.views import State
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 5.0
-"""How often they are updated: half of how often Ray passes them on."""
-CHECKPOINT_S = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]
-"""Bounds of the histogram's buckets."""
+EVERY_S = 5.0  # how often they are updated: half of how often Ray passes them on
+CHECKPOINT_S = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]  # bounds of the histogram's buckets
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedMetric:
     """A metric, as Prometheus knows it. `labels`: beside ``experiment``, the name of the experiment's directory."""
 
-    kind: Literal["gauge", "counter", "histogram"]
+    kind: type[metrics.Metric]
     description: str
     labels: tuple[str, ...] = ()
 
 
 METRICS = {
-    "dray_trials": ExportedMetric("gauge", "Trials, by state", ("state",)),
-    "dray_slots_busy": ExportedMetric("gauge", "Slots on which trials run"),
-    "dray_decisions_total": ExportedMetric("counter", "Answers of the search: continue, stop, pause", ("decision",)),
-    "dray_restarts_total": ExportedMetric("counter", "Restarts of trials after failures"),
-    "dray_reports_total": ExportedMetric("counter", "Reports of trials that reached the driver"),
-    "dray_checkpoint_seconds": ExportedMetric("histogram", "Time to write and commit a checkpoint"),
+    "dray_trials": ExportedMetric(metrics.Gauge, "Trials, by state", ("state",)),
+    "dray_slots_busy": ExportedMetric(metrics.Gauge, "Slots on which trials run"),
+    "dray_decisions_total": ExportedMetric(metrics.Counter, "Answers of the search, of each kind", ("decision",)),
+    "dray_restarts_total": ExportedMetric(metrics.Counter, "Restarts of trials after failures"),
+    "dray_reports_total": ExportedMetric(metrics.Counter, "Reports of trials that reached the driver"),
+    "dray_checkpoint_seconds": ExportedMetric(metrics.Histogram, "Time to write and commit a checkpoint"),
 }
 """By name, without Ray's prefix."""
 
@@ -101,11 +99,5 @@ class Prometheus:
 
 
 def _made(name: str, metric: ExportedMetric) -> metrics.Metric:
-    labels = ("experiment", *metric.labels)
-    match metric.kind:
-        case "gauge":
-            return metrics.Gauge(name, metric.description, labels)
-        case "counter":
-            return metrics.Counter(name, metric.description, labels)
-        case "histogram":
-            return metrics.Histogram(name, metric.description, CHECKPOINT_S, labels)
+    bounds = {"boundaries": CHECKPOINT_S} if metric.kind is metrics.Histogram else {}
+    return metric.kind(name, metric.description, tag_keys=("experiment", *metric.labels), **bounds)

@@ -15,8 +15,7 @@ from dray.records.by_trial import ByTrial
 from dray.text import counted
 from searchers.events import Reason
 
-DEATHS = 3
-"""How often in a row the processes of a trial may die without progress before it is given up."""
+DEATHS = 3  # how often in a row the processes of a trial may die without progress before it is given up
 UNAVERAGED = "RuntimeError: the slots train different models: "
 """Begins an error by which dray ends a trial whose code averages no gradients."""
 
@@ -40,11 +39,21 @@ class Restarts:
         self, records: Sequence[Mapping[str, Any]], *, max_restarts: int, emit: Callable[[Effect], None]
     ) -> None:
         self._max_restarts, self._emit = max_restarts, emit
-        self._failures = failures_in(records)
-        self.given_up = given_up_in(records)
-        self.ended_before = {each["trial"]: each["reason"] for each in records if each.get("event") == "exited"}
+        self._failures: dict[int, list[Failure]] = {}
+        self.given_up: dict[int, Reason] = {}
+        self.ended_before: dict[int, Reason] = {}
+        for each in records:
+            match each.get("event"):
+                case "restarted":
+                    failure = Failure(kind=each["kind"], where=each["where"], batches=each["batches"])
+                    self._failures.setdefault(each["trial"], []).append(failure)
+                case "gave_up":
+                    self.given_up[each["trial"]] = each.get("kept", "errored")
+                case "exited":
+                    self.ended_before[each["trial"]] = each["reason"]
+                    self.given_up.pop(each["trial"], None)
         self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
-        self._saved, self._furthest = ByTrial(-1), ByTrial(-1)
+        self._saved, self._furthest = ByTrial(), ByTrial()
         for trial, failures in self._failures.items():
             self.reached(trial, max(failure.batches for failure in failures))
 
@@ -60,7 +69,7 @@ class Restarts:
     def end_of(self, left: TrialLeft) -> Reason | None:
         """Record how a trial failed ("errored", "diverged" or "invalid_hp"). Returns how it ends; None: it restarts."""
         trial, error = left.trial, left.error
-        kept: Reason | None = self.ended_before.get(trial)
+        kept = self.ended_before.get(trial)
         if left.outcome == "diverged":
             self._emit(Say(f"trial {trial} is stopped (stop_on_nan): {error}"))
             return "diverged"
@@ -133,25 +142,3 @@ def _counting(failures: Iterable[Failure]) -> Iterator[Failure]:
 def failure_fields(failure: Failure) -> dict[str, Any]:
     """A failure's fields in the journal."""
     return {"kind": failure.kind, "where": failure.where, "batches": failure.batches}
-
-
-def failures_in(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Failure]]:
-    """The journal's failures of each trial that was restarted."""
-    found: dict[int, list[Failure]] = {}
-    for each in records:
-        if each.get("event") == "restarted":
-            failure = Failure(kind=each["kind"], where=each["where"], batches=each["batches"])
-            found.setdefault(each["trial"], []).append(failure)
-    return found
-
-
-def given_up_in(records: Iterable[Mapping[str, Any]]) -> dict[int, Reason]:
-    """How trials end that were given up, and have not ended."""
-    found: dict[int, Reason] = {}
-    for each in records:
-        match each.get("event"):
-            case "gave_up":
-                found[each["trial"]] = each.get("kept", "errored")
-            case "exited":
-                found.pop(each["trial"], None)
-    return found

@@ -5,25 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dray.desk.connection import Connection, Endpoint
 from dray.desk.wire import wire
-from searchers.events import Decision, Reason
+from searchers.events import Decision, TrialResult
 
-
-@wire
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
-    """A report for the search to decide on, or the end of a trial, or both: a `searchers.answers.Result`."""
-
-    number: int
-    trial: int
-    step: float | None = None
-    value: float | None = None
-    metrics: tuple[float | None, ...] = ()
-    outcome: Reason | None = None
-    """Set when the trial ends with this result."""
+wire(TrialResult)
 
 
 def results_of(endpoint: Endpoint) -> Callable[[int], Sequence[TrialResult] | None]:

@@ -156,7 +156,6 @@ class Run:
             trial,
             opened.search.method.rungs,
             display.say,
-            borrows=lent is not None,
         )
         self._name = self._workers.experiment.run
         self._core = RunCore(

@@ -17,7 +17,7 @@ from dray.cluster.connection import Cluster
 from dray.code.archive import Archived
 from dray.code.factory import FromDirectory, Sent, home_of
 from dray.code.ignore import code_of, copied
-from dray.code.packages import Package, package, runtime_env
+from dray.code.packages import runtime_env
 from dray.config.schema import ExperimentConfig
 from dray.environment import device
 from dray.errors import ConfigError
@@ -26,6 +26,7 @@ from dray.groups.lender import GroupKind
 from dray.groups.shell import look_at_cluster
 from dray.groups.slots import Slots
 from dray.records.directory import ExperimentDirectory
+from dray.text import some
 from dray.worker.lease import SharedSettings
 from dray.worker.spec import ExperimentSpec
 
@@ -37,21 +38,14 @@ NAMED_NODES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """The workers of a run, before any group is started.
+    """The workers of a run, before any group is started."""
 
-    Attributes:
-        experiment: what all trials run with; its name of this run is unique: one that resumes the experiment has
-            another.
-        kind: of its groups; of the smallest, if their size may change.
-        sizes: the allowed sizes, ascending, if there is only one group, whose size may change.
-        max_slots: how many slots all groups may have together; None: no limit.
-        share: what slots its trials may have: priority, weight, max_slots, as `dray.desk.lease.Client` has it.
-    """
-
+    # What all trials run with; its name of this run is unique: one that resumes the experiment has another
     experiment: ExperimentSpec
-    kind: GroupKind
-    sizes: tuple[int, ...]
-    max_slots: int | None
+    kind: GroupKind  # of its groups; of the smallest, if their size may change
+    sizes: tuple[int, ...]  # the allowed sizes, ascending, if there is only one group, whose size may change
+    max_slots: int | None  # how many slots all groups may have together; None: no limit
+    # What slots its trials may have: priority, weight, max_slots, as `dray.desk.lease.Client` has it
     share: Mapping[str, Any]
 
 
@@ -62,8 +56,6 @@ def prepare_workers(
     trial: type[PyTorchTrial] | None,
     rungs: Sequence[float],
     say: Callable[[str], None],
-    *,
-    borrows: bool = False,
 ) -> Workers:
     """Find the slots, send the code to a cluster of others, and check its nodes.
 
@@ -71,7 +63,6 @@ def prepare_workers(
         trial: the class, if the config has no entrypoint.
         rungs: absolute lengths at which the search decides, as its method counts them.
         say: prints a line for the user.
-        borrows: the worker groups are a server's.
 
     Raises:
         ConfigError: the cluster can't have room for a group, a node lacks something, or the code is too large.
@@ -79,7 +70,7 @@ def prepare_workers(
     sizes, resources = config.slots_per_trial, config.resources
     view = look_at_cluster(None if cluster.own else autoscaler.limits())
     kind = find_slots(view, resources, sizes[0], cluster.description)
-    load_trial, env = send_code(trial, directory, config, say, local=cluster.local, borrows=borrows)
+    load_trial, env = send_code(trial, directory, config, say, local=cluster.local)
     slots = Slots(
         per_trial=sizes[0],
         gpu=kind == "gpu",
@@ -117,40 +108,30 @@ def send_code(
     say: Callable[[str], None],
     *,
     local: bool,
-    borrows: bool = False,
 ) -> tuple[FromDirectory | Sent, dict[str, Any]]:
     """What loads an experiment's code on its workers, and their runtime environment.
 
-    Unless they are on this machine (`local`), the experiment's copy of its code, and dray itself, are put into the
+    Unless they are on this machine (`local`), it has the experiment's copy of its code, and dray itself is put into the
     cluster's store. For a class from a script or a notebook, the directory that it may import from is copied into the
     experiment first.
 
     Args:
         trial: the class, if the config has no entrypoint.
-        borrows: the workers are a server's, and run already: they get the code with the first trial.
     """
-    entrypoint = config.entrypoint
-    if entrypoint is not None and local:
-        return FromDirectory(entrypoint=entrypoint, directory=str(directory.code)), {}
-    if entrypoint is not None and borrows:
-        return FromDirectory(entrypoint=entrypoint, directory=Archived.of(directory.code)), runtime_env()
-    sent: Package | None = None
-    env: dict[str, Any] = {}
+    entrypoint, code, env = config.entrypoint, None, {}
     if not local:
         if trial is not None and entrypoint is None and not directory.has_code:
             _copy_home(trial, directory, config)
         what = "the trial's class"
         if directory.has_code or entrypoint is not None:  # even if all its modules are installed
-            code = copied(directory.code)
-            sent = package(directory.code, tuple(code.targets()))
-            what = f"{directory.code} ({code.summary})"
+            code = Archived.of(directory.code)
+            what = f"{directory.code} ({copied(directory.code).summary})"
         say(f"sending {what} and dray itself to the workers")
-        env = runtime_env(*([sent] if sent is not None else []))
+        env = runtime_env()
     if entrypoint is not None:
-        assert sent is not None
-        return FromDirectory(entrypoint=entrypoint, directory=sent), env
+        return FromDirectory(entrypoint=entrypoint, directory=code or str(directory.code)), env
     assert trial is not None, "an experiment has an entrypoint or a class"
-    return Sent(name=trial.__qualname__, pickled=cloudpickle.dumps(trial), home=sent), env
+    return Sent(name=trial.__qualname__, pickled=cloudpickle.dumps(trial), home=code), env
 
 
 def _copy_home(trial: type[PyTorchTrial], directory: ExperimentDirectory, config: ExperimentConfig) -> None:
@@ -192,8 +173,4 @@ def check_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs
 
 
 def _also(names: list[str]) -> str:
-    if not names:
-        return ""
-    further = len(names) - NAMED_NODES
-    more = f" and {further} more" if further > 0 else ""
-    return f" (also {', '.join(names[:NAMED_NODES])}{more})"
+    return f" (also {some(names, NAMED_NODES)})" if names else ""

@@ -19,8 +19,7 @@ from dray.groups.slots import Slots
 if TYPE_CHECKING:
     from dray.config.resources import Resources
 
-CPUS_PER_START = 4
-"""CPUs that a node must have for each group that starts there at the same time."""
+CPUS_PER_START = 4  # CPUs that a node must have for each group that starts there at the same time
 
 
 @dataclass(frozen=True, kw_only=True)

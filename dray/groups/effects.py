@@ -18,8 +18,7 @@ class StartGroup:
     """Start a group: ask for its slots, then start its processes there."""
 
     group: str
-    start: int
-    """Number of the start, unique among those of the group's owner."""
+    start: int  # number of the start, unique among those of the group's owner
     slots: Slots
 
 
@@ -35,11 +34,9 @@ class EndGroup:
 class Reserve:
     """Reserve slots until they are released: together those of each step from one size of a group to the next."""
 
-    room: int
-    """Number of the reservation."""
+    room: int  # number of the reservation
     slots: Slots
-    sizes: tuple[int, ...]
-    """Ascending."""
+    sizes: tuple[int, ...]  # ascending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +61,14 @@ class ShowWaiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class GiveUp:
     """No trial can run on these groups any more; the experiment can be resumed once that is mended."""
 
     error: str
 
 
 ShellEffect = StartGroup | EndGroup | Reserve | Release | LookAtCluster
-GroupsEffect = ShellEffect | Say | ShowWaiting | Fail
+GroupsEffect = ShellEffect | Say | ShowWaiting | GiveUp
 
 
 # ----------------------------------------------------------------------------------------------------------- events
@@ -91,8 +88,7 @@ class ProcessesEnded:
     start: int
     dead: Mapping[int, str] = field(default_factory=dict)
     """Ranks whose processes died, each with the cause as far as Ray and the kernel know it, or ""."""
-    error: str = ""
-    """Why they could not serve trials; "" if they could."""
+    error: str = ""  # why they could not serve trials; "" if they could
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

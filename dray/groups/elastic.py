@@ -32,8 +32,7 @@ class Elastic:
         self._room, self._is_reserved = 0, False  # number of the last reservation; whether it is still held
         self._room_sizes: tuple[int, ...] = ()
         self._reserved = 0
-        self.settled_by = 0.0
-        """When a group that starts gets a size in any case."""
+        self.settled_by = 0.0  # when a group that starts gets a size in any case
         self._waits_for_slots = False
         self._started_at = 0.0
         self._ready_at: float | None = None  # None until it can train, and once it has been asked to grow

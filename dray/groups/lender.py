@@ -19,12 +19,12 @@ from dray.desk import effects as desk_effects
 from dray.desk.connection import Call, DeskUnreachable
 from dray.desk.desk import CALLS, Desk
 from dray.desk.effects import Tell
-from dray.desk.messages import Demand, Unfit, WorkerUnfit
-from dray.desk.shares import Shares, most_groups
+from dray.desk.messages import Unfit, WorkerUnfit
+from dray.desk.shares import Demand, Shares, most_groups
 from dray.desk.wire import wire
 from dray.display.counts import Counts
 from dray.groups.capacity import most_slots
-from dray.groups.effects import Fail, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain, ProcessesEnded
+from dray.groups.effects import GiveUp, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain, ProcessesEnded
 from dray.groups.pool import Groups, GroupsPlan
 from dray.groups.slots import Slots
 
@@ -253,7 +253,7 @@ class Lender:
                 pool.groups.on(effect.message, self._clock())
 
     def _from_pool(self, owner: str, effect: GroupsEffect) -> None:
-        if isinstance(effect, Fail):
+        if isinstance(effect, GiveUp):
             self._give_up(self._owners[owner], Unfit(message=effect.error, resumable=True))
         else:
             self._emit(OnPool(owner, effect))
@@ -266,31 +266,31 @@ class Lender:
             self._looked_at = now
             self._emit(LookAtCluster(waiting=False))
         demands = self.desk.demands({name: had for shares in self._shares.values() for name, had in shares.had.items()})
-        self.demands = {demand.claim.name: demand for demand in demands}
+        self.demands = {demand.name: demand for demand in demands}
         given: dict[str, int] = {}
         passed, self._divided_at = now - self._divided_at, now
         for kind in KINDS:
             given |= self._shared(kind, passed)
         for shape, pool in self._pools.items():
-            pool.wanted = sum(given.get(demand.claim.name, 0) for demand in demands if demand.shape == shape)
+            pool.wanted = sum(given.get(demand.name, 0) for demand in demands if demand.shape == shape)
         if len(self._pools) > 1:
             self._make_room(demands)
 
     def _shared(self, kind: str, passed: float) -> dict[str, int]:
         """How many groups each experiment gets of the cluster's slots of this kind, after so many seconds."""
         shares = self._shares[kind]
-        asking = [demand for demand in self.demands.values() if demand.kind == kind and demand.claim.groups]
-        weights = {demand.claim.name: demand.claim.weight for demand in asking}
+        asking = [demand for demand in self.demands.values() if demand.kind == kind and demand.groups]
+        weights = {demand.name: demand.weight for demand in asking}
         shares.passed(passed, {name: slots for name, slots in self._held[kind].items() if name in weights}, weights)
-        self._held[kind] = {demand.claim.name: demand.has * demand.claim.size for demand in asking}
-        return shares.divide([demand.claim for demand in asking], self._slots[kind])
+        self._held[kind] = {demand.name: demand.has * demand.size for demand in asking}
+        return shares.divide(asking, self._slots[kind])
 
     def _make_room(self, demands: Iterable[Demand]) -> None:
         """Have groups of a kind end for those of another that wait for their slots: at ends of trials; at once for a
         higher priority."""
 
         def priorities(shape: str) -> list[int]:
-            return [demand.claim.priority for demand in demands if demand.shape == shape and demand.claim.groups]
+            return [demand.priority for demand in demands if demand.shape == shape and demand.groups]
 
         for shape, pool in self._pools.items():
             hungry = [
@@ -305,9 +305,8 @@ class Lender:
 def has_no_room(demand: Demand, demands: Iterable[Demand], slots: float) -> bool:
     """Whether the group that a demand asks for fits into none of so many slots of its kind that others neither have
     nor, having a higher priority, wait for."""
-    mine = demand.claim
     for each in demands:
-        if each.kind == demand.kind and each.claim.name != mine.name:
-            groups = max(each.has, each.claim.most) if each.claim.priority < mine.priority else each.has
-            slots -= groups * each.claim.size
-    return slots < mine.size
+        if each.kind == demand.kind and each.name != demand.name:
+            groups = max(each.has, each.most) if each.priority < demand.priority else each.has
+            slots -= groups * each.size
+    return slots < demand.size

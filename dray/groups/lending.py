@@ -18,7 +18,7 @@ from dray.cluster.view import ClusterView
 from dray.desk.effects import After, Say
 from dray.desk.loop import EventLoop
 from dray.display.counts import Counts
-from dray.groups.effects import Fail, GroupsEffect, LookAtCluster, ProcessesEnded, ShowWaiting, StartGroup
+from dray.groups.effects import GiveUp, GroupsEffect, LookAtCluster, ProcessesEnded, ShowWaiting, StartGroup
 from dray.groups.group import WorkerGroup
 from dray.groups.lender import GroupKind, Lender, LenderEffect, OnPool, PoolClosed, PoolOpened
 from dray.groups.pool import IDLE_S, GroupsPlan
@@ -142,7 +142,7 @@ class Lending:
                 self._display.say(line)
             case ShowWaiting(status):
                 self._display.waits(status)
-            case Fail():
+            case GiveUp():
                 raise AssertionError("the lender takes it")
             case _:
                 if isinstance(effect, StartGroup):

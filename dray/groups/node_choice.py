@@ -11,12 +11,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Set
 
-from dray.cluster.view import GPU_TYPE, NODE_ID, NODE_TYPE, Activity, ClusterView, Limits, NodeType
+from dray.cluster.view import GPU_TYPE, NODE_ID, NODE_TYPE, Activity, AutoscalerLimits, ClusterView, NodeType
 from dray.groups.capacity import slots_of
 from dray.groups.slots import Slots
 
-RETRY_S = 60.0
-"""For how long after a failed launch no group asks for this type of machine, if it can have another."""
+RETRY_S = 60.0  # for how long after a failed launch no group asks for this type of machine, if it can have another
 PATIENCE_S = 10.0
 """A group that has waited this long, without a machine for it being started, asks for something else: an autoscaler
 looks every five seconds."""
@@ -33,7 +32,7 @@ class NodeChoice:
         broken: ids of nodes that no group is to be on.
     """
 
-    def __init__(self, slots: Slots, limits: Limits | None) -> None:
+    def __init__(self, slots: Slots, limits: AutoscalerLimits | None) -> None:
         self.broken: Set[str] = frozenset()
         self._gpu_types, self._per_group = slots.gpu_types or ("",), slots.taken
         self._node_types = limits.types or () if limits else ()
@@ -42,8 +41,7 @@ class NodeChoice:
         }
         self._activity = Activity(starting={}, failed={})
         self._failed_at: dict[str, float] = {}
-        self._failed: dict[str, float] = {}
-        """Types of machines whose launch failed lately, and when."""
+        self._failed: dict[str, float] = {}  # types of machines whose launch failed lately, and when
 
     def look(self, view: ClusterView, now: float) -> None:
         """What the autoscaler is starting, if this was asked for, and what failed."""
@@ -66,22 +64,16 @@ class NodeChoice:
         self._forget_old_failures(now)
         room = {name: float(self._activity.booting.get(name, 0) * slots) for name, slots in self._slots.items()}
 
-        # Of a thousand groups most ask for the same.
-        @functools.cache
-        def allowed(asked: frozenset[tuple[str, str]]) -> Set[str]:
+        @functools.cache  # of a thousand groups most ask for the same
+        def other(asked: frozenset[tuple[str, str]], is_new: bool) -> tuple[Set[str], dict[str, str] | None]:
             labels = dict(asked)
-            return {each.name for each in self._with(labels.get(GPU_TYPE, ""))} - _excluded(labels)
-
-        @functools.cache
-        def other(asked: frozenset[tuple[str, str]], *, is_new: bool) -> dict[str, str] | None:
-            return self._other(dict(asked), allowed(asked), is_new=is_new)
+            allowed = {each.name for each in self._with(labels.get(GPU_TYPE, ""))} - _excluded(labels)
+            return allowed, self._other(labels, allowed, is_new=is_new)
 
         found = {}
         for name, (labels, waited_s) in waiting.items():
-            asked = frozenset(labels.items())
-            if self._take(room, allowed(asked)):
-                continue
-            if (instead := other(asked, is_new=waited_s < PATIENCE_S)) is not None:
+            allowed, instead = other(frozenset(labels.items()), waited_s < PATIENCE_S)
+            if not self._take(room, allowed) and instead is not None:
                 found[name] = instead
         return found
 

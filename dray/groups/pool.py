@@ -31,10 +31,8 @@ is no older when groups start."""
 IDLE_S = 15.0
 """How long there must have been more groups than trials before some are ended, by default: about as long as a start
 takes, so that a wrong guess costs at most twice as much as the right one (ski rental; Karlin et al. 1988)."""
-MAX_FAILED_STARTS = 5
-"""A group that starts this many times without finishing a lease ends the experiment."""
-BROKEN_AFTER = 2
-"""Once errors of its GPUs have ended this many different trials, a node gets no more."""
+MAX_FAILED_STARTS = 5  # a group that starts this many times without finishing a lease ends the experiment
+BROKEN_AFTER = 2  # once errors of its GPUs have ended this many different trials, a node gets no more
 IN_TURN_S = 30.0
 """On a local cluster the first group, Tune, and further groups start one after another: how long each may take before
 the next starts anyway."""
@@ -42,25 +40,15 @@ the next starts anyway."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsPlan:
-    """What groups are made of, and how many there may be.
+    """What groups are made of, and how many there may be."""
 
-    Attributes:
-        owner: name of their owner, at the desk.
-        slots: of a group; of the smallest, if it is elastic.
-        max_slots: how many slots all groups may have together; None: no limit.
-        sizes: the allowed sizes, ascending, if there is only one group, which is elastic.
-        own_cluster: the cluster was started for this experiment alone, on this machine.
-        idle_s: how long there must have been more groups than trials before some are ended.
-        min_groups: how many stay even then.
-    """
-
-    owner: str
-    slots: Slots
-    max_slots: int | None = None
-    sizes: tuple[int, ...] = ()
-    own_cluster: bool
-    idle_s: float = IDLE_S
-    min_groups: int = 1
+    owner: str  # name of their owner, at the desk
+    slots: Slots  # of a group; of the smallest, if it is elastic
+    max_slots: int | None = None  # how many slots all groups may have together; None: no limit
+    sizes: tuple[int, ...] = ()  # the allowed sizes, ascending, if there is only one group, which is elastic
+    own_cluster: bool  # the cluster was started for this experiment alone, on this machine
+    idle_s: float = IDLE_S  # how long there must have been more groups than trials before some are ended
+    min_groups: int = 1  # how many stay even then
 
 
 class Groups:
@@ -122,9 +110,16 @@ class Groups:
         """Take a message of the desk, or a report of the shell; `reconcile` then takes the next step."""
         match event:
             case messages.WorkerArrived():
-                self._arrived(event.group, event.start, event.node, now)
+                if (member := self._member(event.group, event.start)) is not None:
+                    member.nodes.add(event.node)
+                    if self._elastic is not None:
+                        self._elastic.arrived(now)
             case messages.GroupReady():
-                self._ready(event.group, event.start, now)
+                if (member := self._member(event.group, event.start)) is not None:
+                    self._move(member, "ready")
+                    self._counts.groups_started += 1
+                    if self._elastic is not None:
+                        self._elastic.ready(now)
             case messages.GroupEnded():
                 self._ended(event.group, event.start, is_lost=event.is_lost, error=event.error)
             case messages.ReportReceived():
@@ -164,19 +159,6 @@ class Groups:
         member.on(event)
         self._in_state[before] -= 1
         self._in_state[member.state] += 1
-
-    def _arrived(self, name: str, start: int, node: str, now: float) -> None:
-        if (member := self._member(name, start)) is not None:
-            member.nodes.add(node)
-            if self._elastic is not None:
-                self._elastic.arrived(now)
-
-    def _ready(self, name: str, start: int, now: float) -> None:
-        if (member := self._member(name, start)) is not None:
-            self._move(member, "ready")
-            self._counts.groups_started += 1
-            if self._elastic is not None:
-                self._elastic.ready(now)
 
     def _gpu_failed(self, node: str, trial: int) -> None:
         """A GPU of this node has ended a trial. After two different ones the node gets no more: a broken GPU fails
@@ -397,4 +379,4 @@ class Groups:
 
     def _fail(self, error: str) -> None:
         self._has_failed = True
-        self._emit(effects.Fail(error))
+        self._emit(effects.GiveUp(error))

@@ -18,7 +18,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 
 from dray.cluster import autoscaler
 from dray.cluster.nodes import nodes
-from dray.cluster.view import ClusterView, Limits
+from dray.cluster.view import AutoscalerLimits, ClusterView
 from dray.cluster.watch import draining_nodes
 from dray.groups import effects
 from dray.groups.elastic import SETTLE_S
@@ -41,7 +41,11 @@ class GroupsShell:
     is called with each event, in any thread."""
 
     def __init__(
-        self, make: Callable[[effects.StartGroup, Report], WorkerGroup], report: Report, *, limits: Limits | None
+        self,
+        make: Callable[[effects.StartGroup, Report], WorkerGroup],
+        report: Report,
+        *,
+        limits: AutoscalerLimits | None,
     ) -> None:
         self._make, self._report, self._limits = make, report, limits
         self._groups: dict[int, WorkerGroup] = {}
@@ -107,7 +111,7 @@ class GroupsShell:
                 return
 
 
-def look_at_cluster(limits: Limits | None, *, waiting: bool = False) -> ClusterView:
+def look_at_cluster(limits: AutoscalerLimits | None, *, waiting: bool = False) -> ClusterView:
     """What the cluster looks like now; if groups are waiting, also free resources, and what the autoscaler is
     starting. `limits`: what that may start; None without one."""
     return ClusterView(

@@ -16,19 +16,15 @@ from dray.desk.wire import wire
 class Slots:
     """The slots of a group: how many, and the resources of each."""
 
-    per_trial: int
-    """Workers of a group, one per slot."""
+    per_trial: int  # workers of a group, one per slot
     gpu: bool
     cpus_per_slot: float
     runtime_env: Mapping[str, Any]
-    placement_strategy: str = "PACK"
-    """How Ray spreads the workers over nodes."""
-    shared_by: int = 1
-    """How many groups of one worker share a slot."""
+    placement_strategy: str = "PACK"  # how Ray spreads the workers over nodes
+    shared_by: int = 1  # how many groups of one worker share a slot
     gpu_types: tuple[str, ...] = ()
     """Types of GPUs, in the order of preference; all of a group are of one type. (): of any."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """The label selector of a group's nodes."""
+    labels: Mapping[str, str] = field(default_factory=dict)  # the label selector of a group's nodes
 
     def __str__(self) -> str:
         """The resources of a group, as text."""

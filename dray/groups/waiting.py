@@ -9,8 +9,7 @@ from dray.text import counted
 SAY_AFTER_S = 10.0
 """How long a group must have waited before that is reported: with free nodes it takes less than a second, and an
 autoscaler looks every five."""
-SAY_EVERY_S = 5.0
-"""How often what they wait for is looked at after that."""
+SAY_EVERY_S = 5.0  # how often what they wait for is looked at after that
 
 
 class NodeWait:

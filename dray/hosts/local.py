@@ -44,9 +44,8 @@ def home() -> Path:
 class LocalHost:
     """The host of a run without an experiment; see `dray.training.host.Host` for its methods.
 
-    Nothing is written before the first report. Used as a context manager, it turns SIGTERM into a request to stop: the
-    run finishes its current batch, saves, and ends. While the run trains, Ctrl-C does the same, and then raises
-    KeyboardInterrupt; a second Ctrl-C ends it at once.
+    Nothing is written before the first report. As a context manager it turns SIGTERM into a request to stop after the
+    current batch, with a checkpoint; while the run trains, so does Ctrl-C, which then raises KeyboardInterrupt.
 
     Args:
         directory: the run's directory; by default a new one in `<home>/local`.

@@ -29,10 +29,12 @@ def try_loggers(config: ExperimentConfig) -> None:
     """Check, before anything trains, that MLflow can be written to and read, by doing it; `ConfigError` if not."""
     if config.loggers.mlflow is None:
         return
-    from dray.observers.mlflow_runs import try_tracking
+    from dray.observers.mlflow_runs import open_experiment
 
     try:
-        try_tracking(config)
+        client, experiment = open_experiment(config)
+        client.set_experiment_tag(experiment, "dray.latest", config.name)
+        client.get_experiment(experiment)
     except Exception as error:  # of whatever store it is
         given = config.loggers.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "MLflow's default"
         what = f"{given} can't be used: {one_line(error)}; without a server, give a database: sqlite:////mnt/mlflow.db"

@@ -63,13 +63,6 @@ def open_experiment(config: ExperimentConfig) -> tuple[MlflowClient, str]:
     return client, str(client.create_experiment(name) if known is None else known.experiment_id)
 
 
-def try_tracking(config: ExperimentConfig) -> None:
-    """Write to the tracking server, or MLflow's own files, and read that back; raises what MLflow does."""
-    client, experiment = open_experiment(config)
-    client.set_experiment_tag(experiment, "dray.latest", config.name)
-    client.get_experiment(experiment)
-
-
 class MLflowRuns:
     """An `Observer` that writes these runs."""
 
@@ -78,10 +71,13 @@ class MLflowRuns:
         self._sign = config.searcher.sign
         self._client, self._experiment = open_experiment(config)
         self._id = _key(identity(directory, config))
-        parents = list(self._found("search"))
-        self._parent = parents[0].info.run_id if parents else self._create_parent()
-        if not parents or not parents[0].data.params:
-            self._describe_parent()
+        parent = next(self._found("search"), None) or self._client.create_run(
+            self._experiment, run_name=directory.path.name, tags={ID: self._id, KIND: "search"}
+        )
+        self._parent = str(parent.info.run_id)
+        if not parent.data.params:
+            searcher = {f"searcher.{name}": value for name, value in config.to_dict()["searcher"].items()}
+            self._client.log_batch(self._parent, params=_params(searcher))
         #: The runs of an earlier driver, until they have been compared.
         self._before = {int(run.data.tags[TRIAL]): run for run in self._found("trial")}
         self._runs = {trial: run.info.run_id for trial, run in self._before.items()}
@@ -105,9 +101,7 @@ class MLflowRuns:
         if trial not in self._runs:
             self._runs[trial] = self._create(one)
         if self._states.get(trial) is None:  # new, or a killed driver created it and had not described it yet
-            params = [
-                Param(_key(name), str(value)[:LONGEST_PARAM]) for name, value in flatten(one.view.hparams or {}).items()
-            ]
+            params = _params(one.view.hparams or {})
         run = self._runs[trial]
         metrics = [_metric(row) for row in one.rows]
         self._note_best(trial, one.rows)
@@ -160,19 +154,6 @@ class MLflowRuns:
             if not page:
                 return
 
-    def _create_parent(self) -> str:
-        run = self._client.create_run(
-            self._experiment, run_name=self._directory.path.name, tags={ID: self._id, KIND: "search"}
-        )
-        return str(run.info.run_id)
-
-    def _describe_parent(self) -> None:
-        searcher = self._config.to_dict()["searcher"]
-        params = [
-            Param(_key(f"searcher.{name}"), str(value)[:LONGEST_PARAM]) for name, value in flatten(searcher).items()
-        ]
-        self._client.log_batch(self._parent, params=params)
-
     def _create(self, one: News) -> str:
         tags = {ID: self._id, KIND: "trial", TRIAL: str(one.view.id), PARENT: self._parent}
         started = None if one.started is None else int(1000 * one.started)
@@ -200,6 +181,10 @@ class MLflowRuns:
 def _is_not_of_mlflow(record: logging.LogRecord) -> bool:
     """Retried requests are not logged, as an idle server closes connections. The last failure is."""
     return "/mlflow" not in record.getMessage()
+
+
+def _params(values: Mapping[str, Any]) -> list[Param]:
+    return [Param(_key(name), str(value)[:LONGEST_PARAM]) for name, value in flatten(values).items()]
 
 
 def _metric(row: Mapping[str, Any]) -> Metric:

@@ -8,7 +8,6 @@ the experiment's directory.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,6 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from dray.records.by_trial import ByTrial
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import read_metrics
 from searchers.views import TrialView
@@ -72,22 +70,20 @@ class _Known:
     """What the driver knows of all trials."""
 
     views: dict[int, TrialView] = field(default_factory=dict)
-    started: ByTrial[float] = field(default_factory=lambda: ByTrial(math.nan))
-    ended: ByTrial[float] = field(default_factory=lambda: ByTrial(math.nan))
+    started: dict[int, float] = field(default_factory=dict)
+    ended: dict[int, float] = field(default_factory=dict)
 
     def happened(self, record: Mapping[str, Any]) -> None:
-        trial, now = record.get("trial"), record.get("time")
-        if isinstance(trial, int) and isinstance(now, float):
-            if record.get("event") == "started":
-                if math.isnan(self.started[trial]):
-                    self.started[trial] = now
-            elif record.get("event") == "exited":
-                self.ended[trial] = now
+        match record:
+            case {"event": "started", "trial": trial, "time": time}:
+                self.started.setdefault(trial, time)
+            case {"event": "exited", "trial": trial, "time": time}:
+                self.ended[trial] = time
 
     def news(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> News:
         view = self.views[trial]
-        ended = self.ended[trial] if view.ended else math.nan
-        return News(view=view, started=_known_time(self.started[trial]), ended=_known_time(ended), rows=rows)
+        ended = self.ended.get(trial) if view.ended else None
+        return News(view=view, started=self.started.get(trial), ended=ended, rows=rows)
 
     def replay(
         self,
@@ -103,13 +99,6 @@ class _Known:
             for row in metrics[metrics["trial_id"].isin(some)].to_dict("records"):
                 rows[row["trial_id"]].append({str(name): value for name, value in row.items()})
             observer.update([self.news(trial, [*rows[trial], *new.get(trial, ())]) for trial in some])
-
-    def copy(self) -> _Known:
-        return _Known(dict(self.views), self.started.copy(), self.ended.copy())
-
-
-def _known_time(time: float) -> float | None:
-    return None if math.isnan(time) else time
 
 
 class Observers:
@@ -215,7 +204,9 @@ class Observers:
         observer = make()
         with self._lock:
             # Together: a trial that has ended since the metrics were read has its rows in `new` alone.
-            known, new = self._known.copy(), self._new[name]
+            own = self._known
+            known = _Known(dict(own.views), dict(own.started), dict(own.ended))
+            new = self._new[name]
             self._new[name] = {}
         known.replay(observer, metrics, new)
         return observer

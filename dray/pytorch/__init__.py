@@ -6,9 +6,8 @@ from dray.core import DistributedContext
 from dray.pytorch import samplers
 from dray.pytorch.batch_functions import data_length, to_device
 from dray.pytorch.cached import cached, pretrained
-from dray.pytorch.context import PyTorchTrialContext
+from dray.pytorch.context import PyTorchExperimentalContext, PyTorchTrialContext
 from dray.pytorch.data import DataLoader, TorchData
-from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.init import init
 from dray.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from dray.pytorch.samplers import adapt_batch_sampler

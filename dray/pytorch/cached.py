@@ -37,7 +37,7 @@ def cached(make: Callable[P, T]) -> Callable[P, T]:
     """Keep what a function returns for later calls with equal arguments, also from later trials in the same process.
 
     Use it for what does not depend on the trial, such as a dataset: successive trials of an experiment share a process,
-    in which each value is made once. It works the same in a local run and under torchrun.
+    in which each value is made once.
 
     >>> @cached
     ... def squares(count: int) -> torch.Tensor:
@@ -48,16 +48,14 @@ def cached(make: Callable[P, T]) -> Callable[P, T]:
     True
 
     All trials get the same object: treat it as read-only, and add what is random or differs between trials on top
-    of it, such as the DataLoader, or a dataset with the trial's augmentation that reads from the cached one. The
-    function should depend only on its arguments. While it runs, Python's, NumPy's and torch's RNGs are seeded with 0;
-    then their states are restored. So a random split is the same in every process, and the trial's own random numbers
-    are the same whether the value was kept or made.
+    of it, such as the DataLoader. The function should depend only on its arguments. While it runs, Python's, NumPy's
+    and torch's RNGs are seeded with 0; then their states are restored. So a random split is the same in every process,
+    and the trial's own random numbers are the same whether the value was kept or made.
 
     When a trial begins or a value is to be made, and less than a tenth of the machine's memory is available, values are
     dropped, the least recently used first, and made again when needed. GPU memory is not watched.
 
-    `cached` values belong to the function, so that another experiment's code never gets them. Each rank is a process
-    with its own values. Forked DataLoader workers inherit them.
+    Each rank is a process with its own values. Forked DataLoader workers inherit them.
 
     Args:
         make: a function, or a class, defined at the top level of a module. Its arguments must be hashable values that
@@ -204,9 +202,8 @@ def pretrained(load: Callable[P, M]) -> Callable[P, M]:
     """Load a pretrained model once per process, share its frozen weights among trials, leave them out of checkpoints.
 
     For fine-tuning with adapters, such as LoRA, or a new head: each call returns a module of its own, to which the
-    trial may add layers, but whose parameters are frozen and in memory only once. The next trial in the process starts
-    without loading them. A checkpoint has what the trial trains, and the SHA-256 of each pretrained weight; the trial
-    that resumes from it must load the same weights, which is checked.
+    trial may add layers, but whose parameters are frozen and in memory only once. A checkpoint has what the trial
+    trains, and the SHA-256 of each pretrained weight: the trial that resumes from it must load the same ones.
 
     >>> @pretrained
     ... def base(width: int) -> torch.nn.Module:
@@ -219,14 +216,12 @@ def pretrained(load: Callable[P, M]) -> Callable[P, M]:
     and are in checkpoints like any other. Buffers belong to each trial. If a trial writes into a frozen weight, which
     torch can't prevent, its checkpoints have that weight, and the next trial loads the model again.
 
-    With several processes the weights are not sent from rank to rank: each loads them, and `Trainer.fit()` checks that
-    they are the same. With `FullyShard`, a trial copies its shards from them; then they are in a temporary file, one on
-    each machine, instead of each process's memory.
+    Each rank loads the weights, and `Trainer.fit()` checks that they are the same. With `FullyShard`, a trial copies
+    its shards from them; then they are in a temporary file, one on each machine, instead of each process's memory.
 
     Args:
         load: returns a `torch.nn.Module`. A function as `pytorch.cached` takes it: at the top level of a module, with
-            arguments that are paths, numbers or strings. It is called, and its values are kept and dropped, as there.
-            Once the trial uses a GPU, the weights are kept there.
+            arguments that are paths, numbers or strings. Once the trial uses a GPU, the weights are kept there.
 
     Raises:
         ValueError: the function is defined within another function.

@@ -1,7 +1,4 @@
-"""The trial's context: the public face of its run.
-
-One class, as users know it; two fifths of this long file are their documentation.
-"""
+"""The trial's context: the public face of its run."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from dray.compat import lacks
-from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.loaders import epoch_length
 from dray.pytorch.trial_run import TrialRun
 from dray.training.lr_scheduler import LRScheduler
@@ -28,9 +24,9 @@ from dray.training.parallel.fully_shard import FullyShard, check_arguments, full
 from dray.training.parallel.mesh import device_mesh
 from dray.training.parallel.sharding import connect, is_sharded, unscaling_by_placement
 from dray.training.plan import batches_of
-from dray.training.precision import warn_if_left_off
+from dray.training.precision import MixedPrecision, warn_if_left_off
 from dray.training.pretrained import share_on_machine, unshare
-from dray.training.progress import Stop
+from dray.training.progress import StopRequest
 from dray.training.units import ENDLESS, Epoch
 
 if TYPE_CHECKING:
@@ -79,10 +75,7 @@ class PyTorchTrialContext:
             raise ValueError(f"there is no hyperparameter {name!r}; there are: {', '.join(sorted(map(str, hparams)))}")
         if name == "global_batch_size" and not self._warned_of_batch_size:
             self._warned_of_batch_size = True
-            log.warning(
-                "get_hparam('global_batch_size') is the batch size over all slots; use get_per_slot_batch_size() for a "
-                "data loader, or get_global_batch_size() for the total"
-            )
+            log.warning("global_batch_size is over all slots; use get_per_slot_batch_size() for a data loader")
         return hparams[name]
 
     def get_global_batch_size(self) -> int:
@@ -130,26 +123,17 @@ class PyTorchTrialContext:
         return self._run.position.initial_batch
 
     def get_total_batches(self, training_loader: Any = None) -> int:
-        """The total number of batches that the trial trains on each slot, including those before a resume.
+        """The number of batches that the trial trains on each slot in all, such as for a schedule of this length.
 
         In an experiment that is the searcher's max_length, as extended; otherwise the length given to `pytorch.init()`
-        or `fit()`. For a schedule that is as long as the training:
-
-        .. code-block:: python
-
-            total = context.get_total_batches(self.build_training_data_loader)
-            schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.1, total_steps=total)
-            context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
-
-        A trial that is loaded from a checkpoint gets the number of batches that it was trained for.
+        or `fit()`; of a trial that is loaded from a checkpoint, the number of batches that it was trained for.
 
         Args:
-            training_loader: the training loader, or the function that builds it, which is then called only if the
-                length is in epochs and `fit()` has not built the loader yet.
+            training_loader: the training loader, or the function that builds it, such as
+                `self.build_training_data_loader`; needed if the length is in epochs and `fit()` has not begun.
 
         Raises:
-            RuntimeError: the length is not known yet, or depends on a metric; or it is in epochs, and there is no
-                loader yet.
+            RuntimeError: the length, or that of an epoch, is not known yet; or the length depends on a metric.
             ValueError: the length is in epochs, but the loader has no length; or it is below 1.
         """
         self._run.asked_length = True
@@ -211,12 +195,10 @@ class PyTorchTrialContext:
         self._run.tensorboard.enabled = enable_tensorboard_logging
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
-        """Profile the training with `torch.profiler.profile(*args, **kwargs)`.
+        """Profile the training with `torch.profiler.profile(*args, **kwargs)`, stepped after each batch.
 
-        It is started with the training, stepped after each batch, and stopped at the end. Traces go to
-        `get_tensorboard_path()` unless `on_trace_ready` is given.
-
-        Without a schedule all of the training is recorded, in memory.
+        Traces go to `get_tensorboard_path()` unless `on_trace_ready` is given. Without a schedule all of the training
+        is recorded, in memory.
         """
         from torch import profiler
 
@@ -229,9 +211,8 @@ class PyTorchTrialContext:
 
         Args:
             flops: a number, such as 6 * parameters * tokens of a record for a transformer. "count": counted in the
-                first batch of each run by torch's `FlopCounterMode`. That runs compiled code without its compiler in
-                this batch, misses kernels of your own, and counts activations that are recomputed: `mfu_percent` is
-                then the hardware's FLOPs utilization (HFU). With tensor parallelism pass a number.
+                first batch by torch's `FlopCounterMode`, which runs compiled code without its compiler, misses kernels
+                of your own, and counts recomputed activations (HFU). With tensor parallelism pass a number.
 
         Raises:
             ValueError: neither a positive number nor "count".
@@ -275,27 +256,21 @@ class PyTorchTrialContext:
         return self._run.position.batch_idx
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Request a stop: training continues to the next report, validation or checkpoint, then saves and ends.
-
-        One rank's request is enough. Requested before `fit()`, such as in the trial's constructor, it ends training at
-        the first of these. It applies to one `fit()`; a later one trains again.
-        """
+        """Request a stop, on any rank: training continues to the next report, validation or checkpoint, then saves and
+        ends. It applies to the present `fit()`, or, before one, to the next."""
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
-        self._run.position.stop = Stop.REQUESTED if stop_requested else Stop.NO
+        self._run.position.stop = StopRequest.REQUESTED if stop_requested else StopRequest.NO
 
     def get_stop_requested(self) -> bool:
         """Whether this rank has requested a stop."""
-        return self._run.position.stop is not Stop.NO
+        return self._run.position.stop is not StopRequest.NO
 
     @property
     def device_mesh(self) -> DeviceMesh:
         """The slots as a `torch.distributed.device_mesh.DeviceMesh` with the dimensions `dp_replicate`, `dp_shard` and
-        `tp`, all of which exist: `context.device_mesh["tp"]`.
-
-        Their sizes are those of `resources.mesh`, or of `pytorch.init(mesh=...)`; `dp_shard` is what the others leave.
-        All ranks ask for it together, in the trial's constructor.
-        """
+        `tp`, of the sizes in `resources.mesh` or `pytorch.init(mesh=...)`; `dp_shard` is what the others leave. All
+        ranks ask for it together, in the trial's constructor."""
         if not dist.is_initialized():
             store = dist.HashStore()  # type: ignore[attr-defined]
             dist.init_process_group(backend_for(self.device), store=store, rank=0, world_size=1)
@@ -319,8 +294,7 @@ class PyTorchTrialContext:
             parallel: shard the model over the slots instead, in place: a `pytorch.FullyShard`.
 
         Raises:
-            TypeError: not a module; ddp_kwargs is not a dict, or names an argument that DistributedDataParallel lacks;
-                parallel is not a FullyShard.
+            TypeError: an argument of another type; ddp_kwargs names an argument that DistributedDataParallel lacks.
             ValueError: the model is wrapped already; ddp_kwargs or gradient_compression with a sharded model; a unit
                 that the model does not have, or that shares a parameter with another; the model is tensor-parallel
                 only, but its gradients must be averaged over several ranks.
@@ -483,10 +457,8 @@ class PyTorchTrialContext:
         self._optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Save a `torch.amp.GradScaler` in checkpoints, and return it. Your code still scales, unscales and updates.
-
-        Call it before `wrap_model`. `context.experimental.use_amp()` does all of this for you.
-        """
+        """Save a `torch.amp.GradScaler` in checkpoints, and return it; called before `wrap_model`. Your code still
+        scales, unscales and updates, all of which `context.experimental.use_amp()` does for you."""
         if self._run.uses_amp:
             raise RuntimeError(
                 "wrap_scaler can't be combined with use_amp(), which has its own scaler; call one of the two"
@@ -517,12 +489,12 @@ class PyTorchTrialContext:
     ) -> tuple[Any, Any]:
         """Deprecated: stands for NVIDIA's apex, and now calls `experimental.use_amp()`; use that.
 
-        Returns models and optimizers as they are. With `enabled=False` and opt_level "O0" it does nothing; the other
+        Returns models and optimizers as they are; does nothing with `enabled=False` or opt_level "O0". The other
         arguments have no effect.
 
         Raises:
             RuntimeError: there is no CUDA device, or mixed precision is configured already.
-            ValueError: another opt_level; "O3" (all in float16) has no equivalent.
+            ValueError: another opt_level than O0, O1, O2.
         """
         warnings.warn(
             "configure_apex_amp is deprecated; use context.experimental.use_amp()", FutureWarning, stacklevel=2
@@ -539,3 +511,56 @@ class PyTorchTrialContext:
         if opt_level != "O0":
             self.experimental.use_amp()
         return models, optimizers
+
+
+class PyTorchExperimentalContext:
+    """Mixed precision, and switches for the trainer's defaults."""
+
+    def __init__(self, run: TrialRun) -> None:
+        self._run = run
+
+    def use_amp(self, dtype: torch.dtype | None = None) -> None:
+        """Train in mixed precision: `train_batch` and evaluation run under autocast, except for `backward` and
+        `step_optimizer`.
+
+        With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, steps with
+        infinite gradients are skipped, and the scale is updated after each batch that stepped. Each step waits for the
+        device to know whether to skip, unless the optimizer is fused. bfloat16 needs neither.
+
+        Args:
+            dtype: torch.float16, the default, or torch.bfloat16 if the device has it. With float16 a CPU trains as
+                usual, in the models' own precision; with bfloat16 it trains in mixed precision too.
+
+        Raises:
+            ValueError: another dtype.
+            RuntimeError: called twice, or after `wrap_scaler`.
+        """
+        if dtype not in (None, torch.float16, torch.bfloat16):
+            raise ValueError(f"use_amp: dtype must be torch.float16 or torch.bfloat16, got {dtype!r}")
+        if self._run.uses_amp:
+            raise RuntimeError("use_amp was called twice; call it once for the whole trial")
+        optimisation, device = self._run.optimisation, self._run.device
+        if optimisation.scaler is not None:
+            raise RuntimeError(
+                "use_amp can't be combined with wrap_scaler(), because it has its own scaler; call one of the two"
+            )
+        self._run.uses_amp = True
+        if dtype is torch.bfloat16:
+            optimisation.amp = MixedPrecision(device, dtype)
+        elif device.type != "cpu":
+            optimisation.scaler = unscaling_by_placement(torch.amp.GradScaler(device.type))
+            optimisation.amp = MixedPrecision(device, torch.float16, optimisation.scaler)
+
+    def disable_dataset_reproducibility_checks(self) -> None:
+        """Allow loaders other than `pytorch.DataLoader`; repeat, shard and skip the data yourself (see `samplers`)."""
+        self._run.checks_loaders = False
+
+    def disable_auto_to_device(self) -> None:
+        """Don't move batches to the device in the trainer; call `context.to_device` yourself."""
+        self._run.moves_batches = False
+
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """`context.wrap_reducer`, under its old name."""
+        return self._run.reducers.wrap_reducer(reducer, name, for_training, for_validation)

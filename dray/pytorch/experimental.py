@@ -68,11 +68,8 @@ class TorchBatchProcessorContext:
 
     @contextlib.contextmanager
     def upload_path(self) -> Iterator[Path]:
-        """A directory to write results to, kept beside the trial's checkpoints as `outputs/rank_<rank>`.
-
-        Each rank has its own. A file replaces an earlier one of the same name. Results stay when checkpoints are
-        deleted.
-        """
+        """A directory of this rank's to write results to, kept beside the trial's checkpoints as
+        `outputs/rank_<rank>`, also when these are deleted. A file replaces an earlier one of the same name."""
         if self._outputs.is_local:
             self._outputs.path.mkdir(parents=True, exist_ok=True)
             yield self._outputs.path
@@ -88,11 +85,8 @@ class TorchBatchProcessorContext:
     def wrap_reducer(
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
     ) -> Any:
-        """Add a metric that is reduced over all ranks at the end, and reported as a validation metric.
-
-        If the run was paused and resumed, it is reported for each part. `for_training` and `for_validation` have no
-        effect; otherwise as `PyTorchTrialContext.wrap_reducer`.
-        """
+        """As `PyTorchTrialContext.wrap_reducer`, for a validation metric over all ranks; if the run was paused, of each
+        part. `for_training` and `for_validation` have no effect."""
         return self._reducers.wrap_reducer(reducer, name)
 
     def _reduce(self, steps_completed: int) -> None:
@@ -158,9 +152,8 @@ def torch_batch_process(
 ) -> None:
     """Process a dataset once, batch by batch, shared among all slots of the trial.
 
-    In a program that is an experiment's entrypoint (`python3 inference.py`, with or without a launcher before it) it is
-    paused, resumed after a failure, and shown like any other trial; progress is saved every `checkpoint_interval`
-    batches. Run by itself or under torchrun, it is a local run.
+    In a program that is an experiment's entrypoint it is paused, resumed after a failure, and shown like any other
+    trial. Run by itself or under torchrun, it is a local run.
 
     Args:
         batch_processor_cls: made on each slot, with a `TorchBatchProcessorContext`.

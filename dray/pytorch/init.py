@@ -43,9 +43,8 @@ def init(
     """Make a trial's context, for a `with` block in which the trial is constructed and trained.
 
     Seeds Python's, NumPy's and torch's RNGs with the trial's seed: the one that an experiment gives each trial, or
-    `exp_conf["reproducibility"]["experiment_seed"]`. Without either their states stay as they are, on each rank, and
-    the trial's seed, which then only orders shuffled data, is the chief's `torch.initial_seed()`: after
-    `torch.manual_seed(7)` a program has the same weights and the same order each time. Models begin with the chief's
+    `exp_conf["reproducibility"]["experiment_seed"]`. Without either their states stay as they are, and the trial's
+    seed, which then only orders shuffled data, is the chief's `torch.initial_seed()`. Models begin with the chief's
     weights on all ranks.
 
     Args:

@@ -64,8 +64,7 @@ def load_trial_from_checkpoint_path(
     """Load the trial that wrote a checkpoint, with its weights.
 
     Args:
-        path: the checkpoint's directory, dray's or Determined's; or its URI, such as `s3://bucket/.../checkpoint_352`,
-            with credentials from the environment.
+        path: the checkpoint's directory, dray's or Determined's; or its URI, with credentials from the environment.
         trial_class: the trial's class; by default imported from the checkpoint's code/.
         trial_kwargs: arguments of its constructor besides `context`. If they include a `context`, that is used instead
             of one with the checkpoint's hyperparameters.

@@ -71,9 +71,8 @@ class Trainer:
         Periods are `Batch(n)` or `Epoch(n)`: with an int, every n-th one (every one if n <= 0); with a container of
         ints, those, counted from 1. Training always ends with a validation and a checkpoint.
 
-        A local run shows its progress: a line at the start, at each validation and at the end, and in a terminal or a
-        notebook also a progress bar. `logging.getLogger("dray").setLevel(logging.WARNING)` turns this off. Ctrl-C ends
-        a local run after the current batch, with a checkpoint; a second one ends it at once.
+        A local run shows its progress, unless `logging.getLogger("dray").setLevel(logging.WARNING)` turns this off.
+        Ctrl-C ends it after the current batch, with a checkpoint; a second one ends it at once.
 
         Args:
             checkpoint_period: when to save. None: in an experiment, its config's min_checkpoint_period.
@@ -82,9 +81,8 @@ class Trainer:
                 to `pytorch.init()`. In an experiment, the searcher's max_length is used instead if it has one.
             reporting_period: when to report training metrics, which is also done at each validation and checkpoint.
             checkpoint_policy: "best": save after a validation that is the experiment's best; "all": save after each
-                validation; "none": save only at checkpoint_period and at the end. A local run can't tell which is best:
-                it takes "best" as "all", with a warning; by default it saves at checkpoint_period if that is given,
-                else after each validation.
+                validation; "none": save only at checkpoint_period and at the end. A local run takes "best" as "all",
+                with a warning; by default it saves at checkpoint_period if that is given, else as "all".
             latest_checkpoint: the id of a checkpoint, as passed to `on_checkpoint_upload_end`, or its directory. None,
                 and "last" where there is no checkpoint yet: train from the beginning. "last": in a local run, the
                 latest valid checkpoint of the newest run with the same name (`exp_conf["name"]`, or the script's) that

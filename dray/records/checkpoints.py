@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,24 +83,27 @@ def export(checkpoint: Location, target: Path, form: Form = "state-dict") -> lis
 
     ``model.pt`` is the model's ``state_dict``, for ``torch.load(weights_only=True)``; with ``form="safetensors"`` it is
     ``model.safetensors``. With several models there are ``model_0.pt``, ``model_1.pt``, in the order of wrapping.
-    ``hparams.json`` has the hyperparameters, ``checkpoint.json`` the origin. Of a model,
-    one tensor is in memory at a time.
+    ``hparams.json`` has the hyperparameters, ``checkpoint.json`` the origin. A model need not fit
+    in memory.
 
     Raises:
         FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
         ValueError: it holds something that can't be loaded as data, or that safetensors can't hold.
     """
+    import torch
+
     from dray.training.checkpoint import files as contents
-    from dray.training.checkpoint.export import SavedModels, write_safetensors, write_state_dict
+    from dray.training.checkpoint.export import whole_models, write_safetensors
 
     with opened(checkpoint, without_manifest=True) as found, new_directory(target) as partial:
-        saved = SavedModels(found)
         about = contents.describe(found)
-        suffix, write = ("pt", write_state_dict) if form == "state-dict" else ("safetensors", write_safetensors)
-        count = len(saved.states)
-        names = [f"model.{suffix}"] if count == 1 else [f"model_{number}.{suffix}" for number in range(count)]
-        for number, name in enumerate(names):
-            write(saved, number, partial / name)
+        suffix, write = ("pt", torch.save) if form == "state-dict" else ("safetensors", write_safetensors)
+        with tempfile.TemporaryDirectory(dir=partial) as scratch:
+            models = whole_models(found, Path(scratch))
+            several = len(models) > 1
+            names = [f"model_{number}.{suffix}" if several else f"model.{suffix}" for number in range(len(models))]
+            for model, name in zip(models, names, strict=True):
+                write(model, partial / name)
         _write_json(partial / "hparams.json", about["hparams"] or {})
         origin = {
             "checkpoint": str(checkpoint),

@@ -26,7 +26,6 @@ class FieldDifference:
     values: Mapping[str, Any]
 
     def shown(self, side: str) -> str:
-        """A value in full, as JSON."""
         return json.dumps(self.values[side], default=str) if side in self.values else "-"
 
 

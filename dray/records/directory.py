@@ -22,7 +22,7 @@ from dray.records.root import results_root as results_root
 from dray.records.secrets import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
-from dray.text import file_name
+from dray.text import file_name, some
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -81,15 +81,13 @@ class ExperimentDirectory:
 
     @property
     def has_code(self) -> bool:
-        """Whether it has a copy of the model's code."""
         return self.code.is_dir() and any(self.code.iterdir())
 
     def copy_code(self, code: Code, config: ExperimentConfig) -> None:
         """Copy the model's code, without the config's secrets."""
         code.copy(self.code)
         if changed := hide_in(self.code, config.secrets):
-            some = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-            log.warning("secrets in the experiment's copy of the code are replaced by xxx, in %s", some)
+            log.warning("secrets in the experiment's copy of the code are replaced by xxx, in %s", some(changed, 3))
 
     @cached_property
     def storage(self) -> Location:
@@ -100,7 +98,6 @@ class ExperimentDirectory:
         return Location(stored["location"], tuple(stored["secrets"].items()))
 
     def store(self, trial_id: int) -> CheckpointStore:
-        """A trial's checkpoints."""
         return store_at(self.storage.child(f"trial_{trial_id}"), self.trial(trial_id))
 
     def write_storage(self, where: Location) -> None:
@@ -169,7 +166,6 @@ def link_into_results(path: Path) -> None:
 
 
 def unlink_from_results(path: Path) -> None:
-    """Remove the link to an experiment that is deleted."""
     link = results_root() / path.name
     if link.is_symlink() and link.readlink() == path:
         link.unlink()

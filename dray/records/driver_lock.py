@@ -126,15 +126,8 @@ class DriverLock:
 
 
 def last_driver(directory: ExperimentDirectory) -> Driver | None:
-    """The driver that ran an experiment last, if it is in an object store and had one, once no driver runs it.
-
-    Args:
-        directory: of the experiment. No process on this machine has its journal open.
-
-    Raises:
-        ExperimentError: a driver runs it.
-        StorageError: the store can't be used.
-    """
+    """The driver that ran an experiment last, if it is in an object store and had one; an `ExperimentError` if a driver
+    runs it. No process on this machine may have its journal open."""
     if directory.storage.is_local:
         return None
     return wait_for_silence(directory.storage, own=_driver_of(directory, directory.path).directory)

@@ -66,7 +66,6 @@ class StoredExperiment:
         return reader
 
     def overview(self) -> Overview:
-        """Its overview; raises as `read`."""
         with closing(self.read()) as reader:
             return reader.overview()
 
@@ -109,7 +108,6 @@ def _overview_of_local(path: Path, number: int | None) -> Overview:
 
 
 def local_overview(run: LocalRun) -> Overview:
-    """The overview of a local run, as an experiment with one trial."""
     state, times = run.state, [row["time"] for row in run.rows]
     return Overview(
         name=run.path.name,

@@ -33,7 +33,6 @@ def is_local_run(path: Path) -> bool:
 
 
 def local_runs(root: Path) -> list[Path]:
-    """The local runs of a results directory."""
     below = [path for place in (root, root / LOCAL) if place.is_dir() for path in place.iterdir()]
     return [path for path in below if not path.name.startswith(".") and is_local_run(path)]
 
@@ -50,8 +49,6 @@ def reject_local_run(path: Path) -> None:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A local run, in its directory."""
-
     path: Path
 
     @cached_property

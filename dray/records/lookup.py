@@ -17,7 +17,7 @@ from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.local_runs import METRICS, LocalRun, is_local_run, local_runs
 from dray.records.numbering import numbers_by_path, paths_by_number
 from dray.storage import Location
-from dray.text import file_name
+from dray.text import file_name, some
 
 Name: TypeAlias = str | os.PathLike[str] | int
 """Which experiment: see `locate`."""
@@ -137,10 +137,5 @@ def _unknown(experiment: str, names: Sequence[str], root: Path, path: Path) -> s
     if not names:
         return f"no experiment {experiment!r}: there are none in {root}; give a path, or s3://..., or set DRAY_HOME"
     near = difflib.get_close_matches(experiment, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"its experiments are {_some(names)}"
+    hint = f"did you mean {near[0]}?" if near else f"its experiments are {some(names, _SHOWN)}"
     return f"no experiment {experiment!r} in {root}; {hint}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -59,9 +59,8 @@ class MetricsLog:
         self._directory, self._clock = directory, clock
         directory.mkdir(parents=True, exist_ok=True)
         self._tail = directory / TAIL
-        _cut_torn_line(self._tail)
         #: By trial, the last batch in the full parts, and the first one that was measured again since.
-        self._last = ByTrial(-1)
+        self._last = ByTrial()
         self._remeasured: dict[int, int] = {}
         self._full, self._open = 0, SCHEMA.empty_table()
         parts = _parts(directory)
@@ -71,11 +70,12 @@ class MetricsLog:
                 self._open = part
             else:
                 self._count_full(part)
-        self._rows = _tail_rows(self._tail)
+        self._rows, end = _whole(self._tail)
         for row in self._rows:
             self._note(row["trial_id"], row["batches"])
         self._due = clock()
         self._file = self._tail.open("ab")
+        self._file.truncate(end)
 
     def append(self, trial_id: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows of one trial; when the call returns, they survive the death of this process."""
@@ -135,7 +135,6 @@ class MetricsLog:
         self._due = now + max(PACK_EVERY_S, (now - began) / PACK_SHARE)
 
     def _drop_remeasured(self, packed: pa.Table) -> None:
-        """Remove rows that were measured again from the full parts."""
         if not self._remeasured:
             return
         for number in range(1, self._full + 1):
@@ -191,7 +190,7 @@ def read_parts(directory: Path) -> pa.Table:
 
 def _read(directory: Path, *, system: bool, trials: list[int] | None = None) -> pd.DataFrame:
     # The tail first: rows that move to a part meanwhile are then read twice rather than never.
-    rows = _tail_rows(directory / TAIL)
+    rows, _ = _whole(directory / TAIL)
     tail = _table([row for row in rows if trials is None or row.get("trial_id") in trials])
     wanted = None if trials is None else [("trial_id", "in", trials)]
     parts = [pq.read_table(path, columns=SCHEMA.names, filters=wanted).cast(SCHEMA) for path in _parts(directory)]
@@ -240,23 +239,13 @@ def _read_part(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     return table if table.schema.equals(schema) else table.cast(schema)
 
 
-def _tail_rows(path: Path) -> list[dict[str, Any]]:
-    return _whole(path.read_bytes())[0] if path.exists() else []
-
-
-def _cut_torn_line(path: Path) -> None:
-    if path.exists():
-        os.truncate(path, _whole(path.read_bytes())[1])
-
-
-def _whole(data: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The rows before the first incomplete one, and where they end.
+def _whole(tail: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows of a tail, which need not exist, before the first incomplete one, and where they end.
 
     The incomplete one is the last if a process was killed; after a power failure it may be any.
     """
-    rows: list[dict[str, Any]] = []
-    end = 0
-    for line in data.split(b"\n")[:-1]:
+    rows, end = list[dict[str, Any]](), 0
+    for line in tail.read_bytes().split(b"\n")[:-1] if tail.exists() else ():
         try:
             rows.append(json.loads(line))
         except ValueError:

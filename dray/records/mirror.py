@@ -25,6 +25,7 @@ from dray.records.lookup import parse_location
 from dray.storage import Location, RemoteDirectory
 from dray.storage.errors import Outage
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as
+from dray.text import some
 from searchers.journal import Journal
 
 log = logging.getLogger(__name__)
@@ -107,12 +108,12 @@ class Mirror:
         return sent
 
     def _report_missing(self, error: OSError) -> None:
-        names = [name for _, name, _ in self._changed()]
-        some = ", ".join(names[-_SHOWN:]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        names = [name for _, name, _ in self._changed()][::-1]
         here, there = self._directory.path, self._directory.storage
         self.missing = (
             f"{there} lacks a part of the experiment, which is complete only in {here} on {platform.node()}. "
-            f"Not copied were {some}: {error}. Copy them before this machine is gone: dray experiment resume {here}"
+            f"Not copied were {some(names, _SHOWN)}: {error}. Copy them before this machine is gone: "
+            f"dray experiment resume {here}"
         )
         log.error("%s", self.missing)
 
@@ -190,7 +191,6 @@ def _delete(trials: Iterable[int], location: Location) -> None:
 
 
 def _trials_of(names: Iterable[str]) -> set[int]:
-    """The trials that have files of these names."""
     return {int(found[1]) for name in names if (found := _TRIAL.match(name))}
 
 

@@ -18,25 +18,18 @@ class Overview:
     """An overview of an experiment.
 
     Attributes:
-        name: name of its directory.
-        number: its number in the results directory; None if it has none, see `numbering`.
-        path: its directory, or its URI in an object store.
+        name, path: of its directory; or its URI in an object store.
+        number: in the results directory, see `numbering`.
         title: the config's ``name``.
-        state: RUNNING: a driver runs it. COMPLETED: it has ended. PARTLY_FAILED: it has ended, and some of
-            its trials failed. ERROR: it has ended, and no trial completed; or it can't run, ``why`` says why. STOPPED:
-            it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
-            store, where its driver has fallen silent; or it is a local run whose end was not recorded. DAMAGED: its
-            files can't be read. On a server also those of `dray.serve.control.State`.
+        state: docs/cli.md says what each means; on a server also those of `dray.serve.control.ExperimentState`.
         why: it is DAMAGED, or in ERROR, or does not run though it should; "" if that is not known.
-        trials, ended: how many trials there are so far, and how many of them have ended.
+        trials, ended, failed: how many trials there are so far, have ended, and have failed.
         max_trials: how many there will be; None if that is not known in advance.
         metric: the searcher's metric; of several the first objective.
-        failed: how many trials have failed.
-        best, best_trial: the best validation of a trial that did not fail, and its trial; None if there is none. With
-            several metrics one that keeps the constraints.
+        best, best_trial: the best validation of a trial that did not fail and keeps the constraints, and its trial.
         front: with several metrics, the trials of the Pareto front.
-        began, last: times of its creation and of its last event; Unix time in s. None before it began.
-        ran_s: for how many seconds drivers have run it.
+        began, last: its creation and its last event, in Unix time (s).
+        ran_s: for how long drivers have run it.
         is_local: it is a local run: one trial, without a search.
     """
 
@@ -69,7 +62,6 @@ class Overview:
 
     @property
     def label(self) -> str:
-        """Its number, if it has one, and its name."""
         return self.name if self.number is None else f"{self.number}: {self.name}"
 
     def to_json(self) -> dict[str, Any]:

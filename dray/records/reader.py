@@ -23,7 +23,7 @@ from dray.records.metrics import SYSTEM
 from dray.records.overview import ExperimentState, Overview, compared_by
 from dray.records.trial_record import FAILED, TrialRecord
 from dray.storage import Location
-from dray.text import counted, one_line
+from dray.text import counted, one_line, some
 from dray.training.metrics.checks import is_loss
 from searchers.errors import FieldError, JournalError
 from searchers.journal import Journal
@@ -56,8 +56,7 @@ class ExperimentReader:
         trials: by number.
         failures: the journal's records of failures, after each of which the trial was restarted or given up.
         metrics: kinds and names of metrics that were reported.
-        objectives: what trials are compared by; one metric is one objective.
-        metric: the searcher's metric, of several the first objective.
+        objectives: what trials are compared by; one metric is one objective, `metric` the first of several.
         sign: 1 if smaller is better, else -1.
         has_epochs: whether all validations have their epochs.
         derived: values that views have cached.
@@ -366,6 +365,11 @@ class ExperimentReader:
         return in_order(names, self.config.hyperparameters)
 
     # ------------------------------------------------------------------ in words
+    def state_summary(self) -> str:
+        """ "2 completed, 1 with invalid hyperparameters": how many trials are in each state."""
+        words = {"INVALID_HP": "with invalid hyperparameters"}
+        return ", ".join(f"{count:,} {words.get(state, state.lower())}" for state, count in self.states.most_common())
+
     def failure_summary(self) -> str:
         """ "2 of 3 trials failed"; "" if none did."""
         failed = self.states[FAILED]
@@ -374,9 +378,8 @@ class ExperimentReader:
     def divergence_summary(self) -> str:
         """ "2 trials diverged: NaN since batch 40 (trial 3), 100 (trial 7)"; "" if none did."""
         since = self.nan_since()
-        some = ", ".join(f"{batches} (trial {trial})" for trial, batches in list(since.items())[:_SHOWN])
-        more = f" and {len(since) - _SHOWN} more" if len(since) > _SHOWN else ""
-        return f"{counted(len(since), 'trial')} diverged: NaN since batch {some}{more}" if since else ""
+        each = [f"{batches} (trial {trial})" for trial, batches in since.items()]
+        return f"{counted(len(since), 'trial')} diverged: NaN since batch {some(each, _SHOWN)}" if since else ""
 
     def nan_since(self) -> dict[int, int]:
         """By trial that has diverged: the batches since which a loss is NaN or infinite."""

@@ -23,7 +23,6 @@ from dray.records.reader import ExperimentReader
 from dray.records.timeline import gpu_types, read_timeline
 from dray.records.trial_record import TrialRecord
 from dray.script import Script
-from dray.storage import CheckpointStore
 from dray.text import counted, shown
 
 if TYPE_CHECKING:
@@ -199,13 +198,16 @@ class Result:
                 f"trial {trial.id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy sets which "
                 "are saved, and checkpoint_storage.save_trial_best how many are kept"
             )
+        from ray.train import Checkpoint
+
+        filesystem, path = store.filesystem_of(checkpoint)
         return BestTrial(
             trial_id=trial.id,
             hparams=dict(trial.drawn or {}),
             metric=trial.best_metric,
             metrics=trial.best_metrics,
             batches=trial.best_batches,
-            checkpoint=_as_ray_checkpoint(store, checkpoint),
+            checkpoint=Checkpoint(path, filesystem),
         )
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -273,10 +275,3 @@ def table_of(reader: ExperimentReader, gpu_types: Mapping[int, str] | None = Non
     table["started"] = pd.to_datetime(numbers(each.started for each in trials), unit="s")
     table["ended"] = pd.to_datetime(numbers(each.ended for each in trials), unit="s")
     return table
-
-
-def _as_ray_checkpoint(store: CheckpointStore, checkpoint: str) -> Checkpoint:
-    from ray.train import Checkpoint
-
-    filesystem, path = store.filesystem_of(checkpoint)
-    return Checkpoint(path, filesystem)

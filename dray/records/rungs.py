@@ -40,7 +40,6 @@ class RungEstimate:
     continues: float
 
     def sentence(self, unit: str) -> str:
-        """As people read it."""
         known = "not known" if self.correlation is None else f"{self.correlation:.2f}"
         return (
             f"{amount(str(self.length), unit)}: rank correlation with the next {known} "

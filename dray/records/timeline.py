@@ -41,27 +41,25 @@ class Timeline:
     def starts(self, group: str, slots: float, at: float | None = None) -> None:
         """A group of this many slots, or of this share of one, is started, or lent by a server; by default now."""
         self._slots[group] = slots
-        self._note("starts", **_at(at), group=group, slots=slots)
+        self._note("starts", at, group=group, slots=slots)
 
     def ends(self, group: str, at: float | None = None) -> None:
         """A group has ended, or is given back; by default now."""
         self._slots.pop(group, None)
         self._trains.discard(group)
-        self._note("ends", **_at(at), group=group)
+        self._note("ends", at, group=group)
 
     def ready(self, group: str, at: float) -> None:
         """All processes of a group were up at this time, in seconds since the epoch."""
-        self._note("joined", time=at, group=group)
+        self._note("joined", at, group=group)
 
     def granted(self, group: str, trial: int, at: float, gpu_type: str = "") -> None:
-        """A group on such GPUs got a trial."""
         self._trains.add(group)
-        self._note("granted", time=at, group=group, trial=trial, **({"gpu_type": gpu_type} if gpu_type else {}))
+        self._note("granted", at, group=group, trial=trial, **({"gpu_type": gpu_type} if gpu_type else {}))
 
     def left(self, group: str, trial: int, at: float) -> None:
-        """The trial has left the group."""
         self._trains.discard(group)
-        self._note("left", time=at, group=group, trial=trial)
+        self._note("left", at, group=group, trial=trial)
 
     @property
     def busy_slots(self) -> float:
@@ -76,14 +74,11 @@ class Timeline:
             with contextlib.suppress(OSError):
                 self._file.close()
 
-    def _note(self, event: str, **fields: Any) -> None:
+    def _note(self, event: str, at: float | None = None, **fields: Any) -> None:
+        record = {"event": event, "time": time.time() if at is None else at, **fields}
         with contextlib.suppress(OSError):  # a full disk; what is buffered is written with a later event
-            self._file.write(json.dumps({"event": event, "time": time.time(), **fields}).encode() + b"\n")
+            self._file.write(json.dumps(record).encode() + b"\n")
             self._file.flush()
-
-
-def _at(time_: float | None) -> dict[str, float]:
-    return {} if time_ is None else {"time": time_}
 
 
 def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
@@ -183,7 +178,6 @@ class _Reports:
         self._by_trial = {trial: sorted(seconds.items(), key=lambda item: item[0]) for trial, seconds in found.items()}
 
     def split(self, stretch: _Row) -> Iterator[_Row]:
-        """Split a trial's stretch into its phases."""
         group, slots, trial, phase, since, end, gpu = stretch
         if phase:
             yield stretch

@@ -23,7 +23,6 @@ class TrialRecord:
     represents the trial: it is the trial's best.
 
     Attributes:
-        id: its number.
         objectives: what trials are compared by; one metric is one objective.
         state: as of `searchers.views.TrialView`.
         drawn: its hyperparameters as drawn; None before it started.
@@ -72,7 +71,6 @@ class TrialRecord:
         self.derived.clear()
 
     def decided(self, action: str) -> None:
-        """The search has decided on it."""
         if action == "pause":
             self.state = "PAUSED"
         elif action == "resume":
@@ -114,7 +112,6 @@ class TrialRecord:
                 self.best_batches, self.losses, self.rank = self.at[place], losses, rank
 
     def loss(self, series: tuple[str, str], batches: int, value: float) -> None:
-        """A loss, which may be NaN."""
         if not math.isfinite(value):
             self.nan[series] = min(batches, self.nan.get(series, batches))
         elif batches >= self.nan.get(series, batches + 1):

@@ -32,14 +32,11 @@ COMPARABLE = 2 / 3
 
 
 class ReportedMetric(NamedTuple):
-    """A metric that trials have reported; its kind is training or validation."""
-
     kind: str
     name: str
 
     @property
     def label(self) -> str:
-        """As people call it: "validation accuracy"."""
         return self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
 
 
@@ -50,15 +47,9 @@ class ReportData:
         trials: `dray.Result.trials` by trial_id, with "best_batches", "score" (smaller is better) and "rung" (how many
             the trial reached).
         validations: the searcher's metric, of all trials.
-        ranked: the trials that have validated, best first, those that failed last; without those with invalid
-            hyperparameters.
-        eligible: those of them that can be the best.
-        best: the best trial.
-        varying: names of the hyperparameters that differ between trials.
+        ranked, eligible, best, failures: as of the reader, the trials as rows of `trials`.
         along: the x-axis of curves: epochs if the search counts in them and every validation has them, else batches.
-        failures: the journal's records of them.
         summaries: how many trials failed and diverged, in words.
-        no_best_reason: as of the reader.
     """
 
     def __init__(self, reader: ExperimentReader) -> None:
@@ -72,14 +63,19 @@ class ReportData:
             self.trials["best_batches"] = pd.array([each.best_batches for each in records], dtype="Int64")
             self.trials["score"] = self.sign * self.trials["best_metric"]
             self.trials["rung"] = [rungs_reached(self.rungs, each.last_step) for each in records]
-            columns = {
-                "trial_id": ("int64", [each.id for each in records for _ in each.at]),
-                "batches": ("int64", [at for each in records for at in each.at]),
-                "epochs": ("float64", [epochs for each in records for epochs in each.epochs]),
-                "value": ("float64", [value for each in records for value in each.values]),
-                "time": ("float64", [time for each in records for time in each.times]),
+            rows = [
+                (each.id, *row)
+                for each in records
+                for row in zip(each.at, each.epochs, each.values, each.times, strict=True)
+            ]
+            kinds = {
+                "trial_id": "int64",
+                "batches": "int64",
+                "epochs": "float64",
+                "value": "float64",
+                "time": "float64",
             }
-            self.validations = pd.DataFrame({name: pd.Series(of, dtype=kind) for name, (kind, of) in columns.items()})
+            self.validations = pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
             self.ranked = self.trials.loc[[each.id for each in reader.ranked()]]
             self.eligible = self.trials.loc[[each.id for each in reader.eligible()]]
             best = reader.best()
@@ -87,7 +83,7 @@ class ReportData:
             self.best_hparams = {} if best is None else best.hparams
             self.failures = list(reader.failures)
             self.summaries = [each for each in (reader.failure_summary(), reader.divergence_summary()) if each]
-            self.no_best_reason = reader.no_best_reason()
+            self.no_best_reason, self.state_summary = reader.no_best_reason(), reader.state_summary()
 
     # ------------------------------------------------------------------ files that only some figures need
     @cached_property
@@ -118,13 +114,10 @@ class ReportData:
 
     def left_out(self, shown: int, what: str = "trials") -> str:
         """How many of the ranked trials a figure shows; "" if it shows all."""
-        of = len(self.ranked)
-        best = shown // 2
-        return (
-            ""
-            if shown == of
-            else f"{shown:,} of {of:,} {what} are shown: the {best:,} best, and others evenly by rank."
-        )
+        if shown == len(self.ranked):
+            return ""
+        best, of = shown // 2, len(self.ranked)
+        return f"{shown:,} of {of:,} {what} are shown: the {best:,} best, and others evenly by rank."
 
     # ------------------------------------------------------------------ lengths
     def rung_name(self, rung: int) -> str:
@@ -144,18 +137,11 @@ class ReportData:
     def other_metrics(self) -> list[ReportedMetric]:
         """The metrics of which there are curves beside the searcher's, those of validation first."""
         rows = self.metrics
-        found, points = [], 0
         drawn = rows[rows["trial_id"].isin(self.drawn.index) & rows["value"].notna()]
         sizes = drawn.groupby(["kind", "name", "trial_id"], observed=True).size().clip(upper=MAX_POINTS)
-        for kind in ("validation", "training"):
-            of_kind = sizes[sizes.index.get_level_values("kind") == kind].groupby("name", observed=True).sum()
-            for name, size in of_kind.items():
-                if (kind, name) == ("validation", self.metric):
-                    continue
-                points += int(size)
-                if points <= MAX_OTHER_POINTS:
-                    found.append(ReportedMetric(kind, str(name)))
-        return found
+        points = sizes.groupby(["kind", "name"]).sum().drop(("validation", self.metric), errors="ignore")
+        points = points.sort_index(level="kind", ascending=False, sort_remaining=False)
+        return [ReportedMetric(*each) for each in points.index[points.cumsum() <= MAX_OTHER_POINTS]]
 
     # ------------------------------------------------------------------ hyperparameters
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,66 +23,49 @@ LEAST_EXPLAINED = 0.1
 """The R² below which a forest's importances mean nothing."""
 
 
+def scatter(
+    name: str, x: Iterable[Any], y: Iterable[Any], trials: Iterable[Any], hover: str, mode: str = "markers", **more: Any
+) -> dict[str, Any]:
+    """A trace with a point for each of these trials, and what is shown of one under the mouse."""
+    points = {"x": list(x), "y": list(y), "customdata": list(trials)}
+    hovered = f"trial %{{customdata}}{hover}<extra></extra>"
+    return {"type": "scatter", "mode": mode, "name": name, **points, "hovertemplate": hovered, **more}
+
+
 def curves(report: ReportData, metric: ReportedMetric | None = None) -> Figure:
     """A metric, by default the searcher's, over each trial's training: a trace per rung, gaps between trials; the best
     trial on top."""
-    x = report.along
+    x, best = report.along, report.best
     rows = (report.validations if metric is None else report.rows_of(metric)).sort_values(["trial_id", "batches"])
     rows = rows[rows[x].notna()]
     by_trial = dict(iter(rows[rows["trial_id"].isin(report.drawn.index)].groupby("trial_id")))
-    best = report.best
     data = []
     for rung in sorted(report.drawn["rung"].unique()):
         trials = report.drawn.index[report.drawn["rung"] == rung]
         parts = [by_trial[trial] for trial in trials if trial in by_trial and trial != best]
-        data.append(
-            _lines(
-                report,
-                parts,
-                x,
-                report.rung_name(int(rung)),
-                rung_colour(report.rungs, int(rung)),
-                opacity=0.75,
-                width=1.3,
-            )
-        )
+        name, colour = report.rung_name(int(rung)), rung_colour(report.rungs, int(rung))
+        data.append(_lines(parts, x, name, colour, opacity=0.75, width=1.3))
     if best is not None and best in by_trial:
-        data.append(_lines(report, [by_trial[best]], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
+        data.append(_lines([by_trial[best]], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
     figure = {"data": data, "layout": {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "hovermode": "closest"}}
     title, sign = (report.metric, report.sign) if metric is None else (metric.label, None)
     return scaled(figure, title, rows["value"], sign)
 
 
 def _lines(
-    report: ReportData,
-    parts: Sequence[pd.DataFrame],
-    x: str,
-    name: str,
-    colour: str,
-    *,
-    width: float,
-    opacity: float = 1.0,
+    parts: Sequence[pd.DataFrame], along: str, name: str, colour: str, *, width: float, opacity: float = 1.0
 ) -> dict[str, Any]:
-    xs: list[Any] = []
-    ys: list[Any] = []
-    trials: list[Any] = []
-    for part in (part.iloc[thinned(len(part))] for part in parts):
-        xs += [*part[x].tolist(), None]
-        ys += [*part["value"].tolist(), None]
-        trials += [*part["trial_id"].tolist(), None]
-    few = len(parts) <= 40
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if few or all(len(part) < 2 for part in parts) else "lines",
-        "name": f"{name} ({len(parts)})" if len(parts) != 1 else name,
-        "x": xs,
-        "y": ys,
-        "customdata": trials,
-        "hovertemplate": f"trial %{{customdata}}<br>%{{x:.6g}} {x}: %{{y:.5g}}<extra></extra>",
-        "line": {"color": colour, "width": width},
-        "marker": {"size": 4},
-        "opacity": opacity,
-    }
+    drawn = [part.iloc[thinned(len(part))] for part in parts]
+    x, y, trials = ([each for part in drawn for each in (*part[of], None)] for of in (along, "value", "trial_id"))
+    few = len(parts) <= 40 or all(len(part) < 2 for part in parts)
+    return scatter(
+        f"{name} ({len(parts)})" if len(parts) != 1 else name,
+        x, y, trials, f"<br>%{{x:.6g}} {along}: %{{y:.5g}}",
+        mode="lines+markers" if few else "lines",
+        line={"color": colour, "width": width},
+        marker={"size": 4},
+        opacity=opacity,
+    )  # fmt: skip
 
 
 def history(report: ReportData) -> Figure:
@@ -96,32 +79,24 @@ def history(report: ReportData) -> Figure:
     last = finite.groupby("trial_id")["time"].max()
     shown = report.shown[report.shown.index.isin(last.index)]
     unit_s, unit = time_unit(float(finite["time"].max() - began) if len(finite) else 0.0)
-    end = [] if can_lead.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
-    figure = {
-        "data": [
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "best of a trial",
-                "x": ((last.loc[shown.index] - began) / unit_s).tolist(),
-                "y": shown["best_metric"].tolist(),
-                "customdata": shown.index.tolist(),
-                "hovertemplate": "trial %{customdata}: %{y:.5g}<extra></extra>",
-                "marker": {"size": 5, "color": RUNG_COLOURS[1], "opacity": 0.6},
-            },
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "best so far",
-                "x": [*((steps["time"] - began) / unit_s).tolist(), *end],
-                "y": [*steps["value"].tolist(), *(steps["value"].tolist()[-1:] if end else [])],
-                "hovertemplate": "%{y:.5g}<extra></extra>",
-                "line": {"color": BEST_COLOUR, "shape": "hv", "width": 2.2},
-            },
-        ],
-        "layout": {"xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"}},
+    if not can_lead.empty:  # up to the last validation
+        steps = pd.concat([steps, steps.iloc[-1:].assign(time=finite["time"].iloc[-1])])
+    bests = scatter(
+        "best of a trial",
+        (last.loc[shown.index] - began) / unit_s, shown["best_metric"], shown.index, ": %{y:.5g}",
+        marker={"size": 5, "color": RUNG_COLOURS[1], "opacity": 0.6},
+    )  # fmt: skip
+    leader = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "best so far",
+        "x": ((steps["time"] - began) / unit_s).tolist(),
+        "y": steps["value"].tolist(),
+        "hovertemplate": "%{y:.5g}<extra></extra>",
+        "line": {"color": BEST_COLOUR, "shape": "hv", "width": 2.2},
     }
-    return scaled(figure, report.metric, report.ranked["best_metric"], report.sign)
+    layout = {"xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"}}
+    return scaled({"data": [bests, leader], "layout": layout}, report.metric, report.ranked["best_metric"], report.sign)
 
 
 def parallel(report: ReportData) -> Figure:
@@ -132,21 +107,9 @@ def parallel(report: ReportData) -> Figure:
     values = shown["best_metric"]
     log = scaled({"layout": {}}, report.metric, values, report.sign)["layout"]["yaxis"].get("type") == "log"
     dimensions.append(_numbers(report.metric, values, log=log))
-    return {
-        "data": [
-            {
-                "type": "parcoords",
-                "line": {
-                    "color": (ranks / max(ranks.max(), 1)).tolist(),
-                    "colorscale": RANK_SCALE,
-                },
-                "dimensions": dimensions,
-                "labelangle": -20,
-                "labelside": "top",
-            }
-        ],
-        "layout": {"margin": {"l": 60, "r": 60, "t": 90, "b": 30}},
-    }
+    line = {"color": (ranks / max(ranks.max(), 1)).tolist(), "colorscale": RANK_SCALE}
+    lines = {"type": "parcoords", "line": line, "dimensions": dimensions, "labelangle": -20, "labelside": "top"}
+    return {"data": [lines], "layout": {"margin": {"l": 60, "r": 60, "t": 90, "b": 30}}}
 
 
 def _dimension(report: ReportData, name: str, values: pd.Series[Any]) -> dict[str, Any]:
@@ -181,34 +144,26 @@ def slices(report: ReportData) -> dict[str, Figure]:
     """For each hyperparameter, the trials' best values over it, coloured by rung."""
     figures = {}
     for name in report.varying:
-        data = []
+        is_number, data = report.is_number(name), []
         for rung in sorted(report.shown["rung"].unique()):
             trials = report.shown[report.shown["rung"] == rung]
             values = trials[f"hparams.{name}"]
+            x = values if is_number else [_short(str(value)) for value in values]
+            marker = {"size": 6, "color": rung_colour(report.rungs, int(rung)), "opacity": 0.75}
+            hover = f"<br>{name} %{{x}}: %{{y:.5g}}"
             data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": report.rung_name(int(rung)),
-                    "x": values.tolist() if report.is_number(name) else [_short(str(value)) for value in values],
-                    "y": trials["best_metric"].tolist(),
-                    "customdata": trials.index.tolist(),
-                    "hovertemplate": f"trial %{{customdata}}<br>{name} %{{x}}: %{{y:.5g}}<extra></extra>",
-                    "marker": {"size": 6, "color": rung_colour(report.rungs, int(rung)), "opacity": 0.75},
-                }
+                scatter(report.rung_name(int(rung)), x, trials["best_metric"], trials.index, hover, marker=marker)
             )
-        x: dict[str, Any] = {"type": "linear" if report.is_number(name) else "category"}
+        axis: dict[str, Any] = {"type": "linear" if is_number else "category"}
         if report.is_log(name):
             exponents = np.log10(report.shown[f"hparams.{name}"].astype(float))
-            x = {"type": "log", **ticks_of(float(exponents.min()), float(exponents.max()))}
-        figure = {
-            "data": data,
-            "layout": {
-                "xaxis": {"title": {"text": name}, **x},
-                "showlegend": False,
-                "margin": {"l": 55, "r": 10, "t": 10, "b": 45},
-            },
+            axis = {"type": "log", **ticks_of(float(exponents.min()), float(exponents.max()))}
+        layout = {
+            "xaxis": {"title": {"text": name}, **axis},
+            "showlegend": False,
+            "margin": {"l": 55, "r": 10, "t": 10, "b": 45},
         }
+        figure = {"data": data, "layout": layout}
         figures[name] = scaled(figure, report.metric, report.ranked["best_metric"], report.sign)
     return figures
 
@@ -227,27 +182,23 @@ def importances(report: ReportData) -> tuple[Figure | None, str]:
         f"{found.explained:.0%} of the ranks of trials that it has not seen ({found.trials:,} trials)."
     )
     names = list(found.shares)[::-1]
-    figure = {
-        "data": [
-            {
-                "type": "bar",
-                "orientation": "h",
-                "x": [found.shares[name] for name in names],
-                "y": names,
-                "text": [f"{found.shares[name]:.0%}" for name in names],
-                "textposition": "outside",
-                "cliponaxis": False,
-                "hovertemplate": "%{y}: %{x:.1%}<extra></extra>",
-                "marker": {"color": RUNG_COLOURS[1]},
-            }
-        ],
-        "layout": {
-            "xaxis": {"range": [0, 1.1], "tickformat": ".0%", "fixedrange": True},
-            "yaxis": {"automargin": True, "fixedrange": True},
-            "margin": {"l": 20, "r": 20, "t": 10, "b": 35},
-        },
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "x": [found.shares[name] for name in names],
+        "y": names,
+        "text": [f"{found.shares[name]:.0%}" for name in names],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": "%{y}: %{x:.1%}<extra></extra>",
+        "marker": {"color": RUNG_COLOURS[1]},
     }
-    return figure, note
+    layout = {
+        "xaxis": {"range": [0, 1.1], "tickformat": ".0%", "fixedrange": True},
+        "yaxis": {"automargin": True, "fixedrange": True},
+        "margin": {"l": 20, "r": 20, "t": 10, "b": 35},
+    }
+    return {"data": [bars], "layout": layout}, note
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -7,10 +7,9 @@ from html import escape
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from dray.records.trial_record import FAILED
-from dray.report import html
+from dray.report import figures, html
 from dray.report.data import ReportData
 from dray.report.figures import BEST_COLOUR, RUNG_COLOURS, Figure
 from dray.report.scale import SPREAD, scaled, ticks_of
@@ -56,27 +55,21 @@ def scatter(report: ReportData, objectives: Objectives) -> Figure:
         ("other trials", drawn[~exceeds & (drawn["front"] != 1)], {"color": RUNG_COLOURS[1], "size": 6}, "markers"),
         ("Pareto front", front, {"color": BEST_COLOUR, "size": 8}, "lines+markers"),
     )
-    data = [_trace(name, trials, upward, along, marker, mode) for name, trials, marker, mode in groups if len(trials)]
+    hover, shape = f"<br>{along.name} %{{x:.5g}}<br>{upward.name} %{{y:.5g}}", "hv" if along.smaller_is_better else "vh"
+    data = [
+        figures.scatter(
+            f"{name} ({len(trials)})",
+            trials[f"metrics.{along.name}"], trials[f"metrics.{upward.name}"], trials.index, hover, mode,
+            marker=marker,
+            # What lies behind the steps is dominated.
+            line={"color": marker["color"], "width": 1.5, "shape": shape},
+        )
+        for name, trials, marker, mode in groups
+        if len(trials)
+    ]  # fmt: skip
     values = drawn[f"metrics.{along.name}"].to_numpy(dtype=float)
     figure = {"data": data, "layout": {"xaxis": _axis(along, values), "hovermode": "closest"}}
     return scaled(figure, upward.name, drawn[f"metrics.{upward.name}"], 1 if upward.smaller_is_better else -1)
-
-
-def _trace(
-    name: str, trials: pd.DataFrame, upward: Metric, along: Metric, marker: dict[str, Any], mode: str
-) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": mode,
-        "name": f"{name} ({len(trials)})",
-        "x": trials[f"metrics.{along.name}"].tolist(),
-        "y": trials[f"metrics.{upward.name}"].tolist(),
-        "customdata": trials.index.tolist(),
-        "hovertemplate": f"trial %{{customdata}}<br>{along.name} %{{x:.5g}}<br>{upward.name} %{{y:.5g}}<extra></extra>",
-        "marker": marker,
-        # What lies behind the steps is dominated.
-        "line": {"color": marker["color"], "width": 1.5, "shape": "hv" if along.smaller_is_better else "vh"},
-    }
 
 
 def _axis(metric: Metric, values: np.ndarray[Any, Any]) -> dict[str, Any]:

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dray.text import finite, shown
-from searchers.domains import Categorical, Const, Domain, Nested
-from searchers.numeric import Double, Int, Log
+from dray.text import finite
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, raw: bool = False) -> str:
@@ -29,47 +27,6 @@ def controls(names: str, figure: Mapping[str, Any], metrics: Sequence[str] = ())
         items = "".join(f"<option>{escape(option)}</option>" for option in options)
         labels += f'<label>{what} <select data-{what}="{names}">{items}</select></label>'
     return f'<p class="controls">{labels}</p>'
-
-
-def describe_domain(domain: Domain) -> tuple[str, str]:
-    """A hyperparameter's kind and its values."""
-    match domain:
-        case Log():
-            return "log", f"{domain.base**domain.minval:g} to {domain.base**domain.maxval:g}"
-        case Int():
-            return "log of integers" if domain.log else "integer", f"{domain.minval} to {domain.maxval}"
-        case Double():
-            return "number", f"{domain.minval:g} to {domain.maxval:g}"
-        case Categorical():
-            return "one of", ", ".join(_choice(value) for value in domain.vals)
-        case _:
-            return "", str(domain)
-
-
-def _choice(value: Any) -> str:
-    match value:
-        case Nested():
-            return "{" + ", ".join(f"{name}: {_choice(inner)}" for name, inner in value.domains) + "}"
-        case Const():
-            return shown(value.val)
-        case Log() | Int() | Double() | Categorical():
-            return describe_domain(value)[1]
-        case _:
-            return shown(value)
-
-
-def rough(value: float) -> str:
-    """With three digits, and no fraction from a thousand on."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """E.g. "2 h 05 min"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
 def clock(seconds: float) -> str:

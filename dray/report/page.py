@@ -8,7 +8,6 @@ import time
 from contextlib import closing
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -23,7 +22,8 @@ from dray.records.rungs import rung_estimates
 from dray.report import figures, front, html, slot_time
 from dray.report.data import ReportData
 from dray.report.figures import RANK_SCALE, Figure
-from dray.text import counted, shown
+from dray.text import counted, duration, shown, some
+from searchers.domains import ranges
 from searchers.journal import Journal
 
 ASSETS = Path(__file__).parent
@@ -96,17 +96,14 @@ class _Page:
     def _head(self) -> str:
         report, now, phases = self.report, time.time(), self.report.timeline
         path = str(report.directory.path)
-        states = report.trials["state"].value_counts()
-        words = {"INVALID_HP": "with invalid hyperparameters"}
-        counted = ", ".join(f"{count:,} {words.get(str(state), str(state).lower())}" for state, count in states.items())
         none = "none yet" if report.ranked.empty else "none"
         best = none if report.best is None else shown(report.ranked.iloc[0]["best_metric"])
         slot_s = float(((phases["end"] - phases["start"]) * phases["slots"]).sum())
         tiles = [
             (f"best {report.metric}", best),
             ("trials", f"{len(report.trials):,}"),
-            ("time", html.duration(report.overview.ran_s)),
-            ("slot time", html.duration(slot_s)) if slot_s else ("batches", f"{int(report.trials['batches'].sum()):,}"),
+            ("time", duration(report.overview.ran_s)),
+            ("slot time", duration(slot_s)) if slot_s else ("batches", f"{int(report.trials['batches'].sum()):,}"),
         ]
         began = report.overview.began
         created = f"Created {html.clock(began)}. " if began else ""
@@ -115,7 +112,7 @@ class _Page:
         return f"""<header>
 <p class="state {state}">{state.replace("_", " ")}</p>
 <h1>{escape(report.config.name)}</h1>
-<p class="quiet">{created}As of {html.clock(now)}: {counted}. <span class="path">{escape(path)}</span></p>
+<p class="quiet">{created}As of {html.clock(now)}: {report.state_summary}. <span class="path">{escape(path)}</span></p>
 {troubles}
 <div class="tiles">{"".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)}
 </div></header>"""
@@ -125,32 +122,27 @@ class _Page:
         better = "smaller" if searcher.sign == 1 else "larger"
         length = report.length(searcher.length) if searcher.length is not None else "set by its program"
         rungs = ", ".join(f"{rung:g}" for rung in report.rungs[:-1])
+        compared = [("metric", f"{report.metric}, {better} is better")]
+        if searcher.objectives is not None:
+            compared = [
+                ("constraint" if each.is_constraint else "objective", str(each)) for each in searcher.objectives.metrics
+            ]
         facts = [
             ("method", f"{searcher.name}, sampler {getattr(searcher, 'sampler', SamplerChoice()).name}"),
-            *(
-                [("metric", f"{report.metric}, {better} is better")]
-                if searcher.objectives is None
-                else [
-                    ("constraint" if each.is_constraint else "objective", str(each))
-                    for each in searcher.objectives.metrics
-                ]
-            ),
+            *compared,
             ("length of a trial", length + (f"; compared at {rungs}" if rungs else "")),
             ("trials", f"{searcher.trial_count:,} at most" if searcher.trial_count else "set by the method"),
             ("slots per trial", resources.share or str(resources.slots_per_trial)),
         ]
-        rows = [(name, *html.describe_domain(report.domains[name])) for name in report.domains]
-        same = [column for column in report.trials.columns if column.startswith("hparams.")]
-        constants = [
-            (name, "constant", shown(_first(report.trials[column])))
-            for column in same
-            if (name := column.removeprefix("hparams.")) not in report.domains
-            and name not in report.varying
-            and _first(report.trials[column]) is not None
-        ]
+        rows = list(ranges(report.config.space.root))
+        for column in report.trials.columns:
+            name = column.removeprefix("hparams.")
+            if column != name and name not in report.domains and name not in report.varying:
+                values = report.trials[column].dropna()
+                rows += [(name, shown(values.iloc[0]))] if len(values) else []
         return f"""<section><h2>Search</h2>
 <dl>{"".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)}</dl>
-{html.table(["hyperparameter", "kind", "values"], [*rows, *constants])}</section>"""
+{html.table(["hyperparameter", "values"], rows)}</section>"""
 
     def _best(self) -> str:
         report = self.report
@@ -230,29 +222,22 @@ rung would have it: near 0, the rung tells nothing of the next. Estimated from t
         report = self.report
         if not report.varying:
             return ""
-        left_out = report.left_out(len(report.shown))
-        parts = [f"<section><h2>Hyperparameters</h2>{self._importance()}<h3>Parallel coordinates</h3>"]
-        width = 90 * (len(report.varying) + 1)
-        parts.append(
-            f'<div class="wide"><div style="min-width:{width}px">'
-            f"{self._place('parallel', figures.parallel(report))}</div></div>"
-        )
         stops = ",".join(f"{colour} {share:.0%}" for share, colour in RANK_SCALE)
-        scale = f'<i style="background:linear-gradient(90deg,{stops})"></i>'
-        parts.append(
-            f'<p class="quiet"><span class="scale">best {scale} worst, by rank.</span> '
-            f"Drag along an axis to select trials. {left_out}</p>"
-        )
         slices = {f"slice-{i}": figure for i, figure in enumerate(figures.slices(report).values())}
-        parts.append(f'<h3>One by one</h3>{html.controls(" ".join(slices), slices["slice-0"])}<div class="grid">')
-        parts += [self._place(name, figure) for name, figure in slices.items()]
         legend = "".join(
             f'<span><i style="background:{figures.rung_colour(report.rungs, int(rung))}"></i>'
             f"{escape(report.rung_name(int(rung)))}</span>"
             for rung in sorted(report.shown["rung"].unique())
         )
-        parts.append(f'</div><p class="quiet legend">{legend}</p></section>')
-        return "\n".join(parts)
+        return f"""<section><h2>Hyperparameters</h2>{self._importance()}<h3>Parallel coordinates</h3>
+<div class="wide"><div style="min-width:{90 * (len(report.varying) + 1)}px">
+{self._place("parallel", figures.parallel(report))}</div></div>
+<p class="quiet">
+<span class="scale">best <i style="background:linear-gradient(90deg,{stops})"></i> worst, by rank.</span>
+Drag along an axis to select trials. {report.left_out(len(report.shown))}</p>
+<h3>One by one</h3>{html.controls(" ".join(slices), slices["slice-0"])}
+<div class="grid">{"".join(self._place(name, figure) for name, figure in slices.items())}</div>
+<p class="quiet legend">{legend}</p></section>"""
 
     def _importance(self) -> str:
         figure, note = figures.importances(self.report)
@@ -262,30 +247,25 @@ rung would have it: near 0, the rung tells nothing of the next. Estimated from t
         return f'<h3>Importance</h3>{place}\n<p class="quiet">{escape(note)}</p>'
 
     def _failures(self) -> str:
-        report = self.report
-        failed = report.failures
-        invalid = int((report.trials["state"] == "INVALID_HP").sum())
+        failed, invalid = self.report.failures, int((self.report.trials["state"] == "INVALID_HP").sum())
         note = f"<p>{counted(invalid, 'trial', ',')} had invalid hyperparameters.</p>" if invalid else ""
         if not failed:
             return f"<section><h2>Failures</h2>{note or '<p>None.</p>'}</section>"
-        kinds = grouped_failures(failed)
-        parts = [f"<section><h2>Failures</h2>{note}"]
-        ended = sum(record["event"] == "gave_up" for record in failed)
-        parts.append(
-            f"<p>{counted(len(failed), 'failure', ',')}; after {ended:,} of them a trial was not restarted.</p>"
-        )
+        kinds, parts = grouped_failures(failed), []
         for mine in kinds[:FAILURES_SHOWN]:
             line, place = short_error(mine[-1].get("error"))[0], where(mine[-1])
             trials = list(dict.fromkeys(record["trial"] for record in mine))
-            some = ", ".join(map(str, trials[:8])) + (f" and {len(trials) - 8} more" if len(trials) > 8 else "")
             parts.append(
                 f"<details><summary><b>{len(mine)}×</b> {escape(line)} <span class='quiet'>"
-                f"{escape(place)}{' · ' if place else ''}trial {some}</span>"
+                f"{escape(place)}{' · ' if place else ''}trial {some(trials, 8)}</span>"
                 f"</summary><pre>{escape(str(mine[-1].get('error', '')).strip())}</pre></details>"
             )
         if len(kinds) > FAILURES_SHOWN:
             parts.append(f'<p class="quiet">and {len(kinds) - FAILURES_SHOWN} others: see the journal.</p>')
-        return "\n".join(parts) + "</section>"
+        ended = sum(record["event"] == "gave_up" for record in failed)
+        return f"""<section><h2>Failures</h2>{note}
+<p>{counted(len(failed), "failure", ",")}; after {ended:,} of them a trial was not restarted.</p>
+{"".join(parts)}</section>"""
 
     def _config(self) -> str:
         return f"""<section><h2>Config</h2><details><summary>experiment.yaml, with all defaults</summary>
@@ -297,7 +277,3 @@ rung would have it: near 0, the rung tells nothing of the next. Estimated from t
         self.figures[name] = figure
         style = f' style="height:{height}px"' if height else ""
         return f'<div class="plot{" tall" if tall else ""}" id="{name}"{style}></div>'
-
-
-def _first(values: pd.Series[Any]) -> Any:
-    return next((value for value in values if value is not None), None)

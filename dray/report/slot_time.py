@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,12 +13,21 @@ from dray.records.timeline import PHASES
 from dray.report import html
 from dray.report.data import ReportData
 from dray.report.figures import Figure, time_unit
+from dray.text import duration, rough
 
 
 class _Phase(NamedTuple):
     name: str
     colour: str
     meaning: str = ""
+
+
+class PhaseShare(NamedTuple):
+    name: str
+    colour: str
+    meaning: str
+    share: float
+    time: str
 
 
 PHASES_SHOWN = {
@@ -36,8 +45,6 @@ PHASES_SHOWN = {
 }
 MAX_STRETCHES = 4_000
 BINS = 240
-_BELOW_MODEBAR = {"l": 62, "r": 12, "t": 34, "b": 48}
-"""The margins of a figure without a legend, where plotly's buttons would cover the bars."""
 
 
 def section(report: ReportData, place: Callable[..., str]) -> str:
@@ -53,33 +60,22 @@ def section(report: ReportData, place: Callable[..., str]) -> str:
         (f'<i style="background:{each.colour}"></i>{each.name}', f"{each.share:.1%}", each.time, escape(each.meaning))
         for each in phase_shares(report)
     ]
-    before = float(table["start"].min()) - (report.overview.began or float(table["start"].min()))
-    parts = ["<section><h2>Use of slot time</h2>"]
-    # Its squares are the legend of the figures below.
-    parts.append(f'<div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>')
+    by_gpu, before = "", float(table["start"].min()) - (report.overview.began or float(table["start"].min()))
     if table["gpu_type"].nunique() > 1:
-        parts.append(html.table(["GPU", "slot time", "training"], by_gpu_type(table)))
-    if before > 0:
-        parts.append(f'<p class="quiet">Before the first worker group was started: {html.duration(before)}.</p>')
-    parts.append(place("shares", shares(report)))
+        by_gpu = html.table(["GPU", "slot time", "training"], by_gpu_type(table))
+    began = f"Before the first worker group was started: {duration(before)}." if before > 0 else ""
+    groups = f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>'
     if (by_group := stretches(report)) is not None:
-        parts.append("<h3>Each worker group</h3>")
-        parts.append(place("stretches", by_group, height=by_group["layout"]["height"]))
-        parts.append('<p class="quiet">Trials report the time of each phase every five seconds: a bar each.</p>')
-    else:
-        parts.append(f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>')
-    parts.append(_system(report))
-    return "\n".join(parts) + "</section>"
-
-
-class PhaseShare(NamedTuple):
-    """A phase's share of the slot time."""
-
-    name: str
-    colour: str
-    meaning: str
-    share: float
-    time: str
+        groups = f"""<h3>Each worker group</h3>
+{place("stretches", by_group, height=by_group["layout"]["height"])}
+<p class="quiet">Trials report the time of each phase every five seconds: a bar each.</p>"""
+    # The squares of the table are the legend of the figures below.
+    return f"""<section><h2>Use of slot time</h2>
+<div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>
+{by_gpu}<p class="quiet">{began}</p>
+{place("shares", shares(report))}
+{groups}
+{_system(report)}</section>"""
 
 
 def phase_shares(report: ReportData) -> list[PhaseShare]:
@@ -87,22 +83,17 @@ def phase_shares(report: ReportData) -> list[PhaseShare]:
     table = report.timeline
     spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
     of_all = spent.sort_values(ascending=False, kind="stable").items()
-    return [
-        PhaseShare(*PHASES_SHOWN[str(phase)], float(of / spent.sum()), html.duration(float(of))) for phase, of in of_all
-    ]
+    return [PhaseShare(*PHASES_SHOWN[str(phase)], float(of / spent.sum()), duration(float(of))) for phase, of in of_all]
 
 
 def by_gpu_type(table: pd.DataFrame) -> list[tuple[str, str, str]]:
     """Each type of GPU, its slot time, and how much of that trials trained."""
     spent = ((table["end"] - table["start"]) * table["slots"]).groupby([table["gpu_type"], table["phase"]]).sum()
-    return [
-        (
-            str(gpu_type) or "unknown",
-            html.duration(float(of.sum())),
-            f"{of.get((gpu_type, 'training'), 0) / of.sum():.1%}",
-        )
-        for gpu_type, of in spent.groupby(level=0)
-    ]
+    rows = []
+    for gpu_type, of in spent.groupby(level=0):
+        share = of.get((gpu_type, "training"), 0) / of.sum()
+        rows.append((str(gpu_type) or "unknown", duration(float(of.sum())), f"{share:.1%}"))
+    return rows
 
 
 def stretches(report: ReportData) -> Figure | None:
@@ -110,36 +101,24 @@ def stretches(report: ReportData) -> Figure | None:
     table, unit_s, unit, began = _timed(report)
     if len(table) > MAX_STRETCHES:
         return None
-    data = []
-    for phase in PHASES:
-        rows = table[table["phase"] == phase]
-        if len(rows):
-            data.append(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "name": PHASES_SHOWN[phase].name,
-                    "y": rows["group"].tolist(),
-                    "base": ((rows["start"] - began) / unit_s).tolist(),
-                    "x": ((rows["end"] - rows["start"]) / unit_s).tolist(),
-                    "customdata": [f"trial {trial}, " if trial >= 0 else "" for trial in rows["trial_id"]],
-                    "hovertemplate": f"%{{customdata}}{PHASES_SHOWN[phase].name}: %{{x:.3g}} {unit}<extra></extra>",
-                    "marker": {"color": PHASES_SHOWN[phase].colour, "line": {"width": 0}},
-                }
-            )
-    groups = table["group"].nunique()
-    return {
-        "data": data,
-        "layout": {
-            "barmode": "overlay",
-            "bargap": 0.15,
-            "height": 97 + 26 * min(groups, 40),
-            "showlegend": False,
-            "margin": _BELOW_MODEBAR,
-            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
-            "yaxis": {"automargin": True, "autorange": "reversed", "fixedrange": True},
-        },
-    }
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": phase.name,
+            "y": rows["group"].tolist(),
+            "base": ((rows["start"] - began) / unit_s).tolist(),
+            "x": ((rows["end"] - rows["start"]) / unit_s).tolist(),
+            "customdata": [f"trial {trial}, " if trial >= 0 else "" for trial in rows["trial_id"]],
+            "hovertemplate": f"%{{customdata}}{phase.name}: %{{x:.3g}} {unit}<extra></extra>",
+            "marker": {"color": phase.colour, "line": {"width": 0}},
+        }
+        for phase, rows in _by_phase(table)
+    ]
+    yaxis = {"automargin": True, "autorange": "reversed", "fixedrange": True}
+    height = 97 + 26 * min(table["group"].nunique(), 40)
+    layout = {"barmode": "overlay", "bargap": 0.15, "height": height, **_layout(unit), "yaxis": yaxis}
+    return {"data": data, "layout": layout}
 
 
 def shares(report: ReportData) -> Figure:
@@ -147,37 +126,39 @@ def shares(report: ReportData) -> Figure:
     table, unit_s, unit, began = _timed(report)
     low, high = float(table["start"].min()), float(table["end"].max())
     edges = np.linspace(low, high, BINS + 1)
+    middles = ((edges[:-1] + np.diff(edges) / 2 - began) / unit_s).tolist()
     data = []
+    for phase, rows in _by_phase(table):
+        starts, ends, slots = (rows[name].to_numpy() for name in ("start", "end", "slots"))
+        spent = np.array([(slots * np.clip(edge - starts, 0, ends - starts)).sum() for edge in edges])
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "stackgroup": "slots",
+                "name": phase.name,
+                "x": middles,
+                "y": (np.diff(spent) / np.diff(edges)).tolist(),
+                "hovertemplate": "%{y:.2f}",
+                "line": {"width": 0, "color": phase.colour, "shape": "hvh"},
+                "fillcolor": phase.colour,
+            }
+        )
+    yaxis = {"title": {"text": "slots"}, "rangemode": "tozero"}
+    return {"data": data, "layout": {"hovermode": "x unified", **_layout(unit), "yaxis": yaxis}}
+
+
+def _layout(unit: str) -> dict[str, Any]:
+    # The margins of a figure without a legend, where plotly's buttons would cover the bars.
+    margin = {"l": 62, "r": 12, "t": 34, "b": 48}
+    xaxis = {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"}
+    return {"showlegend": False, "margin": margin, "xaxis": xaxis}
+
+
+def _by_phase(table: pd.DataFrame) -> Iterator[tuple[_Phase, pd.DataFrame]]:
     for phase in PHASES:
-        rows = table[table["phase"] == phase]
-        if len(rows):
-            spent = np.zeros(BINS + 1)
-            starts, ends, slots = (rows[name].to_numpy() for name in ("start", "end", "slots"))
-            for i, edge in enumerate(edges):
-                spent[i] = (slots * np.clip(edge - starts, 0, ends - starts)).sum()
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "stackgroup": "slots",
-                    "name": PHASES_SHOWN[phase].name,
-                    "x": ((edges[:-1] + np.diff(edges) / 2 - began) / unit_s).tolist(),
-                    "y": (np.diff(spent) / np.diff(edges)).tolist(),
-                    "hovertemplate": "%{y:.2f}",
-                    "line": {"width": 0, "color": PHASES_SHOWN[phase].colour, "shape": "hvh"},
-                    "fillcolor": PHASES_SHOWN[phase].colour,
-                }
-            )
-    return {
-        "data": data,
-        "layout": {
-            "hovermode": "x unified",
-            "showlegend": False,
-            "margin": _BELOW_MODEBAR,
-            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": "slots"}, "rangemode": "tozero"},
-        },
-    }
+        if len(rows := table[table["phase"] == phase]):
+            yield PHASES_SHOWN[phase], rows
 
 
 def _timed(report: ReportData) -> tuple[pd.DataFrame, float, str, float]:
@@ -206,7 +187,7 @@ def _system(report: ReportData) -> str:
         values = rows.loc[rows["name"] == name, "value"]
         if len(values):
             low, middle, high = values.quantile(np.array([0.05, 0.5, 0.95]))
-            table.append((label, html.rough(middle), f"{html.rough(low)} to {html.rough(high)}"))
+            table.append((label, rough(middle), f"{rough(low)} to {rough(high)}"))
     if not table:
         return ""
     return "<h3>Resource usage of trials</h3>" + html.table(["", "median", "5th to 95th percentile"], table)

@@ -20,26 +20,18 @@ from dray.errors import ConfigError
 from dray.private import is_loopback
 
 FILE = ".server.json"
-URL, TOKEN = "DRAY_SERVER", "DRAY_SERVER_TOKEN"
-"""Variables of the environment."""
-AUTO = "auto"
-"""In place of a URL: the server that the file leads to."""
-MIN_TOKEN = 16
-"""Fewest characters of a token, if other machines can reach the server."""
+URL, TOKEN = "DRAY_SERVER", "DRAY_SERVER_TOKEN"  # variables of the environment
+AUTO = "auto"  # in place of a URL: the server that the file leads to
+MIN_TOKEN = 16  # fewest characters of a token, if other machines can reach the server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server is.
-
-    Attributes:
-        token: "" if it is not known.
-        pid: of its process, on ``machine``; 0 if that is not known, or it has ended.
-    """
+    """Where a server is."""
 
     url: str
-    token: str
-    pid: int = 0
+    token: str  # "" if it is not known
+    pid: int = 0  # of its process, on ``machine``; 0 if that is not known, or it has ended
     machine: str = ""
 
 

@@ -30,6 +30,14 @@ def answer(value: Any, *, status: int = 200) -> web.Response:
     return web.json_response(value, status=status, dumps=_dumps)
 
 
+def number(request: web.Request, name: str, default: int = 0, *, most: int = 10**18) -> int:
+    """A whole number of a request's query, else `BadInput`."""
+    text = request.query.get(name, str(default))
+    if not text.isdecimal() or len(text) > 18 or int(text) > most:
+        raise BadInput(f"{name} must be a whole number from 0 to {most}, got {text[:40]!r}")
+    return int(text)
+
+
 def refuse(status: int, why: str, faults: Sequence[tuple[str, str]] = ()) -> web.Response:
     """An error, with the faults of a config if it has some: pairs of a field and what is wrong with it."""
     return answer({"error": why, **({"faults": [list(fault) for fault in faults]} if faults else {})}, status=status)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from aiohttp import BodyPartReader, web
+from aiohttp.typedefs import Handler
 
 from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
 from dray.code.ignore import leads_to_code
 from dray.config.yaml_file import MAX_BYTES
 from dray.errors import ConfigError
+from dray.records import copies
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
 from dray.serve import fork, logs
-from dray.serve.answers import BadInput, answer
-from dray.serve.control import ACTIVE, API, Control, Submitted
-from dray.serve.requests import change_of, delete, experiment_path, whole
+from dray.serve.answers import BadInput, answer, number
+from dray.serve.control import ACTIVE, API, Control, NotSubmitted, Submitted, Verb, WrongState
+from dray.serve.experiments import experiment_path
 from dray.storage.disk import scratch
 from dray.text import one_line
 
@@ -27,12 +31,10 @@ T = TypeVar("T")
 
 SUBMITTERS = 8
 """How many requests that can take minutes are performed at once: imports of models, deletions from an object store."""
-READERS = 4
-"""How many journals are read at once."""
-POLL_S = 0.1
-"""How often an experiment's events are looked for while somebody waits for them."""
-LONGEST_WAIT_S = 25.0
-"""How long a request for events waits at most: proxies cut off what takes a minute."""
+READERS = 4  # how many journals are read at once
+POLL_S = 0.1  # how often an experiment's events are looked for while somebody waits for them
+LONGEST_WAIT_S = 25.0  # how long a request for events waits at most: proxies cut off what takes a minute
+MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000  # most tags, and most characters of a tag and of the notes
 
 
 class Api:
@@ -40,7 +42,6 @@ class Api:
 
     def __init__(self, control: Control, results: Path) -> None:
         self._control, self._results = control, results
-        self._patching = asyncio.Lock()
         # Pools of their own: the verbs, in asyncio's, must not wait for user code or for a slow disk.
         self._submitters = ThreadPoolExecutor(SUBMITTERS, "dray-submit")
         self._readers = ThreadPoolExecutor(READERS, "dray-events")
@@ -49,18 +50,12 @@ class Api:
     def routes(self) -> list[web.RouteDef]:
         """The routes, for an application."""
         one = f"{API}/experiments/{{name}}"
-        verbs = {
-            "stop": self._control.stop,
-            "pause": self._control.pause,
-            "activate": self._control.activate,
-            "kill": self._control.kill,
-        }
         return [
             web.get(f"{API}/status", self._status),
             web.post(f"{API}/experiments", self._submit),
             web.patch(one, self._patch),
             web.delete(one, self._delete),
-            *(web.post(f"{one}/{name}", _verb(verb)) for name, verb in verbs.items()),
+            *(web.post(f"{one}/{verb}", self._acting(verb)) for verb in get_args(Verb)),
             web.post(f"{one}/extend", self._extend),
             web.post(f"{one}/fork", self._fork),
             web.get(f"{one}/events", self._events),
@@ -72,6 +67,12 @@ class Api:
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         return answer(asdict(await asyncio.to_thread(self._control.status)))
+
+    def _acting(self, verb: Verb) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return answer(asdict(await asyncio.to_thread(self._control.act, request.match_info["name"], verb)))
+
+        return handle
 
     async def _submit(self, request: web.Request) -> web.StreamResponse:
         if not request.content_type.startswith("multipart/"):
@@ -107,28 +108,17 @@ class Api:
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
-        name, change = request.match_info["name"], change_of(await _body(request))
-
-        def apply() -> Submitted:
-            now = self._control.experiment(name)
-            words = {field: change.pop(field) for field in ("tags", "notes") if field in change}
-            if change:
-                now = self._control.set_share(name, replace(now.share, **change))
-            if words:
-                now = self._control.annotate(name, **{"tags": now.tags, "notes": now.notes, **words})
-            return now
-
-        async with self._patching:  # what is not given stays as it is at that moment
-            return answer(asdict(await asyncio.to_thread(apply)))
+        name, change = request.match_info["name"], _change_of(await _body(request))
+        return answer(asdict(await asyncio.to_thread(self._control.change, name, change)))
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         path = experiment_path(self._results, request.match_info["name"])
-        await _call(self._submitters, delete, self._control, path)
+        await _call(self._submitters, _delete, self._control, path)
         return web.Response(status=204)
 
     async def _extend(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
-        wanted = {name: whole(body, name) for name in ("max_trials", "max_length")}
+        wanted = {name: _whole(body, name) for name in ("max_trials", "max_length")}
         if set(body) - set(wanted) or not any(wanted.values()):
             raise BadInput("give max_trials, max_length or both, as integers from 1, and nothing else")
 
@@ -144,8 +134,8 @@ class Api:
         return answer(asdict(await _call(self._submitters, fork.fork, self._control, path, config)), status=201)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        name, after = request.match_info["name"], _number(request, "after")
-        wait_s = min(float(_number(request, "wait_s")), LONGEST_WAIT_S)
+        name, after = request.match_info["name"], number(request, "after")
+        wait_s = min(float(number(request, "wait_s")), LONGEST_WAIT_S)
         path, clock = experiment_path(self._results, name), asyncio.get_running_loop().time
         until = clock() + wait_s
         while True:
@@ -165,13 +155,6 @@ def _without(what: str, code: Path) -> str:
     for place in {str(code), str(code.resolve())}:
         what = what.replace(f"{place}/", "").replace(place, "the model directory")
     return what
-
-
-def _verb(verb: Callable[[str], Submitted]) -> Callable[[web.Request], Any]:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return answer(asdict(await asyncio.to_thread(verb, request.match_info["name"])))
-
-    return handle
 
 
 async def _read_parts(request: web.Request, packed: Path) -> str:
@@ -214,8 +197,53 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-def _number(request: web.Request, name: str) -> int:
-    text = request.query.get(name, "0")
-    if not text.isdecimal() or len(text) > 18:
-        raise BadInput(f"{name} must be a whole number from 0, got {text[:40]!r}")
-    return int(text)
+def _delete(control: Control, path: Path) -> None:
+    """Delete an experiment and its checkpoints, here and in its object store. If it runs, or waits to: `WrongState`;
+    if a driver that the server knows nothing of runs it: `JournalError`."""
+    with contextlib.suppress(NotSubmitted):
+        state = control.experiment(path.name).state
+        if state in ACTIVE:
+            raise WrongState(f"{path.name} is {state}; stop it first")
+    copies.delete(StoredExperiment.here(ExperimentDirectory.open(path)))
+
+
+def _change_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The change that a request's body asks for, of `dray.serve.control.Share` and of tags and notes; else
+    `BadInput`."""
+    known = ("priority", "weight", "max_slots", "tags", "notes")
+    if unknown := [name for name in body if name not in known]:
+        raise BadInput(f"{unknown[0][:40]} can't be changed; only {', '.join(known)} can")
+    change: dict[str, Any] = {}
+    if "priority" in body:
+        change["priority"] = _whole(body, "priority", most=99)
+    if "weight" in body:
+        change["weight"] = _weight(body["weight"])
+    if "max_slots" in body:
+        change["max_slots"] = None if body["max_slots"] is None else _whole(body, "max_slots")
+    if (tags := body.get("tags")) is not None:
+        good = isinstance(tags, list) and all(isinstance(tag, str) and 0 < len(tag) <= MAX_TAG for tag in tags)
+        if not good or len(tags) > MAX_TAGS:
+            raise BadInput(f"tags must be a list of at most {MAX_TAGS} texts, each of 1 to {MAX_TAG} characters")
+        change["tags"] = tuple(dict.fromkeys(tags))
+    if (notes := body.get("notes")) is not None:
+        if not isinstance(notes, str) or len(notes) > MAX_NOTES:
+            raise BadInput(f"notes must be text of at most {MAX_NOTES:,} characters")
+        change["notes"] = notes
+    return change
+
+
+def _whole(body: Mapping[str, Any], name: str, *, most: int = 1_000_000_000) -> int | None:
+    """A field that is an integer from 1, else `BadInput`; None if it is not given."""
+    if name not in body:
+        return None
+    value = body[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        limits = f"from 1 to {most}" if most < 1000 else "from 1"
+        raise BadInput(f"{name} must be an integer {limits}, got {value!r:.40}")
+    return value
+
+
+def _weight(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1_000_000:
+        raise BadInput(f"weight must be a number > 0, at most 1000000, got {value!r:.40}")
+    return float(value)

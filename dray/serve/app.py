@@ -19,12 +19,9 @@ from dray.serve.control import Control
 
 MAX_BODY = 1 << 20
 """Most bytes of a request's body; code is read in pieces, and has its own limit, see `dray.code.archive`."""
-PORT = 8600
-"""The first port that is tried, by default."""
-PORTS = 20
-"""How many ports are tried, from the given one on."""
-REQUEST_S = 20.0
-"""How long a connection may take to send the head of its first request, and of each further one."""
+PORT = 8600  # the first port that is tried, by default
+PORTS = 20  # how many ports are tried, from the given one on
+REQUEST_S = 20.0  # how long a connection may take to send the head of its first request, and of each further one
 
 
 def make_app(control: Control, results: Path, *, token: str, hosts: Collection[str]) -> web.Application:

@@ -23,8 +23,7 @@ from dray.serve.answers import refuse
 from dray.serve.control import API
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-SAFE = ("GET", "HEAD")
-"""Methods that change nothing."""
+SAFE = ("GET", "HEAD")  # methods that change nothing
 HEADERS = {
     # Scripts from here alone, none in a page; plotly sets styles in elements, and draws images of figures.
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "

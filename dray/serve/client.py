@@ -25,20 +25,17 @@ from dray.serve.control import (
     Refused,
     Status,
     Submitted,
+    Verb,
     WrongState,
     status_from,
     submitted_from,
 )
 from dray.text import one_line
 
-TIMEOUT_S = 30.0
-"""How long an answer may take."""
-SUBMIT_TIMEOUT_S = 300.0
-"""The same of a submission or a fork: the code may be large, and the model slow to import."""
-WAIT_S = 20
-"""How long a request for events waits for some."""
-PATIENCE_S = 600.0
-"""How long a follower waits for a server that does not answer: it may be restarting."""
+TIMEOUT_S = 30.0  # how long an answer may take
+SUBMIT_TIMEOUT_S = 300.0  # the same of a submission or a fork: the code may be large, and the model slow to import
+WAIT_S = 20  # how long a request for events waits for some
+PATIENCE_S = 600.0  # how long a follower waits for a server that does not answer: it may be restarting
 RETRY_S = 1.0
 
 
@@ -144,17 +141,9 @@ class Server:
             raise NotSubmitted(f"{name} was not submitted to the server")
         return submitted_from(found)
 
-    def stop(self, name: str) -> Submitted:
-        return self._verb(name, "stop")
-
-    def pause(self, name: str) -> Submitted:
-        return self._verb(name, "pause")
-
-    def activate(self, name: str) -> Submitted:
-        return self._verb(name, "activate")
-
-    def kill(self, name: str) -> Submitted:
-        return self._verb(name, "kill")
+    def act(self, name: str, verb: Verb) -> Submitted:
+        """Stop, pause, activate or kill an experiment: see `dray.serve.control.Verb`."""
+        return self._verb(name, verb)
 
     def extend(self, name: str, *, max_trials: int | None = None, max_length: int | None = None) -> Submitted:
         wanted = {"max_trials": max_trials, "max_length": max_length}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,47 +19,32 @@ from dray.records.numbering import numbers_by_path
 from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.serve.figures import CachedFigures, cached, figures_of
-from dray.serve.requests import experiment_path
 from dray.serve.trials import other_curves
 from dray.text import one_line
 from searchers.errors import JournalError
 
-SCAN_S = 5.0
-"""How often the directory is searched for new experiments, and those that nobody runs are looked at."""
-FRESH_S = 1.0
-"""What was looked at this lately is not looked at again."""
-FORGET_S = 120.0
-"""For so long an experiment stays in memory that does not run, and that nobody looks at."""
-VIEW_S = 0.5
-"""What somebody looks at is read this often at most."""
+SCAN_S = 5.0  # how often the directory is searched for new experiments, and those that nobody runs are looked at
+FRESH_S = 1.0  # what was looked at this lately is not looked at again
+FORGET_S = 120.0  # for so long an experiment stays in memory that does not run, and that nobody looks at
+VIEW_S = 0.5  # what somebody looks at is read this often at most
 LOOKED_AT_S = 30.0
 FOLLOW_S = 2.5
 """How often metrics of experiments that are looked at are read at least: after more than five seconds their writer may
 have moved them twice, and then all would be read again."""
-PATIENCE_S = 1.0
-"""How long the list waits for experiments that are read for the first time."""
+PATIENCE_S = 1.0  # how long the list waits for experiments that are read for the first time
 
 
 @dataclass(slots=True)
 class _Entry:
-    """An experiment, or a local run.
-
-    Attributes:
-        reader: while it runs, or is looked at.
-        overview: as it was last read; None: never.
-        is_local: it is a local run.
-        size: of its journal then, or its metrics, in bytes.
-        read_at: when it was last checked for changes.
-        viewed_at: when somebody last looked at it alone.
-    """
+    """An experiment, or a local run."""
 
     path: Path
-    reader: ExperimentReader | None = None
-    overview: Overview | None = None
-    is_local: bool = False
-    size: int = -1
-    read_at: float = 0.0
-    viewed_at: float = -math.inf
+    reader: ExperimentReader | None = None  # while it runs, or is looked at
+    overview: Overview | None = None  # as it was last read; None: never
+    is_local: bool = False  # it is a local run
+    size: int = -1  # of its journal then, or its metrics, in bytes
+    read_at: float = 0.0  # when it was last checked for changes
+    viewed_at: float = -math.inf  # when somebody last looked at it alone
 
     @property
     def is_running(self) -> bool:
@@ -84,7 +70,6 @@ class Experiments:
         self._lock = threading.Lock()  # of entries, and their readers
         self._follower: threading.Thread | None = None
         self._made: dict[tuple[str, str], CachedFigures] = {}
-        self._expected: dict[tuple[str, str], float] = {}
 
     # ------------------------------------------------------------------ the list
     def overviews(self, also: Iterable[str] = ()) -> tuple[dict[str, Overview], int]:
@@ -210,7 +195,6 @@ class Experiments:
             entry.reader = None
         for key in [key for key in self._made if key[0] == entry.path.name]:
             del self._made[key]
-            self._expected.pop(key, None)
 
     def figures(self, name: str, kind: str, *, now: bool = False) -> tuple[bytes, float]:
         """Figures of an experiment, of one of `figures.KINDS`; made again if they are old enough for what they cost,
@@ -225,17 +209,25 @@ class Experiments:
         self, name: str, what: str, make: Callable[[ExperimentReader], bytes], *, now: bool = False
     ) -> tuple[bytes, float]:
         reader, key = self.open(name), (name, what)
-        began = time.monotonic()
-        figures = max(1, sum(began < expected for expected in list(self._expected.values())))
         made = self._made.get(key)
-        if made is None or now or (made.version != reader.version and made.wait_s(figures) <= 0):
+        if made is None or now or (made.version != reader.version and not made.wait_s):
             made = self._made[key] = cached(reader, lambda: make(reader))
-        wait_s = max(0.0, made.wait_s(figures))
-        self._expected[key] = time.monotonic() + wait_s + LOOKED_AT_S
-        return made.body, wait_s
+        return made.body, made.wait_s
 
     def looked_at(self) -> int:
         """How many experiments are looked at now."""
         now = time.monotonic()
         with self._lock:
             return max(1, sum(now - entry.viewed_at < LOOKED_AT_S for entry in self._entries.values()))
+
+
+def experiment_path(results: Path, name: str) -> Path:
+    """The directory of an experiment, by a decoded name from a URL. If there is none of this name, in particular one
+    with a slash, or a hidden one: `NoExperiment`."""
+    path = results / name
+    if name and not name.startswith(".") and "/" not in name and "\0" not in name:
+        # Links are those that `link_into_results` makes, to a directory of the same name.
+        is_ours = not path.is_symlink() or Path(os.readlink(path)).name == name
+        if is_ours and (path / "experiment.yaml").is_file():
+            return path.resolve()
+    raise NoExperiment(f"no experiment {name[:100]!r} in the results directory")

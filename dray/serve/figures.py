@@ -11,8 +11,7 @@ from dray.report import figures, front, html, slot_time
 from dray.report.data import ReportData
 from dray.report.figures import Figure
 
-CPU_SHARE = 0.003
-"""Average share of a core for making the figures that are looked at again, all together."""
+CPU_SHARE = 0.0005  # average share of a core for making the figures of a kind again while they are looked at
 LEAST_S = 2.0
 
 
@@ -47,25 +46,19 @@ def _made(report: ReportData, kind: str) -> dict[str, Figure]:
 
 @dataclass(frozen=True, slots=True)
 class CachedFigures:
-    """Figures of one kind, or curves.
+    """Figures of one kind, or curves."""
 
-    Attributes:
-        body: as JSON: ``figures`` by name, ``at`` (Unix time in s), ``version`` of the experiment, and ``error`` if
-            they can't be made. Or curves, see `dray.serve.trials.curves`.
-        version: of the experiment then.
-        cost_s: of the CPU's time.
-        at: when, by the monotonic clock.
-    """
-
+    # As JSON: ``figures`` by name, ``at`` (Unix time in s), ``version`` of the experiment, and ``error`` if they can't
+    # be made. Or curves, see `dray.serve.trials.curves`.
     body: bytes
-    version: int
-    cost_s: float
-    at: float
+    version: int  # of the experiment then
+    cost_s: float  # of the CPU's time
+    at: float  # when, by the monotonic clock
 
-    def wait_s(self, figures: int) -> float:
-        """How long they are not made again, for what that costs, if so many figures are looked at and share what may
-        be spent."""
-        return self.at + max(LEAST_S, self.cost_s * figures / CPU_SHARE) - time.monotonic()
+    @property
+    def wait_s(self) -> float:
+        """How long they are not made again, for what that costs."""
+        return max(0.0, self.at + max(LEAST_S, self.cost_s / CPU_SHARE) - time.monotonic())
 
 
 def figures_of(reader: ExperimentReader, kind: str) -> bytes:

@@ -20,12 +20,9 @@ from dray.storage.disk import scratch_until_exit
 from dray.storage.logs import EVERY_S, NAME, fetch_logs
 from searchers.journal import Journal
 
-MAX_READ = 1 << 20
-"""Most bytes of a journal that are read at once."""
-TAIL_BYTES = 64 << 10
-"""How much of a rank's output the first piece has."""
-MOST_BYTES = 256 << 10
-"""The most of a rank's output that a piece has."""
+MAX_READ = 1 << 20  # most bytes of a journal that are read at once
+TAIL_BYTES = 64 << 10  # how much of a rank's output the first piece has
+MOST_BYTES = 256 << 10  # the most of a rank's output that a piece has
 
 
 # ---------------------------------------------------------------------------------------------------------- events

@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,11 +35,11 @@ from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.listing import StoredExperiment
 from dray.records.numbering import take_number
 from dray.records.overview import COMPLETED
-from dray.serve import driver as commands
+from dray.serve import processes as commands
 from dray.serve import scheduler as effects
-from dray.serve.control import Share, Status, Submitted
+from dray.serve.control import Share, Status, Submitted, Verb
 from dray.serve.core import ServerCore
-from dray.serve.processes import Driver, Spares
+from dray.serve.processes import ExperimentProcess, Spares
 from dray.serve.queue import Queue
 from dray.serve.scheduler import ProcessEnd
 from dray.storage import StorageFull
@@ -75,7 +75,7 @@ class Manager:
         self._since = time.time()
         self._fault = ""
         self._looked_at = time.monotonic()
-        self._processes: dict[str, Driver] = {}
+        self._processes: dict[str, ExperimentProcess] = {}
         self._loop = EventLoop("dray-server")
         self._loop.listen(ray.util.get_node_ip_address())
         plan = LendingPlan(own_cluster=cluster.own, directory=self._directory / "ray", idle_s=idle_s)
@@ -91,7 +91,7 @@ class Manager:
             draining=None if cluster.own else functools.partial(self._loop.post, self._core.lender.nodes_drain),
             silent=lambda: say("the head of the Ray cluster does not answer; if it is gone, start the server again"),
         )
-        self._spares = Spares(lambda: Driver(server, str(self._results), self._ended))
+        self._spares = Spares(lambda: ExperimentProcess(server, str(self._results), self._ended))
 
     # ------------------------------------------------------------------ the thread of the caller
     def run(self, over: Callable[[], bool]) -> None:
@@ -158,26 +158,25 @@ class Manager:
             raise
         process.path = command.path
         process.send(command)
-        process.send(commands.Run())
+        process.send(commands.RUN)
         if process.exit_code is not None:  # it ended before it was known whose it is
             self._ended(process)
 
     def _look(self) -> None:
         """What is looked at now and then: the disk, deleted experiments, and the spare process."""
-        self._fault = ""
         self._scheduler.disk(why_full(self._results))
         if time.monotonic() >= self._looked_at + LOOK_S:
-            self._looked_at = time.monotonic()
+            self._looked_at, self._fault = time.monotonic(), ""
             self._scheduler.deleted([item.name for item in self._queue.items() if not item.path.exists()])
             self._spares.replace_ended()
 
-    def _ended(self, process: Driver) -> None:
+    def _ended(self, process: ExperimentProcess) -> None:
         """An experiment's process has ended. Called in a thread."""
         if process.path is not None:
             end = _end_of(process, process.path)
             self._loop.post(self._note_end, process, end)
 
-    def _note_end(self, process: Driver, end: ProcessEnd) -> None:
+    def _note_end(self, process: ExperimentProcess, end: ProcessEnd) -> None:
         name = next((name for name, each in self._processes.items() if each is process), None)
         if name is None:
             return
@@ -216,12 +215,12 @@ class Manager:
             shutil.rmtree(path, ignore_errors=True)  # it was not accepted
             raise
 
-    def _accept(self, process: Driver, path: Path, share: Share) -> Submitted:
+    def _accept(self, process: ExperimentProcess, path: Path, share: Share) -> Submitted:
         # If the process has ended, another one opens the experiment.
         submitted, runs = self._scheduler.submit(path, share, has_process=process.exit_code is None)
         if runs:
             self._processes[submitted.name] = process
-            process.send(commands.Run())
+            process.send(commands.RUN)
         else:
             process.signal(signal.SIGKILL)
         return submitted
@@ -232,28 +231,16 @@ class Manager:
     def experiment(self, name: str) -> Submitted:
         return self._ask(self._scheduler.experiment, name)
 
-    def stop(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.end, name, "stop", signal.SIGTERM)
-
-    def pause(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.end, name, "pause", signal.SIGTERM)
-
-    def kill(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.end, name, "stop", signal.SIGKILL)
-
-    def activate(self, name: str) -> Submitted:
-        return self._ask(self._scheduler.activate, name)
+    def act(self, name: str, verb: Verb) -> Submitted:
+        return self._ask(self._scheduler.act, name, verb)
 
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
         wanted = {"max_trials": max_trials, "max_length": max_length}
         extension = {field: value for field, value in wanted.items() if value is not None}
         return self._ask(self._scheduler.extend, name, extension)
 
-    def set_share(self, name: str, share: Share) -> Submitted:
-        return self._ask(self._scheduler.set_share, name, share)
-
-    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
-        return self._ask(self._scheduler.annotate, name, tags, notes)
+    def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
+        return self._ask(self._scheduler.change, name, change)
 
     def status(self) -> Status:
         return self._ask(self._status)
@@ -266,13 +253,13 @@ class Manager:
             results=str(self._results),
             since=self._since,
             slots=lender.slots(),
-            busy=sum(demand.has * demand.claim.size for demand in lender.demands.values()),
+            busy=sum(demand.has * demand.size for demand in lender.demands.values()),
             groups=lender.count,
             experiments=self._scheduler.counts(),
         )
 
 
-def _end_of(process: Driver, path: Path) -> ProcessEnd:
+def _end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
     """How an experiment's process has ended."""
     failure = process.failure
     message = "" if failure is None else failure.message

@@ -2,58 +2,115 @@
 
 One waits, connected to Ray, for the next experiment: imports take seconds, and a connection to Ray half of one. A
 process dies with its server; the next server finds the experiment in its queue, and resumes it from its journal.
+
+The server sends `Create` or `Open`, and later `RUN`; the process sends `BEGUN`, `Opened`, and `ENDED` or `Failed`.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import queue
+import shutil
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-from dray.errors import ConfigError, ExperimentError, Fault
+import ray
+
+import dray
+import dray.core  # what models import
+import dray.pytorch
+import dray.report.data  # pandas and pyarrow
+from dray.cluster.connection import join
+from dray.desk.loop import EventLoop
+from dray.errors import ConfigError, ExperimentError, Fault, NoExperiment
+from dray.experiment.experiment import Experiment
+from dray.experiment.run import Lent, tune_driver
 from dray.groups.lent import GroupServer
-from dray.serve.driver import Begun, Create, Ended, Failed, Opened, drive
+from dray.serve.control import Share
+from dray.storage.errors import is_full
+from searchers.ray_tune import TuneDriver
 
-START_S = 120.0
-"""How long a process may take to open an experiment."""
-MAX_SPARES = 3
-"""How many processes in a row may end before they have begun with an experiment."""
+START_S = 120.0  # how long a process may take to open an experiment
+MAX_SPARES = 3  # how many processes in a row may end before they have begun with an experiment
+RUN = "run"  # run the experiment to its end
+BEGUN = "begun"  # the process has its experiment: what happens to it from now on may be the experiment's fault
+ENDED = "ended"  # the experiment has ended, and this process is about to
+OUTPUT = "driver.log"  # in an experiment's directory: what its process prints
+STOPPED = 75  # the exit code of a process that was stopped by a signal, and whose trials have saved
+FULL = 74  # the exit code of a process that could not write to a full disk
+TUNE = ".server/tune"  # in the results directory: what Tune writes for experiments' processes, which is never read
+BURST_S = 0.5
+"""When many experiments are submitted at once, most only join the queue, in processes that need no handle."""
+LEAVE_S = 2.0  # how long Ray may take to pass on the last metrics; usually a third of a second
 
 
-class Driver:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    """Create an experiment from a YAML file and a directory with the model's code, and wait for `RUN`."""
+
+    config: Path
+    code: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Open the experiment in this directory, extended to these, and wait for `RUN`."""
+
+    path: Path
+    max_trials: int | None = None
+    max_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The experiment is created, or opened, in this directory; what slots its config asks for."""
+
+    path: Path
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It can't be created or opened, or its search has failed: another process would fail too. `message` is for the
+    user."""
+
+    message: str
+    faults: tuple[Fault, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------------- the server's side
+class ExperimentProcess:
     """An experiment's process. `ended` is called, in a thread, when the experiment has ended, and again when the
-    process has.
+    process has."""
 
-    Attributes:
-        path: of the experiment that it is to open, or has created; None before.
-        has_begun: it has received the experiment.
-        opened: the experiment; None before it is created or opened.
-        failure: why the experiment can't be opened, or its search has failed; None if nothing was reported.
-        exit_code: of the process, negative for a signal; None while it runs.
-    """
-
-    def __init__(self, server: GroupServer, home: str, ended: Callable[[Driver], None]) -> None:
+    def __init__(self, server: GroupServer, home: str, ended: Callable[[ExperimentProcess], None]) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([drive.__module__])
         self._connection, its = context.Pipe()
         self._process = context.Process(target=drive, args=(its, server, home), name="dray-experiment", daemon=True)
         self._ended = ended
         self._answered = threading.Event()
-        self.path: Path | None = None
-        self.has_begun = False
+        self.path: Path | None = None  # of the experiment that it is to open, or has created
+        self.has_begun = False  # it has received the experiment
         self.opened: Opened | None = None
-        self.failure: Failed | None = None
-        self.exit_code: int | None = None
+        self.failure: Failed | None = None  # why the experiment can't be opened, or its search has failed
+        self.exit_code: int | None = None  # negative for a signal; None while it runs
         self._process.start()
         its.close()
         threading.Thread(target=self._receive, name="dray-experiment", daemon=True).start()
 
     def send(self, command: object) -> None:
-        """Send a command of `dray.serve.driver`. A process that has ended ignores it."""
+        """Send a command. A process that has ended ignores it."""
         with suppress(OSError):
             self._connection.send(command)
 
@@ -84,7 +141,7 @@ class Driver:
         with suppress(EOFError, OSError):
             while True:
                 match self._connection.recv():
-                    case Begun():
+                    case str() as said if said == BEGUN:
                         self.has_begun = True
                     case Opened() as opened:
                         self.opened, self.path = opened, opened.path
@@ -92,7 +149,7 @@ class Driver:
                     case Failed() as failed:
                         self.failure = failed
                         self._answered.set()
-                    case Ended():
+                    case str():
                         self._ended(self)
         self._process.join()
         self.exit_code = self._process.exitcode
@@ -108,13 +165,13 @@ def _import_failed(what: str) -> Failed:
 class Spares:
     """Keeps one process waiting for the next experiment. Thread-safe."""
 
-    def __init__(self, start: Callable[[], Driver]) -> None:
+    def __init__(self, start: Callable[[], ExperimentProcess]) -> None:
         self._start, self._lock = start, threading.Lock()
         self._closed = False
-        self._opening: set[Driver] = set()
+        self._opening: set[ExperimentProcess] = set()
         self._waiting = start()
 
-    def take(self) -> Driver:
+    def take(self) -> ExperimentProcess:
         """The process that waits; the next one starts."""
         with self._lock:
             taken = self._waiting if self._waiting.exit_code is None else self._start()
@@ -127,8 +184,8 @@ class Spares:
             if self._waiting.exit_code is not None and not self._closed:
                 self._waiting = self._start()
 
-    def create(self, config: Path, code: Path) -> Driver:
-        """Create an experiment in a process, which then waits for `dray.serve.driver.Run`.
+    def create(self, config: Path, code: Path) -> ExperimentProcess:
+        """Create an experiment in a process, which then waits for `RUN`.
 
         Raises:
             ConfigError: with every fault of the config, or because its model can't be imported.
@@ -164,3 +221,103 @@ class Spares:
             self._closed = True
             for process in (self._waiting, *self._opening):
                 process.signal(signal.SIGKILL)
+
+
+# --------------------------------------------------------------------------------------------------- the process itself
+def drive(connection: Connection, server: GroupServer, home: str) -> None:
+    """Serve one experiment. When the connection to the server closes, that has ended, and this process ends at once."""
+    os.setsid()  # Ctrl-C in the server's terminal is for the server, which lets trials save
+    os.environ["DRAY_HOME"] = home
+    os.environ.pop("DRAY_SERVER", None)  # this is the server
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, commands), name="dray-server", daemon=True).start()
+    code = 1
+    try:
+        join(server.address)
+        loop = EventLoop("dray-driver")
+        loop.listen(ray.util.get_node_ip_address())
+        files = Path(home, TUNE, str(ray.get_runtime_context().get_job_id()))
+        tune = tune_driver(loop, files, local=server.local)
+        code = _serve(connection, commands, Lent(server=server, loop=loop, tune=tune))
+        shutil.rmtree(files, ignore_errors=True)
+        if code == 0:  # otherwise a thread may still wait for Ray, and crash at its shutdown
+            connection.send(ENDED)
+            _leave_ray()
+    except KeyboardInterrupt as interrupt:
+        print(f"stopped by {interrupt}")
+        code = STOPPED
+    except Exception:
+        with suppress(OSError):
+            traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # a full disk
+                stream.flush()
+        os._exit(code)  # all is on the disk; Ray's own exit can take seconds, or hang
+
+
+def _receive(connection: Connection, commands: queue.SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            commands.put(connection.recv())
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _serve(connection: Connection, commands: queue.SimpleQueue[Any], lent: Lent) -> int:
+    try:
+        command = _first(commands, lent.tune)
+        connection.send(BEGUN)
+        experiment = _opened(command)
+        experiment.lent = lent
+        path = experiment.prepare().path
+        asked = experiment.config.resources
+        share = Share(priority=asked.priority, weight=asked.weight, max_slots=asked.max_slots)
+        connection.send(Opened(path, share))
+        assert commands.get() == RUN
+        _print_to(path / OUTPUT)
+        experiment.run()
+    except Exception as error:
+        if (full := is_full(error)) is not None:
+            where = f" to {full.filename}" if full.filename else ""
+            connection.send(Failed(f"can't write{where}: {full.strerror}; free some space"))
+            return FULL
+        if not isinstance(error, ConfigError | NoExperiment | ExperimentError):
+            raise
+        connection.send(Failed(str(error), error.faults if isinstance(error, ConfigError) else ()))
+        print(error)
+        return 1
+    return 0
+
+
+def _leave_ray() -> None:
+    """Disconnect from Ray, which passes on the metrics since its last report then."""
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_S)
+
+
+def _first(commands: queue.SimpleQueue[Any], tune: TuneDriver) -> Any:
+    """The first command. If there is none yet, the handle starts before it, as that takes seconds."""
+    try:
+        return commands.get(timeout=BURST_S)
+    except queue.Empty:
+        tune.start()
+        return commands.get()
+
+
+def _opened(command: Create | Open) -> Experiment:
+    match command:
+        case Create():
+            return Experiment(command.config, model_dir=command.code)
+        case Open():
+            return Experiment.resume(command.path, max_trials=command.max_trials, max_length=command.max_length)
+
+
+def _print_to(file: Path) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    logging.basicConfig(level=logging.INFO, format=dray.LOG_FORMAT, force=True)

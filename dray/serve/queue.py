@@ -9,65 +9,38 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, get_args
 
-from dray.serve.control import NotSubmitted, Share, State
+from dray.serve.control import NotSubmitted, Share, WrongState
 
-Wanted = Literal["run", "pause", "stop"]
+ItemState = Literal["run", "pause", "stop", "COMPLETED", "ERROR"]
+"""What its user wants of an experiment, or how its search has ended."""
+
+_ALL: tuple[ItemState, ...] = get_args(ItemState)
+TRANSITIONS: Mapping[ItemState, tuple[ItemState, ...]] = {
+    "run": _ALL,
+    "pause": _ALL,
+    "stop": _ALL,
+    "COMPLETED": (),  # until it is extended
+    "ERROR": ("run",),
+}
 
 
 @dataclass(slots=True, kw_only=True)
 class Item:
-    """An experiment that was submitted.
+    """An experiment that was submitted."""
 
-    Attributes:
-        name: of its directory.
-        submitted: Unix time in s.
-        wanted: what its user wants of it.
-        ended: its search has ended like this; "" if it has not.
-        error: why; one line.
-        restarts: how often its process has died in a row.
-        extension: to extend it to, when it starts next: max_trials, max_length.
-    """
-
-    name: str
+    name: str  # of its directory
     path: Path
-    submitted: float
+    submitted: float  # Unix time in s
     share: Share
-    wanted: Wanted = "run"
-    ended: Literal["", "COMPLETED", "ERROR"] = ""
-    error: str = ""
-    restarts: int = 0
+    state: ItemState = "run"
+    error: str = ""  # why it has ended, or its process last died; one line
+    restarts: int = 0  # how often its process has died in a row
+    # To extend it to, when it starts next: max_trials, max_length
     extension: dict[str, int] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     notes: str = ""
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it should have a process."""
-        return self.wanted == "run" and not self.ended
-
-    def state(self, *, is_up: bool, has_slots: bool, had_slots: bool, waits: bool, is_preempted: bool) -> State:
-        """Its state for users.
-
-        Args:
-            is_up: whether it has a process.
-            has_slots: whether its trials have slots now.
-            had_slots: whether they have had some since the process started.
-            waits: whether trials could run if there were slots.
-            is_preempted: whether others have its slots; if not, their processes have died.
-        """
-        if self.ended:
-            return self.ended
-        if self.wanted != "run":
-            if is_up:
-                return "STOPPING"
-            return "PAUSED" if self.wanted == "pause" else "STOPPED"
-        if has_slots or (had_slots and not waits):  # without trials it decides what is next, or ends
-            return "RUNNING"
-        if had_slots:
-            return "PREEMPTED" if is_preempted else "RESTARTING"
-        return "RESTARTING" if self.restarts else "QUEUED"
 
 
 class Queue:
@@ -87,17 +60,21 @@ class Queue:
             self._apply(record)
 
     def add(self, path: Path, share: Share) -> Item:
-        """Add an experiment, which is wanted to run."""
+        """Add an experiment, which is to run."""
         self._note({"event": "submitted", "path": str(path), "time": self._clock(), "share": asdict(share)}, path.name)
         return self._items[path.name]
 
-    def want(self, name: str, wanted: Wanted) -> None:
-        """Its user wants it to run, to pause or to stop. To run: what ended it, and earlier deaths, are forgotten."""
-        self._note({"event": "wanted", "wanted": wanted}, name)
-
-    def end(self, name: str, state: Literal["COMPLETED", "ERROR"], error: str = "") -> None:
-        """Its search has ended."""
-        self._note({"event": "ended", "state": state, "error": error}, name)
+    def move(self, name: str, state: ItemState, error: str = "") -> None:
+        """Its user wants this of it, or its search has ended like this. Once it is to run, its last error and earlier
+        deaths are forgotten. What is not allowed in its state is a `WrongState`, and changes nothing."""
+        before = self.item(name).state
+        if state not in TRANSITIONS[before]:
+            how = "completed; to train it for longer, extend it"
+            raise WrongState(f"experiment {name} has {how if before == 'COMPLETED' else 'failed; activate it again'}")
+        if state in ("COMPLETED", "ERROR"):
+            self._note({"event": "ended", "state": state, "error": error}, name)
+        else:
+            self._note({"event": "wanted", "wanted": state}, name)
 
     def died(self, name: str, error: str, *, has_trained: bool) -> None:
         """Its process has died, by this error (one line); `has_trained`: since its last start."""
@@ -110,15 +87,18 @@ class Queue:
     def opened(self, name: str) -> None:
         """It has been opened, with its extension. To extend it again in the same way changes nothing."""
         if self._items[name].extension:
-            self._note({"event": "extended", "extension": {}}, name)
+            self.extend(name, {})
 
-    def set_share(self, name: str, share: Share) -> None:
-        """Set what slots it gets."""
-        self._note({"event": "share", "share": asdict(share)}, name)
-
-    def annotate(self, name: str, tags: Iterable[str], notes: str) -> None:
-        """Set its tags and notes."""
-        self._note({"event": "annotated", "tags": list(tags), "notes": notes}, name)
+    def change(self, name: str, change: Mapping[str, Any]) -> None:
+        """Change some of its fields: those of its share, tags, notes."""
+        item = self.item(name)
+        share = asdict(item.share)
+        if not share.keys().isdisjoint(change):
+            share |= {field: value for field, value in change.items() if field in share}
+            self._note({"event": "share", "share": share}, name)
+        if "tags" in change or "notes" in change:
+            words = {"tags": list(change.get("tags", item.tags)), "notes": change.get("notes", item.notes)}
+            self._note({"event": "annotated", **words}, name)
 
     def remove(self, name: str) -> None:
         """Forget it: its directory was deleted."""
@@ -141,29 +121,28 @@ class Queue:
         self._apply(record)
 
     def _apply(self, record: Mapping[str, Any]) -> None:
-        name = cast("str", record["name"])
-        if record["event"] == "submitted":
+        name, event = str(record["name"]), record["event"]
+        if event == "submitted":
             share, path = Share(**record["share"]), Path(record["path"])
             self._items[name] = Item(name=name, path=path, submitted=record["time"], share=share)
             return
         item = self._items[name]
-        match record["event"]:
+        match event:
             case "wanted":
-                item.wanted = record["wanted"]
-                if item.wanted == "run":
-                    item.ended, item.error, item.restarts = "", "", 0
+                item.state = record["wanted"]
             case "ended":
-                item.ended, item.error = record["state"], record["error"]
+                item.state, item.error = record["state"], record["error"]
             case "died":
                 item.restarts = 1 if record["has_trained"] else item.restarts + 1
                 item.error = record["error"]
             case "extended":
                 item.extension = record["extension"]
-                if item.extension:
-                    item.wanted, item.ended, item.error, item.restarts = "run", "", "", 0
+                item.state = "run" if item.extension else item.state
             case "share":
                 item.share = Share(**record["share"])
             case "annotated":
                 item.tags, item.notes = tuple(record["tags"]), record["notes"]
             case "removed":
                 del self._items[name]
+        if item.state == "run" and (event == "wanted" or record.get("extension")):
+            item.error, item.restarts = "", 0

@@ -11,17 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dray.desk.effects import Say
-from dray.desk.messages import Demand
-from dray.serve.control import ACTIVE, Share, State, Submitted, WrongState
-from dray.serve.queue import Item, Queue, Wanted
+from dray.desk.shares import Demand
+from dray.serve.control import ACTIVE, ExperimentState, Share, Submitted, Verb, WrongState
+from dray.serve.queue import Item, Queue
 
-MAX_DEATHS = 3
-"""An experiment fails when its process dies this often in a row without training in between."""
-MAX_PROCESSES = 64
-"""The most experiments that run at the same time."""
+MAX_DEATHS = 3  # an experiment fails when its process dies this often in a row without training in between
+MAX_PROCESSES = 64  # the most experiments that run at the same time
 
 
 # ---------------------------------------------------------------------------------------------------------- effects
@@ -64,16 +62,12 @@ SchedulerEffect = StartProcess | SignalProcess | SetShare | RemoveRun | Say
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
-    """How an experiment's process ended.
+    """How an experiment's process ended."""
 
-    Attributes:
-        kind: COMPLETED, ERROR: its search has ended so, as its directory says. failed: another process would fail too.
-            stopped: by a signal. died: anything else.
-        error: why, one line.
-    """
-
+    # COMPLETED, ERROR: its search has ended so, as its directory says. failed: another process would fail too. stopped:
+    # by a signal. died: anything else.
     kind: Literal["COMPLETED", "ERROR", "failed", "stopped", "died"]
-    error: str = ""
+    error: str = ""  # why, one line
 
 
 @dataclass(slots=True)
@@ -90,12 +84,6 @@ class Scheduler:
     Args:
         queue: what users want of them.
         emit: called with each effect.
-
-    Attributes:
-        closing: the server ends.
-        full: why no process may start, as the disk is full; "" if it is not.
-        slots: of the cluster.
-        demands: what each run had and asked for at the last look, by its name.
         is_preempted: whether others have the slots of a group that is waited for.
     """
 
@@ -104,12 +92,11 @@ class Scheduler:
     ) -> None:
         self._queue, self._emit, self._is_preempted = queue, emit, is_preempted
         self._processes: dict[str, _Process] = {}
-        self._leaving: set[str] = set()
-        """Runs whose process has ended, and whose trials have not all left."""
-        self.closing = False
-        self.full = ""
-        self.slots = 0.0
-        self.demands: Mapping[str, Demand] = {}
+        self._leaving: set[str] = set()  # runs whose process has ended, and whose trials have not all left
+        self.closing = False  # the server ends
+        self.full = ""  # why no process may start, as the disk is full
+        self.slots = 0.0  # of the cluster
+        self.demands: Mapping[str, Demand] = {}  # what each run had and asked for at the last look, by its name
 
     # ------------------------------------------------------------------ events
     def step(self, demands: Mapping[str, Demand], slots: float) -> None:
@@ -122,11 +109,11 @@ class Scheduler:
                 continue
             process.had_slots |= bool(demand.has)
             self._queue.opened(name)
-            share, claim = self._queue.item(name).share, demand.claim
+            share = self._queue.item(name).share
             most = None if share.max_slots is None else share.max_slots * demand.unit
-            if (share.priority, share.weight, most) != (claim.priority, claim.weight, claim.max_slots):
+            if (share.priority, share.weight, most) != (demand.priority, demand.weight, demand.max_slots):
                 self._emit(SetShare(run, share.priority, share.weight, most))
-        due = [item for item in self._queue.items() if item.is_due and not self._is_up(item.name)]
+        due = [item for item in self._queue.items() if item.state == "run" and not self._is_up(item.name)]
         for item in sorted(due, key=lambda each: each.share.priority):
             if not self._may_start(item.share.priority):
                 return
@@ -163,16 +150,16 @@ class Scheduler:
         if end.kind not in ("died", "stopped"):  # these may have come before it was opened
             self._queue.opened(name)
         if end.kind in ("COMPLETED", "ERROR"):
-            self._queue.end(name, end.kind, end.error)
+            self._queue.move(name, end.kind, end.error)
         elif process.met_full_disk:
             pass  # whatever it died of, perhaps after there was room again: it starts again once there is
         elif end.kind == "failed":
-            self._queue.end(name, "ERROR", end.error)
-        elif end.kind == "died" and item.wanted == "run" and not self.closing:
+            self._queue.move(name, "ERROR", end.error)
+        elif end.kind == "died" and item.state == "run" and not self.closing:
             self._emit(Say(f"experiment {name}: {end.error}"))
             self._queue.died(name, end.error, has_trained=process.had_slots)
             if item.restarts >= MAX_DEATHS:
-                self._queue.end(name, "ERROR", f"{end.error}; it has died {MAX_DEATHS} times in a row")
+                self._queue.move(name, "ERROR", f"{end.error}; it has died {MAX_DEATHS} times in a row")
 
     def _remove(self, run: str) -> None:
         if run not in self._leaving:
@@ -216,22 +203,13 @@ class Scheduler:
     def experiment(self, name: str) -> Submitted:
         return self._submitted(self._queue.item(name))
 
-    def end(self, name: str, wanted: Wanted, number: signal.Signals) -> Submitted:
-        """Stop, pause or kill an experiment."""
+    def act(self, name: str, verb: Verb) -> Submitted:
+        """Stop, pause, kill or activate an experiment."""
         item = self._queue.item(name)
-        if item.ended:
-            raise WrongState(f"experiment {name} has ended; to train it for longer, extend it")
-        self._queue.want(name, wanted)
-        if name in self._processes:
-            self._emit(SignalProcess(name, number))
-        return self._submitted(item)
-
-    def activate(self, name: str) -> Submitted:
-        item = self._queue.item(name)
-        if item.ended == "COMPLETED":
-            raise WrongState(f"experiment {name} has completed; to train it for longer, extend it")
-        if item.wanted != "run" or item.ended:
-            self._queue.want(name, "run")
+        if verb != "activate" or item.state != "run":
+            self._queue.move(name, "run" if verb == "activate" else "pause" if verb == "pause" else "stop")
+        if verb != "activate" and name in self._processes:
+            self._emit(SignalProcess(name, signal.SIGKILL if verb == "kill" else signal.SIGTERM))
         return self._submitted(item)
 
     def extend(self, name: str, extension: Mapping[str, int]) -> Submitted:
@@ -241,17 +219,11 @@ class Scheduler:
         self._queue.extend(name, extension)
         return self._submitted(item)
 
-    def set_share(self, name: str, share: Share) -> Submitted:
-        self._queue.item(name)
-        self._queue.set_share(name, share)
+    def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
+        self._queue.change(name, change)
         return self.experiment(name)
 
-    def annotate(self, name: str, tags: tuple[str, ...], notes: str) -> Submitted:
-        self._queue.item(name)
-        self._queue.annotate(name, tags, notes)
-        return self.experiment(name)
-
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[ExperimentState, int]:
         """How many experiments are in each state."""
         return dict(Counter(self._state(item, self._demands_of(item.name)) for item in self._queue.items()))
 
@@ -267,23 +239,28 @@ class Scheduler:
             state=state,
             submitted=item.submitted,
             share=item.share,
-            slots=sum(demand.has * demand.claim.size for demand in demands),
-            waiting=sum(demand.claim.groups - demand.has for demand in demands),
+            slots=sum(demand.has * demand.size for demand in demands),
+            waiting=sum(demand.groups - demand.has for demand in demands),
             restarts=item.restarts,
             error=item.error or (self.full if state in ACTIVE else ""),
             tags=item.tags,
             notes=item.notes,
         )
 
-    def _state(self, item: Item, demands: Collection[Demand]) -> State:
+    def _state(self, item: Item, demands: Collection[Demand]) -> ExperimentState:
         process = self._processes.get(item.name)
-        return item.state(
-            is_up=process is not None,
-            has_slots=any(demand.has for demand in demands),
-            had_slots=process is not None and process.had_slots,
-            waits=any(demand.claim.groups for demand in demands),
-            is_preempted=any(self._is_preempted(demand) for demand in demands),
-        )
+        match item.state:
+            case "COMPLETED" | "ERROR":
+                return item.state
+            case "pause" | "stop":
+                return "STOPPING" if process is not None else "PAUSED" if item.state == "pause" else "STOPPED"
+        had_slots = process is not None and process.had_slots
+        waits = any(demand.groups for demand in demands)
+        if any(demand.has for demand in demands) or (had_slots and not waits):
+            return "RUNNING"  # without trials it decides what is next, or ends
+        if had_slots:  # if others do not have its slots, its processes have died
+            return "PREEMPTED" if any(map(self._is_preempted, demands)) else "RESTARTING"
+        return "RESTARTING" if item.restarts else "QUEUED"
 
 
 def experiment_of(run: str) -> str:

@@ -15,8 +15,7 @@ from dray.serve import address as addresses
 from dray.serve.app import listening
 from dray.serve.manager import Manager, why_full
 
-IDLE_S = 600.0
-"""By default, after this time, worker groups end that no experiment needs."""
+IDLE_S = 600.0  # by default, after this time, worker groups end that no experiment needs
 
 
 def serve(host: str, port: int, address: str | None, idle_s: float, say: Callable[[str], None]) -> None:

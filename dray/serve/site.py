@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +25,7 @@ _ONE_DAY = "max-age=86400"
 def routes() -> list[web.RouteDef]:
     """The page and its files, and the API's description, for an application."""
     return [
-        web.get("/", _index),
+        web.get("/", _file),
         web.get(PLOTLY, _plotly),
         web.get("/static/{file:[\\w-]+\\.(?:js|css|svg)}", _file),
         web.get(f"{API}/openapi.json", _openapi),
@@ -44,24 +43,13 @@ async def _openapi(request: web.Request) -> web.StreamResponse:
     return answer(openapi())
 
 
-async def _index(request: web.Request) -> web.StreamResponse:
-    return _send(request, "index.html")
-
-
 async def _file(request: web.Request) -> web.StreamResponse:
-    return _send(request, request.match_info["file"])
-
-
-def _send(request: web.Request, name: str) -> web.StreamResponse:
-    path = FILES.get(name)
+    path = FILES.get(name := request.match_info.get("file", "index.html"))
     if path is None:
         raise web.HTTPNotFound(text=f"the page has no file {name}")
-    content = path.read_bytes()
-    tag = f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}  # ask each time: a new dray may have other files
-    if request.headers.get("If-None-Match") == tag:
-        return web.Response(status=304, headers=headers)
-    return web.Response(body=content, content_type=KINDS[path.suffix], charset="utf-8", headers=headers)
+    # Browsers ask each time: a new dray may have other files.
+    headers = {"Cache-Control": "no-cache", "Content-Type": f"{KINDS[path.suffix]}; charset=utf-8"}
+    return web.FileResponse(path, headers=headers)
 
 
 async def _plotly(request: web.Request) -> web.StreamResponse:

@@ -130,8 +130,7 @@ def why_failed(server: Server, name: str) -> str:
             return f"{name} is {state}; continue it with: dray experiment activate {name}"
 
 
-_END = 1 << 59
-"""A place behind every journal's end: no lines are asked for."""
+_END = 1 << 59  # a place behind every journal's end: no lines are asked for
 
 
 def reject_objects(**given: object) -> None:

@@ -19,11 +19,9 @@ from dray.report.scale import scaled
 from dray.serve.answers import BadInput, plain
 from dray.text import shown
 
-MAX_ROWS = 500
-"""Most rows of a page of the table."""
+MAX_ROWS = 500  # most rows of a page of the table
 MAX_CURVES = 200
-AXIS_S = 15.0
-"""How long an axis stays as it is while the best value and the number of trials do."""
+AXIS_S = 15.0  # how long an axis stays as it is while the best value and the number of trials do
 HPARAMS = "hparams."
 _FIELDS: dict[str, Callable[[TrialRecord], Any]] = {"trial": lambda trial: trial.id} | {
     name: operator.attrgetter(name)

@@ -23,7 +23,7 @@ from dray.records.overview import Overview
 from dray.records.reader import ExperimentReader
 from dray.report.ui import boards
 from dray.serve import figures, logs, trials
-from dray.serve.answers import BadInput, plain
+from dray.serve.answers import BadInput, number, plain
 from dray.serve.control import API, Control, NotSubmitted, Submitted
 from dray.serve.experiments import Experiments
 from dray.storage import StorageError
@@ -31,8 +31,7 @@ from dray.storage import StorageError
 Read = Callable[[web.Request], bytes | tuple[bytes, float]]
 """Returns JSON; perhaps also for how many seconds it will stay the same."""
 THREADS = 4
-PACE_S = 2.5
-"""How often a page should ask for its experiment."""
+PACE_S = 2.5  # how often a page should ask for its experiment
 PACE_EACH_S = 1.0
 """The same for each experiment that is looked at, if that is more: many open pages must not cost the server much."""
 
@@ -120,7 +119,7 @@ class Views:
     def trials(self, request: web.Request) -> bytes:
         """``trials``: the rows that were asked for, see `trials.find`; ``found``: how many there are; ``of``: without
         a search."""
-        offset, limit = _number(request, "offset", 0, 10**9), _number(request, "limit", 50, trials.MAX_ROWS)
+        offset, limit = number(request, "offset"), number(request, "limit", 50, most=trials.MAX_ROWS)
         reader = self._all.open(request.match_info["name"])
         with reader.lock:
             found = trials.find(
@@ -223,13 +222,6 @@ class Views:
                 f"{reader.directory.path.name} has no trial {trial}; it has {len(reader.trials)}, numbered from 0"
             )
         return reader, trial
-
-
-def _number(request: web.Request, name: str, default: int, most: int) -> int:
-    text = request.query.get(name, str(default))
-    if not text.isdecimal() or len(text) > 9 or int(text) > most:
-        raise BadInput(f"{name} must be a whole number from 0 to {most}, got {text[:40]!r}")
-    return int(text)
 
 
 def _encoded(value: Any) -> bytes:

@@ -60,8 +60,7 @@ class CheckpointStore:
 
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
-        #: Grows with each attempt and each chunk of a transfer with a remote store.
-        self.transferred = 0
+        self.transferred = 0  # grows with each attempt and each chunk of a transfer with a remote store
         self._patience_s = PATIENCE_S
         self._opened: tuple[str, Path] | None = None  # by open_latest(), and not verified again when it is opened next
 
@@ -71,11 +70,9 @@ class CheckpointStore:
         return Location.of(self.trial_dir).child("outputs")
 
     def id_of(self, batches: int) -> str:
-        """The id of the checkpoint at this number of batches, which need not exist."""
         return str(self.trial_dir / f"checkpoint_{batches}")
 
     def batches_of(self, checkpoint: str) -> int:
-        """The number of batches in an id from `id_of`."""
         match = _NAME.fullmatch(Location.of(checkpoint).name)
         assert match is not None, f"{checkpoint} is not the id of a checkpoint of this trial"
         return int(match[1])
@@ -88,10 +85,8 @@ class CheckpointStore:
         return staging
 
     def commit(self, staging: Path, batches: int, known: Mapping[str, Listed] | None = None) -> str:
-        """Turn a directory from `stage` into the checkpoint at this number of batches, atomically, and return its id.
-
-        An existing checkpoint is replaced. `known` as in `write_manifest`.
-        """
+        """Turn a directory from `stage` into the checkpoint at this number of batches, atomically, in place of an
+        earlier one, and return its id. `known` as in `write_manifest`."""
         write_manifest(staging, known or {})
         target = Path(self.id_of(batches))
         if target.exists():
@@ -105,17 +100,12 @@ class CheckpointStore:
         return str(target)
 
     def add(self, staging: Path, batches: int) -> dict[str, Listed]:
-        """Upload this machine's part of a checkpoint that another machine will commit.
-
-        Only for a remote store: in a directory that all machines share, parts are staged together.
-        """
+        """Upload this machine's part of a checkpoint that another machine will commit; only to a remote store."""
         raise AssertionError("parts of a checkpoint in a directory are staged together")
 
     def force_to_disk(self, batches: int) -> None:
-        """Make the checkpoint survive a power failure: a commit does not wait for the disk.
-
-        Call it before deleting the checkpoint that this one replaces.
-        """
+        """Make the checkpoint survive a power failure, for which a commit does not wait; before the one that it
+        replaces is deleted."""
         force_to_disk(Path(self.id_of(batches)))
 
     def listed(self) -> list[tuple[int, str]]:
@@ -124,10 +114,8 @@ class CheckpointStore:
         return [(batches, self.id_of(batches)) for batches in sorted(found, reverse=True)]
 
     def find(self, batches: int) -> str | None:
-        """The id of the checkpoint at this number of batches; None if it does not exist or is damaged.
-
-        In a remote store only the names and sizes of files are checked; `open` checks their contents.
-        """
+        """The id of the checkpoint at this number of batches; None if it does not exist or is damaged. In a remote
+        store only the names and sizes of files are checked."""
         try:
             self._check(self.id_of(batches))
         except (CheckpointError, FileNotFoundError):
@@ -152,10 +140,8 @@ class CheckpointStore:
         return None if found is None else found[0]
 
     def open_latest(self, on_damage: Callable[[str, str], None] = _warn) -> tuple[str, Path] | None:
-        """The id of the latest valid checkpoint, and its local directory from `open`.
-
-        Damaged ones are skipped: `on_damage` is called with the id of each, and the reason; by default it warns once.
-        """
+        """The id of the latest valid checkpoint, and its local directory from `open`. `on_damage` is called with the id
+        of each damaged one, and the reason; by default it warns once."""
         for _, checkpoint in self.listed():
             try:
                 self._opened = checkpoint, self.open(checkpoint)
@@ -166,11 +152,8 @@ class CheckpointStore:
         return None
 
     def open(self, checkpoint: str, *, only: Collection[str] = ()) -> Path:
-        """The verified local directory of a checkpoint of this trial by its id, or of any other by path or URI.
-
-        A remote checkpoint is downloaded by one of the machine's processes, and the copy is kept until `close`. `only`
-        as in `verify`.
-        """
+        """The verified local directory of a checkpoint of this trial by its id, or of any other by path or URI. A
+        remote one is downloaded by one of the machine's processes, and kept until `close`. `only` as in `verify`."""
         opened = self._opened
         if not only:
             self._opened = None
@@ -217,11 +200,8 @@ class CheckpointStore:
 
 
 class RemoteStore(CheckpointStore):
-    """The checkpoints of one trial in an object store; their ids are URIs.
-
-    Requests that fail because the store can't be reached are retried for minutes. Checkpoints are staged and opened in
-    `scratch`, a local directory.
-    """
+    """The checkpoints of one trial in an object store; their ids are URIs. They are staged and opened in `scratch`, a
+    local directory."""
 
     is_remote = True
 
@@ -271,16 +251,13 @@ class RemoteStore(CheckpointStore):
 
 
 def store_at(location: Location, scratch: Path) -> CheckpointStore:
-    """The store of the trial at this location; `scratch` as in `RemoteStore`."""
     return CheckpointStore(location.path) if location.is_local else RemoteStore(location, scratch)
 
 
 @contextlib.contextmanager
 def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: bool = False) -> Iterator[Path]:
     """The verified local directory of any checkpoint, by path, URI or location; for the block, if it is downloaded.
-
-    `without_manifest`, only for a local directory, as in `verify`.
-    """
+    `without_manifest` as in `verify`, for local directories."""
     place = Location.of(checkpoint)
     if place.is_local:
         yield verify(place.path, without_manifest=without_manifest)

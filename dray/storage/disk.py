@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "dray-scratch-"
@@ -37,12 +37,10 @@ def force_to_disk(directory: Path) -> None:
         paths = [os.path.join(folder, name) for name in names]
         files += [path for path in paths if not os.path.islink(path)]
     # All writes are started before the first is waited for, which halves the time.
-    for path in files:
-        _with(path, begin_writing)
-    for path in files:
-        _with(path, os.fsync)
-    for path in folders:
-        _with(path, _fsync_folder)
+    for paths, work in ((files, begin_writing), (files, os.fsync), (folders, _fsync_folder)):
+        for path in paths:
+            with _opened(path) as descriptor:
+                work(descriptor)
 
 
 def begin_writing(file: int) -> None:
@@ -60,10 +58,11 @@ def _fsync_folder(folder: int) -> None:
             raise
 
 
-def _with(path: str, work: Callable[[int], None]) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+@contextlib.contextmanager
+def _opened(path: str | Path, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
-        work(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -87,12 +86,9 @@ def scratch(what: str) -> Iterator[Path]:
 @contextlib.contextmanager
 def locked(directory: str | Path, lock: int) -> Iterator[None]:
     """Lock a directory as `flock` does, also against this process."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
+    with _opened(directory) as descriptor:
         fcntl.flock(descriptor, lock)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def scratch_until_exit(what: str) -> Path:
@@ -106,12 +102,9 @@ def _remove_abandoned(root: Path) -> None:
     """Remove this user's directories whose process was killed; once in a process."""
     for place in root.glob(f"{PREFIX}*"):
         # A lock is held, another process removes it, or what is in it is nested too deeply to be removed.
-        with contextlib.suppress(OSError, RecursionError):
-            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                found = os.fstat(descriptor)
-                if found.st_uid == os.getuid() and time.time() - found.st_mtime > NEW_S:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(place, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+        flags = os.O_DIRECTORY | os.O_NOFOLLOW
+        with contextlib.suppress(OSError, RecursionError), _opened(place, flags) as descriptor:
+            found = os.fstat(descriptor)
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > NEW_S:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(place, ignore_errors=True)

@@ -22,8 +22,7 @@ class StorageFull(OSError):
 
 
 class StorageError(OSError):
-    """An object store refused a request, or could not be reached despite retries; or a directory for results can't be
-    written to."""
+    """A store refused a request, or could not be reached despite retries; or a directory can't be written to."""
 
 
 @contextlib.contextmanager

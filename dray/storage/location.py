@@ -21,8 +21,7 @@ _S3 = ("region", "scheme", "endpoint_override", "role_arn", "tls_ca_file_path")
 _S3_SECRETS = ("access_key", "secret_key", "session_token")
 _SECRET = re.compile(r".*(key|secret|token|password|passphrase|credential|connection_string)s?", re.IGNORECASE)
 _GCS = ("scheme", "endpoint_override", "project_id", "anonymous")
-REQUEST_TIMEOUT_S = 30.0
-"""How long a store may take to answer. A busy one takes longer than pyarrow's default for S3, 3 s."""
+REQUEST_TIMEOUT_S = 30.0  # a busy store takes longer than pyarrow's default for S3, 3 s
 
 
 def bucket_uri(scheme: str, bucket: str | None, prefix: str | None, endpoint_url: str | None = None) -> str:

@@ -22,9 +22,8 @@ from dray.storage.remote import RemoteDirectory
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0  # how often logs are uploaded: a lost machine loses at most this much of them
+#: The greatest average rate. A log that has grown is uploaded as a whole again, so large ones are uploaded less often.
 BYTES_PER_S = 1 << 20
-"""The average upload rate is at most this. An object can't be appended to: a log that has grown is uploaded as a whole
-again, so logs of many MiB are uploaded less often."""
 PATIENCE_S = 5.0
 NAME = re.compile(r"rank_(\d+)(?:\.[\dTZ.]+)?\.log")  # a log's name, on a machine or in a store
 _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d\.\d{3}Z) ")

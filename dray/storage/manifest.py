@@ -31,8 +31,8 @@ class Listed:
 
 
 def write_manifest(directory: Path, known: Mapping[str, Listed]) -> None:
-    """Write a checkpoint's manifest: all files in the directory, and those that other machines have uploaded.
-    `known`: the entries of files whose checksums are known, also those elsewhere; other files are read."""
+    """Write a checkpoint's manifest. `known` are the entries of files whose checksums are known, also of those that
+    other machines have uploaded; other files are read."""
     listed = sorted((listed_in(directory, known) | dict(known)).items())
     files = {name: {"size": each.size, "sha256": each.sha256} for name, each in listed}
     # Renamed when complete: some file systems copy a directory to rename it, and could copy half a manifest.
@@ -84,10 +84,9 @@ def _damaged(checkpoint: object, what: str) -> CheckpointError:
 def verify(
     checkpoint: Path, name: object = None, *, without_manifest: bool = False, only: Collection[str] = ()
 ) -> Path:
-    """Return `checkpoint` if it is valid. A checkpoint that Determined wrote has no checksums, and passes.
+    """Return `checkpoint`, a local directory, if it is valid. One that Determined wrote has no checksums, and passes.
 
     Args:
-        checkpoint: a local directory.
         name: its name in errors; by default its path.
         without_manifest: also accept, with a warning, a checkpoint of dray without a manifest. For a path given by the
             user: it may be a copy made in `on_checkpoint_write_end`, before the manifest was written.

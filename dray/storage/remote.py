@@ -26,7 +26,6 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 15.0
 PARALLEL = 8  # files transferred at a time
 CHUNK_BYTES = 8 << 20
 
-
 # Errors of the AWS SDK, GCS and Azure that retries do not fix.
 _REFUSED = re.compile(
     r"NO_SUCH_BUCKET|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN|UNRECOGNIZED_"
@@ -57,15 +56,12 @@ class RemoteDirectory:
         def listing(filesystem: Any, path: str) -> dict[str, int]:
             from pyarrow.fs import FileSelector, FileType
 
-            selector = FileSelector(path, recursive=True, allow_not_found=True)
-            found = filesystem.get_file_info(selector)
-            prefix = len(path) + 1
-            # An empty name is a marker object for a directory.
-            return {
-                info.path.lstrip("/")[prefix:]: info.size or 0
-                for info in found
-                if info.type == FileType.File and len(info.path.lstrip("/")) > prefix
+            found = filesystem.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+            files = {
+                info.path.lstrip("/")[len(path) + 1 :]: info.size or 0 for info in found if info.type == FileType.File
             }
+            files.pop("", None)  # a marker object for a directory
+            return files
 
         return self._tried("list", listing)
 

@@ -21,12 +21,8 @@ class PyTorchCallback:
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Before the data loaders are built.
-
-        Args:
-            first_batch_idx: the batch that this run starts at, 0 for a fresh trial.
-            checkpoint_uuid: the checkpoint that it resumes from, None for a fresh trial.
-        """
+        """Before the data loaders are built. The run starts at this batch, from this checkpoint: 0 and None for a fresh
+        trial."""
 
     def on_trial_shutdown(self) -> None:
         """The last hook, called once, also after an error; callbacks in reverse order."""
@@ -56,33 +52,18 @@ class PyTorchCallback:
         """Before the first batch of a validation. Not called with `evaluate_full_dataset`."""
 
     def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        """After the last batch of a validation. Not called with `evaluate_full_dataset`.
-
-        Args:
-            outputs: what `evaluate_batch` returned for each batch on this rank, with tensors as numpy arrays.
-        """
+        """After the last batch of a validation; `outputs` is what `evaluate_batch` returned for each on this rank, with
+        tensors as numpy arrays. Not called with `evaluate_full_dataset`."""
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        """After a validation.
-
-        Args:
-            metrics: reduced over batches and ranks, the same on each rank. Copy the dict to keep it: on the chief
-                "batches" and "epochs" are added later.
-        """
+        """After a validation, with its metrics reduced over batches and ranks, the same on each rank. Copy the dict to
+        keep it: on the chief "batches" and "epochs" are added later."""
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """Before a checkpoint's state is loaded.
-
-        Args:
-            checkpoint: the state, such as "models_state_dict"; may be changed.
-        """
+        """Before a checkpoint's state ("models_state_dict", ...) is loaded; it may be changed."""
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Before a checkpoint's state is written, on the chief.
-
-        Args:
-            checkpoint: the state, such as "models_state_dict"; may be changed.
-        """
+        """Before a checkpoint's state is written, on the chief; it may be changed."""
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
         """Deprecated: use `on_checkpoint_write_end`. Called just before it."""
@@ -90,18 +71,12 @@ class PyTorchCallback:
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
         """After the files of a checkpoint have been written, on the chief.
 
-        Args:
-            checkpoint_dir: its directory for now: it is renamed or uploaded when the hook returns. Files added there
-                become part of the checkpoint, and so do fields added to its `metadata.json`. To read the checkpoint
-                later keep the id that `on_checkpoint_upload_end` is given.
+        The directory is renamed or uploaded when the hook returns. Files added there become part of the checkpoint, and
+        so do fields added to its `metadata.json`. To read it later keep the id that `on_checkpoint_upload_end` gets.
         """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """After a checkpoint is complete.
-
-        Args:
-            uuid: its id, to pass to `Trainer.fit(latest_checkpoint=...)`.
-        """
+        """After a checkpoint is complete; `uuid` is its id, for `Trainer.fit(latest_checkpoint=...)`."""
 
     def state_dict(self) -> dict[str, Any]:
         """This callback's state: tensors, numpy arrays, numbers, strings; dicts, lists, tuples and sets of them."""
@@ -141,7 +116,6 @@ def overrides(callback: PyTorchCallback, hook: str) -> bool:
 
 
 def hooks_of(callbacks: Mapping[str, PyTorchCallback]) -> Hooks:
-    """Which hooks that cost something this rank's callbacks have."""
 
     def has(*hooks: str) -> bool:
         return any(overrides(callback, hook) for callback in callbacks.values() for hook in hooks)

@@ -16,7 +16,6 @@ class TrialInfo:
     """One trial of an experiment.
 
     Args:
-        trial_id, experiment_id: their numbers.
         trial_seed: the seed that `pytorch.init()` uses.
         hparams: the hyperparameters that the search chose.
         config: the experiment's config, with its secrets; left out of the repr.

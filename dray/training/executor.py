@@ -43,7 +43,7 @@ from dray.training.parallel.exchange import Leave, Reason, on_chief
 from dray.training.parallel.gradient_check import GradientCheck, Norms
 from dray.training.parallel.sharding import is_sharded, sync_buffers
 from dray.training.plan import Plan
-from dray.training.progress import Progress, Stop
+from dray.training.progress import Progress, StopRequest
 from dray.training.trial import Rank
 from dray.training.usage import Flops, Usage, UsageShare
 
@@ -304,7 +304,7 @@ class Executor:
             report = replace(report, system=self._usage.flush(at_once=command.decides or command.final))
             self.scalars.write_system(report.batches, report.system or {})
         # Published before any rank leaves: what the host does on a stop may end this process.
-        mine = (position.stop is Stop.REQUESTED, leave)
+        mine = (position.stop is StopRequest.REQUESTED, leave)
         stop, ranks = on_chief(rank.peers, "publishing metrics", lambda: self.checkpointer.saver.publish(report), mine)
         if self.agreement.agree([row[1] for row in ranks]) is not None:
             # Nothing is lost: the checkpoint has just been saved.

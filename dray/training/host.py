@@ -14,8 +14,8 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import TrainUnit
 
+#: What a validation has reached, for a search that measures length by a metric.
 Reached = Literal["nothing", "rung", "end"]
-"""What a validation has reached, for a search that measures length by a metric: a rung where it decides, the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,10 @@ class Host(Protocol):
     """Where a trial runs: this process, processes of torchrun, or a Ray worker.
 
     Methods are called on the chief only, unless stated otherwise. `commit` may be called in another thread, one
-    checkpoint after another; the report of the checkpoint, and further ones, may be published meanwhile. A report that
-    the search decides on is published once its checkpoint is committed, which may be in another thread, but then
-    nothing else is published meanwhile. On each machine that has a part of a checkpoint, `new_checkpoint` and
-    `add_to_checkpoint` are called on its first rank.
-
-    Attributes must be the same on every rank of a trial, except the trial seed: the chief's counts.
+    checkpoint after another, and reports be published meanwhile; but one that the search decides on only once its
+    checkpoint is committed, and nothing else meanwhile. `new_checkpoint` and `add_to_checkpoint` are called on the
+    first rank of each machine that has a part of a checkpoint. Attributes are the same on every rank of a trial, except
+    the trial seed: the chief's counts.
     """
 
     #: Identify this run in logs and results.
@@ -86,8 +84,8 @@ class Host(Protocol):
         SearcherMetricError if the metric is missing, or its value is not a length."""
 
     def training(self, plan: Plan, begin: int, peers: DistributedContext) -> AbstractContextManager[None]:
-        """The block in which a plan is performed, from batch `begin` on. Entered and left together by every rank; ends
-        with a KeyboardInterrupt on every rank if the user has interrupted the training of any."""
+        """The block in which a plan is performed, from batch `begin` on, by every rank together; ends with a
+        KeyboardInterrupt on every rank if the user has interrupted the training of any."""
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
         """Poll this function, in any thread, on every rank, for its (batches trained, batches validated)."""
@@ -96,11 +94,8 @@ class Host(Protocol):
         """An empty directory to write a checkpoint into, at this many batches."""
 
     def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
-        """Commit the files in `staging` as the checkpoint at `report.batches`, all or nothing; returns its id.
-
-        `known` are files by name whose checksums are known, with all that `add_to_checkpoint` returned on other
-        machines.
-        """
+        """Commit the files in `staging` as the checkpoint at `report.batches`, all or nothing; returns its id. `known`
+        are files whose checksums are known, with all that `add_to_checkpoint` returned on other machines."""
 
     def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
         """Upload a part of a checkpoint that the chief on another machine commits, to a remote store; returns its
@@ -143,13 +138,12 @@ class ProgramHost(Host, Protocol):
         """The program has called `core.init()`. On every rank."""
 
     def report(self, report: Report) -> bool:
-        """Pass on a report; returns whether the program should save what it needs and return.
-
-        As `publish`, but the host finds out from the report whether the search decides here.
+        """Pass on a report; returns whether the program should save what it needs and return. As `publish`, but the
+        host finds out from the report whether the search decides here.
 
         Raises:
-            SearcherMetricError: the search compares trials, and the first validation lacks its metric; or the report
-                does not have the trial's length in the search's unit.
+            SearcherMetricError: the first validation lacks the metric that the search compares; or the report does not
+                have the trial's length in the search's unit.
             TrialEnded: the program was asked to stop before, and kept reporting.
         """
 

@@ -52,15 +52,11 @@ class LRScheduler:
         STEP_EVERY_OPTIMIZER_STEP = 4
 
     def __init__(self, scheduler: Any, step_mode: StepMode, frequency: int = 1) -> None:
-        if scheduler is None:
-            raise TypeError("LRScheduler needs a scheduler of torch.optim.lr_scheduler, got None")
         if not isinstance(step_mode, LRScheduler.StepMode):
             raise TypeError(f"step_mode must be a pytorch.LRScheduler.StepMode, got {step_mode!r}")
         if not is_int(frequency) or frequency < 1:
             raise ValueError(f"frequency must be an int >= 1, got {frequency!r}")
-        self._scheduler = scheduler
-        self._step_mode = step_mode
-        self._frequency = frequency
+        self._scheduler, self._step_mode, self._frequency = scheduler, step_mode, frequency
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -135,15 +131,10 @@ def follow_length(
 ) -> None:
     """Replace, in a checkpoint's state, schedules that were made for `before` batches by those made for `now`.
 
-    The trial's constructor has made them at step 0, and here they are stepped to the saved position: most can't be
-    moved to it otherwise, as each rate follows from the one before. A schedule that was made with the same arguments as
-    the saved one was not made for the length, and continues as saved, with a warning if it may have an end.
-
-    Args:
-        state: what `Optimisation.load_state_dict` loads next.
-        schedules, optimizers: as the trial's constructor has made them.
-        asked: the trial has called `get_total_batches`: schedules with functions (LambdaLR), which can't be compared,
-            are then taken to depend on it.
+    The trial's constructor has made them at step 0, and here they are stepped to the saved position: each rate follows
+    from the one before. A schedule that was made with the same arguments as the saved one was not made for the length,
+    and continues as saved, with a warning if it may have an end. If the trial has `asked` for `get_total_batches`,
+    schedules with functions (LambdaLR), which can't be compared, are taken to depend on it.
     """
     saved, groups = state.get("lr_schedulers_state_dict", []), state.get("optimizers_state_dict", [])
     if len(saved) != len(schedules) or len(groups) != len(optimizers):

@@ -81,7 +81,6 @@ class Plan:
         return self.policy == "best" and not self.decides(at)
 
     def saves_validation(self, is_best: bool) -> bool:
-        """Whether to save after a validation."""
         return self.policy == "all" or (self.policy == "best" and is_best)
 
 
@@ -112,14 +111,12 @@ def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global
 
 
 def check_length(length: TrainUnit | None, name: str) -> None:
-    """Raise TypeError unless it is a Batch or an Epoch with an int, or None."""
     check_unit(length, name)
     if length is not None and not isinstance(length.value, int):
         raise TypeError(f"{name} must hold an int, for example pytorch.Epoch(1), got {length!r}")
 
 
 def check_unit(unit: TrainUnit | None, name: str) -> None:
-    """Raise TypeError unless it is a Batch, an Epoch or None."""
     if not isinstance(unit, (Batch, Epoch, NoneType)):
         raise TypeError(
             f"{name} must be a pytorch.Batch or a pytorch.Epoch, got {unit!r} of type {type(unit).__name__}"

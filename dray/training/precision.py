@@ -13,7 +13,6 @@ from torch.amp.grad_scaler import OptState
 
 log = logging.getLogger(__name__)
 
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -80,7 +79,11 @@ def warn_if_left_off(loss: torch.Tensor, device: torch.device) -> None:
 
     Autocast, of the trainer or the trial's own, and `fully_shard`'s mixed precision show in the dtypes of the graph.
     """
-    if _is_chosen() or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
+    try:
+        is_chosen = torch.backends.cuda.matmul.fp32_precision != "none"
+    except AttributeError:  # before torch 2.9
+        is_chosen = torch.get_float32_matmul_precision() != "highest"
+    if is_chosen or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
         return
     dtypes = _products(loss)
     if 2 * dtypes[torch.float32] > dtypes.total():
@@ -89,13 +92,6 @@ def warn_if_left_off(loss: torch.Tensor, device: torch.device) -> None:
             'torch.set_float32_matmul_precision("high") in the trial\'s constructor, or train in mixed precision; '
             '"highest" keeps them as they are, without this hint'
         )
-
-
-def _is_chosen() -> bool:
-    try:
-        return bool(torch.backends.cuda.matmul.fp32_precision != "none")
-    except AttributeError:  # before torch 2.9
-        return torch.get_float32_matmul_precision() != "highest"
 
 
 def _products(loss: torch.Tensor) -> Counter[torch.dtype]:

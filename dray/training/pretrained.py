@@ -24,15 +24,13 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=torch.nn.Module)
 
-MARK = "_dray_pretrained"
-"""The attribute of a parameter with its `Weight`, which all ranks have. A copy of the parameter does not have it."""
+MARK = "_dray_pretrained"  # the attribute of a parameter with its `Weight`; a copy of the parameter does not have it
 
 
 class Weight:
     """A pretrained tensor in memory that trials share, or this rank's shard of a whole one; of the module `kept`."""
 
-    sha256: str
-    """Checksum of the dtype, shape and content of the whole tensor."""
+    sha256: str  # of the dtype, shape and content of the whole tensor
 
     def __init__(self, tensor: torch.Tensor, whole: Weight | None = None, kept: Pretrained[Any] | None = None) -> None:
         self._tensor = tensor.detach()
@@ -47,7 +45,6 @@ class Weight:
         self.sha256 = digest.hexdigest()
 
     def at(self, tensor: torch.Tensor) -> Weight:
-        """The same weight in other memory."""
         weight = copy.copy(self)
         weight._tensor = tensor
         return weight
@@ -86,7 +83,7 @@ class Pretrained(Generic[M]):
 
     @property
     def in_file(self) -> bool:
-        """Whether the weights are in a file, and this process keeps none of them."""
+        """Whether the weights are in a file, and not in memory."""
         return self._file is not None
 
     def is_intact(self) -> bool:
@@ -99,7 +96,6 @@ class Pretrained(Generic[M]):
         return copy.deepcopy(self._module, {id(each): weight.share() for each, weight in weights})
 
     def write(self, stack: contextlib.ExitStack) -> Path:
-        """Write the weights to a file, which is deleted with the stack's end."""
         path = stack.enter_context(scratch("pretrained")) / "weights.pt"
         with path.open("wb") as file:  # not by its name: then a full disk is a RuntimeError
             torch.save([weight._tensor for weight in self._loaded()], file)
@@ -182,12 +178,8 @@ def sharding(model: torch.nn.Module) -> Iterator[None]:
 def unshare_changed_shards(models: Sequence[torch.nn.Module], peers: DistributedContext) -> None:
     """Have checkpoints hold the pretrained weights of which a rank has changed its shard. All ranks call this
     together."""
-    shards = [
-        parameter
-        for model in models
-        for parameter in shared_parameters(model).values()
-        if _weight_of(parameter).is_shard
-    ]
+    shared = [parameter for model in models for parameter in shared_parameters(model).values()]
+    shards = [parameter for parameter in shared if _weight_of(parameter).is_shard]
     if shards:  # on all ranks
         ranks = peers.allgather([not _weight_of(shard).is_in(shard) for shard in shards])
         unshare(shard for shard, *changed in zip(shards, *ranks, strict=True) if any(changed))
@@ -195,12 +187,8 @@ def unshare_changed_shards(models: Sequence[torch.nn.Module], peers: Distributed
 
 def digest_of(models: Sequence[torch.nn.Module]) -> str:
     """One text for all pretrained weights of models; "" if they have none."""
-    found = [
-        (index, name, _weight_of(parameter).sha256)
-        for index, model in enumerate(models)
-        for name, parameter in shared_parameters(model).items()
-    ]
-    return hashlib.sha256(repr(found).encode()).hexdigest() if found else ""
+    found = [{name: _weight_of(each).sha256 for name, each in shared_parameters(model).items()} for model in models]
+    return hashlib.sha256(repr(found).encode()).hexdigest() if any(found) else ""
 
 
 def check_same(digests: Sequence[str]) -> None:
@@ -214,11 +202,8 @@ def check_same(digests: Sequence[str]) -> None:
 
 
 def without_shared(model: torch.nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
-    """A model's state dict without its shared weights, and their SHA-256 by name.
-
-    A weight that the trial has changed nevertheless, such as by merging an adapter into it, is in the state dict. For
-    shards see `unshare_changed_shards`: one rank can't tell.
-    """
+    """A model's state dict without its shared weights, and their SHA-256 by name. A weight that the trial has changed
+    nevertheless, such as by merging an adapter into it, is in the state dict. (Shards: `unshare_changed_shards`.)"""
     state = model.state_dict()
     left_out = {
         name: _weight_of(parameter).sha256
@@ -254,7 +239,6 @@ def with_shared(model: torch.nn.Module, saved: Mapping[str, Any], left_out: Mapp
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """What this rank holds of a tensor."""
     found: torch.Tensor = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
     return found
 

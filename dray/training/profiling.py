@@ -13,10 +13,8 @@ from dray.training.units import is_int
 
 log = logging.getLogger(__name__)
 
-BATCHES = 10
-"""The length of a window without an end."""
-MAX_EVENTS = 100_000
-"""Allocations that a snapshot of GPU memory goes back."""
+BATCHES = 10  # the length of a window without an end
+MAX_EVENTS = 100_000  # allocations that a snapshot of GPU memory goes back
 
 
 class Window(profile):

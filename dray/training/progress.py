@@ -20,7 +20,6 @@ class Progress:
     saved: int | None = None
 
     def trained(self, batches: int) -> Progress:
-        """After training to `batches` in total."""
         assert batches >= self.batches, (batches, self)
         return replace(self, batches=batches)
 
@@ -40,13 +39,12 @@ class Progress:
         return cls(batches=data["batches"] or 0, validated=data.get("validated"), saved=data.get("saved"))
 
 
-class Stop(enum.Enum):
+class StopRequest(enum.Enum):
     """Whether the trial's own code has asked to stop. A request counts for one run of the loop."""
 
     NO = 0
     REQUESTED = 1
-    #: Training has ended since the request.
-    OBEYED = 2
+    OBEYED = 2  # training has ended since the request
 
 
 class Position:
@@ -56,20 +54,18 @@ class Position:
 
     def __init__(self) -> None:
         self.epoch_length: int | None = None  # batches per epoch, None for one endless epoch
-        self.stop = Stop.NO  # whether the trial has asked to stop at the next boundary
+        self.stop = StopRequest.NO  # whether the trial has asked to stop at the next boundary
         self.start(0)
 
     def start(self, batches: int) -> None:
-        """Set the batch that a run starts at."""
         self.batch_idx: int | None = None  # the batch being trained, from 0, None before training
         self.initial_batch = self.trained = batches  # in total; one that is interrupted does not count
-        if self.stop is Stop.OBEYED:
-            self.stop = Stop.NO
+        if self.stop is StopRequest.OBEYED:
+            self.stop = StopRequest.NO
 
     def end(self) -> None:
-        """Training has ended: a request to stop has been obeyed."""
-        if self.stop is Stop.REQUESTED:
-            self.stop = Stop.OBEYED
+        if self.stop is StopRequest.REQUESTED:
+            self.stop = StopRequest.OBEYED
 
     @property
     def epochs(self) -> float | None:

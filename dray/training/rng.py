@@ -13,7 +13,6 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python, NumPy and torch (all devices)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -71,13 +70,11 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
+#: Environment variables, which CUDA's libraries read when they are first used. Those already set stay as they are.
 VARIABLES = {
-    # Without it, older versions of torch refuse to multiply matrices.
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    # Reductions in NVSwitches may add in another order in each call.
-    "NCCL_NVLS_ENABLE": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it, older versions of torch refuse to multiply matrices
+    "NCCL_NVLS_ENABLE": "0",  # reductions in NVSwitches may add in another order in each call
 }
-"""Environment variables, which CUDA's libraries read when they are first used. Those already set stay as they are."""
 
 
 @contextlib.contextmanager

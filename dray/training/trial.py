@@ -39,24 +39,18 @@ def by_name(method: Callable[..., Any], *names: str, required: int | None = None
         return method
     own = list(signature.parameters)
     counts = range(len(names), (len(names) if required is None else required) - 1, -1)
-    for taken in (names[:count] for count in counts):
-        if _binds(signature, **dict.fromkeys(taken)):
-            return method if taken == names else _taking(method, taken)
+    if _binds(signature, **dict.fromkeys(names)):
+        return method
+    for count in counts[1:]:
+        if _binds(signature, **dict.fromkeys(names[:count])):
+            return lambda **given: method(**{name: given[name] for name in names[:count]})
     # Not if it has the names in another order.
     if all(own.index(name) == place for place, name in enumerate(names) if name in own):
-        for taken in (names[:count] for count in counts):
-            if _binds(signature, *taken):
-                return _by_position(method, taken)
+        for count in counts:
+            if _binds(signature, *names[:count]):
+                return lambda **given: method(*(given[name] for name in names[:count]))
     name = getattr(method, "__qualname__", repr(method))
     raise TypeError(f"{name}{signature} must take the arguments ({', '.join(names)}), in this order")
-
-
-def _taking(method: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    return lambda **given: method(**{name: given[name] for name in names})
-
-
-def _by_position(method: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    return lambda **given: method(*(given[name] for name in names))
 
 
 def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
@@ -71,10 +65,9 @@ def epoch_start_of(callback: PyTorchCallback) -> Callable[[int], None]:
     """A callback's `on_training_epoch_start`, which may lack its argument, as in old versions of Determined."""
     hook: Any = callback.on_training_epoch_start
     if inspect.signature(hook).parameters:
-        return lambda epoch_idx: hook(epoch_idx)
-    log.warning(
-        "%s.on_training_epoch_start() without epoch_idx is deprecated; add the parameter", type(callback).__name__
-    )
+        return hook  # type: ignore[no-any-return]
+    kind = type(callback).__name__
+    log.warning("%s.on_training_epoch_start() without epoch_idx is deprecated; add the parameter", kind)
     return lambda epoch_idx: hook()
 
 

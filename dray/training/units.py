@@ -18,14 +18,9 @@ def is_int(value: object) -> TypeGuard[int]:
 class TrainUnit:
     """A period, a schedule or a length, in the unit of the subclass. Use `Batch` or `Epoch`.
 
-    An int is a length, or a period (`Batch(100)`: every 100 batches; zero or less: every batch). A container is a
-    schedule, counted from 1 (`Batch([1, 5, 10])`: after batches 1, 5 and 10).
-
-    Args:
-        value: an int, or anything that supports `in` (list, tuple, set, range, or your own container).
-
-    Raises:
-        TypeError: value is neither.
+    An int is a length, or a period (`Batch(100)`: every 100 batches; zero or less: every batch). A container, anything
+    that supports `in`, is a schedule, counted from 1 (`Batch([1, 5, 10])`: after batches 1, 5 and 10). Anything else
+    is a TypeError.
     """
 
     def __init__(self, value: int | Container[int]) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -66,45 +66,30 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REPORT_EVERY_S = 5.0
-"""Seconds between reports of usage, besides those at rungs and at the end of a trial."""
-MEASURE_EVERY_S = 1.0
-"""Seconds between measurements of the machine, each of which takes about 0.1 ms."""
+REPORT_EVERY_S = 5.0  # besides those at rungs and at the end of a trial
+MEASURE_EVERY_S = 1.0  # a measurement of the machine takes about 0.1 ms
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True, slots=True)
-class MachineUsage:
-    """The machine usage of one rank and its DataLoader workers; None is what could not be measured."""
-
-    cpu_cores: float | None = None  # seconds of CPU time per second
-    memory_gb: float | None = None  # resident; what processes share is counted in each
-    gpu_memory_gb: float | None = None  # reserved by torch
-    gpu_peak_memory_gb: float | None = None  # the most that tensors have held of it since the trial began
-    gpu_alloc_retries: float | None = None  # torch found too little free memory, and gave back all that it could
-    gpu_ooms: float | None = None  # it was out of memory nevertheless
-    gpu_percent: float | None = None  # of the time in which something ran on the GPU; needs pynvml
-
-
+#: The machine usage of a rank and its DataLoader workers, and how it is reduced over ranks.
 OVER_RANKS: dict[str, Callable[[list[Any]], float]] = {
-    "cpu_cores": sum,
-    "memory_gb": sum,
-    "gpu_percent": fmean,
-    "gpu_memory_gb": max,
-    "gpu_peak_memory_gb": max,
-    "gpu_alloc_retries": sum,
-    "gpu_ooms": sum,
+    "cpu_cores": sum,  # seconds of CPU time per second
+    "memory_gb": sum,  # resident; what processes share is counted in each
+    "gpu_percent": fmean,  # of the time in which something ran on the GPU; needs pynvml
+    "gpu_memory_gb": max,  # reserved by torch
+    "gpu_peak_memory_gb": max,  # the most that tensors have held of it since the trial began
+    "gpu_alloc_retries": sum,  # torch found too little free memory, and gave back all that it could
+    "gpu_ooms": sum,  # it was out of memory nevertheless
 }
-"""How a value is reduced over ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageShare:
     """One rank's part of a report."""
 
-    machine: MachineUsage | None
+    machine: Mapping[str, float]  # without what could not be measured
     records: float
     tokens: float
 
@@ -124,12 +109,12 @@ class Usage:
         self._cpu_s: dict[str, float] = {}
         self._measured_at = time.monotonic()
         self._measured("cpu_cores", lambda: self._grown_cpu_s(_processes()))
-        self._machine: MachineUsage | None = None
-        self._ranks: Sequence[MachineUsage] = ()
+        self._machine: Mapping[str, float] = {}
+        self._ranks: Sequence[Mapping[str, float]] = ()
         self._slots = 1
 
     def trained(self, records: float, tokens: float, data_s: float) -> None:
-        """Add what this rank has trained, and how long it waited for data, a part of the training time in `record`."""
+        """Add what this rank has trained; it waited `data_s` for data, a part of the training time in `record`."""
         self._records += records
         self._tokens += tokens
         self._data_s += data_s
@@ -146,25 +131,19 @@ class Usage:
         self._spent["checkpointing"] += seconds
         self._saved += seconds
 
-    def _measure(self) -> MachineUsage | None:
-        now = time.monotonic()
+    def _measure(self) -> Mapping[str, float]:
+        now, device = time.monotonic(), self._device
         elapsed = now - self._measured_at
-        if elapsed >= MEASURE_EVERY_S or (self._machine is None and elapsed > 0.05):
-            device = self._device
-            gpu = device.type == "cuda"
-            processes = self._measured("processes", _processes)
-            cpu_s = memory_gb = None
-            if processes is not None:
+        if elapsed >= MEASURE_EVERY_S or (not self._machine and elapsed > 0.05):
+            found: dict[str, float | None] = {}
+            if (processes := self._measured("processes", _processes)) is not None:
                 cpu_s = self._measured("cpu_cores", lambda: self._grown_cpu_s(processes))
-                memory_gb = self._measured("memory_gb", lambda: _memory_gb_of(processes))
-            memory = self._measured("gpu_memory_gb", lambda: _gpu_memory(device)) if gpu else None
-            percent = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device))) if gpu else None
-            self._machine = MachineUsage(
-                cpu_cores=None if cpu_s is None else cpu_s / elapsed,
-                memory_gb=memory_gb,
-                gpu_percent=percent,
-                **(memory or {}),
-            )
+                found["cpu_cores"] = None if cpu_s is None else cpu_s / elapsed
+                found["memory_gb"] = self._measured("memory_gb", lambda: _memory_gb_of(processes))
+            if device.type == "cuda":
+                found.update(self._measured("gpu_memory_gb", lambda: _gpu_memory(device)) or {})
+                found["gpu_percent"] = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device)))
+            self._machine = {name: value for name, value in found.items() if value is not None}
             self._measured_at = now
         return self._machine
 
@@ -194,7 +173,7 @@ class Usage:
     def add_ranks(self, ranks: Sequence[UsageShare], distinct: Sequence[UsageShare]) -> None:
         """Add the shares of all ranks, of which `distinct` have trained on different data."""
         self._slots = len(ranks)
-        self._ranks = [share.machine for share in ranks if share.machine is not None]
+        self._ranks = [share.machine for share in ranks]
         records, tokens = self._work
         self._work = records + sum(each.records for each in distinct), tokens + sum(each.tokens for each in distinct)
 
@@ -209,20 +188,14 @@ class Usage:
         if not at_once and now - self._flushed_at < REPORT_EVERY_S:
             return None
         training = self._spent["training"]
-        seconds = {
-            "training_s": max(training - self._data_s, 0.0),
-            "data_s": self._data_s,
-            "validating_s": self._spent["validating"],
-            "checkpointing_s": self._spent["checkpointing"],
-            "waiting_s": self._spent["waiting"],
-        }
-        found = {name: value for name, value in seconds.items() if value > 0}
+        seconds = {"training": 0.0, "data": self._data_s, **self._spent}
+        seconds["training"] -= self._data_s
+        found = {f"{phase}_s": value for phase, value in seconds.items() if value > 0}
         if self._batches and training > 0:
             found["batches_per_second"] = self._batches / training
             found.update(self._throughput(training))
         for name, reduce in OVER_RANKS.items():
-            values = [getattr(machine, name) for machine in self._ranks]
-            if known := [value for value in values if value is not None]:
+            if known := [machine[name] for machine in self._ranks if name in machine]:
                 found[name] = reduce(known)
         self._data_s = 0.0
         self._spent = dict.fromkeys(self._spent, 0.0)
@@ -259,7 +232,6 @@ def _processes() -> list[str]:
 
 
 def _cpu_s_of(processes: Sequence[str]) -> dict[str, float]:
-    """Seconds of CPU time by process, since each started."""
     found = {"self": time.process_time()}
     for process in processes[1:]:
         with contextlib.suppress(OSError, ValueError):  # the process has ended

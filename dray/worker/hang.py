@@ -59,7 +59,8 @@ def exit_if_hung(
                 faulthandler.dump_traceback_later(SLACK * timeout_s + grace_s, exit=True, file=log)
                 continue
             if idle_s >= timeout_s and not dumped:
-                _dump(what, log)
+                os.write(log, f"dray: {what}; the stacks of all threads:\n".encode())
+                faulthandler.dump_traceback(log, all_threads=True)
                 dumped = True
             if idle_s >= timeout_s + grace_s:
                 _exit(what, report)
@@ -83,11 +84,6 @@ def dump_collectives(log: Path, rank: int) -> None:
     # Older versions of torch record none of gloo.
     if (dump := getattr(torch._C._distributed_c10d, name, None)) is not None:
         Path(f"{log.parent}/{RECORD}{rank}").write_bytes(dump(True, True, False))
-
-
-def _dump(what: str, log: int) -> None:
-    os.write(log, f"dray: {what}; the stacks of all threads:\n".encode())
-    faulthandler.dump_traceback(log, all_threads=True)
 
 
 def _exit(what: str, report: Callable[[str], None]) -> NoReturn:

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ log = logging.getLogger(__name__)
 
 REPORT_FILE = "report.json"
 """A file in a checkpoint: what was measured since the checkpoint before, in case the driver never got it."""
+
+
+def _not_yet() -> tuple[int, int]:
+    return 0, 0
 
 
 class RayHost:
@@ -65,7 +70,7 @@ class RayHost:
         self._link = TrialLink(driver, desk, lease)
         self.reports = Reports(self._link, lease, settings, is_program=is_program)
         self.metrics: Sequence[str] = self.reports.checks.compared
-        self._progress: Callable[[], tuple[int, int]] | None = None
+        self._progress: Callable[[], tuple[int, int]] = _not_yet
         self._commits = 0
 
     # ------------------------------------------------------------------ the lease
@@ -82,8 +87,8 @@ class RayHost:
         carried = json.loads(path.read_text())
         # The process that committed it may have been killed before it could report it.
         self._link.saved(self.latest_checkpoint, carried["batches"], carried["metric"])
-        fields = ("rows", "step", "value", "metrics", "final")  # a checkpoint of an earlier version has no "metrics"
-        report = DeskReport(**{name: carried[name] for name in fields if name in carried})
+        # One of an earlier version lacks some.
+        report = DeskReport(**{name: carried[name] for name in DeskReport.__slots__ if name in carried})
         return self.reports.resume(report, carried["decides"])
 
     def end(self) -> LeaseOutcome:
@@ -111,17 +116,16 @@ class RayHost:
     @property
     def has_trained(self) -> bool:
         """Whether this rank has begun to train."""
-        return self._progress is not None
+        return self._progress is not _not_yet
 
     @property
     def batches(self) -> int:
         """Batches trained, as far as this rank knows."""
-        return 0 if self._progress is None else self._progress()[0]
+        return self._progress()[0]
 
     def pulse(self) -> tuple[float, ...]:
         """A value that changes with any progress of the trial, and of its transfers with its store."""
-        progress = (0, 0) if self._progress is None else self._progress()
-        return *progress, self._commits, self._store.transferred
+        return *self._progress(), self._commits, self._store.transferred
 
     # ------------------------------------------------------------------ reports
     def publish(self, report: Report) -> bool:
@@ -150,16 +154,8 @@ class RayHost:
     def commit(self, staging: Path, report: Report, known: Mapping[str, Listed]) -> str:
         staged, message = self.reports.unsaved.take(staging), self.reports.carried(report)
         metric = staged.value if message.value is None else message.value
-        carried = {
-            "rows": [*staged.rows, *message.rows],
-            "step": message.step,
-            "value": message.value,
-            "metrics": message.metrics,
-            "final": message.final,
-            "decides": report.decides,
-            "batches": report.batches,
-            "metric": metric,
-        }
+        carried = asdict(replace(message, rows=[*staged.rows, *message.rows], warning=""))
+        carried |= {"decides": report.decides, "batches": report.batches, "metric": metric}
         (staging / REPORT_FILE).write_text(json.dumps(carried))
         self._link.confirm_commit()
         checkpoint = self._store.commit(staging, report.batches, known)

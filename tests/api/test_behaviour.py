@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from dray import pytorch
-from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, Ones, OneWeight
-
-Mode = pytorch.LRScheduler.StepMode
+from tests.pytorch.fakes import FakeHost, OneWeight, callback
 
 
 def defaults(function: Any) -> dict[str, Any]:
@@ -59,19 +55,6 @@ def test_a_trial_has_no_callbacks_and_averages_by_default(host: FakeHost) -> Non
         assert trial.evaluation_reducer() is pytorch.Reducer.AVG
 
 
-@pytest.mark.api("1.9", "6.1")
-def test_the_average_is_over_batches_and_not_over_records(fit: Fit, host: FakeHost) -> None:
-    class Uneven(OneWeight):
-        def build_validation_data_loader(self) -> pytorch.DataLoader:
-            return pytorch.DataLoader(Ones(3), batch_size=2)
-
-        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            return {"records": float(len(batch))}
-
-    fit(Uneven, max_length=Batch(1))
-    assert host.reports[-1].validation == {"records": 1.5}
-
-
 @pytest.mark.api("1.10")
 def test_the_length_of_each_batch_is_asked_once(fit: Fit) -> None:
     asked: list[int] = []
@@ -85,60 +68,30 @@ def test_the_length_of_each_batch_is_asked_once(fit: Fit) -> None:
     assert asked == [2] * (4 + 3)
 
 
-@pytest.mark.api("3.2")
-def test_methods_return_the_ranks_too() -> None:
-    context = DistributedContext(
-        rank=5, size=6, local_rank=1, local_size=2, cross_rank=2, cross_size=3, chief_ip="10.0.0.1", transport=Silent()
-    )
-    told = (context.get_rank(), context.get_local_rank(), context.get_size(), context.get_num_agents())
-    assert told == (5, 1, 6, 3)
-    assert (context.cross_rank, context.cross_size, context.local_size) == (2, 3, 2)
-
-
-class Silent:
-    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
-        raise AssertionError("nothing is to be said here")
-
-    def close(self) -> None: ...
-
-
 @pytest.mark.api("5.2")
-@pytest.mark.parametrize(
-    ("mode", "frequency", "expected"),
-    [
-        (Mode.STEP_EVERY_BATCH, 1, [1, 0.5, 0.25, 0.125, 0.0625, 0.03125]),
-        (Mode.STEP_EVERY_BATCH, 4, [1, 1, 1, 1, 0.5, 0.5]),
-        (Mode.STEP_EVERY_EPOCH, 1, [1, 1, 1, 1, 1, 0.5]),
-        (Mode.MANUAL_STEP, 1, [1] * 6),
-    ],
-)
-def test_schedules_step_after_train_batch(fit: Fit, mode: Mode, frequency: int, expected: list[float]) -> None:
+def test_schedules_step_after_train_batch(fit: Fit) -> None:
     class Watching(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)
             self.rates: list[float] = []
             schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
-            context.wrap_lr_scheduler(schedule, mode, frequency)
+            context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH, 2)
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             found = super().train_batch(batch, epoch_idx, batch_idx)
             self.rates.append(self.optimizer.param_groups[0]["lr"] / self.lr)
             return found
 
-    assert fit(Watching, max_length=Batch(6)).rates == expected
+    assert fit(Watching, max_length=Batch(6)).rates == [1, 1, 0.5, 0.5, 0.25, 0.25]
 
 
 @pytest.mark.api("7.5")
 def test_a_workload_ends_at_every_boundary_of_any_kind(fit: Fit) -> None:
     ends: list[int] = []
 
-    class Watching(pytorch.PyTorchCallback):
-        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-            ends.append(avg_metrics["batches"])
-
     fit(
         OneWeight,
-        prepare=lambda trial: trial.callbacks.update(watching=Watching()),
+        callbacks=callback(on_training_workload_end=lambda metrics, _: ends.append(metrics["batches"])),
         max_length=Batch(13),
         reporting_period=Batch(10),
         validation_period=Batch(4),
@@ -207,14 +160,6 @@ def test_the_kinds_of_boundaries_can_be_imported() -> None:
 def test_test_mode_needs_a_length_too(fit: Fit) -> None:
     with pytest.raises(ValueError, match="needs max_length"):
         fit(OneWeight, test_mode=True)
-
-
-@pytest.mark.api("8.8")
-def test_a_resumed_run_has_no_step_zero(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
-    fit(OneWeight, max_length=Batch(1))
-    again = FakeHost(tmp_path / "again")
-    fit(OneWeight, again, max_length=Batch(2), step_zero_validation=True, latest_checkpoint=host.checkpoints()[0])
-    assert [report.batches for report in again.reports] == [2]
 
 
 @pytest.mark.api("8.10", "8.4")

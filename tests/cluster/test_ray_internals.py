@@ -16,7 +16,7 @@ import inspect
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -27,208 +27,95 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Names that one of our files uses for one purpose.
+USES = """
+dray/cluster/connection.py: start Ray on one machine without autoscaler, log monitor and dashboard, which cost seconds
+    ray._private.parameter: RayParams(include_log_monitor, no_monitor)
+    ray._private.node: Node.start_api_server(include_dashboard, raise_on_failure)
+dray/cluster/connection.py: keep signals to the driver's group from Ray's processes, and the driver's own handlers
+    ray._private.services: ConsolePopen
+    ray._private.utils: set_sigterm_handler(sigterm_handler)
+dray/cluster/connection.py: have Ray listen at 127.0.0.1 alone, and join such a cluster
+    ray._private.services: resolve_ip_for_localhost(host)
+dray/cluster/connection.py: find out whether a cluster that it has kept still has all its processes
+    ray._private.worker: global_worker
+    ray._private.node: Node.dead_processes()
+dray/cluster/connection.py: have Ray's files in a directory of this user's, on the disk where Ray would have them
+    ray._common.utils: get_default_system_temp_dir()
+dray/cluster/autoscaler.py: find out how large the cluster may become, and what its autoscaler starts or can't start
+    ray._private.state: GlobalState.get_cluster_config()
+    ray.autoscaler.v2.sdk: GcsClient
+    ray.autoscaler.v2.utils: ClusterStatusParser.from_get_cluster_status_reply(proto, stats)
+    ray.autoscaler.v2.schema: Stats()
+    ray.core.generated.autoscaler_pb2: GetClusterStatusReply
+dray/cluster/watch.py: see which nodes are about to be taken away, so that their trials save
+    ray._private.state: GlobalState.get_draining_nodes()
+dray/code/packages.py: upload the model's code and dray's own to the cluster
+    ray._private.runtime_env.working_dir: upload_working_dir_if_needed(include_gitignore, logger, runtime_env,
+        scratch_dir)
+dray/cluster/checks/launcher_file.py: check a cluster's file as `ray up` does (`dray cluster validate`)
+    ray.autoscaler._private.util: prepare_config(config); validate_config(config)
+dray/cluster/ray_output.py: send what Ray prints in the driver to ray.log
+    ray._private.worker: print_to_stdstream(data, ignore_prefix); global_worker_stdstream_dispatcher.handlers;
+        global_worker_stdstream_dispatcher.add_handler(handler, name);
+        global_worker_stdstream_dispatcher.remove_handler(name)
+searchers/ray_tune.py: ask the search about each result, and log why its handle failed
+    ray.tune.schedulers: FIFOScheduler.on_trial_result(result, trial, tune_controller);
+        FIFOScheduler.on_trial_error(trial, tune_controller)
+    ray.tune.experiment: Trial.error_file
+searchers/tune.py: be called by Tune's controller as a searcher and a scheduler, and see the trials that it has
+    ray.tune.search: Searcher.CKPT_FILE_TMPL; Searcher.FINISHED; Searcher.set_search_properties(config, metric, mode,
+        spec); Searcher.set_max_concurrency(max_concurrent); Searcher.suggest(trial_id);
+        Searcher.on_trial_result(result, trial_id); Searcher.on_trial_complete(error, result, trial_id);
+        Searcher.save(checkpoint_path); Searcher.restore(checkpoint_path)
+    ray.tune.schedulers: TrialScheduler.metric; TrialScheduler.supports_buffered_results;
+        TrialScheduler.set_search_properties(metric, mode, spec); TrialScheduler.on_trial_add(trial, tune_controller);
+        TrialScheduler.on_trial_error(trial, tune_controller); TrialScheduler.on_trial_result(result, trial,
+        tune_controller); TrialScheduler.on_trial_complete(result, trial, tune_controller);
+        TrialScheduler.on_trial_remove(trial, tune_controller); TrialScheduler.choose_trial_to_run(tune_controller);
+        TrialScheduler.debug_string()
+    ray.tune.execution.tune_controller: TuneController.stop_trial(trial)
+    ray.tune.search.variant_generator: parse_spec_vars(spec)
+    ray.tune.impl.placeholder: _RefResolver.TOKEN
+    ray.tune.experiment: Trial.checkpoint; Trial.last_result; Trial.set_status(status)
+    ray.tune.integration.ray_train: CHECKPOINT_PATH_KEY
+dray/groups/train_workers.py: start the workers of a Ray Train worker group, with their ranks and context, without a run
+    ray.train.v2._internal.execution.context: TrainRunContext(backend_config, dataset_config, run_config,
+        scaling_config, train_loop_config)
+    ray.train.v2.api.config: RunConfig(logging_config, worker_runtime_env)
+    ray.train.v2._internal.execution.worker_group: Worker(actor, metadata, placement_group_bundle_index, resources);
+        WorkerGroup._assign_worker_ranks(workers)
+    ray.train.v2._internal.execution.worker_group.worker: RayTrainWorker.get_metadata();
+        RayTrainWorker.init_train_context(controller_actor, distributed_context, storage_context,
+        synchronization_actor, train_run_context, worker_callbacks); RayTrainWorker.run_train_fn(train_fn_ref);
+        RayTrainWorker.execute(fn)
+    ray.train.v2._internal.util: ObjectRefWrapper(obj)
+dray/groups/train_workers.py: let the workers of a group see one another's GPUs, as NCCL wants
+    ray.train.v2._internal.callbacks.accelerators: _share_cuda_visible_devices(workers)
+dray/worker/serve.py: go to the directory that Ray Train's workers run in
+    ray.train.v2._internal.execution.storage: StorageContext.local_working_directory
+dray/cluster/token.py: tell within milliseconds that a cluster refuses this process's token
+    ray._private.authentication.authentication_utils: is_token_auth_enabled()
+    ray._private.grpc_utils: init_grpc_channel(address)
+    ray._private.utils: read_ray_address()
+    ray.core.generated.gcs_service_pb2: GetClusterIdRequest
+    ray.core.generated.gcs_service_pb2_grpc: NodeInfoGcsServiceStub(channel)
+dray/cluster/checks/node.py: check nodes on which dray is not installed, or another version of it
+    ray.cloudpickle: register_pickle_by_value(module); unregister_pickle_by_value(module)
+"""
+"""A file of ours and what it uses Ray's names for ("uses it to"); below, of each module of Ray its attributes,
+separated by semicolons, with the parameters that are given if they are called."""
 
-    Attributes:
-        file: ours.
-        why: what it does with them; after "uses it to".
-        names: by ``module:attribute``, the parameters that are given; None if it is not called.
-    """
 
-    file: str
-    why: str
-    names: dict[str, set[str] | None]
+def _names() -> Iterator[tuple[str, str, str, str | None]]:
+    """Our file, why, ``module:attribute``, and the parameters that are given; None if it is not called."""
+    for file, why, uses in re.findall(r"^(\S+): (.*)\n((?: .*\n)+)", USES, re.MULTILINE):
+        for module, attributes in re.findall(r"^    (\S+): ((?:.*\n)(?: {8}.*\n)*)", uses, re.MULTILINE):
+            for attribute in " ".join(attributes.split()).split("; "):
+                path, is_called, given = attribute.partition("(")
+                yield file, why, f"{module}:{path}", given.rstrip(")") if is_called else None
 
 
-WORKER = "ray.train.v2._internal.execution.worker_group.worker:RayTrainWorker"
-INIT_TRAIN_CONTEXT = {
-    "train_run_context",
-    "distributed_context",
-    "synchronization_actor",
-    "storage_context",
-    "worker_callbacks",
-    "controller_actor",
-}
-
-USES = [
-    Use(
-        "dray/cluster/connection.py",
-        "start Ray on one machine without autoscaler, log monitor and dashboard, which cost seconds",
-        {
-            "ray._private.parameter:RayParams": {"no_monitor", "include_log_monitor"},
-            "ray._private.node:Node.start_api_server": {"include_dashboard", "raise_on_failure"},
-        },
-    ),
-    Use(
-        "dray/cluster/connection.py",
-        "start Ray's processes out of the reach of signals to the driver's group, and keep the driver's own handlers",
-        {
-            "ray._private.services:ConsolePopen": None,
-            "ray._private.utils:set_sigterm_handler": {"sigterm_handler"},
-        },
-    ),
-    Use(
-        "dray/cluster/connection.py",
-        "have Ray listen at 127.0.0.1 alone, and join such a cluster",
-        {"ray._private.services:resolve_ip_for_localhost": {"host"}},
-    ),
-    Use(
-        "dray/cluster/connection.py",
-        "find out whether a cluster that it has kept still has all its processes",
-        {"ray._private.worker:global_worker": None, "ray._private.node:Node.dead_processes": set()},
-    ),
-    Use(
-        "dray/cluster/connection.py",
-        "have Ray's files in a directory of this user's, on the disk where Ray would have them",
-        {"ray._common.utils:get_default_system_temp_dir": set()},
-    ),
-    Use(
-        "dray/cluster/autoscaler.py",
-        "find out how large the cluster may become, and what its autoscaler is starting or failed to start",
-        {
-            "ray._private.state:GlobalState.get_cluster_config": set(),
-            "ray.autoscaler.v2.sdk:GcsClient": None,
-            "ray.autoscaler.v2.utils:ClusterStatusParser.from_get_cluster_status_reply": {"proto", "stats"},
-            "ray.autoscaler.v2.schema:Stats": set(),
-            "ray.core.generated.autoscaler_pb2:GetClusterStatusReply": None,
-        },
-    ),
-    Use(
-        "dray/cluster/watch.py",
-        "see which nodes are about to be taken away, so that their trials save",
-        {"ray._private.state:GlobalState.get_draining_nodes": set()},
-    ),
-    Use(
-        "dray/code/packages.py",
-        "upload the model's code and dray's own to the cluster",
-        {
-            "ray._private.runtime_env.working_dir:upload_working_dir_if_needed": {
-                "runtime_env",
-                "include_gitignore",
-                "scratch_dir",
-                "logger",
-            }
-        },
-    ),
-    Use(
-        "dray/cluster/checks/launcher_file.py",
-        "check a cluster's file as `ray up` does (`dray cluster validate`)",
-        {
-            "ray.autoscaler._private.util:prepare_config": {"config"},
-            "ray.autoscaler._private.util:validate_config": {"config"},
-        },
-    ),
-    Use(
-        "dray/cluster/ray_output.py",
-        "send what Ray prints in the driver to ray.log",
-        {
-            "ray._private.worker:print_to_stdstream": {"data", "ignore_prefix"},
-            "ray._private.worker:global_worker_stdstream_dispatcher.handlers": None,
-            "ray._private.worker:global_worker_stdstream_dispatcher.add_handler": {"name", "handler"},
-            "ray._private.worker:global_worker_stdstream_dispatcher.remove_handler": {"name"},
-        },
-    ),
-    Use(
-        "searchers/ray_tune.py",
-        "ask the search about each result, and log why its handle failed",
-        {
-            "ray.tune.schedulers:FIFOScheduler.on_trial_result": {"tune_controller", "trial", "result"},
-            "ray.tune.schedulers:FIFOScheduler.on_trial_error": {"tune_controller", "trial"},
-            "ray.tune.experiment:Trial.error_file": None,
-        },
-    ),
-    Use(
-        "searchers/tune.py",
-        "be called by Tune's controller as a searcher and a scheduler, and see the trials that it has",
-        {
-            "ray.tune.search:Searcher.CKPT_FILE_TMPL": None,
-            "ray.tune.search:Searcher.FINISHED": None,
-            "ray.tune.search:Searcher.set_search_properties": {"metric", "mode", "config", "spec"},
-            "ray.tune.search:Searcher.set_max_concurrency": {"max_concurrent"},
-            "ray.tune.search:Searcher.suggest": {"trial_id"},
-            "ray.tune.search:Searcher.on_trial_result": {"trial_id", "result"},
-            "ray.tune.search:Searcher.on_trial_complete": {"trial_id", "result", "error"},
-            "ray.tune.search:Searcher.save": {"checkpoint_path"},
-            "ray.tune.search:Searcher.restore": {"checkpoint_path"},
-            "ray.tune.schedulers:TrialScheduler.metric": None,
-            "ray.tune.schedulers:TrialScheduler.supports_buffered_results": None,
-            "ray.tune.schedulers:TrialScheduler.set_search_properties": {"metric", "mode", "spec"},
-            "ray.tune.schedulers:TrialScheduler.on_trial_add": {"tune_controller", "trial"},
-            "ray.tune.schedulers:TrialScheduler.on_trial_error": {"tune_controller", "trial"},
-            "ray.tune.schedulers:TrialScheduler.on_trial_result": {"tune_controller", "trial", "result"},
-            "ray.tune.schedulers:TrialScheduler.on_trial_complete": {"tune_controller", "trial", "result"},
-            "ray.tune.schedulers:TrialScheduler.on_trial_remove": {"tune_controller", "trial"},
-            "ray.tune.schedulers:TrialScheduler.choose_trial_to_run": {"tune_controller"},
-            "ray.tune.schedulers:TrialScheduler.debug_string": set(),
-            "ray.tune.execution.tune_controller:TuneController.stop_trial": {"trial"},
-            "ray.tune.search.variant_generator:parse_spec_vars": {"spec"},
-            "ray.tune.impl.placeholder:_RefResolver.TOKEN": None,
-            "ray.tune.experiment:Trial.checkpoint": None,
-            "ray.tune.experiment:Trial.last_result": None,
-            "ray.tune.experiment:Trial.set_status": {"status"},
-            "ray.tune.integration.ray_train:CHECKPOINT_PATH_KEY": None,
-        },
-    ),
-    Use(
-        "dray/groups/train_workers.py",
-        "start the workers of a Ray Train worker group, with their ranks and context, without a run around them",
-        {
-            "ray.train.v2._internal.execution.context:TrainRunContext": {
-                "run_config",
-                "train_loop_config",
-                "scaling_config",
-                "backend_config",
-                "dataset_config",
-            },
-            "ray.train.v2.api.config:RunConfig": {"worker_runtime_env", "logging_config"},
-            "ray.train.v2._internal.execution.worker_group:Worker": {
-                "actor",
-                "metadata",
-                "resources",
-                "placement_group_bundle_index",
-            },
-            "ray.train.v2._internal.execution.worker_group:WorkerGroup._assign_worker_ranks": {"workers"},
-            f"{WORKER}.get_metadata": set(),
-            f"{WORKER}.init_train_context": INIT_TRAIN_CONTEXT,
-            f"{WORKER}.run_train_fn": {"train_fn_ref"},
-            f"{WORKER}.execute": {"fn"},
-            "ray.train.v2._internal.util:ObjectRefWrapper": {"obj"},
-        },
-    ),
-    Use(
-        "dray/groups/train_workers.py",
-        "let the workers of a group see one another's GPUs, as NCCL wants",
-        {"ray.train.v2._internal.callbacks.accelerators:_share_cuda_visible_devices": {"workers"}},
-    ),
-    Use(
-        "dray/worker/serve.py",
-        "go to the directory that Ray Train's workers run in",
-        {"ray.train.v2._internal.execution.storage:StorageContext.local_working_directory": None},
-    ),
-    Use(
-        "dray/cluster/token.py",
-        "tell within milliseconds that a cluster refuses this process's token",
-        {
-            "ray._private.authentication.authentication_utils:is_token_auth_enabled": set(),
-            "ray._private.grpc_utils:init_grpc_channel": {"address"},
-            "ray._private.utils:read_ray_address": set(),
-            "ray.core.generated.gcs_service_pb2:GetClusterIdRequest": None,
-            "ray.core.generated.gcs_service_pb2_grpc:NodeInfoGcsServiceStub": {"channel"},
-        },
-    ),
-    Use(
-        "dray/cluster/checks/node.py",
-        "check nodes on which dray is not installed, or another version of it",
-        {
-            "ray.cloudpickle:register_pickle_by_value": {"module"},
-            "ray.cloudpickle:unregister_pickle_by_value": {"module"},
-        },
-    ),
-]
-
-NAMES = {(use.file, name): (use, given) for use in USES for name, given in use.names.items()}
+NAMES = list(_names())
 
 VARIABLES = {
     # The variable, and Ray's module that reads it: what we set it for.
@@ -256,11 +143,10 @@ VARIABLES = {
 }
 
 
-@pytest.mark.parametrize(("file", "name"), NAMES)
-def test_ray_has_what_dray_uses_of_its_inside(file: str, name: str) -> None:
-    use, given = NAMES[file, name]
+@pytest.mark.parametrize(("file", "why", "name", "given"), NAMES)
+def test_ray_has_what_dray_uses_of_its_inside(file: str, why: str, name: str, given: str | None) -> None:
     module, _, path = name.partition(":")
-    so = f"in Ray {ray.__version__}; {file} uses it to {use.why}"
+    so = f"in Ray {ray.__version__}; {file} uses it to {why}"
     try:
         found: object = importlib.import_module(module)
     except ImportError as error:
@@ -270,12 +156,12 @@ def test_ray_has_what_dray_uses_of_its_inside(file: str, name: str) -> None:
         assert found is not None, f"there is no {module}.{path} {so}"
     if given is not None:
         assert callable(found)
-        missing = given - set(inspect.signature(found).parameters)
+        missing = set(filter(None, given.split(", "))) - set(inspect.signature(found).parameters)
         assert not missing, f"{module}.{path} does not take {', '.join(sorted(missing))} {so}"
 
 
 def test_every_private_name_of_rays_that_our_files_name_is_checked_here() -> None:
-    checked = {(file, name.partition(":")[0]) for file, name in NAMES}
+    checked = {(file, name.partition(":")[0]) for file, _, name, _ in NAMES}
     for path in [*(ROOT / "dray").rglob("*.py"), *(ROOT / "searchers").rglob("*.py")]:
         file = str(path.relative_to(ROOT))
         for module in sorted(set(private_of_ray(ast.parse(path.read_text())))):
@@ -337,7 +223,8 @@ def test_trains_workers_need_nothing_that_dray_does_not_give() -> None:
 
     parameters = inspect.signature(RayTrainWorker.init_train_context).parameters.values()
     needed = {each.name for each in parameters if each.default is inspect.Parameter.empty} - {"self"}
-    assert needed == INIT_TRAIN_CONTEXT, "see dray/groups/train_workers.py"
+    [given] = [given for _, _, name, given in NAMES if name.endswith("RayTrainWorker.init_train_context")]
+    assert needed == set(str(given).split(", ")), "see dray/groups/train_workers.py"
 
 
 def test_tune_still_keeps_the_results_of_an_actor_where_they_are_dropped() -> None:

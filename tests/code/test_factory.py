@@ -1,13 +1,12 @@
-"""How the trial's class gets to a worker: from a directory, from Ray's copy of one, or by value."""
+"""How the trial's class gets to a worker: from a directory, from what was sent of one, or by value."""
 
 from __future__ import annotations
 
 import importlib
-import os
 import pickle
-import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -16,8 +15,8 @@ from types import ModuleType
 import pytest
 
 from dray import pytorch
+from dray.code.archive import Archived
 from dray.code.factory import FromDirectory, Sent, home_of, place_of
-from dray.code.packages import Package
 from dray.config.entrypoint import ClassName, parse_entrypoint
 from dray.errors import EntrypointError
 from tests.model_code import imports_undone
@@ -59,37 +58,18 @@ def test_class_is_imported_from_its_directory(directory: Path) -> None:
 
 
 @pytest.fixture
-def unpacked(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Package:
-    """The directory as Ray has it on a worker: below an entry of the path that is named as the package."""
-    place = tmp_path_factory.mktemp("py_modules_files") / "_ray_pkg_0123"
-    shutil.copytree(directory, place / "dray-code")
-    sys.path.insert(1, str(place))
-    return Package(uri="gcs://_ray_pkg_0123.zip", links=(("data", "/mnt/data"), ("parts/latest", "../my_package")))
+def sent(directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Archived:
+    """The directory on its way to a worker on another machine."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("node")))
+    return Archived.of(directory)
 
 
 @pytest.mark.parametrize("module", ["my_model", "my_package.deep", "my_package.deep.model"])
-def test_class_is_found_where_ray_has_unpacked_the_code(directory: Path, unpacked: Package, module: str) -> None:
+def test_class_is_found_in_the_code_that_was_sent(directory: Path, sent: Archived, module: str) -> None:
     sys.path.insert(0, str(directory))  # another of these names, which comes first
-    load = pickle.loads(
-        pickle.dumps(FromDirectory(entrypoint=parse_entrypoint(f"{module}:MyTrial"), directory=unpacked))
-    )
-    found = load()
-    assert found.__module__ == module
-    assert load.place().parts[-2:] == ("_ray_pkg_0123", "dray-code")
+    load = pickle.loads(pickle.dumps(FromDirectory(entrypoint=parse_entrypoint(f"{module}:MyTrial"), directory=sent)))
+    assert load().__module__ == module
     assert Path(sys.modules[module].__file__ or "").is_relative_to(load.place())
-
-
-def test_links_are_made_on_the_worker_once(unpacked: Package) -> None:
-    for _ in range(2):
-        place = unpacked.place()
-        assert os.readlink(place / "data") == "/mnt/data"
-        assert (place / "parts" / "latest" / "deep" / "model.py").is_file()
-
-
-def test_code_that_did_not_arrive_is_an_error_with_its_path(directory: Path) -> None:
-    sys.path.append("/a/place/of/mine")
-    with pytest.raises(FileNotFoundError, match=r"_ray_pkg_9, is not on this worker's path: .*/a/place/of/mine"):
-        Package(uri="gcs://_ray_pkg_9.zip").place()
 
 
 def script_class(directory: Path, name: str) -> bytes:
@@ -107,13 +87,13 @@ def cloudpickle_of(directory: Path, script: str, name: str) -> bytes:
 
 @pytest.mark.slow
 def test_class_of_a_script_comes_with_what_lies_beside_the_script_and_runs_there(
-    directory: Path, unpacked: Package, monkeypatch: pytest.MonkeyPatch
+    directory: Path, sent: Archived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/")
-    load = pickle.loads(pickle.dumps(Sent(name="Scripts", pickled=script_class(directory, "Scripts"), home=unpacked)))
+    load = pickle.loads(pickle.dumps(Sent(name="Scripts", pickled=script_class(directory, "Scripts"), home=sent)))
     found = load()
-    assert Path(found.of(None)) == unpacked.place() / "my_model.py"
-    assert Path.cwd() == unpacked.place()
+    assert Path(found.of(None)) == sent.place() / "my_model.py"
+    assert Path.cwd() == sent.place()
 
 
 @pytest.mark.slow

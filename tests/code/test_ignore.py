@@ -103,8 +103,8 @@ def test_too_much_is_reported_with_what_takes_the_most(root: Path, monkeypatch: 
         code_of(root)
     [fault] = raised.value.faults
     assert fault.path == "model_dir"
-    assert f"{root} has 7.5 MiB of files, more than the 4 MiB" in fault.what
-    assert "the largest are runs/ (4.0 MiB), data/imagenet/train/all.bin (3.0 MiB), small.bin (512.0 KiB)" in fault.what
+    assert f"{root} has at least 7.5 MiB of files, more than the 4 MiB" in fault.what
+    assert "the largest are runs/ (4.0 MiB), data/ (3.0 MiB), small.bin (512.0 KiB)" in fault.what
     assert f"{root}/.drayignore" in fault.what
     (root / ".drayignore").write_text("runs/\n")
     assert code_of(root).size < 4 << 20

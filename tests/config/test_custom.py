@@ -120,7 +120,12 @@ def faults(error: ConfigError) -> list[tuple[str, str]]:
     return [(fault.path, fault.what) for fault in error.faults]
 
 
-HALVES = {"name": "my_search:Halves", "options": {"max_trials": 3, "max_length": 4}}
+def halves(**options: Any) -> dict[str, Any]:
+    return {"name": "my_search:Halves", "options": {"max_trials": 3, "max_length": 4, **options}}
+
+
+HALVES, CUSTOM = halves(), {"name": "custom"}
+MISSPELT = {"name": "my_search:Sampler", "options": {"scal": 1}}
 
 
 def test_class_of_the_models_directory_is_made_with_its_options(code: Path) -> None:
@@ -152,35 +157,15 @@ def test_options_survive_the_experiments_file(tmp_path: Path, code: Path) -> Non
         ({"name": "my_search:Halfs"}, "searcher.name", "my_search has no class Halfs; did you mean Halves?"),
         ({"name": "my_search:number"}, "searcher.name", "has no class number; its classes are Halves, Silent, Backw"),
         ({"name": "my_mistake:M"}, "searcher.name", "raised ZeroDivisionError; fix it there:\n"),
-        (
-            {"name": "my_search:Silent"},
-            "searcher.name",
-            "not a method: it has no extend, on, progress; see",
-        ),
+        ({"name": "my_search:Silent"}, "searcher.name", "not a method: it has no extend, on, progress; see"),
         ({"name": "my_search:Backwards"}, "searcher.name", "rungs must be ascending lengths > 0, got (4, 2)"),
         ({"name": "my_search:Torn"}, "searcher.name", "rungs must be integers, in the unit of max_length"),
         ({"name": "my_search:Broken"}, "searcher.options", "my_search:Broken does not accept {{}}: KeyError: 'lost'"),
         ({"name": "my_search:Halves"}, "searcher.options", "missing 1 required keyword-only argument: 'max_trials'"),
-        (
-            {"name": "my_search:Halves", "options": {"max_trials": 0}},
-            "searcher.options.max_trials",
-            "must be an integer >= 1, got 0",
-        ),
-        (
-            {"name": "my_search:Halves", "options": {"max_trials": 2, "max_length": 8}},
-            "searcher.max_length",
-            "must be the last of the method's rungs (8,), got 4",
-        ),
-        (
-            {**HALVES, "options": {"max_trials": Trial()}},
-            "searcher.options",
-            "must be numbers, strings, lists and mapp",
-        ),
-        (
-            {**HALVES, "sampler": {"name": "my_search:Sampler", "options": {"scal": 1}}},
-            "searcher.sampler.options",
-            "does not accept {{'scal': 1}}: TypeError: ",
-        ),
+        (halves(max_trials=0), "searcher.options.max_trials", "must be an integer >= 1, got 0"),
+        (halves(max_length=8), "searcher.max_length", "must be the last of the method's rungs (8,), got 4"),
+        (halves(max_trials=Trial()), "searcher.options", "must be numbers, strings, lists and"),
+        ({**HALVES, "sampler": MISSPELT}, "searcher.sampler.options", "does not accept {{'scal': 1}}: TypeError: "),
         ({"name": "custom"}, "searcher.name", "needs a method from Python: dray.Experiment(config, method"),
     ],
 )
@@ -202,13 +187,9 @@ def test_a_class_without_a_model_directory_is_refused() -> None:
     [
         ({"name": "single"}, {"method": RandomSearch(max_trials=2)}, "searcher.name"),
         ({"name": "single"}, {"method": RandomSearch(max_trials=2, max_length=4)}, "searcher.name"),
-        ({"name": "custom"}, {"method": RandomSearch(max_trials=2, max_length=8)}, "searcher.max_length"),
+        (CUSTOM, {"method": RandomSearch(max_trials=2, max_length=8)}, "searcher.max_length"),
         ({"name": "custom"}, {"method": 3}, "method"),
-        (
-            {"name": "custom", "sampler": "tpe"},
-            {"method": RandomSearch(max_trials=2), "sampler": 3},
-            "searcher.sampler",
-        ),
+        (CUSTOM | {"sampler": "tpe"}, {"method": RandomSearch(max_trials=2), "sampler": 3}, "searcher.sampler"),
         ({"name": "random", "max_trials": 2}, {"sampler": 3}, "sampler"),
     ],
     ids=["no length", "another name", "another length", "no method", "two samplers", "no sampler"],

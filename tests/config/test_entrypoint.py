@@ -40,12 +40,7 @@ def test_program_is_a_file_or_a_module_with_arguments(
 
 
 @pytest.mark.parametrize(
-    "launcher",
-    [
-        "determined.launch.torch_distributed",
-        "dray.launch.torch_distributed",
-        "determined.launch.deepspeed",
-    ],
+    "launcher", ["determined.launch.torch_distributed", "dray.launch.torch_distributed", "determined.launch.deepspeed"]
 )
 @pytest.mark.parametrize("options", ["", "-- ", "--nnodes 2 --nproc_per_node=4 -- "])
 @pytest.mark.parametrize("command", ["python3 train.py --epochs 1", "python3 -u train.py --epochs 1"])
@@ -107,10 +102,7 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3 train.py --name ''; python3 test.py", "can't use ;, got"),
         ("python3 train.py 2>&1 | tee log", "can't use >&, got"),
         ("python3 prepare.py\npython3 train.py", "can't use a second line, got"),
-        (
-            "python3 train.py --data $DATA/x",
-            "can't use $DATA, got 'python3 train.py --data $DATA/x': it runs without a shell; read varia",
-        ),
+        ("python3 train.py --data $DATA/x", "can't use $DATA, got 'python3 train.py --data $DATA/x': it runs"),
         ('python3 train.py "`date`"', "can't use `, got"),
         ("python3", "must have a script after python"),
         ("python3 -c pass", "can't give Python the option -c"),
@@ -121,10 +113,7 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3 -m determined.launch.torch_distributed --trial", "must have module:Class after --trial"),
         ("python3 -m determined.launch.torch_distributed --trial a:B c", "must have module:Class after --trial, and n"),
         ("python3 -m determined.exec.harness train.py", "must have module:Class after determined.exec.harness"),
-        (
-            "python3 -m determined.launch.tensorflow -- python3 train.py",
-            "dray has no counterpart to this part of Determined",
-        ),
+        ("python3 -m determined.launch.tensorflow -- python3 train.py", "dray has no counterpart to this part of"),
     ],
 )
 def test_any_other_entrypoint_is_refused_with_the_cure(entrypoint: Any, what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +17,11 @@ from dray.config.section import Section
 from dray.config.storage import STORAGES
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError
+from tests.config.configs import ASHA_CONFIG, with_field
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-
-
-def plain() -> dict[str, Any]:
-    return {
-        "name": "one",
-        "entrypoint": "model_def:DigitsTrial",
-        "hyperparameters": {"global_batch_size": 64, "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}},
-        "searcher": {
-            "name": "asha",
-            "metric": "loss",
-            "max_length": {"epochs": 16},
-            "max_trials": 4,
-            "num_rungs": 2,
-        },
-        "min_validation_period": {"epochs": 1},
-    }
-
-
-def changed(path: str, value: Any) -> dict[str, Any]:
-    config = copy.deepcopy(plain())
-    section: Any = config
-    *sections, name = path.split(".")
-    for each in sections:
-        section = section.setdefault(each, {})
-    section[name] = value
-    return config
 
 
 def is_loaded(config: dict[str, Any]) -> bool:
@@ -157,14 +131,14 @@ BAD = [
 
 @pytest.mark.parametrize(("path", "value"), GOOD)
 def test_the_schema_accepts_what_is_loaded(path: str, value: Any) -> None:
-    config = changed(path, value)
+    config = with_field(path, value, ASHA_CONFIG)
     assert is_loaded(config)
     assert [error.message for error in VALIDATOR.iter_errors(config)] == []
 
 
 @pytest.mark.parametrize(("path", "value"), BAD)
 def test_the_schema_refuses_what_is_not_loaded(path: str, value: Any) -> None:
-    config = changed(path, value)
+    config = with_field(path, value, ASHA_CONFIG)
     assert not is_loaded(config)
     assert not VALIDATOR.is_valid(config)
 
@@ -191,7 +165,7 @@ def test_the_schema_has_the_fields_of_each_storage(kind: str) -> None:
     paired = {"access_key", "secret_key", "credential"}  # which go together; left to `load_config`
     for name in names:
         value: Any = 1 if name.startswith("save_") else "x"
-        config = changed("checkpoint_storage", {"type": kind, name: value})
+        config = with_field("checkpoint_storage", {"type": kind, name: value}, ASHA_CONFIG)
         if not is_loaded(config) and name in STORAGES[kind].model_fields and (name in paired or kind == "directory"):
             continue
         assert VALIDATOR.is_valid(config) == is_loaded(config), name

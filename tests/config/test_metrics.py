@@ -9,9 +9,9 @@ import yaml
 
 from dray.config.load import load_config
 from dray.config.search import build_method, build_sampler
-from dray.errors import ConfigError
 from searchers import ASHA, AdaptiveASHA, MethodError, Metric, PromotionASHA
 from searchers.optuna_sampler import OptunaSampler
+from tests.config.configs import faults
 
 METRICS = [
     {"name": "val_loss"},
@@ -27,12 +27,6 @@ def config(metrics: object = METRICS, **searcher: Any) -> dict[str, Any]:
         "hyperparameters": {"lr": {"type": "double", "minval": 0, "maxval": 1}},
         "searcher": {**base, **searcher},
     }
-
-
-def faults(source: dict[str, Any]) -> dict[str, str]:
-    with pytest.raises(ConfigError) as caught:
-        load_config(source)
-    return {fault.path: fault.what for fault in caught.value.faults}
 
 
 def test_metrics_become_objectives_and_the_first_stands_for_all() -> None:
@@ -98,26 +92,21 @@ def test_either_metric_or_metrics() -> None:
     assert set(faults(config([], metric="val_loss"))) == {"searcher.metric", "searcher.metrics"}
 
 
+A = [{"name": "a"}]
+
+
 @pytest.mark.parametrize(
     ("metrics", "path", "what"),
     [
-        (
-            [{"name": "mb", "at_most": 9}],
-            "searcher.metrics",
-            "needs an objective, an entry without at_most and at_least",
-        ),
+        ([{"name": "mb", "at_most": 9}], "searcher.metrics", "needs an objective, an entry without at_most and"),
         ([], "searcher.metrics", "needs an objective"),
         (["val_loss"], "searcher.metrics[0]", "must be a mapping, got 'val_loss'"),
         ([{"name": "a", "nam": "a"}], "searcher.metrics[0].nam", "unknown field; did you mean name?"),
         ([{"at_most": 1}], "searcher.metrics[0].name", "missing required field"),
         ([{"name": "a", "at_most": "8 GB"}], "searcher.metrics[0].at_most", "must be a number, got '8 GB'"),
-        (
-            [{"name": "a"}, {"name": "b", "at_most": 1, "smaller_is_better": True}],
-            "searcher.metrics[1]",
-            "smaller_is_better: a constraint is not optimized",
-        ),
-        ([{"name": "a"}, {"name": "a"}], "searcher.metrics[1].name", "'a' is an objective twice"),
-        ([{"name": "a"}, {"name": "b", "at_most": 1, "at_least": 2}], "searcher.metrics[1]", "at_least must be <= at_"),
+        ([*A, {"name": "b", "at_most": 1, "smaller_is_better": True}], "searcher.metrics[1]", "a constraint is not"),
+        ([*A, *A], "searcher.metrics[1].name", "'a' is an objective twice"),
+        ([*A, {"name": "b", "at_most": 1, "at_least": 2}], "searcher.metrics[1]", "at_least must be <= at_"),
     ],
 )
 def test_fault_names_the_entry_and_the_cure(metrics: object, path: str, what: str) -> None:

@@ -12,8 +12,8 @@ from dray.config.custom import Custom
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from dray.config.search import as_extended, build_method, build_sampler, build_search
-from dray.errors import ConfigError
 from searchers import ASHA, AdaptiveASHA, Create, Exited, Grid, PromotionASHA, RandomSampler, Reported, Started
+from tests.config import configs
 
 LR = {"type": "log", "base": 10, "minval": -4, "maxval": -1}
 HALVING = {"max_trials": 8, "max_length": {"epochs": 16}}
@@ -39,11 +39,7 @@ def load(searcher: dict[str, Any], **fields: Any) -> ExperimentConfig:
 
 
 def faults(searcher: dict[str, Any], **fields: Any) -> dict[str, str]:
-    with pytest.raises(ConfigError) as caught:
-        load_config(config(searcher, **fields))
-    found = caught.value.faults
-    assert len({fault.path for fault in found}) == len(found), "one fault a field"
-    return dict(found)
+    return configs.faults(config(searcher, **fields))
 
 
 # ------------------------------------------------------------------------------------------------------ the methods
@@ -221,28 +217,16 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
         ({"name": "a:B", "max_trials": 3}, "searcher.max_trials", "remove it, or put it below options, if the class"),
         ({"name": "a:b:c"}, "searcher.name", "adaptive_asha, custom, module:Class, got 'a:b:c'"),
         ({"name": "custom", "points": [{"lr": 3}]}, "searcher.points[0].lr", "got 3"),
-        (
-            {**ASHA_3, "variant": "promotion", "stop_once": True},
-            "searcher.stop_once",
-            "true means variant: stopping, but variant is promotion; remove one",
-        ),
+        ({**ASHA_3, "variant": "promotion", "stop_once": True}, "searcher.stop_once", "true means variant:"),
         ({**ASHA_3, "max_time": 60}, "searcher.time_metric", "missing required field; the unit of max_time"),
-        (
-            {**ASHA_3, "time_metric": "seconds"},
-            "searcher.max_time",
-            "missing required field; maximum length of a trial, measured by time_metric",
-        ),
+        ({**ASHA_3, "time_metric": "seconds"}, "searcher.max_time", "missing required field; maximum length of a"),
         ({**ASHA_3, "bracket_rungs": [3]}, "searcher.bracket_rungs", "or use name: adaptive_asha"),
         ({"name": "grid", **HALVING}, "searcher.max_trials", "grid has no such field"),
         ({"name": "grid", "max_length": 4, "sampler": "tpe"}, "searcher.sampler", "grid has no such field"),
         ({"name": "grid", "max_length": 4}, "hyperparameters.lr.count", "grid"),
         ({"name": "single", "max_length": 4, "points": [{}]}, "searcher.points", "single has no such field"),
         ({**ASHA_3, "sampler": {"nome": "tpe"}}, "searcher.sampler.nome", "unknown field; did you mean name?"),
-        (
-            {**ASHA_3, "sampler": {"options": {"a": 1}}},
-            "searcher.sampler.options",
-            "random has no options, got {'a': 1}",
-        ),
+        ({**ASHA_3, "sampler": {"options": {"a": 1}}}, "searcher.sampler.options", "random has no options, got"),
         ({**ASHA_3, "sampler": "tpi"}, "searcher.sampler.name", "tpe"),
         (
             {**ASHA_3, "sampler": {"name": "tpe", "options": {"n": 1}}},
@@ -267,52 +251,3 @@ def test_max_time_needs_a_validation_period(entrypoint: str | None) -> None:
     assert "required with searcher.max_time: the time is checked" in found["min_validation_period"]
     # A program's fit() may have one of its own.
     load(timed, entrypoint="python3 train.py", min_validation_period=None)
-
-
-# ----------------------------------------------------------------------------------------------------------- resume
-
-
-SEARCHERS: dict[str, dict[str, Any]] = {
-    "single": {"name": "single", "max_length": 16},
-    "random": {"name": "random", "max_trials": 9, "max_length": 16},
-    "grid": {"name": "grid", "max_length": 16},
-    "asha": {**ASHA_3, "max_trials": 20},
-    "promotion": {**ASHA_3, "max_trials": 20, "variant": "promotion"},
-    "adaptive": {"name": "adaptive_asha", "max_trials": 20, "max_length": 16},
-    "adaptive promotion": {"name": "adaptive_asha", "max_trials": 20, "max_length": 16, "variant": "promotion"},
-    "tpe": {**ASHA_3, "max_trials": 20, "sampler": "tpe"},
-}
-
-
-@pytest.mark.parametrize("searcher", SEARCHERS)
-def test_a_search_cut_at_any_record_continues_unchanged(searcher: str) -> None:
-    """The records of a serial driver, replayed up to each of them and driven on, are the same records."""
-    loaded = load(SEARCHERS[searcher], hyperparameters={"lr": {**LR, "count": 5}})
-    whole: list[dict[str, Any]] = []
-    search = build_search(loaded, whole.append)
-    search.start()
-    drive_serially(search)
-    assert search.done is not None
-    for cut in range(1, len(whole), 5):
-        again = list(whole[:cut])
-        search = build_search(loaded, again.append, records=list(whole[:cut]))
-        drive_serially(search)
-        assert again == whole, f"cut at {cut}"
-
-
-def drive_serially(search: Any) -> None:
-    """One worker, which always takes the runnable trial with the lowest number; losses are of trial and step alone."""
-    while search.done is None:
-        runnable = [view for view in search.trials.values() if view.state in ("PENDING", "RUNNING")]
-        stopped = [view for view in search.trials.values() if view.stop_requested and not view.ended]
-        if stopped:
-            search.on(Exited(trial=stopped[0].id, reason="stopped"))
-            continue
-        view = runnable[0]
-        if view.state == "PENDING":
-            search.on(Started(trial=view.id))
-        step = next((rung for rung in search.method.rungs if rung > (view.last_step or 0)), None)
-        if step is None:
-            search.on(Exited(trial=view.id, reason="completed"))
-        else:
-            search.on(Reported(trial=view.id, step=step, value=Random(f"{view.id}:{step}").random()))

@@ -40,10 +40,6 @@ from tests.core.test_distributed import HANGS_S, nodes, on_ranks
 from tests.pytorch.fakes import FakeHost
 from tests.storage.s3 import LocalS3
 
-TWO = [
-    {"rank": rank, "size": 2, "local_rank": rank, "local_size": 2, "cross_rank": 0, "cross_size": 1} for rank in (0, 1)
-]
-
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -66,7 +62,7 @@ def ranks(work: Callable[[Context], Any], **arguments: Any) -> list[Any]:
         with core.init(distributed=distributed, **arguments) as context:
             return work(context)
 
-    return on_ranks(TWO, one)
+    return on_ranks(nodes(2), one)
 
 
 class Searching(LocalHost):
@@ -113,14 +109,6 @@ def test_metrics_go_to_the_directory_of_the_run(home: Path) -> None:
         {"batches": 3, "validation": {"acc": 0.5}},
         {"batches": 3, "groups": {"inference": {"bleu": 31}}},
     ]
-
-
-def test_a_tensor_of_one_element_is_a_number(home: Path) -> None:
-    with core.init() as context:
-        context.train.report_validation_metrics(
-            1, {"loss": torch.tensor([0.5], requires_grad=True), "n": torch.tensor([[3]]), "array": np.array([0.25])}
-        )
-    assert rows(home) == [{"batches": 1, "validation": {"loss": 0.5, "n": 3, "array": 0.25}}]
 
 
 def test_nothing_is_written_before_the_first_report(home: Path) -> None:
@@ -375,15 +363,11 @@ def test_a_rank_that_fails_in_a_sharded_checkpoint_fails_all_ranks_and_leaves_no
     assert not list(home.rglob(".staging*"))
 
 
-def test_other_ranks_can_not_save_alone_but_can_restore(tmp_path: Path) -> None:
+def test_other_ranks_can_restore_alone_or_together(tmp_path: Path) -> None:
     def work(context: Context) -> list[str]:
         rank = context.distributed.rank
         storage_id = context.distributed.broadcast(store(context, 3) if rank == 0 else "")
         if rank == 1:
-            with pytest.raises(RuntimeError, match=r"store_path\(\) was called on rank 1; without shard=True, call it"):
-                store(context, 4)
-            with pytest.raises(RuntimeError, match=r"upload\(\) was called on rank 1"):
-                context.checkpoint.upload(tmp_path, {"steps_completed": 4})
             context.checkpoint.download(storage_id, tmp_path / "alone", DownloadMode.NoSharedDownload)
         context.checkpoint.download(
             storage_id, tmp_path / "shared", selector=lambda name: (rank == 0) == name.startswith("below")
@@ -489,16 +473,26 @@ def test_a_rank_that_asks_after_the_chief_has_exited_should_preempt_too() -> Non
         assert context.preempt.should_preempt()
 
 
-def test_only_the_chief_may_ask_with_chief_only() -> None:
-    def work(context: Context) -> bool:
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda context: store(context, 4), r"checkpoint\.store_path\(\) .* without shard=True, "),
+        (lambda context: context.checkpoint.upload(".", {}), r"checkpoint\.upload\(\) .* without shard=True, "),
+        (lambda context: context.preempt.should_preempt(), r"should_preempt\(\) .* with PreemptMode\.ChiefOnly, "),
+        (
+            lambda context: list(context.searcher.operations(SearcherMode.ChiefOnly)),
+            r".*with SearcherMode\.ChiefOnly, ",
+        ),
+    ],
+    ids=["store_path", "upload", "should_preempt", "operations"],
+)
+def test_what_the_chief_alone_calls_is_an_error_on_other_ranks(call: Callable[[Context], Any], says: str) -> None:
+    def work(context: Context) -> None:
         if context.distributed.rank == 1:
-            with pytest.raises(
-                RuntimeError, match=r"called on rank 1; with PreemptMode\.ChiefOnly, call it on rank 0 only"
-            ):
-                context.preempt.should_preempt()
-        return context.distributed.rank == 1 or context.preempt.should_preempt()
+            with pytest.raises(RuntimeError, match=f"{says}call it on rank 0 only"):
+                call(context)
 
-    assert ranks(work, preempt_mode=PreemptMode.ChiefOnly) == [False, True]
+    ranks(work, preempt_mode=PreemptMode.ChiefOnly)
 
 
 def test_an_answer_is_acknowledged_at_once_unless_auto_ack_is_off(
@@ -574,7 +568,7 @@ def test_all_ranks_get_the_same_operations() -> None:
             if context.distributed.rank == 0:
                 op.report_completed(0.5)
             else:
-                with pytest.raises(RuntimeError, match=r"op.report_completed\(\) was called on a rank other than the"):
+                with pytest.raises(RuntimeError, match=r"op.report_completed\(\) was called on rank 1; call it on r"):
                     op.report_completed(0.5)
         return lengths
 
@@ -593,12 +587,8 @@ def test_misuse_of_operations_is_an_error(in_search: Callable[..., Searching]) -
     no_length = pytest.raises(ValueError, match="the search sets no length, so there are no operations; set searcher")
     with use_host(in_search([])), core.init() as context, no_length:
         next(context.searcher.operations())
-
-
-def test_an_operation_can_not_report_several_metrics(in_search: Callable[..., Searching]) -> None:
-    several = [{"name": "loss"}, {"name": "mb", "at_most": 8}]
-    searching = in_search([16], max_length={"batches": 16}, metrics=several)
-    with use_host(searching), core.init() as context:
+    several = in_search([16], max_length={"batches": 16}, metrics=[{"name": "loss"}, {"name": "mb", "at_most": 8}])
+    with use_host(several), core.init() as context:
         op = next(iter(context.searcher.operations()))
         with pytest.raises(SearcherMetricError, match=r"searcher.metrics: op.report_completed\(\) takes one metric"):
             op.report_completed(1.0)
@@ -619,11 +609,6 @@ def test_a_context_can_be_closed_without_a_block(home: Path) -> None:
     context.close()
     assert signal.getsignal(signal.SIGTERM) is before
     assert len(rows(home)) == 1
-
-
-def test_two_ranks_are_one_run(home: Path) -> None:
-    paths = ranks(lambda context: context.train.get_tensorboard_path())
-    assert paths[0] == paths[1]
 
 
 def test_info_is_the_trials(in_search: Callable[..., Searching]) -> None:

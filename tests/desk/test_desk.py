@@ -22,7 +22,6 @@ from dray.desk.messages import (
     LeaseOver,
     TrialLeft,
     Unfit,
-    WorkerArrived,
     WorkerUnfit,
 )
 from dray.desk.shares import QUANTUM
@@ -133,34 +132,6 @@ def test_trials_are_granted_in_queue_order_and_a_restarted_one_goes_first(scene:
     assert scene.granted() == [7, 8, 0, 1]
 
 
-def test_each_free_group_gets_a_trial_also_one_that_was_replaced(scene: Scene) -> None:
-    first = scene.lend(0, "a")
-    for group in "bc":
-        scene.ask(group, start=ord(group))
-    scene.leave(first, 0, "completed")
-    scene.ask("a", after=first.number)
-    scene.end_group("b", ord("b"), {})
-    scene.ask("b", start=99)  # the one in its place
-    scene.queue(1, 2, 3, 4)
-    leases = scene.told(LeaseGranted)
-    assert sorted(lease.group for lease in leases) == ["a", "b", "c"]
-    assert [lease.trial for lease in leases] == [1, 2, 3]
-    assert list(scene.run.queue) == [4]
-
-
-def test_a_lease_says_which_gpus_the_group_has(scene: Scene) -> None:
-    types = []
-    for trial, (group, start, gpu_type) in enumerate([("g", 1, "A100"), ("h", 2, ""), ("g", 3, "L4")]):
-        scene.desk.arrived(None, "run", group, start, "node", gpu_type)
-        assert [message.node for message in scene.told(WorkerArrived)] == ["node"]
-        scene.ask(group, start=start)
-        scene.queue(trial)
-        types += [message.gpu_type for message in scene.told(LeaseGranted)]
-        scene.end_group(group, start, {})
-        scene.desk.withdraw("run", [trial])  # the group ended before it took the trial up
-    assert types == ["A100", "", "L4"]
-
-
 def test_ranks_wait_until_all_ask_and_the_driver_has_given_the_parameters(scene: Scene) -> None:
     scene.queue(0)
     scene.desk.next_lease("g0", "run", "g", 1, 0, 2, 0)
@@ -170,24 +141,6 @@ def test_ranks_wait_until_all_ask_and_the_driver_has_given_the_parameters(scene:
     assert not scene.replies()
     scene.desk.bind("run", 1, b"parameters")
     assert scene.replies() == {"g0": ("run", None, b"parameters"), "g1": ("run", None, b"parameters")}
-
-
-def test_a_withdrawn_trial_is_not_granted(scene: Scene) -> None:
-    scene.queue(3, 4, 5)
-    scene.desk.withdraw("run", [3, 5, 9])
-    scene.ask("a")
-    scene.ask("b")
-    assert scene.granted() == [4]
-    assert not scene.run.queue
-
-
-def test_a_lease_that_is_dropped_leaves_its_group_free_for_the_next_trial(scene: Scene) -> None:
-    scene.ask()
-    scene.queue(3, 4)
-    scene.desk.drop("run", 1)
-    scene.desk.bind("run", 2, b"parameters")
-    assert scene.granted() == [3, 4]
-    assert scene.replies() == {"g0": ("run", None, b"parameters")}
 
 
 def test_closing_ends_leases_that_nobody_took_up_and_grants_no_more(scene: Scene) -> None:
@@ -210,74 +163,6 @@ def test_closing_ends_leases_that_nobody_took_up_and_grants_no_more(scene: Scene
 
 
 # ------------------------------------------------------------------------------------------------------- states, fences
-def test_a_lease_goes_from_granted_to_over(scene: Scene) -> None:
-    scene.queue(3)
-    scene.ask(size=2)
-    [lease] = scene.run.leases.values()
-    states = [lease.state]
-    scene.take_up()
-    states.append(lease.state)
-    for rank in range(2):
-        scene.leave(lease, rank, "completed")
-        states.append(lease.state)
-    assert states == ["granted", "running", "concluded", "over"]
-    messages = [each.message for each in scene.take(Tell)]
-    assert [type(each) for each in messages] == [GroupReady, LeaseGranted, TrialLeft, LeaseOver]
-    assert scene.group().lease is None
-
-
-def test_late_calls_for_an_ended_lease_change_nothing(scene: Scene) -> None:
-    lease = scene.lend(3)
-    scene.leave(lease, 0, "completed")
-    scene.effects.clear()
-    scene.desk.begun(None, lease.number)
-    scene.desk.bind("run", lease.number, b"late")
-    scene.desk.expire(lease.number)
-    scene.desk.drop("run", lease.number)
-    scene.leave(lease, 0, "errored", "late")
-    assert set(scene.effects) <= {Reply(None, None)}
-    scene.desk.stop_wanted("stop", lease.number)
-    assert scene.replies() == {"stop": False}
-
-
-def test_a_failed_trial_may_be_lent_again_before_its_other_ranks_have_left(scene: Scene) -> None:
-    old = scene.lend(3, "g", size=2)
-    scene.leave(old, 0, "errored", "boom")
-    new = scene.lend(3, "h")
-    assert scene.run.current == {3: new}
-    scene.leave(old, 1, "errored", "boom")
-    assert (scene.run.current, list(scene.run.leases)) == ({3: new}, [new.number])
-
-
-def test_a_trial_resumed_while_it_still_saves_waits_until_it_has_left(scene: Scene) -> None:
-    lease = scene.lend(3)
-    scene.queue(3, 4, first=True)
-    scene.ask("free")
-    assert scene.granted() == [4]
-    scene.leave(lease, 0, "paused")
-    scene.ask(after=lease.number)
-    assert scene.granted() == [3]
-
-
-def test_a_trial_that_dies_while_it_saves_is_not_waited_for(scene: Scene) -> None:
-    lease = scene.lend(3)
-    scene.queue(3, first=True)
-    scene.end_group()
-    scene.ask(start=2)
-    assert scene.granted() == [3]
-    assert lease.state == "over"
-
-
-def test_rank_0_hears_once_whether_to_save_and_leave(scene: Scene) -> None:
-    lease = scene.lend(3)
-    scene.desk.stop_wanted("first", lease.number)
-    assert not scene.replies()
-    scene.leave(lease, 0, "completed")
-    assert scene.replies() == {"first": False}
-    lease = scene.lend(4, after=lease.number)
-    scene.desk.drain("g")
-    scene.desk.stop_wanted("second", lease.number)
-    assert scene.replies() == {"second": True}
 
 
 # ---------------------------------------------------------------------------------------------- groups that drain, end
@@ -305,66 +190,6 @@ def test_a_node_that_goes_before_its_drained_trial_has_left_costs_no_restart(sce
     assert scene.granted() == [3]
 
 
-@pytest.mark.parametrize("end", ["its death", "the grace", "an error of the other"])
-def test_a_drained_trial_that_has_saved_continues_however_its_other_ranks_end(scene: Scene, end: str) -> None:
-    lease = scene.lend(3, size=2)
-    scene.desk.drain("g")
-    scene.leave(lease, 0, "interrupted", alone=True)
-    scene.ask("other", start=2)
-    assert scene.granted() == [], "the other rank has not left"
-    match end:
-        case "its death":
-            scene.end_group(dead={1: ""})
-        case "the grace":
-            scene.desk.expire(lease.number)
-        case _:
-            scene.leave(lease, 1, "errored", "Connection closed by peer", failure=COLLECTIVE)
-    messages = [each.message for each in scene.take(Tell)]
-    assert not [each for each in messages if isinstance(each, TrialLeft)]
-    assert [each.trial for each in messages if isinstance(each, LeaseGranted)] == [3]
-
-
-@pytest.mark.parametrize("why", ["close", "drain"])
-def test_a_lease_that_ranks_have_taken_up_ends_when_rank_0_leaves_though_it_has_not_begun(
-    scene: Scene, why: str
-) -> None:
-    """Else the others would wait for it in a collective."""
-    scene.queue(3)
-    scene.ask(size=2)
-    [lease] = scene.run.leases.values()
-    scene.desk.bind("run", lease.number, b"parameters")
-    scene.desk.close("run") if why == "close" else scene.desk.drain("g")
-    assert not scene.told(LeaseOver)
-    scene.desk.begun(None, lease.number)
-    scene.desk.stop_wanted("stop", lease.number)
-    assert scene.replies()["stop"] is True
-    for rank in range(2):
-        scene.leave(lease, rank, "interrupted")
-    assert [message.trial for message in scene.told(LeaseOver)] == [3]
-    assert list(scene.run.queue) == ([] if why == "close" else [3])
-
-
-def test_a_drained_trial_that_fails_while_it_saves_has_failed(scene: Scene) -> None:
-    lease = scene.lend(3)
-    scene.desk.drain("g")
-    scene.leave(lease, 0, "errored", "disk full")
-    assert [message.outcome for message in scene.told(TrialLeft)] == ["errored"]
-    assert not scene.run.queue, "whether it restarts is for the driver"
-
-
-@pytest.mark.parametrize("queued", [[3], []])
-def test_a_group_whose_lease_nobody_took_up_drains_at_once(scene: Scene, queued: list[int]) -> None:
-    scene.queue(*queued)
-    scene.ask()
-    for name in ("g", "g", "unknown"):
-        scene.desk.drain(name)
-    assert scene.replies() == {"g0": None}
-    assert list(scene.run.queue) == queued
-    scene.effects.clear()
-    scene.queue(4)
-    assert not scene.effects
-
-
 def test_idle_groups_are_retired_unless_a_trial_of_their_shape_waits(scene: Scene) -> None:
     scene.add("other", shape="other")
     scene.queue(0, client="other")
@@ -379,17 +204,6 @@ def test_idle_groups_are_retired_unless_a_trial_of_their_shape_waits(scene: Scen
     assert not scene.group("b").retiring
 
 
-def test_the_end_of_a_groups_processes_ends_its_lease(scene: Scene) -> None:
-    scene.lend(3)
-    scene.end_group()
-    left, over, ended = [each.message for each in scene.take(Tell)]
-    assert isinstance(left, TrialLeft)
-    assert (left.trial, left.outcome) == (3, "errored")
-    assert isinstance(over, LeaseOver)
-    assert isinstance(ended, GroupEnded)
-    assert (ended.group, ended.start, ended.dead, ended.error, ended.is_lost) == ("g", 1, (0,), "", True)
-
-
 def test_a_group_that_died_before_it_took_up_a_trial_gives_it_back(scene: Scene) -> None:
     scene.queue(3)
     scene.ask("dead")
@@ -399,24 +213,6 @@ def test_a_group_that_died_before_it_took_up_a_trial_gives_it_back(scene: Scene)
     messages = [each.message for each in scene.take(Tell)]
     assert not [each for each in messages if isinstance(each, TrialLeft)]
     assert [each.group for each in messages if isinstance(each, LeaseGranted)] == ["dead", "alive"]
-
-
-def test_processes_that_outlive_their_start_are_sent_away_and_displace_nobody(scene: Scene) -> None:
-    lease = scene.lend(3)
-    scene.end_group(dead={0: "Ray has lost the node"})
-    scene.ask(start=2)
-    scene.effects.clear()
-    scene.ask(after=lease.number)
-    assert scene.effects == [Reply("g0", None)]
-    scene.queue(4)
-    assert scene.granted() == [4]
-
-
-def test_the_end_of_earlier_processes_is_not_that_of_their_successors(scene: Scene) -> None:
-    lease = scene.lend(3, start=2)
-    scene.end_group(start=1, dead={0: "its node was running low on memory"}, error="could not start")
-    assert [type(each.message) for each in scene.take(Tell)] == [GroupEnded]
-    assert lease.state == "running"
 
 
 def test_ranks_of_a_group_meet_at_the_address_of_the_first(scene: Scene) -> None:
@@ -530,14 +326,6 @@ def test_a_death_is_the_cause_of_another_ranks_error_in_a_collective(scene: Scen
         assert (left.failure, left.dead) == (Failure(kind="died", batches=batches), (1,))
 
 
-def test_a_failed_trial_is_reported_once_and_with_its_own_error_even_if_a_process_died(scene: Scene) -> None:
-    failure = Failure(kind="hung", where="KeyError at model.py:3 in train_batch", batches=7)
-    lease = scene.lend(3, size=2)
-    scene.leave(lease, 0, "errored", "KeyError: 'x'", failure=failure)
-    scene.end_group(dead={1: ""})
-    assert [(left.error, left.failure, left.dead) for left in scene.told(TrialLeft)] == [("KeyError: 'x'", failure, ())]
-
-
 @pytest.mark.parametrize(
     ("cause", "kind"), [("", "died"), ("Ray has lost the node", "node"), ("its node was running low on memory", "oom")]
 )
@@ -550,16 +338,19 @@ def test_the_cause_of_a_death_is_the_kind_of_failure(scene: Scene, cause: str, k
 
 
 @pytest.mark.parametrize(
-    ("size", "dead", "error"),
+    ("size", "dead", "own", "error"),
     [
-        (2, {}, "a process of worker group g died"),
-        (4, {1: "x", 2: "y"}, "the processes of ranks 1, 2 of worker group g died: x"),
+        (2, {}, "", "a process of worker group g died"),
+        (4, {1: "x", 2: "y"}, "", "the processes of ranks 1, 2 of worker group g died: x"),
+        (2, {}, "ConnectionLost: 10.0.0.7:1", "a process of worker group g ended: ConnectionLost: 10.0.0.7:1"),
     ],
 )
-def test_the_error_names_the_ranks_that_died(scene: Scene, size: int, dead: dict[int, str], error: str) -> None:
+def test_the_error_names_the_ranks_that_died_or_how_their_processes_ended(
+    scene: Scene, size: int, dead: dict[int, str], own: str, error: str
+) -> None:
     lease = scene.lend(3, size=size)
     scene.leave(lease, 0, "errored", "Connection reset by peer", failure=COLLECTIVE)
-    scene.end_group(dead=dead)
+    scene.end_group(dead=dead, error=own)
     assert [(left.error, left.failure) for left in scene.told(TrialLeft)] == [(error, Failure(kind="died", batches=6))]
 
 
@@ -627,14 +418,6 @@ def test_each_message_goes_to_the_client_that_it_concerns_and_a_trials_end_to_th
     ]
 
 
-def test_groups_are_shared_by_weight(scene: Scene) -> None:
-    clients = [scene.add("a"), scene.add("b"), scene.add("c", weight=2)]
-    for client in clients:
-        scene.queue(*range(8), client=client.name)
-    have(scene, 8)
-    assert [len(client.leases) for client in clients] == [2, 2, 4]
-
-
 @pytest.mark.parametrize(("weights", "groups"), [((1, 1, 2), 2), ((1, 3), 2), ((1, 1, 1), 1)])
 def test_shares_are_by_weight_over_time_if_there_are_few_groups(
     scene: Scene, weights: tuple[int, ...], groups: int
@@ -654,19 +437,6 @@ def test_shares_are_by_weight_over_time_if_there_are_few_groups(
             scene.effects.clear()
     due = [2000 * groups * weight / sum(weights) for weight in weights]
     assert list(seconds.values()) == pytest.approx(due, abs=2 * QUANTUM)
-
-
-def test_a_client_has_no_more_slots_than_its_limit_also_if_it_is_set_later(scene: Scene) -> None:
-    limited = scene.add("limited", max_slots=3)
-    scene.queue(*range(8), client="limited")
-    have(scene, 8)
-    assert len(limited.leases) == 3
-    scene.desk.set_share("limited", 1, 1.0, 5)
-    assert (len(limited.leases), limited.priority) == (5, 1)
-    scene.desk.set_share("gone", 1, 1.0, None)
-    assert [(each.claim.groups, each.has) for each in scene.desk.demands({}) if each.claim.name == "limited"] == [
-        (8, 5)
-    ]
 
 
 def test_a_higher_priority_takes_groups_at_once_and_the_others_continue_later(scene: Scene) -> None:
@@ -699,17 +469,6 @@ def test_an_equal_priority_waits_for_the_end_of_a_trial(scene: Scene) -> None:
     assert save_and_leave(scene) == []
     finish(scene, next(iter(first.leases.values())))
     assert len(second.leases) == 1
-
-
-def test_a_client_that_closes_leaves_the_groups_to_the_others(scene: Scene) -> None:
-    a, b = scene.add("a"), scene.add("b")
-    scene.queue(0, 1, client="a")
-    scene.queue(0, client="b")
-    have(scene, 1)
-    [lease] = a.leases.values()
-    scene.desk.close("a")
-    finish(scene, lease, "interrupted")
-    assert (trials(a), trials(b)) == ([], [0])
 
 
 def test_a_client_is_removed_once_its_trials_have_left(scene: Scene) -> None:

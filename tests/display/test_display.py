@@ -31,10 +31,13 @@ from tests.records.story import happened
 LONG_PATH = Path("/results/" + "a-long-name/" * 12)
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands still, unless a test sets it going: what is shown has the time since the beginning."""
-    monkeypatch.setattr(display_module.time, "monotonic", lambda: 1000.0)
+class Clock:
+    """It stands still, unless a test moves it: what is shown has the time since the beginning."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +54,7 @@ class Screen:
     def __init__(
         self, *, smaller_is_better: bool = True, terminal: bool = False, width: int = 80, path: Path = LONG_PATH
     ) -> None:
-        self._file = io.StringIO()
+        self._file, self.clock = io.StringIO(), Clock()
         self.display = Display(
             name="digits",
             path=path,
@@ -59,6 +62,7 @@ class Screen:
             smaller_is_better=smaller_is_better,
             unit="epochs",
             console=Console(file=self._file, width=width, force_terminal=terminal),
+            clock=self.clock,
         )
 
     @property
@@ -97,9 +101,9 @@ def rows(trial: int, epochs: float, value: float | None = None, speed: float | N
 
 def line(made: Search, *, groups: int = 2, wanted: int = 2, counts: Counts | None = None, **screen: Any) -> str:
     shown = Screen(**screen)
-    shown.display.begin(made, [])
+    shown.display.begin(made)
     shown.display.update(counts or Counts(), groups, wanted)
-    return shown.text.strip()
+    return shown.text.splitlines()[-1]
 
 
 def picture(
@@ -112,8 +116,8 @@ def picture(
     smaller_is_better: bool = True,
 ) -> list[str]:
     """The lines of a picture."""
-    board = Board(name="digits", metric="error", smaller_is_better=smaller_is_better, unit="epochs")
-    board.begin(made, [])
+    board = Board(name="digits", metric="error", smaller_is_better=smaller_is_better, unit="epochs", clock=Clock())
+    board.begin(made)
     for trial, reported in told.items():
         board.rows(trial, reported)
     board.update(groups)
@@ -154,22 +158,22 @@ def test_line_shows_that_groups_are_starting() -> None:
     assert "worker group" not in line(over, groups=0), "the last line in a notebook, which stays"
 
 
-def test_line_shows_what_groups_wait_for_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(display_module, "PLAIN_EVERY_S", (0.0, 0.0))
+def test_line_shows_what_groups_wait_for_while_they_wait() -> None:
     shown = Screen()
-    shown.display.begin(search(), [])
+    shown.display.begin(search())
     shown.display.waits("2 of 3 worker groups wait for nodes (2 spot starting)")
     shown.display.update(Counts(), 1, 3)
     told = "digits · 0 of 8 trials ended · 0 running · 2 of 3 worker groups wait for nodes (2 spot starting) · 0:00"
     assert shown.text.strip() == told
     shown.display.waits("")
+    shown.clock.now += 60
     shown.display.update(Counts(), 1, 3)
     assert "starting 2 of 3 worker groups" in shown.text
 
 
 def test_line_shows_each_trials_share_of_a_slot() -> None:
     shown = Screen()
-    shown.display.begin(search(Started(trial=0), Started(trial=1)), [])
+    shown.display.begin(search(Started(trial=0), Started(trial=1)))
     shown.display.shares("1/4 GPU")
     shown.display.update(Counts(), 1, 1)
     assert " · 2 running on 1/4 GPU each · " in shown.text
@@ -187,15 +191,15 @@ def test_line_shows_restarts() -> None:
     assert " · 3 restarts · " in line(search(), counts=Counts(restarts=Counter({0: 2, 3: 1})))
 
 
-def test_line_shows_diverged_trials_until_they_recover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(display_module, "PLAIN_EVERY_S", (0.0, 0.0))
+def test_line_shows_diverged_trials_until_they_recover() -> None:
     made, shown = search(Started(trial=0), Started(trial=1)), Screen()
-    shown.display.begin(made, [])
+    shown.display.begin(made)
     shown.display.rows(0, rows(0, 1.0, value=math.nan))
     shown.display.rows(1, [{**row, "value": math.inf} for row in rows(1, 1.0)])
     shown.display.update(Counts(), 2, 2)
     assert " · 2 running · 2 diverged (NaN) · " in shown.text
     shown.display.rows(1, rows(1, 2.0))  # it was restarted from a checkpoint, say
+    shown.clock.now += 60
     shown.display.update(Counts(), 2, 2)
     assert " · 2 running · 1 diverged (NaN) · " in shown.text.splitlines()[-1]
 
@@ -273,18 +277,6 @@ def test_picture_fits_the_terminal_and_shows_the_best_trials() -> None:
     assert len(lines) < 10
 
 
-def test_curve_of_a_resumed_trial_has_its_earlier_values() -> None:
-    made = search(Started(trial=0), Reported(trial=0, step=1, value=0.5), Reported(trial=0, step=2, value=0.25))
-    board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
-    records = [{"event": "reported", "trial": 0, "step": step, "value": value} for step, value in ((1, 0.5), (2, 0.25))]
-    board.begin(made, [*records, {"event": "reported", "trial": 0, "step": 2, "value": None}])
-    board.rows(0, rows(0, 3, 0.0))
-    console = Console(file=io.StringIO(), width=80)
-    with console.capture() as captured:
-        console.print(board.picture(Counts(), 1, 1, width=80, height=24))
-    assert "█▅▁" in captured.get()
-
-
 @pytest.mark.parametrize(
     ("values", "drawn"),
     [([0, 7], "▁█"), ([3, 3], "▄▄"), ([float("nan"), 1, 2], " ▁█"), ([float("inf")], " "), ([], "")],
@@ -294,17 +286,13 @@ def test_sparkline(values: list[float], drawn: str) -> None:
     assert sparkline(values) == drawn
 
 
-def test_without_a_terminal_a_line_is_printed_every_ten_seconds_and_later_every_minute(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = 1000.0
-    monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
+def test_without_a_terminal_a_line_is_printed_every_ten_seconds_and_later_every_minute() -> None:
     screen, made, seen = Screen(), search(), []
     with screen.display as shown:
-        shown.begin(made, [])
+        shown.begin(made)
         for half in range(2 * 3600):
             shown.update(Counts(), 1, 1)
-            clock += 0.5
+            screen.clock.now += 0.5
             if half in (60, 3600, 4800, 7199):
                 seen.append(screen.text.count("trials ended"))
     assert seen[0] == 4
@@ -312,18 +300,14 @@ def test_without_a_terminal_a_line_is_printed_every_ten_seconds_and_later_every_
     assert 30 < seen[1] < 120
 
 
-def test_on_a_terminal_the_picture_is_drawn_a_few_times_a_second_and_erased_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = 1000.0
-    monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
+def test_on_a_terminal_the_picture_is_drawn_a_few_times_a_second_and_erased_at_the_end() -> None:
     screen = Screen(terminal=True)
     made = search()
     with screen.display as shown:
-        shown.begin(made, [])
+        shown.begin(made)
         for _ in range(1000):
             shown.update(Counts(), 1, 1)
-            clock += 0.001
+            screen.clock.now += 0.001
         shown.say("experiment digits")
     # Each quarter of a second, below what is said, and once more before it is erased.
     assert screen.text.count("trials ended") == 4 + 1 + 1
@@ -360,8 +344,7 @@ def test_on_a_terminal_the_wait_for_ray_is_shown_before_the_first_picture() -> N
 
 
 def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, ipython = 1000.0, FakeIPython()
-    monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
+    clock, ipython = Clock(), FakeIPython()
     monkeypatch.setitem(sys.modules, "IPython.display", ipython)
     shown = Display(
         name="digits",
@@ -370,13 +353,15 @@ def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyP
         smaller_is_better=True,
         unit="batches",
         console=Console(file=io.StringIO(), force_jupyter=True),
+        clock=clock,
     )
-    made = search(Started(trial=0))
+    made = search()
     with shown:
-        shown.begin(made, [])
+        shown.begin(made)
+        made.on(Started(trial=0))
         for _ in range(100):
             shown.update(Counts(), 1, 1)
-            clock += 0.1
+            clock.now += 0.1
         assert ipython.versions == 10
         assert "0 of 8 trials ended · 1 running" in ipython.shown[0]
         for event in ended(0, 0.5)[1:]:
@@ -394,12 +379,15 @@ def test_a_path_or_a_command_is_never_cut_into_lines() -> None:
 
 
 def test_an_interrupted_run_reports_its_progress_and_the_next_run_that_it_resumes() -> None:
-    made, screen = search(*ended(0, 0.5), Started(trial=1)), Screen()
-    screen.display.begin(made, [])
+    made, screen = search(), Screen()
+    screen.display.begin(made)
+    assert screen.text == ""
+    for event in (*ended(0, 0.5), Started(trial=1)):
+        made.on(event)
     screen.display.interrupted()
     assert screen.text.startswith("stopped: 1 trial ended, 1 to continue from the latest checkpoint\n")
     again = Screen()
-    again.display.begin(made, [{"event": "opened"}, {"event": "started", "trial": 0}])
+    again.display.begin(made)
     assert again.text == "resuming: 1 trial ended, 1 to continue from the latest checkpoint\n"
 
 
@@ -446,8 +434,8 @@ def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: 
         "    5  completed       20             0.35          -  0.625           5    80",
         "    4     pruned       10             0.45         20    0.5           4    30",
         "(not shown: accuracy)",
-        "9 trials (2 completed, 2 pruned, 1 errored, 1 paused, 1 invalid_hp, 1 running, 1 pending) in 0:00. Results: "
-        f"{LONG_PATH}",
+        "9 trials (2 completed, 2 pruned, 1 errored, 1 paused, 1 with invalid hyperparameters, 1 running, 1 pending) "
+        f"in 0:00. Results: {LONG_PATH}",
         f"inspect failures with: dray experiment describe {LONG_PATH}",
         f"inspect with: dray report {LONG_PATH}",
         f"              dray trial list {LONG_PATH} --best",

@@ -213,44 +213,6 @@ def test_large_model_learns(tmp_path: Path) -> None:
     assert last["validation_loss"] < first["validation_loss"] < 1.0
 
 
-def bytes_per_parameter(*, adapter: bool = False, dtype: torch.dtype = torch.float32) -> float:
-    """Of the weights, gradients and Adam's state of a model of 40,000 parameters, or of one with 200 to train more."""
-    base = torch.nn.Linear(200, 200, bias=False, dtype=dtype).requires_grad_(not adapter)
-    trained = torch.nn.Linear(200, 1, bias=False) if adapter else base
-    optimizer = torch.optim.Adam(trained.parameters())
-    trained(torch.ones(200)).sum().backward()
-    optimizer.step()
-    weights = {*base.parameters(), *trained.parameters()}
-    gradients = [each.grad for each in weights if each.grad is not None]
-    adams = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
-    return sum(each.nbytes for each in (*weights, *gradients, *adams)) / base.weight.numel()
-
-
-def test_bytes_per_parameter_are_those_of_the_table() -> None:
-    plain = bytes_per_parameter()
-    lora = bytes_per_parameter(adapter=True)
-    half = bytes_per_parameter(adapter=True, dtype=torch.bfloat16)
-    gradients = torch.empty(1).nbytes
-    # Shared by the slots, and what each slot has besides.
-    of = {
-        "DDP": (plain, 0),
-        "DDP, `aggregation_frequency` > 1": (plain, gradients),  # and buckets
-        "FullyShard": (plain, 0),
-        "FullyShard with `sync_each_batch=False`, `aggregation_frequency` > 1": (plain - gradients, gradients),
-        "LoRA that trains 0.5%": (lora, 0),
-        "the same on weights in bfloat16": (half, 0),
-        "LoRA that trains 0.5%, FullyShard": (lora, 0),
-    }
-    text = (DOCS / "large-models.md").read_text()
-    rows = re.findall(r"^\| (.*) \| (any|\d+) \| ([\d.]+) \| ([\d.]+) GB \|$", text, re.MULTILINE)
-    assert {name for name, *_ in rows} == set(of)
-    for name, slots, each, total in rows:
-        shared, own = of[name]
-        expected = shared / (1 if slots == "any" else int(slots)) + own
-        assert float(each) == pytest.approx(expected, abs=0.005)
-        assert float(total) == pytest.approx(7 * expected, abs=0.05)
-
-
 def test_tests_in_the_table_of_large_models_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", (DOCS / "large-models.md").read_text()))
     tests = "".join(

@@ -12,7 +12,7 @@ import pytest
 from dray import pytorch
 from dray.hosts import use_host
 from tests.docs.pages import PAGES, blocks, files
-from tests.forks.process import run_script, torchrun
+from tests.forks.process import run_script
 from tests.pytorch.fakes import FakeHost
 
 HPARAMS = {"global_batch_size": 64, "hidden": 128, "lr": 1e-2}
@@ -104,9 +104,3 @@ def test_trial_learns_like_the_original_loop(project: Path) -> None:
 def test_script_for_anywhere_runs_locally(project: Path) -> None:
     run_script(project / "train_anywhere.py", directory=project)
     assert checkpoints(project) == [8 * 23]  # 1,437 records, 64 a batch
-
-
-@pytest.mark.slow
-def test_the_same_script_is_one_run_of_two_ranks_under_torchrun(project: Path) -> None:
-    torchrun(project / "train.py", directory=project)
-    assert checkpoints(project) == [23 * epoch for epoch in range(1, 9)]  # 45 batches of 32, 23 on the chief

@@ -13,32 +13,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
 
 from tests.browser.conftest import browser, chromium  # noqa: F401 - fixtures
 from tests.docs.pages import DOCS, PAGES, ROOT
 
-CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-PUBLIC = {
-    "docs.ray.io",
-    "kueue.sigs.k8s.io",
-    "pytorch.org",
-    "ray.io",
-    "squidfunk.github.io",
-    "ui.perfetto.dev",
-    "www.mkdocs.org",
-}
-"""Hosts that pages may link to: of public projects; the last two in what the theme writes at the foot."""
+PUBLIC = {"docs.ray.io", "kueue.sigs.k8s.io", "pytorch.org", "ray.io", "ui.perfetto.dev"}
+"""Hosts that pages may link to: of public projects."""
 
 
 class Page(HTMLParser):
-    """A page of the site: its links, what it fetches, its anchors, and its text outside of code."""
+    """A page of the site: what it fetches, and its text outside of code. MkDocs itself checks the links."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.links: list[str] = []
         self.fetched: list[str] = []
-        self.anchors: set[str] = set()
         self.text = ""
         self._code = 0
         self.feed(path.read_text())
@@ -46,10 +34,6 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         found = dict(attributes)
         self._code += tag in ("code", "pre", "script", "style")
-        if found.get("id"):
-            self.anchors.add(str(found["id"]))
-        if tag == "a" and found.get("href"):
-            self.links.append(str(found["href"]))
         source = found.get("src") or (found.get("href") if tag == "link" and found.get("rel") != "canonical" else None)
         if source:
             self.fetched.append(source)
@@ -74,22 +58,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return to
 
 
-def test_every_page_is_in_the_navigation() -> None:
-    def named(item: object) -> list[str]:
-        if isinstance(item, str):
-            return [item]
-        inner = item.values() if isinstance(item, dict) else item
-        return [name for each in inner for name in named(each)]  # type: ignore[attr-defined]
-
-    assert sorted(named(CONFIG["nav"])) == sorted(path.name for path in DOCS.glob("*.md"))
-
-
-def test_links_of_the_readme_work() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", PAGES["README.md"]):
-        if urlsplit(target).scheme:
-            assert urlsplit(target).hostname in PUBLIC
-        else:
-            assert (ROOT / target).is_file(), target
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_other_places_are_to_public_projects(page: str) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`]+`", "", PAGES[page], flags=re.DOTALL))
+    assert {str(urlsplit(each).hostname) for each in targets if urlsplit(each).scheme} <= PUBLIC
+    if page == "README.md":
+        assert [each for each in targets if not urlsplit(each).scheme and not (ROOT / each).is_file()] == []
 
 
 @pytest.mark.slow
@@ -100,13 +74,6 @@ def test_site(site: Path) -> None:
         assert [each for each in page.fetched if urlsplit(each).netloc] == [], f"{name} needs a network"
         for each in page.fetched:
             assert (site / urlsplit(each).path.lstrip("/")).is_file(), (name, each)
-        for link in page.links:
-            target = urlsplit(link)
-            if target.scheme in ("http", "https"):
-                assert target.hostname in PUBLIC, (name, link)
-            elif name != "404.html":
-                there = pages[target.path] if target.path not in ("", ".") else page
-                assert not target.fragment or target.fragment in there.anchors, (name, link)
         # Markdown that was not understood remains in the text.
         left = re.findall(r"^[ \t]*(?:[-*] |\|.*\||#+ ).*$|```|\*\*", page.text, flags=re.MULTILINE)
         assert left == [], name

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.util import metrics
 
 from dray.experiment.prometheus import METRICS
 
@@ -29,9 +30,9 @@ def labels_of(query: dict[str, Any]) -> set[str]:
 def test_a_query_names_a_metric_and_its_labels(title: str, query: dict[str, Any]) -> None:
     [(name, suffix)] = METRIC.findall(query["expr"])
     metric = METRICS[name]
-    assert bool(suffix) == (metric.kind == "histogram")
+    assert bool(suffix) == (metric.kind is metrics.Histogram)
     assert labels_of(query) <= {"experiment", *metric.labels} | ({"le"} if suffix == "_bucket" else set())
-    assert (metric.kind == "gauge") == ("rate(" not in query["expr"]) or name == "dray_restarts_total"
+    assert (metric.kind is metrics.Gauge) == ("rate(" not in query["expr"]) or name == "dray_restarts_total"
 
 
 def test_all_metrics_are_drawn() -> None:

@@ -25,8 +25,8 @@ from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.driver import ExperimentDriver
 from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
 from dray.experiment.open_search import OpenSearch
-from dray.experiment.results import TrialResult
 from searchers.asha import ASHA
+from searchers.events import TrialResult
 from searchers.promotion import PromotionASHA
 from searchers.search import Search
 from searchers.space import parse
@@ -55,7 +55,7 @@ class Scene:
         method = (PromotionASHA if promotion else ASHA)(**limits)  # type: ignore[arg-type]
         self.journal: list[Mapping[str, Any]] = [json.loads(json.dumps(each)) for each in records]
         given: Any = {"seed": 0, "smaller_is_better": True, "log": self.journal.append}
-        search = Search.replay(self.journal, method, parse(SPACE), **given)
+        search = Search(method, parse(SPACE), **given).replay(self.journal)
         if not search.started:
             search.start()
         self.effects: list[Effect] = []
@@ -152,25 +152,6 @@ def test_a_report_that_nobody_waits_for_is_answered_at_once(scene: Scene) -> Non
     assert scene.replies() == {call: "interrupt"}
 
 
-def test_a_final_report_ends_the_trial_and_later_errors_do_not_count(scene: Scene) -> None:
-    call = scene.report(1, END)
-    assert scene.replies() == {call: "continue"}
-    scene.die(1, 0)
-    assert not scene.take(ShowFailure)
-    assert not scene.to_desk()
-    scene.decide()
-    assert scene.state(0) == "COMPLETED"
-
-
-def test_a_trial_that_is_lent_again_after_its_final_report_is_given_back(scene: Scene) -> None:
-    """Its group was to end, and did so before its processes left."""
-    scene.report(1, END)
-    scene.driver.on(LeaseOver(lease=1, group="g", trial=0))
-    scene.grant(3, 0)
-    assert scene.to_desk() == [("drop", 3)]
-    assert not scene.take(Bind)
-
-
 def test_a_report_of_a_fenced_or_ended_lease_is_refused(scene: Scene) -> None:
     waiting = scene.report(1)
     scene.grant(3, 0)  # rank 0 has failed, the other ranks have not left yet
@@ -241,20 +222,6 @@ def test_a_new_handle_gets_unanswered_results_again_and_the_call_of_the_dead_one
     assert scene.driver.counts.handles_started == 2
 
 
-def test_a_late_call_of_a_handle_that_has_died_does_not_end_the_one_in_its_place(scene: Scene) -> None:
-    scene.driver.fetch("new", 8)
-    scene.driver.fetch("late", 7)
-    assert scene.replies() == {"new": []}
-    scene.driver.fetch("again", 8)
-    assert scene.replies() == {"late": []}
-
-
-def test_the_handle_ends_with_the_run(scene: Scene) -> None:
-    scene.driver.fetch("fetch", 7)
-    scene.driver.end()
-    assert scene.replies() == {"fetch": None}
-
-
 def test_the_end_of_the_search_closes_the_desks_client_and_ends_the_handle() -> None:
     scene = Scene(promotion=False)
     for lease, trial in ((1, 0), (2, 1)):
@@ -290,50 +257,6 @@ def test_a_failed_trial_restarts_first_in_the_queue_and_is_recorded_before(scene
     assert scene.take(Append)[0].record["event"] == "restarted"
     assert scene.to_desk() == [("enqueue", [0], True)]
     assert scene.driver.counts.restarts == {0: 1}
-
-
-def test_a_trial_that_is_given_up_ends_through_tune(scene: Scene) -> None:
-    for lease in (1, 3):
-        scene.die(lease, 0)
-        scene.grant(lease + 2, 0)
-    scene.take(Append)
-    scene.decide()
-    assert scene.state(0) == "ERRORED"
-    assert [each.record["event"] for each in scene.take(Append)] == ["exited"]
-    scene.to_desk()
-    scene.die(5, 0)
-    assert not scene.to_desk(), "it is not to train any more"
-
-
-def test_an_end_follows_the_report_before_it(scene: Scene) -> None:
-    scene.report(1, value=0.5)
-    scene.leave(1, 0, "diverged", error="the loss is nan")
-    assert scene.take(Say) == [Say("trial 0 is stopped (stop_on_nan): the loss is nan")]
-    [report] = scene.fetch() or []
-    assert report.outcome is None
-    scene.driver.decide([report])
-    [end] = scene.fetch() or []
-    assert end.outcome == "diverged"
-
-
-@pytest.mark.parametrize("order", ["pause first", "death first", "restarted first"])
-def test_a_trial_that_dies_with_the_report_on_which_it_is_paused_stays_paused(scene: Scene, order: str) -> None:
-    scene.report(1)
-    if order == "pause first":
-        scene.decide()
-    scene.die(1, 0)
-    if order == "restarted first":
-        scene.grant(3, 0)
-    scene.effects[:] = [each for each in scene.effects if not isinstance(each, ToDesk)]
-    scene.decide()
-    assert scene.state(0) == "PAUSED"
-    assert scene.to_desk() == ([] if order == "pause first" else [("withdraw", [0])])
-    if order == "restarted first":  # its ranks leave together, when it reports again
-        call = scene.report(3)
-        due = scene.fetch()
-        assert due is not None
-        scene.driver.decide(due)
-        assert scene.replies() == {call: "pause"}
 
 
 def test_a_restarted_trial_that_waits_for_a_decision_is_stopped_with_its_first_report() -> None:
@@ -372,45 +295,3 @@ def test_workers_that_can_run_no_trial_end_the_run(scene: Scene, trained: bool) 
 
 
 # -------------------------------------------------------------------------------------------------------- stop, resume
-def test_closing_interrupts_those_who_wait_and_a_decision_meanwhile_takes_no_lease_back(scene: Scene) -> None:
-    waiting = scene.report(1)
-    scene.driver.close()
-    assert scene.replies() == {waiting: "interrupt"}
-    later = scene.report(2, value=0.25)
-    assert scene.replies() == {later: "interrupt"}
-    assert scene.to_desk() == [("close",)]
-    scene.decide()  # both are paused
-    assert not [each for each in scene.to_desk() if each[0] == "drop"], "they save"
-    assert not scene.replies()
-    assert not scene.driver.is_drained
-    scene.leave(1, 0, "interrupted")
-    scene.leave(2, 1, "interrupted")
-    assert scene.driver.is_drained
-
-
-def test_a_lease_of_a_trial_that_ended_or_paused_meanwhile_is_dropped(scene: Scene) -> None:
-    scene.report(1)
-    scene.decide()
-    scene.leave(1, 0, "paused")
-    scene.effects.clear()
-    scene.grant(3, 0)
-    assert scene.to_desk() == [("drop", 3)]
-    scene.driver.on(LeaseOver(lease=3, group="g", trial=0))
-    assert not scene.take(Bind)
-
-
-def test_the_next_run_continues_from_the_journal(scene: Scene) -> None:
-    scene.driver.improves("best", 1, 0.5)
-    scene.report(1)
-    scene.decide()
-    scene.die(2, 1)
-    scene.take(Append)
-    again = Scene(scene.journal)
-    assert again.to_desk() == [("enqueue", [1], False)], "trial 0 is paused"
-    assert again.driver.counts.restarts == {1: 1}
-    again.driver.best("best")
-    assert again.replies() == {"best": 0.5}
-    again.grant(1, 1)
-    [bind] = again.take(Bind)
-    assert bind.hparams == scene.driver.search.params(1)
-    assert bind.seed == scene.driver.search.seed_of(1)

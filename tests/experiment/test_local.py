@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
-from bdb import BdbQuit
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -19,10 +17,9 @@ from dray.code.startup_hook import StartupHookFailed
 from dray.config.load import load_config
 from dray.errors import ConfigError
 from dray.experiment.local import run_local
-from dray.hosts import local
 from dray.pytorch import load_trial_from_checkpoint_path
 from dray.script import ScriptFailed
-from dray.storage import Location, RemoteDirectory, checkpoints
+from dray.storage import Location, RemoteDirectory
 from dray.training.errors import SearcherMetricError
 from tests.model_code import imports_undone
 
@@ -220,11 +217,6 @@ def test_period_of_validations_may_be_in_any_unit(model_dir: Path, period: dict[
     assert list(validations(run_local(config, model_dir, path=model_dir / "run"))) == [2, 3, 4, 6, 8]
 
 
-def test_period_of_checkpoints_is_kept_beside_the_rungs(model_dir: Path) -> None:
-    config = load_config({**CONFIG, "checkpoint_policy": "none", "min_checkpoint_period": {"batches": 3}})
-    assert list_checkpoints(run_local(config, model_dir, path=model_dir / "run")) == {2, 4, 8} | {3, 6}
-
-
 @pytest.mark.api("2.20")
 @pytest.mark.parametrize(("average", "sum_of"), [(True, 1), (False, 4)])
 def test_gradients_are_added_up_as_the_config_says(model_dir: Path, average: bool, sum_of: int) -> None:
@@ -354,19 +346,6 @@ def test_single_program_without_the_metric_is_warned_and_trains_to_its_end(
     assert sum("searcher.metric is 'error'" in text for text in caplog.messages) == 1
 
 
-def test_the_checkpoint_that_a_run_resumes_from_is_verified_once(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_local(load_config(CONFIG), model_dir, path=model_dir / "run")
-    verified: list[str] = []
-    for module in (checkpoints, local):
-        monkeypatch.setattr(module, "verify", lambda path, **_: verified.append(path.name) or path)
-    longer = {**CONFIG, "searcher": {**CONFIG["searcher"], "max_length": {"batches": 12}}}
-    run_local(load_config(longer), model_dir, path=model_dir / "run")
-    assert list_checkpoints(model_dir / "run") >= {8, 12}
-    assert verified == ["checkpoint_8"]
-
-
 @pytest.mark.parametrize("searcher", ["single", "random"])
 def test_class_without_the_metric_ends_as_a_program_does(
     searcher: str, model_dir: Path, caplog: pytest.LogCaptureFixture
@@ -417,18 +396,6 @@ def test_class_that_exits_is_an_error_with_its_line(model_dir: Path) -> None:
     with pytest.raises(ScriptFailed, match=r"OneWeight called sys\.exit\(3\) during training") as raised:
         run_local(load_config(CONFIG), model_dir, path=model_dir / "run")
     assert raised.traceback[-1].name == "train_batch"
-
-
-def test_a_debugger_shows_the_stack_from_the_users_code_on(model_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    where = "        loss = self.loss(batch)\n        self"
-    debug = "import io, pdb, sys; pdb.Pdb(stdin=io.StringIO('w\\nq\\n'), stdout=sys.stdout, readrc=False).set_trace()"
-    code = TRIAL.replace(where, f"        {debug}\n{where}", 1)
-    (model_dir / "my_weight.py").write_text(code)
-    with pytest.raises(BdbQuit):
-        run_local(load_config(CONFIG), model_dir, path=model_dir / "run")
-    frames = re.findall(r"^(?:\(Pdb\) )?[> ] (\S+)\(\d+\)(\w+)\(\)", capfd.readouterr().out, re.MULTILINE)
-    assert frames == [(str(model_dir / "my_weight.py"), "train_batch")] * 2, "where it is, and all that `w` shows"
-    assert sys.gettrace() is None
 
 
 def test_failing_startup_hook_ends_a_local_run_before_it_begins(program: dict[str, Any], model_dir: Path) -> None:

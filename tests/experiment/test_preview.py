@@ -64,26 +64,6 @@ def test_adaptive_shows_each_bracket_with_its_rungs_and_a_range() -> None:
     assert below.endswith(f"\nabout {times[0]} (58 min to {times[1]}) at 6 full-length trials per hour"), below
 
 
-def test_promotion_trains_at_least_what_its_rule_says() -> None:
-    rows, below = shown(load_config(EXAMPLES / "promotion.yaml"))
-    assert [row[:3] for row in rows] == [["1", "1", "1"], ["", "2", "4"], ["", "3", "16"]]
-    assert rows[0][3] == "32"
-    assert added_up(rows) > 24 + 24 + 32
-    assert "(80 to " in below  # of 32, 8 and 2 go on, if the best come first
-
-
-def test_only_uncertain_numbers_are_called_expected() -> None:
-    def text(name: str, *changes: str) -> str:
-        file = io.StringIO()
-        show_preview(load_config(EXAMPLES / name, changes), console=Console(file=file, width=120))
-        return file.getvalue()
-
-    assert "expected trials" in text("asha.yaml")
-    assert "expected" not in text("grid.yaml") + text("script.yaml")
-    # Too many to be simulated.
-    assert "100,000 trials, expected total 250,000 epochs or more\n" in text("asha.yaml", "searcher.max_trials=100000")
-
-
 def test_grid_has_its_points() -> None:
     rows, below = shown(load_config(EXAMPLES / "grid.yaml"), 0.1)
     assert rows == [["1", "1", "8", "8", "8", "64"]]
@@ -112,13 +92,3 @@ def test_lengths_are_in_the_searchs_unit(length: dict[str, Any], unit: str) -> N
     total = added_up(rows)
     assert below.startswith(f"4 trials, expected total {total:.0f} {unit} (")
     assert f"\nequivalent to {total / 4:.1f} trials of 4 {unit}, " in below
-
-
-def test_a_search_that_may_skip_rungs_says_that_more_trials_may_continue() -> None:
-    config = load_config(EXAMPLES / "asha.yaml", ["searcher.max_trials=8"])
-    skips = config.model_copy(
-        update={"searcher": config.searcher.model_copy(update={"skip_uninformative_rungs": True})}
-    )
-    line = "where a rung says little of the next, more trials continue than shown"
-    assert line not in shown(config)[1]
-    assert line in shown(skips)[1]

@@ -18,7 +18,7 @@ from dray.desk.effects import Say
 from dray.experiment.cleaner import Cleaner
 from dray.experiment.effects import Append, Effect, Examine, Prune
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
-from dray.storage import CheckpointStore, Location, store_at, verify
+from dray.storage import CheckpointStore, Location, store_at
 from dray.worker.host import REPORT_FILE
 from tests.storage.power import Disk
 
@@ -183,22 +183,6 @@ def test_an_ended_trial_needs_no_checkpoint(experiment: Experiment) -> None:
     assert experiment.end() == {0: []}
 
 
-def test_a_late_checkpoint_of_an_ended_trial_takes_the_place_of_the_earlier(experiment: Experiment) -> None:
-    experiment.begin(Policy(trial_best=0))
-    for batches in (10, 20):
-        experiment.save(1, batches, None)
-        experiment.retention.changed([1])
-        experiment.settle()
-    assert experiment.end() == {1: [20]}
-
-
-def test_a_better_trial_takes_the_place_among_the_experiments_best(experiment: Experiment) -> None:
-    experiment.begin(Policy(experiment_best=1, trial_best=0, trial_latest=0))
-    for trial, value in ((0, 0.5), (1, 0.75), (2, 0.25), (3, 0.3)):
-        experiment.save(trial, 10, value)
-    assert experiment.end() == {0: [], 1: [], 2: [10], 3: []}
-
-
 def test_checkpoints_that_a_killed_run_left_are_removed_on_resume(experiment: Experiment) -> None:
     """Nothing of it is in the journal, as of a driver that died before the records came to the disk."""
     for batches, value in ((10, 0.5), (20, 0.25), (30, math.nan), (40, 1.0)):
@@ -209,17 +193,6 @@ def test_checkpoints_that_a_killed_run_left_are_removed_on_resume(experiment: Ex
     experiment.begin(Policy(), trials=[3])
     assert experiment.end() == {3: [40, 20]}
     assert sorted(each.batches for each in saved_in(experiment.records)) == [20, 40]
-
-
-def test_journaled_checkpoints_that_no_longer_exist_are_forgotten(experiment: Experiment) -> None:
-    experiment.begin(Policy())
-    experiment.save(0, 10, 0.1)
-    experiment.end()
-    experiment.store(0).delete(10)
-    experiment.begin(Policy(), trials=[0])
-    experiment.save(0, 20, 0.2)
-    experiment.save(0, 30, 0.3)
-    assert experiment.end() == {0: [30, 20]}
 
 
 def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: Experiment) -> None:
@@ -239,29 +212,6 @@ def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: 
     assert "trial 0 skipped a checkpoint" in experiment.said[0]
 
 
-def test_a_damaged_checkpoint_counts_again_once_it_is_rewritten(experiment: Experiment) -> None:
-    experiment.begin(Policy(trial_best=0))
-    experiment.save(0, 10, None)
-    experiment.retention.damaged(0, experiment.store(0).id_of(10), "why")
-    experiment.save(0, 10, None)
-    experiment.save(0, 20, None)
-    assert experiment.end() == {0: [20]}
-
-
-def test_a_checkpoint_that_its_trial_has_resumed_from_meanwhile_is_not_deleted() -> None:
-    emitted: list[Effect] = []
-    retention = Retention(Policy(trial_best=0), needs=lambda trial: 1, emit=emitted.append)
-    for batches in (10, 20):
-        retention.saved(0, batches, str(batches), None)
-    retention.examined(next(each for each in emitted if isinstance(each, Examine)))
-    prune = emitted[-1]
-    assert isinstance(prune, Prune)
-    assert [each.batches for each in prune.delete if retention.is_pruning(each)] == [10]
-    retention.damaged(0, "20", "it was written before a power failure")
-    retention.saved(0, 10, "10", None)
-    assert not any(map(retention.is_pruning, prune.delete))
-
-
 def test_a_checkpoint_is_forced_to_the_disk_once_or_again_after_an_error() -> None:
     emitted: list[Any] = []
     retention = Retention(Policy(trial_best=0, trial_latest=3), needs=lambda trial: 1, emit=emitted.append)
@@ -276,20 +226,6 @@ def test_a_checkpoint_is_forced_to_the_disk_once_or_again_after_an_error() -> No
     retention.pruned(first, [], [], failed=False)
     retention.saved(0, 20, "20", None)
     assert [each.batches for each in emitted[-1].keep] == [20]
-
-
-def test_a_checkpoint_of_an_ended_trial_that_is_resumed_meanwhile_is_not_deleted() -> None:
-    emitted: list[Effect] = []
-    needs = {0: 0}
-    retention = Retention(Policy(trial_best=0, trial_latest=0), needs=needs.__getitem__, emit=emitted.append)
-    retention.saved(0, 10, "10", None)
-    retention.examined(next(each for each in emitted if isinstance(each, Examine)))
-    prune = emitted[-1]
-    assert isinstance(prune, Prune)
-    assert list(map(retention.is_pruning, prune.delete)) == [True]
-    needs[0] = 1  # an extension resumes it
-    retention.changed([0])
-    assert not any(map(retention.is_pruning, prune.delete))
 
 
 class Away:
@@ -325,34 +261,6 @@ def test_each_outage_is_reported_once_and_its_end(
     assert [record.getMessage() for record in caplog.records] == [FAILS, WORKS, FAILS, WORKS]
 
 
-def test_checkpoints_that_could_not_be_deleted_are_reported_and_deleted_on_resume(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = Away(type(experiment.store(0)), monkeypatch)
-    experiment.begin(Policy(trial_best=0))
-    for batches in (10, 20, 30):
-        experiment.save(0, batches, None)
-        experiment.settle()
-    assert experiment.end() == {0: [30, 20, 10]}
-    assert [record.getMessage() for record in caplog.records] == [FAILS]
-    store.away = False
-    experiment.begin(Policy(trial_best=0), trials=[0])
-    assert experiment.end() == {0: [30]}
-
-
-def test_checkpoints_of_earlier_runs_are_found_when_the_store_is_back(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for batches in (10, 20, 30):
-        experiment.save(0, batches, 0.5, tell=False)
-    away = Away(type(experiment.store(0)), monkeypatch, "listed")
-    experiment.begin(Policy(trial_best=0), trials=[0])
-    experiment.settle()
-    away.away = False
-    experiment.retention.changed([0])
-    assert experiment.end() == {0: [30]}
-
-
 @pytest.mark.parametrize("policy", [Policy(trial_best=0), Policy(experiment_best=1, trial_best=0, trial_latest=0)])
 def test_a_power_failure_at_any_removal_leaves_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy
@@ -385,28 +293,6 @@ def test_a_power_failure_at_any_removal_leaves_what_was_kept(
         assert any(at > batches and (policy.experiment_best or trial == other) for other, at in found)
     removed.append(("", 0, set()))
     assert left <= whole()
-
-
-def test_another_checkpoint_is_kept_instead_of_a_missing_one(tmp_path: Path) -> None:
-    """Somebody else has deleted it."""
-    experiment = Experiment(tmp_path, str(tmp_path))
-    experiment.begin(Policy(trial_best=0))
-    experiment.save(0, 10, None)
-    experiment.save(0, 20, None, tell=False)
-    checkpoint = experiment.store(0).id_of(20)
-    experiment.store(0).delete(20)
-    experiment.retention.saved(0, 20, checkpoint, None)
-    assert experiment.end() == {0: [10]}
-
-
-def test_a_half_deleted_checkpoint_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = Experiment(tmp_path, str(tmp_path))
-    experiment.save(0, 10, 0.5, tell=False)
-    experiment.save(0, 20, 0.5, tell=False)
-    monkeypatch.setattr("shutil.rmtree", lambda *args, **kwargs: None)  # the process is killed here
-    experiment.store(0).delete(20)
-    assert experiment.store(0).latest() == experiment.store(0).id_of(10)
-    verify(Path(experiment.store(0).id_of(10)))
 
 
 def test_the_configs_numbers_are_determineds() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
+import tarfile
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from dray.code.archive import Archived
 from dray.code.factory import FromDirectory, Sent
-from dray.code.packages import Package
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
 from dray.errors import ConfigError
@@ -23,33 +26,31 @@ CONFIG = load_config({"name": "digits", "searcher": {"name": "single", "metric":
 
 
 class Sender:
-    """In the place of a cluster: keeps what is put into its store."""
+    """In the place of a cluster."""
 
     def __init__(self) -> None:
-        self.packages: list[list[str]] = []
         self.said: list[str] = []
 
-    def package(self, directory: Path, links: tuple[tuple[str, str], ...] = ()) -> Package:
-        files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-        self.packages.append(files)
-        return Package(uri="gcs://_ray_pkg_1.zip", links=links)
-
-    def runtime_env(self, *packages: Package) -> dict[str, Any]:
-        return {"py_modules": ["dray", *(package.uri for package in packages)]}
-
-    def send(self, what: str | type, path: Path) -> tuple[FromDirectory | Sent, dict[str, Any]]:
+    def send(self, what: str | type, path: Path) -> FromDirectory | Sent:
         """Send an entrypoint, or a class of a script."""
         trial: Any = what if isinstance(what, type) else None
         config = CONFIG if isinstance(what, type) else CONFIG.model_copy(update={"entrypoint": parse_entrypoint(what)})
-        return workers.send_code(trial, ExperimentDirectory(path), config, self.said.append, local=False)
+        load, env = workers.send_code(trial, ExperimentDirectory(path), config, self.said.append, local=False)
+        assert env == {"py_modules": ["dray"]}
+        return load
 
 
 @pytest.fixture
 def sender(monkeypatch: pytest.MonkeyPatch) -> Sender:
-    sender = Sender()
-    monkeypatch.setattr(workers, "package", sender.package)
-    monkeypatch.setattr(workers, "runtime_env", sender.runtime_env)
-    return sender
+    monkeypatch.setattr(workers, "runtime_env", lambda: {"py_modules": ["dray"]})
+    return Sender()
+
+
+def files(code: Archived | str | None) -> dict[str, str]:
+    """The files and links that were sent, with the links' targets."""
+    assert isinstance(code, Archived)
+    with tarfile.open(fileobj=io.BytesIO(code.packed)) as archive:
+        return {each.name: each.linkname for each in sorted(archive, key=attrgetter("name")) if not each.isdir()}
 
 
 @pytest.fixture
@@ -74,20 +75,19 @@ def test_the_experiments_copy_of_the_model_directory_is_sent(sender: Sender, tmp
     (model / "data").symlink_to("/mnt/data")
     directory = ExperimentDirectory.create(tmp_path / "e", CONFIG, model)
     (model / "model_def.py").unlink()
-    load, runtime_env = sender.send("model_def:X", tmp_path / "e")
-    expected = Package(uri="gcs://_ray_pkg_1.zip", links=(("data", "/mnt/data"),))
-    assert load == FromDirectory(entrypoint=parse_entrypoint("model_def:X"), directory=expected)
-    assert runtime_env == {"py_modules": ["dray", "gcs://_ray_pkg_1.zip"]}
-    assert sender.packages == [["model_def.py"]]
+    load = sender.send("model_def:X", tmp_path / "e")
+    assert isinstance(load, FromDirectory)
+    assert load.entrypoint == parse_entrypoint("model_def:X")
+    assert files(load.directory) == {"data": "/mnt/data", "model_def.py": ""}
     assert sender.said == [f"sending {directory.code} (1 file, 6 B) and dray itself to the workers"]
 
 
 def test_models_directory_may_be_empty(sender: Sender, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     ExperimentDirectory.create(tmp_path / "e", CONFIG, tmp_path / "model")
-    load, _ = sender.send("python3 -m installed", tmp_path / "e")
-    installed = parse_entrypoint("python3 -m installed")
-    assert load == FromDirectory(entrypoint=installed, directory=Package(uri="gcs://_ray_pkg_1.zip"))
+    load = sender.send("python3 -m installed", tmp_path / "e")
+    assert isinstance(load, FromDirectory)
+    assert files(load.directory) == {}
 
 
 def test_files_beside_a_script_are_copied_into_the_experiment_once(
@@ -95,11 +95,11 @@ def test_files_beside_a_script_are_copied_into_the_experiment_once(
 ) -> None:
     ExperimentDirectory.create(tmp_path / "e", CONFIG, None)
     for _ in range(2):  # created, then resumed
-        load, _ = sender.send(script, tmp_path / "e")
+        load = sender.send(script, tmp_path / "e")
         assert isinstance(load, Sent)
-        assert (load.name, load.home) == ("Mine", Package(uri="gcs://_ray_pkg_1.zip"))
+        assert load.name == "Mine"
+        assert list(files(load.home)) == ["driver.py", "helpers.py", "parts/layers.py"]
         (tmp_path / "user" / "project" / "later.py").write_text("")
-    assert sender.packages == [["driver.py", "helpers.py", "parts/layers.py"]] * 2
 
 
 @pytest.mark.parametrize(("home", "goes"), [("user/project", ["driver.py", "helpers.py"]), ("user", None)])
@@ -107,16 +107,16 @@ def test_only_the_top_level_of_a_home_directory_is_sent(
     sender: Sender, script: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, goes: list[str] | None
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / home))
-    sender.send(script, tmp_path / "e")
-    assert sender.packages == [goes or ["driver.py", "helpers.py", "parts/layers.py"]]
+    load = sender.send(script, tmp_path / "e")
+    assert isinstance(load, Sent)
+    assert list(files(load.home)) == (goes or ["driver.py", "helpers.py", "parts/layers.py"])
 
 
 def test_class_of_an_installed_module_is_sent_alone(sender: Sender, tmp_path: Path) -> None:
     local = type("Local", (), {"__module__": "yaml"})
-    load, runtime_env = sender.send(local, tmp_path / "e")
+    load = sender.send(local, tmp_path / "e")
     assert isinstance(load, Sent)
     assert load.home is None
-    assert runtime_env == {"py_modules": ["dray"]}
     assert sender.said == ["sending the trial's class and dray itself to the workers"]
     assert isinstance(pickle.loads(load.pickled), type)
 
@@ -126,5 +126,7 @@ def test_directory_of_data_beside_a_script_is_an_error(
 ) -> None:
     monkeypatch.setattr("dray.code.ignore.MAX_CODE_BYTES", 1000)
     (tmp_path / "user" / "project" / "data.bin").write_bytes(bytes(2000))
-    with pytest.raises(ConfigError, match=r"trial: .*user/project has 2\.0 KiB of files.*; the largest are data\.bin"):
+    with pytest.raises(
+        ConfigError, match=r"trial: .*user/project has at least 2\.0 KiB of files.*; the largest are data\.bin"
+    ):
         sender.send(script, tmp_path / "e")

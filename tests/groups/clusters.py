@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dray.cluster.view import GPU_TYPE, HEAD, ClusterView, Limits, NodeType, RayNode
+from dray.cluster.view import GPU_TYPE, HEAD, AutoscalerLimits, ClusterView, NodeType, RayNode
 from dray.groups.slots import Slots
 
 HEAD_NODE = {HEAD: 1.0, "CPU": 4.0}
 GPU_NODE = {"CPU": 8.0, "GPU": 2.0}
-GPUS = Limits(types=(NodeType(resources=GPU_NODE, max_count=5),), max_count=3)
-UNKNOWN = Limits(types=None)
+GPUS = AutoscalerLimits(types=(NodeType(resources=GPU_NODE, max_count=5),), max_count=3)
+UNKNOWN = AutoscalerLimits(types=None)
 
 
 def node(resources: Mapping[str, float], gpu_type: str = "", name: str = "id") -> RayNode:
@@ -19,7 +19,7 @@ def node(resources: Mapping[str, float], gpu_type: str = "", name: str = "id") -
     return RayNode(name, f"address-of-{name}", True, resources, {GPU_TYPE: gpu_type} if gpu_type else {})
 
 
-def cluster(*nodes: Mapping[str, float], limits: Limits | None = None, **fields: Any) -> ClusterView:
+def cluster(*nodes: Mapping[str, float], limits: AutoscalerLimits | None = None, **fields: Any) -> ClusterView:
     """A view of a cluster of nodes with these resources."""
     return ClusterView(nodes=tuple(map(node, nodes)), limits=limits, **fields)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dray.cluster.view import GPU_TYPE, ClusterView, Limits, NodeType
+from dray.cluster.view import GPU_TYPE, AutoscalerLimits, ClusterView, NodeType
 from dray.config.resources import MAX_SHARES, Resources
 from dray.errors import ConfigError
 from dray.groups.capacity import Capacity, find_slots, gpu_types, groups_in, most_slots, slot_kind, slots_of
@@ -21,7 +21,9 @@ def groups_now(view: ClusterView, slots: Slots, max_slots: int | None = None) ->
     return Capacity(view=view, slots=slots, max_slots=max_slots).groups_now
 
 
-def grown(limits: Limits | None, slots: Slots, max_slots: int | None = None, view: ClusterView | None = None) -> float:
+def grown(
+    limits: AutoscalerLimits | None, slots: Slots, max_slots: int | None = None, view: ClusterView | None = None
+) -> float:
     view = view or cluster(HEAD_NODE, limits=limits)
     return Capacity(view=view, slots=slots, max_slots=max_slots).max_groups_after_scale_up
 
@@ -74,7 +76,7 @@ def test_as_many_groups_fit_as_an_exhaustive_search_finds(nodes: list[int], slot
 def test_a_grown_cluster_is_its_head_and_as_many_of_the_best_nodes_as_allowed() -> None:
     small = NodeType(resources={"CPU": 2}, max_count=10)
     large = NodeType(resources={"CPU": 16}, max_count=2)
-    both = Limits(types=(small, large), max_count=3)
+    both = AutoscalerLimits(types=(small, large), max_count=3)
     assert most_slots(cluster(HEAD_NODE, limits=both), "cpu", 1) == [4, 16, 16, 2]
     assert most_slots(cluster(HEAD_NODE, limits=GPUS), "gpu", 1) == [0, 2, 2, 2]
     nodes = (HEAD_NODE, GPU_NODE, GPU_NODE)
@@ -158,7 +160,7 @@ def test_types_that_the_cluster_cannot_have_are_left_out_and_an_error_if_none_is
     with pytest.raises(ConfigError, match=r"has no such GPUs, and can start none; .* of its nodes: A100, L4"):
         find_slots(TWO_TYPES, asks("H100"), 1, "the cluster")
     h100 = NodeType(resources=GPU_NODE, max_count=5, labels={GPU_TYPE: "H100"})
-    may_grow = ClusterView(nodes=TWO_TYPES.nodes, limits=Limits(types=(h100,), max_count=3))
+    may_grow = ClusterView(nodes=TWO_TYPES.nodes, limits=AutoscalerLimits(types=(h100,), max_count=3))
     assert gpu_types(asks("H100", "L4"), may_grow) == ("H100", "L4")
     assert [grown(None, gpus(each, gpu_types=("H100", "L4")), view=may_grow) for each in (1, 2)] == [6, 3]
     unknown = ClusterView(nodes=TWO_TYPES.nodes, limits=UNKNOWN)

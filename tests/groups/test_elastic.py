@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from dray.groups.effects import Release, Reserve
-from dray.groups.elastic import SETTLE_S, TAKEN_S, Elastic
+from dray.groups.elastic import SETTLE_S, Elastic
 from tests.groups.clusters import cluster, cpus
 
 SIZES = (1, 2, 4)
@@ -138,30 +138,3 @@ def test_the_boot_of_a_machine_does_not_count_as_the_groups_start() -> None:
     world.schedule()
     world.now += 5.1
     assert world.grows_to() == 2
-
-
-def test_a_group_that_waits_for_slots_that_others_took_makes_way_for_a_smaller_one() -> None:
-    world = World(2)
-    assert world.size() == 2
-    world.free = 1
-    world.now += TAKEN_S - 1
-    assert not world.elastic.may_shrink(world.now)
-    world.now += 2
-    assert world.elastic.may_shrink(world.now)
-    assert world.size() == 1
-    world.now += TAKEN_S + 1
-    assert not world.elastic.may_shrink(world.now), "there is no smaller size"
-
-
-def test_reports_of_a_released_reservation_and_a_second_end_are_ignored() -> None:
-    world = World(1)
-    world.start()
-    world.grows_to()
-    world.join(1)
-    assert world.steps
-    world.elastic.reserved(1, 4)  # that of the start
-    world.now += 11
-    assert world.grows_to() == 2
-    for _ in range(2):
-        world.elastic.close()
-    assert (world.steps, world.free) == ({}, 1), "no slots are held after the end"

@@ -9,8 +9,8 @@ import pytest
 
 from dray.desk.effects import Reply, Tell
 from dray.desk.lease import Lease
-from dray.desk.messages import Demand, Departure, Unfit, WorkerUnfit
-from dray.desk.shares import Claim
+from dray.desk.messages import Departure, Unfit, WorkerUnfit
+from dray.desk.shares import Demand
 from dray.desk.wire import pack, unpack
 from dray.display.counts import Counts
 from dray.groups.effects import ClusterSeen, GroupPlaced, LookAtCluster, ProcessesEnded, StartGroup
@@ -173,8 +173,7 @@ def test_a_shared_cluster_is_looked_at_now_and_then_and_may_grow() -> None:
 
 def demand(name: str, *, has: int = 0, priority: int = 42, size: float = 1, kind: str = "cpu") -> Demand:
     """Of an experiment that could use one group more than it has."""
-    claim = Claim(name=name, groups=has + 1, size=size, priority=priority)
-    return Demand(claim=claim, shape="shape", kind=kind, unit=1, has=has)
+    return Demand(name=name, groups=has + 1, has=has, size=size, priority=priority, shape="shape", kind=kind)
 
 
 MINE, LARGE = demand("mine"), demand("large", size=2)

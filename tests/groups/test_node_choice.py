@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dray.cluster.view import GPU_TYPE, NODE_TYPE, Activity, ClusterView, Limits, NodeType
+from dray.cluster.view import GPU_TYPE, NODE_TYPE, Activity, AutoscalerLimits, ClusterView, NodeType
 from dray.groups.node_choice import PATIENCE_S, RETRY_S, NodeChoice
 from dray.groups.slots import Slots
 from tests.groups.clusters import gpus
 
 Labels = dict[str, str]
 LONG = PATIENCE_S + 1
-EPOCH = 1.7e9
-"""How far the autoscaler's clock is ahead."""
+EPOCH = 1.7e9  # how far the autoscaler's clock is ahead
 
 
 class World:
     """What groups with such slots ask for, where an autoscaler may start these types of machines."""
 
-    def __init__(self, slots: Slots, limits: Limits | None) -> None:
+    def __init__(self, slots: Slots, limits: AutoscalerLimits | None) -> None:
         self.now = 1000.0
         self.starting: dict[str, int] = {}
         self.failed_at: dict[str, float] = {}
@@ -53,7 +50,7 @@ def world(*gpu_types: str, **node_types: str) -> World:
         for name, gpu_type in node_types.items()
     ]
     cpus = NodeType(name="cpus", resources={"CPU": 4}, max_count=2, labels={NODE_TYPE: "cpus"})
-    return World(gpus(gpu_types=gpu_types), Limits(types=(*types, cpus)))
+    return World(gpus(gpu_types=gpu_types), AutoscalerLimits(types=(*types, cpus)))
 
 
 def without(*names: str) -> Labels:
@@ -105,34 +102,9 @@ def test_groups_that_machines_boot_for_keep_waiting() -> None:
     assert here.others({name: ({}, LONG) for name in "abcd"}) == {name: without("spot") for name in "cd"}
 
 
-class Counted(dict[str, int]):
-    """Counts how often it is asked for a key."""
-
-    asked = 0
-
-    def get(self, *args: Any) -> Any:
-        self.asked += 1
-        return super().get(*args)
-
-
-def test_what_to_ask_for_instead_is_found_once_for_groups_that_ask_for_the_same() -> None:
-    here = world("A100", "L4", large="A100", small="L4")
-    here.starting, here.booting = (counted := Counted()), {"large": 1}
-    found = here.others({f"group-{n}": ({GPU_TYPE: "A100"}, LONG) for n in range(1000)})
-    assert found == {f"group-{n}": {GPU_TYPE: "L4"} for n in range(1, 1000)}, "but one, for which a machine boots"
-    assert 0 < counted.asked < 10
-
-
-def test_failures_of_types_without_slots_do_not_matter() -> None:
-    here = world(spot="L4")
-    here.fails("cpus")
-    assert here.other({}, 1) is None
-    assert here.first() == {}
-
-
 def test_types_without_a_label_cannot_be_avoided() -> None:
     types = [NodeType(name=name, resources={"CPU": 4, "GPU": 1}, max_count=2, labels={}) for name in ("a", "b")]
-    here = World(gpus(), Limits(types=tuple(types)))
+    here = World(gpus(), AutoscalerLimits(types=tuple(types)))
     here.fails("a")
     assert here.other({}, LONG) is None
 

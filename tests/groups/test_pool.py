@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dray.cluster.view import GPU_TYPE, NODE_ID, ClusterView, Limits
+from dray.cluster.view import GPU_TYPE, NODE_ID, AutoscalerLimits, ClusterView
 from dray.desk.effects import Say
 from dray.desk.failure import Failure
 from dray.desk.messages import GroupEnded, GroupReady, ReportReceived, TrialLeft, WorkerArrived
@@ -17,7 +17,7 @@ from dray.display.counts import Counts
 from dray.groups.effects import (
     ClusterSeen,
     EndGroup,
-    Fail,
+    GiveUp,
     GroupPlaced,
     GroupsEffect,
     LookAtCluster,
@@ -59,7 +59,7 @@ class World:
         *nodes: int,
         own: bool = True,
         slots: Slots = cpus(),  # noqa: B008 - frozen
-        limits: Limits | None = None,
+        limits: AutoscalerLimits | None = None,
         starts: Iterator[int] | None = None,
         **plan: Any,
     ) -> None:
@@ -114,7 +114,7 @@ class World:
                 self.lines.append(effect.line)
             case ShowWaiting():
                 self.waits_for = effect.status
-            case Fail():
+            case GiveUp():
                 self.error = effect.error
 
     def on(self, *events: Any) -> World:
@@ -198,13 +198,6 @@ def test_others_start_even_if_the_first_group_does_not_train() -> None:
     assert world.later(1).groups.count == 2
 
 
-def test_a_first_group_that_was_lost_is_replaced_without_waiting_for_its_turn() -> None:
-    world = World(2).step(1).comes_up()
-    world.ends(world.started[0], lost=True).step(0)  # its trial is not queued yet
-    assert world.groups.count == 0
-    assert world.step(1).groups.count == 1
-
-
 def test_groups_of_a_large_machine_start_several_at_once() -> None:
     world = World(16).step(16).later(IN_TURN_S + 1)
     assert world.groups.count == 4, "they are still starting, on a quarter of its cores"
@@ -224,12 +217,6 @@ def test_a_group_that_ends_is_freed_and_replaced_at_once() -> None:
     late = GroupPlaced(group="group-0", start=1), GroupReady(group="group-0", start=1)
     world.ends(first, lost=True).on(*late, WorkerArrived(group="group-0", start=1, node="0")).step()
     assert (len(world.started), world.groups.ready_count) == (2, 0), "they are of the start before"
-
-
-def test_a_group_that_ended_is_not_replaced_if_no_trial_needs_it() -> None:
-    world = World(4, own=False).step(1).comes_up()
-    world.ends(world.started[0]).step(0).later(LOOK_S)
-    assert (world.groups.count, world.counts.groups_lost, world.lines) == (0, 0, [])
 
 
 def test_a_group_that_keeps_dying_without_a_trial_ends_the_experiment() -> None:
@@ -261,14 +248,6 @@ def test_a_shell_that_fails_ends_the_experiment() -> None:
 
 
 # ------------------------------------------------------------------------------------------- on a cluster of others
-def test_groups_that_wait_for_nodes_end_before_those_with_nodes() -> None:
-    world = World(4, own=False).bring_up(3)
-    world.has_slots = False  # its node is gone
-    world.ends(world.started[1], lost=True).later(LOOK_S).step(1).later(IDLE_S + 2 * LOOK_S)
-    assert world.ended == [("group-1", 2), ("group-1", 4)]
-    assert world.desk.told == [("retire_idle", "run", 1)], "the desk knows which of the others has nothing to do"
-    world.ends(world.started[2]).later(LOOK_S)
-    assert (world.groups.count, len(world.started)) == (1, 4)
 
 
 def test_idle_groups_are_retired_after_a_while_except_one() -> None:
@@ -278,17 +257,6 @@ def test_idle_groups_are_retired_after_a_while_except_one() -> None:
     assert len(world.later(LOOK_S).desk.told) == 1, "once"
     world.step(0).later(IDLE_S + 3 * LOOK_S)
     assert world.desk.told[1:] == [("retire_idle", "run", 3)]
-
-
-def test_groups_that_are_soon_needed_again_stay() -> None:
-    world = World(4, own=False).bring_up(4)
-    for trials in (2, 4) * 10:
-        world.step(trials).later(IDLE_S - 1)
-    assert (world.desk.told, world.groups.count) == ([], 4)
-
-
-def test_groups_on_many_small_nodes_all_start_at_once() -> None:
-    assert World(1, 1, 1, 1, own=False).step(4).groups.count == 4
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -316,23 +284,6 @@ def test_the_cluster_is_looked_at_as_often_for_a_thousand_groups_as_for_one() ->
     world.nodes.append(node({"CPU": 4.0}))
     assert world.later(2.1 * LOOK_S).groups.count == 1001
     assert 1 <= world.looks <= 2
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_groups_that_were_not_needed_start_again_when_they_are(own: bool) -> None:
-    world = World(16, own=own).trains().bring_up(16)
-    world.step(20).later(LOOK_S).step(2)
-    for start in world.started[2:]:
-        world.ends(start)
-    assert world.step().later(LOOK_S).groups.count == 2
-    assert world.step(6).groups.count == 6
-
-
-def test_as_many_groups_that_are_lost_together_are_replaced_as_there_are_trials() -> None:
-    world = World(*[4] * 100, own=False).bring_up(100)
-    for start in world.started[:50]:
-        world.ends(start, lost=True)
-    assert world.step(80).groups.count == 80
 
 
 def test_the_display_shows_what_groups_wait_for() -> None:
@@ -441,13 +392,6 @@ def test_an_elastic_group_is_drained_to_grow_and_replaced_by_a_larger_one() -> N
     assert (world.groups.count, world.started[1].slots.per_trial) == (1, 4)
 
 
-def test_an_elastic_group_whose_slots_are_gone_is_replaced_by_a_smaller_one() -> None:
-    world = elastic(2).comes_up()
-    world.nodes = [node({"CPU": 1.0})]
-    reserved(world.ends(world.started[0], lost=True).step(), 1)
-    assert (world.groups.count, [start.slots.per_trial for start in world.started]) == (1, [2, 1])
-
-
 def test_an_elastic_group_whose_slots_others_took_is_replaced_by_a_smaller_one() -> None:
     world = elastic(2)
     world.has_slots = False
@@ -465,14 +409,6 @@ def test_an_elastic_group_whose_slots_others_took_is_replaced_by_a_smaller_one()
 
 
 # --------------------------------------------------------------------------------------------------------- at the end
-def test_at_the_end_groups_that_start_are_ended_and_others_end_by_themselves() -> None:
-    world = World(4, own=False).bring_up(1).step(2)
-    world.groups.close()
-    assert world.ended == [("group-1", 2)]
-    growing = elastic(2).comes_up().later(2 * LOOK_S)
-    assert growing.rooms
-    growing.groups.close()
-    assert (growing.rooms, growing.ended) == ({}, [])
 
 
 # ------------------------------------------------------------------------------------------- a server's groups
@@ -490,9 +426,3 @@ def test_groups_make_room_by_those_without_slots_first() -> None:
     world.groups.make_room(at_once=True)
     assert world.ended == [("group-1", 2), ("group-1", 4)]
     assert world.desk.told == [("shrink", "run", 1, True)]
-
-
-def test_names_and_starts_of_two_owners_differ() -> None:
-    numbers = itertools.count(1)
-    started = [start for _ in range(2) for start in World(4, own=False, starts=numbers).bring_up(2).started]
-    assert len({start.group for start in started}) == len({start.start for start in started}) == len(started) == 4

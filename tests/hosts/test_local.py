@@ -25,7 +25,7 @@ from dray.pytorch import Batch
 from dray.records.checkpoints import export
 from dray.storage import CheckpointError, Location, StorageError
 from dray.training.parallel import agreement
-from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
+from tests.pytorch.fakes import FakeHost, Ones, OneWeight, callback, one_weight, trial
 
 
 @pytest.fixture
@@ -36,31 +36,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
-def fit(trial_class: type[OneWeight] = OneWeight, **arguments: Any) -> OneWeight:
+def fit(trial_class: type[OneWeight] = OneWeight, callbacks: Any = (), **arguments: Any) -> OneWeight:
     with pytorch.init() as context:
-        trial = trial_class(context)
-        pytorch.Trainer(trial, context).fit(**arguments)
-    return trial
+        made = trial_class(context)
+        made.callbacks.update(callbacks)
+        pytorch.Trainer(made, context).fit(**arguments)
+    return made
 
 
 @pytest.mark.api("2.7", "2.8")
 def test_a_local_run_stores_metrics_and_checkpoints_below_dray_home(home: Path) -> None:
     trial = fit(max_length=Batch(4), reporting_period=Batch(1), validation_period=Batch(2))
     (run,) = (home / "local").iterdir()
-    assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoint_2",
-        "checkpoint_4",
-        "metrics.jsonl",
-        "tensorboard",
-    ]
+    assert {path.name for path in run.iterdir()} == {"checkpoint_2", "checkpoint_4", "metrics.jsonl", "tensorboard"}
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["batches"] for row in rows] == [1, 2, 3, 4]
-    assert [row.get("checkpoint") for row in rows] == [
-        None,
-        f"{run.name}/checkpoint_2",
-        None,
-        f"{run.name}/checkpoint_4",
-    ]
+    saved = [f"{run.name}/checkpoint_{batches}" for batches in (2, 4)]
+    assert [row.get("checkpoint") for row in rows] == [None, saved[0], None, saved[1]]
     assert rows[0]["training"] == {"loss": 1.0}
     assert rows[-1]["system"]["records_per_second"] > 0
     carried = [json.loads(line) for line in (run / "checkpoint_4" / "metrics.jsonl").read_text().splitlines()]
@@ -92,15 +84,7 @@ def test_a_directory_that_can_not_be_written_to_is_found_before_the_first_batch(
 def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
     ids: list[str] = []
 
-    class Uploaded(pytorch.PyTorchCallback):
-        def on_checkpoint_upload_end(self, uuid: str) -> None:
-            ids.append(uuid)
-
-    class Telling(OneWeight):
-        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {"uploaded": Uploaded()}
-
-    fit(Telling, max_length=Batch(2))
+    fit(callbacks=callback(on_checkpoint_upload_end=lambda uuid: ids.append(uuid)), max_length=Batch(2))
     assert fit(max_length=Batch(5), latest_checkpoint=ids[0]).weight == one_weight(5)
     path = home / "local" / ids[0]
     assert fit(max_length=Batch(3), latest_checkpoint=str(path)).weight == one_weight(3)
@@ -121,13 +105,9 @@ def test_last_is_the_checkpoint_of_the_newest_run_of_the_name_that_has_a_valid_o
         """Train to this length, and return at which batch the run began."""
         begun: list[int] = []
 
-        class Started(pytorch.PyTorchCallback):
-            def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-                begun.append(first_batch_idx)
-
         with pytorch.init(exp_conf=name and {"name": name}) as context:  # type: ignore[arg-type]
             trial = OneWeight(context)
-            trial.callbacks["started"] = Started()
+            trial.callbacks.update(callback(on_trial_startup=lambda first, _: begun.append(first)))
             pytorch.Trainer(trial, context).fit(max_length=Batch(length), latest_checkpoint="last")
         assert trial.weight == one_weight(length)
         return begun[0]
@@ -150,15 +130,8 @@ def test_last_is_the_checkpoint_of_the_newest_run_of_the_name_that_has_a_valid_o
 def test_a_copy_without_a_manifest_loads_by_its_path_with_a_warning(
     home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Copying(OneWeight):
-        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            class Copies(pytorch.PyTorchCallback):
-                def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-                    shutil.copytree(checkpoint_dir, tmp_path / "best")
-
-            return {"copies": Copies()}
-
-    fit(Copying, max_length=Batch(2))
+    copies = callback(on_checkpoint_write_end=lambda checkpoint_dir: shutil.copytree(checkpoint_dir, tmp_path / "best"))
+    fit(callbacks=copies, max_length=Batch(2))
     copy = tmp_path / "best"
     assert not (copy / "manifest.json").exists()
     assert fit(max_length=Batch(5), latest_checkpoint=str(copy)).weight == one_weight(5)
@@ -174,16 +147,14 @@ def test_a_copy_without_a_manifest_loads_by_its_path_with_a_warning(
 def test_sigterm_requests_a_stop_with_a_checkpoint(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "LISTEN_S", 1000)  # so that it is the next report that ends it
 
-    class Terminated(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().train_batch(batch, epoch_idx, batch_idx)
+    def terminate(self: OneWeight, batch_idx: int) -> None:
+        if batch_idx == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    trial = fit(Terminated, max_length=Batch(50), reporting_period=Batch(2))
+    made = fit(trial(at_batch=terminate), max_length=Batch(50), reporting_period=Batch(2))
     assert signal.getsignal(signal.SIGTERM) is before
-    assert trial.weight == one_weight(4)
+    assert made.weight == one_weight(4)
     assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == ["checkpoint_4"]
 
 
@@ -193,11 +164,10 @@ class Interrupted(OneWeight):
     at: tuple[int, ...] = (2,)
     begun = 0
 
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+    def at_batch(self, batch_idx: int) -> None:
         Interrupted.begun = batch_idx + 1
         if batch_idx in self.at:
             os.kill(os.getpid(), signal.SIGINT)
-        return super().train_batch(batch, epoch_idx, batch_idx)
 
 
 @pytest.mark.parametrize("listen_s", [0.001, 1000], ids=["far from a report", "at a report"])
@@ -264,12 +234,11 @@ def test_loader_workers_survive_a_ctrl_c_in_the_terminal(home: Path) -> None:
         def build_training_data_loader(self) -> pytorch.DataLoader:
             return pytorch.DataLoader(Ones(10), batch_size=2, num_workers=1, multiprocessing_context="fork")
 
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        def at_batch(self, batch_idx: int) -> None:
             if batch_idx == 2:
                 [worker] = multiprocessing.active_children()
                 assert worker.pid is not None
                 os.kill(worker.pid, signal.SIGINT)
-            return super().train_batch(batch, epoch_idx, batch_idx)
 
     assert fit(Loading, max_length=Batch(20)).weight == one_weight(20)
 

@@ -17,7 +17,7 @@ from dray.pytorch import Batch, Epoch
 from dray.training.host import Report
 from dray.training.plan import Plan
 from tests.hosts.terminal import terminal
-from tests.pytorch.fakes import FakeHost, OneWeight
+from tests.pytorch.fakes import FakeHost, OneWeight, fails
 
 
 @pytest.fixture(autouse=True)
@@ -74,13 +74,12 @@ def test_a_terminal_gets_a_bar_with_speed_time_left_and_the_latest_metrics(
     with terminal(columns=120) as screen:
 
         class Watched(OneWeight):
-            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            def at_batch(self, batch_idx: int) -> None:
                 if batch_idx:
                     screen.wait_for(f" {batch_idx}/10 batches")
                 if batch_idx == 8:
                     print("the trial prints this")
                     screen.wait_for("prints this")
-                return super().train_batch(batch, epoch_idx, batch_idx)
 
             def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
                 # While it waits for the first, no batch of the validation is done.
@@ -144,14 +143,8 @@ def test_a_trial_of_an_experiment_shows_nothing(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_failed_run_prints_its_latest_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
-    class Failing(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 3:
-                raise ValueError("a bug")
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
     with pytest.raises(ValueError, match="a bug"):
-        fit(Failing, max_length=Batch(9), checkpoint_period=Batch(2))
+        fit(fails(ValueError("a bug"), at=3), max_length=Batch(9), checkpoint_period=Batch(2))
     printed = capsys.readouterr().err.splitlines()[-3:]
     assert printed[0] == "failed after 3 of 9 batches (0.6 epochs)"
     assert re.fullmatch(r'resume with: fit\(\.\.\., latest_checkpoint=".*/checkpoint_2"\)', printed[2])

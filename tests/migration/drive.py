@@ -32,16 +32,8 @@ def main(root: Path, wanted: list[tuple[str, int]]) -> None:
         print(f"== {name} on {slots} slots", flush=True)
         file = experiment_file(root, name, slots)
         try:
-            dray(
-                [
-                    "experiment",
-                    "create",
-                    str(file),
-                    str(MODELS[name].directory),
-                    "--path",
-                    str(root / f"{name}-{slots}"),
-                ]
-            )
+            path = ["--path", str(root / f"{name}-{slots}")]
+            dray(["experiment", "create", str(file), str(MODELS[name].directory), *path])
         except SystemExit as ended:
             print(f"== {name} on {slots} slots: exit code {ended.code or 0}", flush=True)
     ray.shutdown()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.config.load import load_config
-from dray.config.search import build_search, recorded_search
+from dray.config.search import build_search
 from searchers.events import Create, Exited, Started
 from searchers.journal import Journal
 from tests.migration.models import HERE, Hparams, Model
@@ -23,7 +23,7 @@ TAKES_AT_MOST_S = 200
 def trials(path: Path) -> dict[int, tuple[dict[str, Any], int]]:
     """Hyperparameters and seed of each trial that an experiment of dray's began."""
     records = list(Journal.read(path / "journal.jsonl"))
-    search = recorded_search(load_config(path / "experiment.yaml"), records)
+    search = build_search(load_config(path / "experiment.yaml"), print)
     begun = [record for record in records if record["event"] == "started"]
     return {record["trial"]: (record["hparams"], search.seed_of(record["trial"])) for record in begun}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dray.config.search import recorded_search
 from dray.observers.observer import Make, News
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import read_trials
 from dray.records.result import Result
 from searchers.journal import Journal
+from tests.recorded_search import recorded_search
 
 
 def replay_to(directory: ExperimentDirectory, make: Make) -> None:

@@ -78,6 +78,7 @@ class Followed(Story):
         self.observers.close(done)
 
 
+LATE = {"batches": 20, "epochs": 0.0, "kind": "validation", "name": "error", "value": 0.125, "time": 0.0}
 EVENTS: list[Event] = [Started(trial=0), Started(trial=1)]
 
 
@@ -139,8 +140,7 @@ def test_an_observer_of_a_resumed_run_receives_its_past_too(tmp_path: Path) -> N
     notes = Notebook()
     again = Observers(story.directory, {"notes": lambda: notes})
     again.begin(Journal.read(story.directory.journal), story.search.trials, story.said.append)
-    late = {"batches": 20, "epochs": 0.0, "kind": "validation", "name": "error", "value": 0.125, "time": 0.0}
-    again.rows(1, [late])
+    again.rows(1, [LATE])
     again.close()
     assert notes.told == {**TOLD, 1: ("RUNNING", [(10, "error", 0.75), (20, "error", 0.125)])}
     assert notes.times[0] == (1002.0, 1005.0)
@@ -254,9 +254,8 @@ def test_a_failed_observer_is_created_again_during_the_run(tmp_path: Path, monke
         "notes: can't write for now, the search continues: OSError: no space left",
         "notes: is writing again and has caught up",
     ]
-    late = {"batches": 20, "epochs": 0.0, "kind": "validation", "name": "error", "value": 0.125, "time": 0.0}
     assert story.observers is not None
-    story.observers.rows(1, [late])
+    story.observers.rows(1, [LATE])
     story.close()
     assert len(made) == 3
     assert made[2].told == {**TOLD, 1: ("RUNNING", [(10, "error", 0.75), (20, "error", 0.125)])}

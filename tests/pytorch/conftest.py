@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -12,18 +12,10 @@ from dray import pytorch
 from dray.hosts import use_host
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import backend as backend
+from tests.pytorch.processes import results_of
 
-
-class Fit(Protocol):
-    def __call__(
-        self,
-        trial_class: Callable[[pytorch.PyTorchTrialContext], Any],
-        host: FakeHost | None = None,
-        *,
-        init: dict[str, Any] | None = None,
-        prepare: Callable[[Any], None] | None = None,
-        **fit: Any,
-    ) -> Any: ...
+#: The fixture `fit`.
+Fit = Callable[..., Any]
 
 
 @pytest.fixture
@@ -41,14 +33,28 @@ def fit(host: FakeHost) -> Fit:
         host: FakeHost | None = None,
         *,
         init: dict[str, Any] | None = None,
-        prepare: Callable[[Any], None] | None = None,
+        prepare: Callable[[Any], object] = lambda trial: None,
+        callbacks: Mapping[str, pytorch.PyTorchCallback] | None = None,
         **fit: Any,
     ) -> Any:
         with use_host(host or default), pytorch.init(**(init or {})) as context:
             trial = trial_class(context)
-            if prepare is not None:
-                prepare(trial)
+            if callbacks is not None:
+                trial.callbacks.update(callbacks)
+            prepare(trial)
             pytorch.Trainer(trial, context).fit(**fit)
         return trial
 
     return run
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Path:
+    """What the ranks of a module share."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest, directory: Path, backend: str) -> list[dict[str, Any]]:
+    """What two ranks have made of the scenarios of this module, which is their script; see `serve`."""
+    return results_of(2, request.module.__file__, directory, backend)

@@ -171,6 +171,16 @@ class OneWeight(pytorch.PyTorchTrial):
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=self.lr))
         self.callbacks: dict[str, pytorch.PyTorchCallback] = {}
         self.seen: list[tuple[int, int]] = []
+        self.at_init()
+
+    def at_init(self) -> None:
+        """At the end of the constructor."""
+
+    def at_batch(self, batch_idx: int) -> None:
+        """Before a batch is trained."""
+
+    def at_validation(self, batch_idx: int) -> None:
+        """Before a batch is validated."""
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         return self.callbacks
@@ -186,6 +196,7 @@ class OneWeight(pytorch.PyTorchTrial):
         return loss
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.at_batch(batch_idx)
         self.seen.append((epoch_idx, batch_idx))
         loss = self.loss(batch)
         self.context.backward(loss)
@@ -193,6 +204,7 @@ class OneWeight(pytorch.PyTorchTrial):
         return {"loss": loss}
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        self.at_validation(batch_idx)
         return {"validation_loss": self.loss(batch)}
 
     @property
@@ -206,3 +218,28 @@ def one_weight(steps: int, lr: float = OneWeight.lr) -> float:
     for _ in range(steps):
         weight += 2 * lr * (1 - weight)
     return weight
+
+
+def trial(base: type[OneWeight] = OneWeight, **methods: Any) -> type[Any]:
+    """A trial with these methods."""
+    return type("Trial", (base,), methods)
+
+
+def fails(error: BaseException, at: int = 0) -> type[Any]:
+    """A trial that raises an error before it trains a batch."""
+
+    def raises(self: OneWeight, batch_idx: int) -> None:
+        if batch_idx == at:
+            raise error
+
+    return trial(at_batch=raises)
+
+
+def callback(**hooks: Callable[..., Any]) -> dict[str, pytorch.PyTorchCallback]:
+    """A callback with these hooks, by its name in a trial."""
+    found = {name: staticmethod(hook) for name, hook in hooks.items()}
+    return {"callback": type("Callback", (pytorch.PyTorchCallback,), found)()}
+
+
+FULL = {"evaluate_batch": pytorch.PyTorchTrial.evaluate_batch}
+"""What a trial with `evaluate_full_dataset` has besides."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from dray.training.parallel import agreement
+from tests import queued
 from tests.core.test_distributed import nodes
 from tests.forks.process import Forked
 
@@ -68,17 +72,30 @@ def _processes(
             process.kill()
 
 
-def results_of_two(script: str, directory: Path, backend: str = "gloo") -> list[dict[str, Any]]:
-    """What each rank has put into `directory`, after both have ended well."""
-    return results_of(2, script, directory, backend)
-
-
 def results_of(
     size: int, script: str, directory: Path, backend: str = "gloo", local_sizes: Sequence[int] = ()
 ) -> list[dict[Any, Any]]:
-    """The same of so many ranks; `local_sizes`: how many of them on each node, instead of all on one."""
+    """What each of so many ranks has put into `directory`, after all have ended well; `local_sizes`: how many of them
+    are on each node, instead of all on one."""
     with _processes(size, script, directory, backend=backend, local_sizes=local_sizes) as processes:
         for process in processes:
             _, errors = process.communicate(timeout=HANGS_S)
             assert process.returncode == 0, errors
     return [torch.load(directory / f"rank_{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def serve(scenarios: Sequence[Callable[[Path], Any]]) -> None:
+    """The main function of a script for `results_of`: all ranks run all scenarios, each with a directory that they
+    share. What a rank has made of each is saved by the scenario's name."""
+    torch.set_num_threads(1)
+    agreement.LEAVE_S = 0.5
+    directory, rank, size = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # By a file, not by a port: no other program can take it first.
+    queued.init(directory / "rendezvous", rank, size)
+    found = {}
+    for scenario in scenarios:
+        name = scenario.__name__
+        found[name] = scenario(directory / name)
+        queued.init_again_if_aborted(directory / f"rendezvous_after_{name}", rank, size)
+    torch.save(found, directory / f"rank_{rank}.pt")
+    dist.destroy_process_group()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -66,24 +68,23 @@ class Plain(pytorch.PyTorchTrial):
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         self.seen.append((epoch_idx, batch_idx, batch[0].tolist()))
-        loss = nn.functional.mse_loss(self.model(batch[1]), batch[2])
+        loss = self.loss(batch)
         self.context.backward(loss)
         self.step(batch_idx)
         return {"loss": loss, "draw": random.random()}
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(self.model(batch[1]), batch[2])
 
     def step(self, batch_idx: int) -> None:
         self.context.step_optimizer(self.optimizer)
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        return {"validation_loss": nn.functional.mse_loss(self.model(batch[1]), batch[2]), "noise": torch.rand(())}
+        return {"validation_loss": self.loss(batch), "noise": torch.rand(())}
 
 
 class Shuffled(Plain):
     shuffle = True
-
-
-class Dropout(Plain):
-    dropout = 0.4
 
 
 class Momentum(Plain):
@@ -138,19 +139,42 @@ class OwnSampler(Plain):
         return pytorch.DataLoader(Numbered(), self.context.get_per_slot_batch_size(), sampler=sampler)
 
 
-class NormedBatches(Plain):
-    """Running averages: state of a model that no gradient changes."""
+class Noisy(Numbered):
+    """Augments with NumPy's generator, as datasets do."""
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        index, x, y = super().__getitem__(index)
+        return index, x + float(np.random.normal(0, 0.1)), y + random.random() / 10
+
+
+class Everything(Plain):
+    """All that has state: shuffled and augmented data, dropout, momentum, running averages, clipped gradients, two
+    models and optimizers, schedules of each kind."""
+
+    shuffle, dropout, momentum = True, 0.4, 0.9
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.head = context.wrap_model(nn.Linear(1, 1))
+        self.second = context.wrap_optimizer(torch.optim.Adam(self.head.parameters(), lr=1e-2))
+        modes, schedules = pytorch.LRScheduler.StepMode, torch.optim.lr_scheduler
+        context.wrap_lr_scheduler(schedules.StepLR(self.optimizer, 2, 0.5), modes.STEP_EVERY_BATCH, frequency=2)
+        context.wrap_lr_scheduler(schedules.ExponentialLR(self.second, 0.9), modes.STEP_EVERY_EPOCH)
+        steps = schedules.MultiStepLR(self.second, [1, 3])
+        context.wrap_lr_scheduler(steps, modes.STEP_EVERY_OPTIMIZER_STEP, frequency=2)
 
     def layers(self) -> list[nn.Module]:
         return [nn.BatchNorm1d(6), *super().layers()]
 
+    def build_training_data_loader(self) -> Any:
+        return pytorch.DataLoader(Noisy(), self.context.get_per_slot_batch_size(), shuffle=True)
 
-class AmpOff(Plain):
-    """float16 on a CPU: everything stays as it is."""
+    def loss(self, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(self.head(self.model(batch[1])), batch[2])
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        context.experimental.use_amp()
-        super().__init__(context)
+    def step(self, batch_idx: int) -> None:
+        self.context.step_optimizer(self.optimizer, clip_grads=lambda p: nn.utils.clip_grad_norm_(p, 1.0))
+        self.context.step_optimizer(self.second)
 
 
 class Amp(Plain):
@@ -172,13 +196,12 @@ class TorchsSampler(Plain):
 KINDS: dict[str, tuple[type[Plain], int]] = {
     "plain": (Plain, 1),
     "shuffled": (Shuffled, 1),
-    "dropout": (Dropout, 1),
     "momentum": (Momentum, 1),
     "schedule": (Schedule, 1),
     "aggregation 2": (Shuffled, 2),
     "own aggregation": (Accumulating, 1),
-    "batch norm, aggregation 3": (NormedBatches, 3),
-    "AMP off": (AmpOff, 1),
+    "everything": (Everything, 1),
+    "everything, aggregation 3": (Everything, 3),
     "AMP": (Amp, 1),
     "iterable, own skip": (OwnSkip, 1),
     "own sampler": (OwnSampler, 1),
@@ -212,36 +235,24 @@ class Watch(pytorch.PyTorchCallback):
         self.calls.append(("load_state_dict", dict(state_dict)))
         self.epochs = state_dict["epochs"]
 
-    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        self.calls.append(("trial_startup", first_batch_idx, checkpoint_uuid))
-
-    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        self.calls.append(("load_start",))
-
-    def on_training_start(self) -> None:
-        self.calls.append(("training_start",))
-
-    def on_training_epoch_start(self, epoch_idx: int) -> None:
-        self.calls.append(("epoch_start", epoch_idx))
-
     def on_training_epoch_end(self, epoch_idx: int) -> None:
         self.epochs += 1
         self.calls.append(("epoch_end", epoch_idx, self.epochs))
 
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        self.calls.append(("workload_end", avg_metrics, batch_metrics))
-
-    def on_validation_start(self) -> None:
-        self.calls.append(("validation_start",))
-
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.calls.append(("validation_end", dict(metrics)))
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+        self.calls.append(("load_start",))
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
         self.calls.append(("upload_end", Path(uuid).name))
 
-    def on_trial_shutdown(self) -> None:
-        self.calls.append(("trial_shutdown",))
+
+def _writes_down(name: str) -> Callable[..., None]:
+    return lambda self, *args, **kwargs: self.calls.append((name, *copy.deepcopy((*args, *kwargs.values()))))
+
+
+_STARTS = ("training_start", "training_epoch_start", "validation_start")
+for _name in (*_STARTS, "trial_startup", "training_workload_end", "validation_end", "trial_shutdown"):
+    setattr(Watch, f"on_{_name}", _writes_down(_name))
 
 
 def run(kind: str, host: FakeHost, *, distributed: DistributedContext | None = None, **fit: Any) -> dict[str, Any]:

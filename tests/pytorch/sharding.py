@@ -55,16 +55,6 @@ def tensor_parallel(model: nn.Module) -> nn.Module:
     return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
-def replicated(model: nn.Module) -> nn.Module:
-    """Of four ranks two have the same shard (HSDP)."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-    fully_shard(model, mesh=mesh)
-    return model
-
-
 class Epochs(pytorch.PyTorchCallback):
     """Counts epochs. Without a hook for checkpoints, which would have training wait for them."""
 

@@ -15,7 +15,7 @@ from dray.pytorch import Batch
 from dray.training.optimisation import Optimisation
 from dray.training.precision import MixedPrecision
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.fakes import FULL, FakeHost, OneWeight, one_weight, trial
 
 # The weights of OneWeight's first seven steps, 1 - 1/2^n, are exact in bfloat16.
 
@@ -81,17 +81,14 @@ def test_forward_passes_run_in_bfloat16_and_weights_stay(fit: Fit) -> None:
 
 @pytest.mark.api("2.25")
 def test_evaluate_full_dataset_runs_under_autocast(fit: Fit, host: FakeHost) -> None:
-    class Full(OneWeight):
-        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
-
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            context.experimental.use_amp(dtype=torch.bfloat16)
-            super().__init__(context)
-
-        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-            return {"types": [str(self.model(batch).dtype) for batch in data_loader]}
-
-    fit(Full, max_length=Batch(1))
+    full = trial(
+        **FULL,
+        at_init=lambda self: self.context.experimental.use_amp(dtype=torch.bfloat16),
+        evaluate_full_dataset=lambda self, data_loader: {
+            "types": [str(self.model(batch).dtype) for batch in data_loader]
+        },
+    )
+    fit(full, max_length=Batch(1))
     assert host.reports[-1].validation == {"types": ["torch.bfloat16"] * 3}
 
 
@@ -179,10 +176,9 @@ def test_an_infinite_gradient_makes_no_step_and_halves_the_scale(fit: Fit, host:
 @pytest.mark.api("2.25")
 def test_the_scale_adapts_once_a_batch_with_two_optimizers(fit: Fit, host: FakeHost) -> None:
     class Two(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.other = context.wrap_model(torch.nn.Linear(1, 1))
-            self.second = context.wrap_optimizer(torch.optim.SGD(self.other.parameters(), lr=0.1))
+        def at_init(self) -> None:
+            self.other = self.context.wrap_model(torch.nn.Linear(1, 1))
+            self.second = self.context.wrap_optimizer(torch.optim.SGD(self.other.parameters(), lr=0.1))
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             self.context.backward((self.other(batch) ** 2).mean())

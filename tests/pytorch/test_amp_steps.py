@@ -62,11 +62,10 @@ class Critic(OneWeight):
     explodes = -1
     clips = False
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.other = context.wrap_model(torch.nn.Linear(1, 1, bias=False))
+    def at_init(self) -> None:
+        self.other = self.context.wrap_model(torch.nn.Linear(1, 1, bias=False))
         torch.nn.init.zeros_(self.other.weight)
-        self.second = context.wrap_optimizer(torch.optim.SGD(self.other.parameters(), lr=self.lr))
+        self.second = self.context.wrap_optimizer(torch.optim.SGD(self.other.parameters(), lr=self.lr))
         self.gradients: list[float] = []
         self.backwards = 0
 
@@ -87,11 +86,7 @@ class Critic(OneWeight):
 @pytest.mark.api("2.25", "2.19")
 @pytest.mark.parametrize("clips", [False, True])
 def test_an_optimizer_may_step_several_times_a_batch(fit: Fit, host: FakeHost, clips: bool) -> None:
-    class Trial(Critic):
-        pass
-
-    Trial.clips = clips
-    trial = fit(Trial, prepare=scaling(growth_interval=1), max_length=Batch(2))
+    trial = fit(type("Trial", (Critic,), {"clips": clips}), prepare=scaling(growth_interval=1), max_length=Batch(2))
     assert trial.weight == one_weight(6)
     assert float(trial.other.weight.detach()) == one_weight(2)
     assert trial.gradients == ([-2 * (1 - one_weight(step)) for step in range(6)] if clips else [])
@@ -105,11 +100,9 @@ def test_an_optimizer_may_step_several_times_a_batch(fit: Fit, host: FakeHost, c
 def test_any_of_its_steps_may_be_left_out_for_an_infinite_gradient(
     fit: Fit, host: FakeHost, clips: bool, explodes: int
 ) -> None:
-    class Trial(Critic):
-        pass
-
-    Trial.clips, Trial.explodes = clips, explodes
-    trial = fit(Trial, prepare=scaling(), max_length=Batch(1))
+    trial = fit(
+        type("Trial", (Critic,), {"clips": clips, "explodes": explodes}), prepare=scaling(), max_length=Batch(1)
+    )
     assert trial.weight == one_weight(2)
     assert float(trial.other.weight.detach()) == one_weight(1)
     assert state(host.checkpoints()[-1])["scaler_state_dict"]["scale"] == 512.0, "halved once"

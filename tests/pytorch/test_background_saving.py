@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from dray import pytorch
 from dray.hosts import use_host
@@ -26,7 +25,7 @@ from dray.training.checkpoint.files import Contents
 from dray.training.host import Report
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight, RungHost, one_weight, state_of
+from tests.pytorch.fakes import FakeHost, OneWeight, RungHost, one_weight, state_of, trial
 from tests.pytorch.resuming import assert_equal
 
 BATCHES = 7  # of 5 an epoch
@@ -65,19 +64,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     return Held(monkeypatch)
 
 
-class Everything(resuming.Plain):
-    """Whatever has state: momentum, averages, a schedule, dropout, shuffled data, gradients, a callback's own lists."""
-
-    shuffle, dropout, momentum = True, 0.3, 0.9
+class Everything(resuming.Everything):
     held: Held | None = None
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=BATCHES)
-        context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
-
-    def layers(self) -> list[nn.Module]:
-        return [nn.BatchNorm1d(6), *super().layers()]
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         return {"remembering": Remembering()}
@@ -243,15 +231,13 @@ def test_what_is_being_written_is_completed_however_the_run_ends(
 ) -> None:
     host = Watching(tmp_path / "w")
 
-    class Ending(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 3:
-                held.go_on()
-                raise fault
-            return super().train_batch(batch, epoch_idx, batch_idx)
+    def ends(self: OneWeight, batch_idx: int) -> None:
+        if batch_idx == 3:
+            held.go_on()
+            raise fault
 
     with contextlib.nullcontext() if isinstance(fault, pytorch.ShouldExit) else pytest.raises(type(fault)):
-        fit(Ending, host, max_length=Batch(9), checkpoint_period=Batch(3), checkpoint_policy="none")
+        fit(trial(at_batch=ends), host, max_length=Batch(9), checkpoint_period=Batch(3), checkpoint_policy="none")
     verify(tmp_path / "w" / "checkpoint_3")
     assert host.events[:2] == ["published 3", "committed 3"]
 
@@ -277,8 +263,7 @@ def test_workers_that_are_forked_while_a_checkpoint_is_written_do_not_hang(
     pids: set[int] = set()
 
     class Forking(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
+        def at_init(self) -> None:
             self.model.register_buffer("ballast", torch.randn(1 << 20))
 
         def build_validation_data_loader(self) -> pytorch.DataLoader:

@@ -20,6 +20,7 @@ import torch
 from dray import memory, pytorch
 from dray.imports import use_model_dir
 from tests.model_code import imports_undone
+from tests.pytorch.fakes import OneWeight
 
 MODULE: Any = sys.modules["dray.pytorch.cached"]
 made: list[Any] = []
@@ -220,28 +221,16 @@ def test_memory_that_is_held_is_known_and_counted_once() -> None:
     assert MODULE.kept_bytes()[0] - before == pytest.approx(8 << 20, abs=1 << 20)
 
 
-class Line(pytorch.PyTorchTrial):
+class Line(OneWeight):
     """Trains on cached data, which it makes with random numbers."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        self.context = context
-        self.data = torch.utils.data.TensorDataset(points(16))
-        self.model = context.wrap_model(torch.nn.Linear(1, 1))
-        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
-
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(self.data, batch_size=4, shuffle=True)
+        return pytorch.DataLoader(torch.utils.data.TensorDataset(points(16)), batch_size=4, shuffle=True)
 
     build_validation_data_loader = build_training_data_loader
 
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
-        loss = (self.model(batch[0]) - 1).square().mean()
-        self.context.backward(loss)
-        self.context.step_optimizer(self.optimizer)
-        return {"loss": loss}
-
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
-        return {"validation_loss": (self.model(batch[0]) - 1).square().mean()}
+    def loss(self, batch: Any) -> torch.Tensor:
+        return super().loss(batch[0])
 
 
 @pytorch.cached
@@ -260,7 +249,7 @@ def test_a_local_run_trains_the_same_whether_its_data_were_made_or_kept(
         with pytorch.init(exp_conf={"reproducibility": {"experiment_seed": 3}}) as context:
             trial = Line(context)
             pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(6))
-            weights.append(trial.model.weight.item())
+            weights.append(trial.weight)
     assert weights[0] == weights[1]
     assert made == [16]
 

@@ -12,7 +12,8 @@ import torch
 from dray import pytorch
 from dray.pytorch import Batch, Epoch
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.fakes import FULL, FakeHost, OneWeight, callback, fails, one_weight, trial
+from tests.pytorch.sharding import Epochs
 
 # A Recording answers for every hook, also for the deprecated one.
 pytestmark = pytest.mark.filterwarnings("ignore:callback .* on_checkpoint_end is deprecated:FutureWarning")
@@ -52,25 +53,16 @@ class Recorded(OneWeight):
         self.log.append("build_training_data_loader")
         return super().build_training_data_loader()
 
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+    def at_batch(self, batch_idx: int) -> None:
         self.log.append(f"train_batch {batch_idx}")
-        return super().train_batch(batch, epoch_idx, batch_idx)
 
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+    def at_validation(self, batch_idx: int) -> None:
         self.log.append(f"evaluate_batch {batch_idx}")
-        return super().evaluate_batch(batch, batch_idx)
 
 
-def recorded(
-    fit: Fit, host: FakeHost | None = None, trial_class: type[Recorded] = Recorded, **arguments: Any
-) -> list[str]:
+def recorded(fit: Fit, host: FakeHost | None = None, trial_class: Any = Recorded, **arguments: Any) -> list[str]:
     log: list[str] = []
-
-    def prepare(trial: Recorded) -> None:
-        trial.log = log
-        trial.callbacks["recording"] = Recording(log)
-
-    fit(trial_class, host, prepare=prepare, **arguments)
+    fit(trial(trial_class, log=log), host, callbacks={"recording": Recording(log)}, **arguments)
     return log
 
 
@@ -133,34 +125,20 @@ def test_the_order_of_events_when_resuming_within_an_epoch(fit: Fit, host: FakeH
 
 @pytest.mark.api("2.6", "7.3")
 def test_startup_knows_where_training_begins(fit: Fit, host: FakeHost) -> None:
-    class Starting(pytorch.PyTorchCallback):
-        def __init__(self) -> None:
-            self.began: list[Any] = []
-
-        def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-            self.began.append((first_batch_idx, checkpoint_uuid))
-
-    starting = Starting()
-
-    def prepare(trial: Any) -> None:
-        trial.callbacks["starting"] = starting
-
-    fit(OneWeight, prepare=prepare, max_length=Batch(3))
+    began: list[Any] = []
+    callbacks = callback(on_trial_startup=lambda first_batch_idx, uuid: began.append((first_batch_idx, uuid)))
+    fit(OneWeight, callbacks=callbacks, max_length=Batch(3))
     uuid = host.checkpoints()[0]
-    trial = fit(OneWeight, prepare=prepare, max_length=Batch(4), latest_checkpoint=uuid)
-    assert starting.began == [(0, None), (3, uuid)]
-    assert trial.context.get_initial_batch() == 3
+    made = fit(OneWeight, callbacks=callbacks, max_length=Batch(4), latest_checkpoint=uuid)
+    assert began == [(0, None), (3, uuid)]
+    assert made.context.get_initial_batch() == 3
 
 
 @pytest.mark.api("7.9", "9.7")
 def test_the_id_of_a_checkpoint_reaches_the_callbacks_and_is_what_fit_takes(fit: Fit, host: FakeHost) -> None:
     ids: list[str] = []
 
-    class Uploaded(pytorch.PyTorchCallback):
-        def on_checkpoint_upload_end(self, uuid: str) -> None:
-            ids.append(uuid)
-
-    fit(OneWeight, prepare=lambda trial: trial.callbacks.update(u=Uploaded()), max_length=Batch(3))
+    fit(OneWeight, callbacks=callback(on_checkpoint_upload_end=lambda uuid: ids.append(uuid)), max_length=Batch(3))
     assert ids == host.checkpoints()
     assert fit(OneWeight, max_length=Batch(5), latest_checkpoint=ids[0]).weight == one_weight(5)
 
@@ -169,15 +147,9 @@ def test_the_id_of_a_checkpoint_reaches_the_callbacks_and_is_what_fit_takes(fit:
 def test_shutdown_comes_once_in_reverse_order_also_after_an_error(fit: Fit) -> None:
     log: list[str] = []
 
-    class Broken(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            raise RuntimeError("broken")
-
-    def prepare(trial: Any) -> None:
-        trial.callbacks.update({name: Recording(log, name + " ") for name in ("a", "b")})
-
+    callbacks = {name: Recording(log, f"{name} ") for name in ("a", "b")}
     with pytest.raises(RuntimeError, match="broken"):
-        fit(Broken, prepare=prepare, max_length=Batch(3))
+        fit(fails(RuntimeError("broken")), callbacks=callbacks, max_length=Batch(3))
     assert [entry for entry in log if "startup" in entry] == ["a on_trial_startup", "b on_trial_startup"]
     assert [entry for entry in log if "shutdown" in entry] == ["b on_trial_shutdown", "a on_trial_shutdown"]
 
@@ -194,7 +166,7 @@ def test_callbacks_that_did_not_start_are_not_shut_down(fit: Fit) -> None:
             log.append("failing on_trial_shutdown")
 
     with pytest.raises(RuntimeError, match="no"):
-        fit(OneWeight, prepare=lambda t: t.callbacks.update(a=Recording(log), b=Failing()), max_length=Batch(3))
+        fit(OneWeight, callbacks={"a": Recording(log), "b": Failing()}, max_length=Batch(3))
     assert log == ["on_trial_startup", "on_trial_shutdown"]
 
 
@@ -202,16 +174,12 @@ def test_callbacks_that_did_not_start_are_not_shut_down(fit: Fit) -> None:
 def test_workload_end_gets_averages_and_every_batch(fit: Fit) -> None:
     calls: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
 
-    class Watching(pytorch.PyTorchCallback):
-        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-            calls.append((avg_metrics, batch_metrics))
-
-    class Counting(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.count = context.wrap_reducer(len, name="count")
-
-    fit(Counting, prepare=lambda t: t.callbacks.update(w=Watching()), max_length=Batch(5), reporting_period=Batch(3))
+    fit(
+        trial(at_init=lambda self: self.context.wrap_reducer(len, name="count")),
+        callbacks=callback(on_training_workload_end=lambda *given: calls.append(given)),
+        max_length=Batch(5),
+        reporting_period=Batch(3),
+    )
     (first, rows), (second, _) = calls
     expected = [np.float32((1 - one_weight(i)) ** 2) for i in range(5)]
     assert [row["loss"] for row in rows] == expected[:3]
@@ -225,15 +193,11 @@ def test_workload_end_gets_averages_and_every_batch(fit: Fit) -> None:
 def test_a_metric_of_the_users_named_batches_wins(fit: Fit) -> None:
     seen: list[dict[str, Any]] = []
 
-    class Watching(pytorch.PyTorchCallback):
-        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-            seen.append(avg_metrics)
-
-    class Own(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            return {"batches": 77.0}
-
-    fit(Own, prepare=lambda t: t.callbacks.update(w=Watching()), max_length=Batch(1))
+    fit(
+        trial(train_batch=lambda self, batch, epoch_idx, batch_idx: {"batches": 77.0}),
+        callbacks=callback(on_training_workload_end=lambda avg_metrics, batch_metrics: seen.append(avg_metrics)),
+        max_length=Batch(1),
+    )
     assert seen == [{"batches": 77.0, "epochs": 0.2}]
 
 
@@ -241,16 +205,12 @@ def test_a_metric_of_the_users_named_batches_wins(fit: Fit) -> None:
 def test_validation_hooks_get_outputs_and_reduced_metrics(fit: Fit, host: FakeHost) -> None:
     seen: dict[str, Any] = {}
 
-    class Watching(pytorch.PyTorchCallback):
-        def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-            seen["outputs"] = outputs
+    def validated(metrics: dict[str, Any]) -> None:
+        seen.update(copy=dict(metrics), metrics=metrics)
+        metrics["added"] = 5
 
-        def on_validation_end(self, metrics: dict[str, Any]) -> None:
-            seen["copy"] = dict(metrics)
-            seen["metrics"] = metrics
-            metrics["added"] = 5
-
-    fit(OneWeight, prepare=lambda t: t.callbacks.update(w=Watching()), max_length=Batch(1))
+    hooks = {"on_validation_epoch_end": lambda outputs: seen.update(outputs=outputs), "on_validation_end": validated}
+    fit(OneWeight, callbacks=callback(**hooks), max_length=Batch(1))
     loss = (1 - one_weight(1)) ** 2
     assert seen["outputs"] == [{"validation_loss": np.float32(loss)}] * 3
     assert seen["copy"] == {"validation_loss": loss}
@@ -262,13 +222,8 @@ def test_validation_hooks_get_outputs_and_reduced_metrics(fit: Fit, host: FakeHo
 
 @pytest.mark.api("7.6")
 def test_evaluate_full_dataset_has_no_validation_epoch(fit: Fit) -> None:
-    class Full(Recorded):
-        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
-
-        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-            return {"validation_loss": 1.0}
-
-    log = recorded(fit, trial_class=Full, max_length=Batch(1))
+    full = trial(Recorded, **FULL, evaluate_full_dataset=lambda self, data_loader: {"validation_loss": 1.0})
+    log = recorded(fit, trial_class=full, max_length=Batch(1))
     assert [entry for entry in log if "validation" in entry] == ["on_validation_start", "on_validation_end"]
 
 
@@ -286,40 +241,19 @@ def test_hooks_may_change_what_is_saved_and_what_is_loaded(fit: Fit, host: FakeH
             assert torch.equal(checkpoint["extra"], torch.ones(2))
             checkpoint["models_state_dict"][0]["weight"].fill_(1.0)
 
-    def prepare(trial: Any) -> None:
-        trial.callbacks["editing"] = Editing()
-
-    fit(OneWeight, prepare=prepare, max_length=Batch(1))
+    callbacks = {"editing": Editing()}
+    fit(OneWeight, callbacks=callbacks, max_length=Batch(1))
     path = host.open_checkpoint(host.checkpoints()[0])
     assert (path / "mine.txt").read_text() == "mine"
-    assert fit(OneWeight, prepare=prepare, max_length=Batch(2), latest_checkpoint=str(path)).weight == 1.0
+    assert fit(OneWeight, callbacks=callbacks, max_length=Batch(2), latest_checkpoint=str(path)).weight == 1.0
 
 
 @pytest.mark.api("1.4", "9.7")
 def test_state_of_callbacks_is_kept_by_name(fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
-    class Counting(pytorch.PyTorchCallback):
-        def __init__(self) -> None:
-            self.epochs = 0
-
-        def on_training_epoch_end(self, epoch_idx: int) -> None:
-            self.epochs += 1
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"epochs": self.epochs}
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            self.epochs = state_dict["epochs"]
-
-    fit(OneWeight, prepare=lambda t: t.callbacks.update(counting=Counting()), max_length=Epoch(2))
-    checkpoint = host.checkpoints()[0]
-    trial = fit(
-        OneWeight,
-        prepare=lambda t: t.callbacks.update(counting=Counting(), fresh=Counting()),
-        max_length=Epoch(3),
-        latest_checkpoint=checkpoint,
-    )
-    assert trial.callbacks["counting"].epochs == 3
-    assert trial.callbacks["fresh"].epochs == 1
+    fit(OneWeight, callbacks={"counting": Epochs()}, max_length=Epoch(2))
+    callbacks = {"counting": Epochs(), "fresh": Epochs()}
+    fit(OneWeight, callbacks=callbacks, max_length=Epoch(3), latest_checkpoint=host.checkpoints()[0])
+    assert [each.ended for each in callbacks.values()] == [3, 1]
     assert "callback 'fresh' has no state in the checkpoint" in caplog.text
 
 
@@ -327,22 +261,15 @@ def test_state_of_callbacks_is_kept_by_name(fit: Fit, host: FakeHost, caplog: py
 def test_epoch_start_without_its_argument_still_works(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
     starts: list[int] = []
 
-    class Legacy(pytorch.PyTorchCallback):
-        def on_training_epoch_start(self) -> None:  # type: ignore[override]
-            starts.append(1)
-
-    fit(OneWeight, prepare=lambda t: t.callbacks.update(legacy=Legacy()), max_length=Epoch(2))
+    fit(OneWeight, callbacks=callback(on_training_epoch_start=lambda: starts.append(1)), max_length=Epoch(2))
     assert len(starts) == 2
     assert "deprecated" in caplog.text
 
 
 @pytest.mark.api("7.9")
 def test_on_checkpoint_end_is_deprecated(fit: Fit) -> None:
-    class Legacy(pytorch.PyTorchCallback):
-        def on_checkpoint_end(self, checkpoint_dir: str) -> None: ...
-
     with pytest.warns(FutureWarning, match="use on_checkpoint_write_end"):
-        fit(OneWeight, prepare=lambda t: t.callbacks.update(legacy=Legacy()), max_length=Batch(1))
+        fit(OneWeight, callbacks=callback(on_checkpoint_end=lambda checkpoint_dir: None), max_length=Batch(1))
 
 
 @pytest.mark.api("7.1")

@@ -21,7 +21,7 @@ from dray.training.checkpoint import files as checkpoint
 from dray.training.parallel.mesh import Division
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight
+from tests.pytorch.fakes import FakeHost, OneWeight, callback, trial
 
 
 @pytest.mark.api("9.3")
@@ -85,13 +85,12 @@ def test_hyperparameters_that_checkpoints_hold_only_as_text_are_warned_of(
 
 @pytest.mark.api("9.3b")
 def test_metadata_that_a_callback_adds_is_part_of_the_checkpoint(fit: Fit, host: FakeHost) -> None:
-    class Noting(pytorch.PyTorchCallback):
-        def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-            path = Path(checkpoint_dir) / "metadata.json"
-            path.write_text(json.dumps({**json.loads(path.read_text()), "data": "2026-11"}))
-            (Path(checkpoint_dir) / "notes.txt").write_text("mine")
+    def note(checkpoint_dir: str) -> None:
+        path = Path(checkpoint_dir) / "metadata.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "data": "2026-11"}))
+        (Path(checkpoint_dir) / "notes.txt").write_text("mine")
 
-    fit(OneWeight, prepare=lambda trial: trial.callbacks.update(noting=Noting()), max_length=Batch(1))
+    fit(OneWeight, callbacks=callback(on_checkpoint_write_end=note), max_length=Batch(1))
     (saved,) = map(Path, host.checkpoints())
     assert json.loads((verify(saved) / "metadata.json").read_text())["data"] == "2026-11"
     pytorch.load_trial_from_checkpoint_path(saved, trial_class=OneWeight)
@@ -115,9 +114,8 @@ def test_metadata_can_be_added_to_an_existing_checkpoint(fit: Fit, host: FakeHos
 @pytest.mark.api("2.6")
 def test_the_first_batch_is_known_where_the_host_knows_the_checkpoint(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
     class Asking(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.asked = [context.get_initial_batch()]
+        def at_init(self) -> None:
+            self.asked = [self.context.get_initial_batch()]
 
         def build_training_data_loader(self) -> pytorch.DataLoader:
             self.asked.append(self.context.get_initial_batch())
@@ -158,19 +156,15 @@ def test_a_rank_new_to_the_trial_gets_its_own_random_numbers(fit: Fit, host: Fak
     """Not those that it has trained its first batches with: as after a move from one process to two."""
     draws: list[float] = []
 
-    class Drawing(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            draws.append(torch.rand(()).item())
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    fit(Drawing, max_length=Batch(2))
+    drawing = trial(at_batch=lambda self, _: draws.append(torch.rand(()).item()))
+    fit(drawing, max_length=Batch(2))
     (saved,) = map(Path, host.checkpoints())
     for file in ("rng/rank_0.pth", "manifest.json"):
         (saved / file).unlink()
     moved = Path(CheckpointStore(tmp_path).commit(saved, 2))
     again = FakeHost(tmp_path / "again")
     for _ in range(2):
-        fit(Drawing, again, max_length=Batch(4), latest_checkpoint=str(moved))
+        fit(drawing, again, max_length=Batch(4), latest_checkpoint=str(moved))
     assert len(set(draws[:4])) == 4
     assert draws[2:4] == draws[4:6], "but the same each time"
 

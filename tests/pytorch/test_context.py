@@ -18,7 +18,7 @@ from dray.pytorch import Batch
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial_run import TrialRun
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight
+from tests.pytorch.fakes import FakeHost, OneWeight, trial
 
 
 class Still:
@@ -98,20 +98,12 @@ def test_tensorboard_logging_is_switched(host: FakeHost) -> None:
 def test_where_training_is(fit: Fit) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    class Asking(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            context = self.context
-            seen.append(
-                (
-                    context.current_train_epoch(),
-                    context.current_train_batch(),
-                    context.is_epoch_start(),
-                    context.is_epoch_end(),
-                )
-            )
-            return super().train_batch(batch, epoch_idx, batch_idx)
+    def at_batch(self: OneWeight, batch_idx: int) -> None:
+        context = self.context
+        where = context.current_train_epoch(), context.current_train_batch()
+        seen.append((*where, context.is_epoch_start(), context.is_epoch_end()))
 
-    fit(Asking, max_length=Batch(6))
+    fit(trial(at_batch=at_batch), max_length=Batch(6))
     assert seen == [(i // 5, i, i % 5 == 0, i % 5 == 4) for i in range(6)]
 
 
@@ -123,9 +115,8 @@ def test_the_private_names_that_determineds_examples_ask_for(fit: Fit) -> None:
             seen.append((self.context._epoch_len, self.context._current_batch_idx))  # noqa: SLF001
             return super().build_training_data_loader()
 
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        def at_batch(self, batch_idx: int) -> None:
             seen.append((self.context._epoch_len, self.context._current_batch_idx))  # noqa: SLF001
-            return super().train_batch(batch, epoch_idx, batch_idx)
 
     fit(Asking, max_length=Batch(2))
     assert seen == [(None, None), (5, 0), (5, 1)]

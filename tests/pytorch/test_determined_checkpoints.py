@@ -25,7 +25,7 @@ from dray.training.checkpoint import determined
 from dray.training.parallel.mesh import Division
 from tests.golden.determined import make
 from tests.pytorch.fakes import FakeHost
-from tests.pytorch.processes import gloo_first, results_of_two  # noqa: F401 - a fixture
+from tests.pytorch.processes import gloo_first, serve  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.api("9.11")
 
@@ -135,26 +135,28 @@ def test_its_trial_is_loaded_with_the_class_in_its_code(name: str, tmp_path: Pat
         assert all(torch.equal(value, plain[key]) for key, value in model.state_dict().items())
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory, backend: str) -> list[dict[str, list[float]]]:
-    from tests.pytorch import determined_ranks
-
-    return results_of_two(determined_ranks.__file__, tmp_path_factory.mktemp("ranks"), backend)
+def two(directory: Path) -> dict[str, list[float]]:
+    """The losses of each rank."""
+    peers = DistributedContext.from_torch_distributed()
+    return {
+        name: resumed(name, directory / name, distributed=peers, global_batch_size=size).losses
+        for name, size in (("plain-2", 8), ("two-2", 8), ("still", 4))
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.api("9.8")
 @pytest.mark.parametrize("name", ["plain-2", "two-2"])
-def test_two_processes_resume_with_their_losses(ranks: list[dict[str, list[float]]], name: str) -> None:
+def test_two_processes_resume_with_their_losses(ranks: list[dict[str, Any]], name: str) -> None:
     run, _, batches = golden(name)
     for rank, mine in enumerate(ranks):
-        assert mine[name] == pytest.approx(run["ranks"][rank]["losses"][batches:], rel=OTHER_MACHINE)
+        assert mine["two"][name] == pytest.approx(run["ranks"][rank]["losses"][batches:], rel=OTHER_MACHINE)
 
 
 @pytest.mark.slow
 @pytest.mark.api("9.9")
-def test_two_processes_resume_a_checkpoint_of_one(ranks: list[dict[str, list[float]]]) -> None:
-    assert [len(rank["still"]) for rank in ranks] == [LENGTH - EPOCH] * 2
+def test_two_processes_resume_a_checkpoint_of_one(ranks: list[dict[str, Any]]) -> None:
+    assert [len(rank["two"]["still"]) for rank in ranks] == [LENGTH - EPOCH] * 2
 
 
 def test_how_a_determined_run_divided_its_data() -> None:
@@ -184,3 +186,7 @@ def test_the_golden_losses_are_those_of_the_real_determined(name: str, tmp_path:
     for rank, theirs in enumerate(run["ranks"]):
         found = json.loads((out / f"losses_{rank}.json").read_text())
         assert found["losses"] == pytest.approx(theirs["losses"], rel=OTHER_MACHINE)
+
+
+if __name__ == "__main__":
+    serve([two])

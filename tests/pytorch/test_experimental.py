@@ -15,8 +15,7 @@ from dray.hosts import LocalHost, use_host
 from dray.pytorch.experimental import TorchBatchProcessor, TorchBatchProcessorContext, torch_batch_process
 from dray.storage import Location, RemoteDirectory, store_at
 from dray.training.errors import PeerFailed
-from tests.core.test_core_api import TWO
-from tests.core.test_distributed import on_ranks
+from tests.core.test_distributed import nodes, on_ranks
 
 DATA = TensorDataset(torch.arange(10.0))
 
@@ -85,7 +84,7 @@ def test_two_ranks_share_the_batches_and_their_metric_is_that_of_both(home: Path
             Doubling, DATA, dataloader_kwargs={"batch_size": 4}, checkpoint_interval=1, distributed_context=peers
         )
 
-    on_ranks(TWO, one)
+    on_ranks(nodes(2), one)
     assert outputs(home) == {
         "rank_0/0.json": [0, 2, 4, 6],
         "rank_0/1.json": [16, 18],
@@ -102,7 +101,7 @@ def test_what_fails_on_one_rank_fails_on_both(monkeypatch: pytest.MonkeyPatch) -
             torch_batch_process(Doubling, DATA, batch_size=2, distributed_context=peers)
         return str(error.value)
 
-    assert on_ranks(TWO, one) == [
+    assert on_ranks(nodes(2), one) == [
         "no such record",
         "rank 0 failed while processing batches: OSError('no such record')",
     ]

@@ -12,7 +12,7 @@ from torch import nn
 from dray import pytorch
 from dray.pytorch import Batch, Epoch
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.fakes import FULL, FakeHost, OneWeight, callback, fails, one_weight, trial
 
 
 def losses(start: int, stop: int) -> float:
@@ -22,13 +22,13 @@ def losses(start: int, stop: int) -> float:
 
 @pytest.mark.api("1.2", "6.6", "8.4")
 def test_weights_and_metrics_are_those_of_the_closed_form(fit: Fit, host: FakeHost) -> None:
-    trial = fit(OneWeight, max_length=Batch(7), reporting_period=Batch(3), validation_period=Epoch(1))
-    assert trial.weight == one_weight(7)
+    made = fit(OneWeight, max_length=Batch(7), reporting_period=Batch(3), validation_period=Epoch(1))
+    assert made.weight == one_weight(7)
     assert [(r.batches, r.epochs) for r in host.reports] == [(3, 0.6), (5, 1.0), (6, 1.2), (7, 1.4)]
     assert [r.training for r in host.reports] == [{"loss": losses(a, b)} for a, b in ((0, 3), (3, 5), (5, 6), (6, 7))]
     validated = {5: (1 - one_weight(5)) ** 2, 7: (1 - one_weight(7)) ** 2}
     assert {r.batches: r.validation["validation_loss"] for r in host.reports if r.validation} == validated
-    assert trial.seen == [(i // 5, i) for i in range(7)]
+    assert made.seen == [(i // 5, i) for i in range(7)]
 
 
 @pytest.mark.api("8.16")
@@ -45,8 +45,8 @@ def test_rungs_are_validated_saved_and_reported_as_deciding(fit: Fit, host: Fake
 @pytest.mark.api("8.16")
 def test_a_stop_verdict_ends_training_and_saves(fit: Fit, host: FakeHost) -> None:
     host.stop_at = 4
-    trial = fit(OneWeight, max_length=Batch(9), reporting_period=Batch(2))
-    assert trial.weight == one_weight(4)
+    made = fit(OneWeight, max_length=Batch(9), reporting_period=Batch(2))
+    assert made.weight == one_weight(4)
     assert [(r.batches, r.validation, r.checkpoint is not None) for r in host.reports] == [
         (2, None, False),
         (4, None, False),
@@ -56,68 +56,47 @@ def test_a_stop_verdict_ends_training_and_saves(fit: Fit, host: FakeHost) -> Non
 
 @pytest.mark.api("2.12")
 def test_a_stop_requested_in_the_constructor_ends_training_at_the_first_boundary(fit: Fit, host: FakeHost) -> None:
-    class Stopping(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            context.set_stop_requested(True)
-
-    trial = fit(Stopping, max_length=Batch(9), reporting_period=Batch(2))
-    assert trial.weight == one_weight(2)
+    stopping = trial(at_init=lambda self: self.context.set_stop_requested(True))
+    made = fit(stopping, max_length=Batch(9), reporting_period=Batch(2))
+    assert made.weight == one_weight(2)
     assert len(host.checkpoints()) == 1
     assert all(r.validation is None for r in host.reports)
 
-    context = trial.context
+    context = made.context
     assert context.get_stop_requested()
-    again = pytorch.Trainer(trial, context)
+    again = pytorch.Trainer(made, context)
     again.fit(max_length=Batch(5), reporting_period=Batch(2), latest_checkpoint=host.checkpoints()[0])
-    assert trial.weight == one_weight(5), "a request counts for one fit()"
+    assert made.weight == one_weight(5), "a request counts for one fit()"
     context.set_stop_requested(True)
     again.fit(max_length=Batch(9), reporting_period=Batch(2), latest_checkpoint=host.checkpoints()[-1])
-    assert trial.weight == one_weight(6), "and a new one between two of them for the next"
+    assert made.weight == one_weight(6), "and a new one between two of them for the next"
 
 
 @pytest.mark.api("8.11")
 def test_should_exit_leaves_at_once_and_saves(fit: Fit, host: FakeHost) -> None:
-    class Leaving(OneWeight):
-        skip = False
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 3:
-                raise pytorch.ShouldExit(skip_exit_checkpoint=self.skip)
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    assert fit(Leaving, max_length=Batch(9)).weight == one_weight(3)
+    assert fit(fails(pytorch.ShouldExit(), at=3), max_length=Batch(9)).weight == one_weight(3)
     assert [(r.batches, r.validation) for r in host.reports] == [(3, None)]
     assert len(host.checkpoints()) == 1
-
-    class Dropping(Leaving):
-        skip = True
-
-    fit(Dropping, max_length=Batch(9))
+    fit(fails(pytorch.ShouldExit(skip_exit_checkpoint=True), at=3), max_length=Batch(9))
     assert len(host.checkpoints()) == 1
 
 
 @pytest.mark.api("8.11")
-@pytest.mark.parametrize("hook", ["on_training_epoch_start", "on_training_workload_end", "on_validation_end"])
-def test_callbacks_may_leave_too(fit: Fit, host: FakeHost, hook: str) -> None:
+@pytest.mark.parametrize(
+    ("hook", "trained"),
+    [
+        ("on_training_start", 0),
+        ("on_training_epoch_start", 0),
+        ("on_training_workload_end", 5),
+        ("on_validation_end", 5),
+    ],
+)
+def test_callbacks_may_leave_too(fit: Fit, host: FakeHost, hook: str, trained: int) -> None:
     def leave(*args: Any, **kwargs: Any) -> None:
         raise pytorch.ShouldExit
 
-    callback = type("Leaving", (pytorch.PyTorchCallback,), {hook: leave})()
-    trial = fit(OneWeight, prepare=lambda t: t.callbacks.update(c=callback), max_length=Batch(5))
-    trained = 0 if hook == "on_training_epoch_start" else 5
-    assert trial.weight == one_weight(trained)
+    assert fit(OneWeight, callbacks=callback(**{hook: leave}), max_length=Batch(5)).weight == one_weight(trained)
     assert [Path(checkpoint).name for checkpoint in host.checkpoints()] == ["checkpoint_5"] * bool(trained)
-
-
-@pytest.mark.api("8.11")
-def test_leaving_where_nothing_is_in_hand_just_ends(fit: Fit, host: FakeHost) -> None:
-    class Leaving(pytorch.PyTorchCallback):
-        def on_training_start(self) -> None:
-            raise pytorch.ShouldExit
-
-    assert fit(OneWeight, prepare=lambda t: t.callbacks.update(c=Leaving()), max_length=Batch(5)).weight == 0.0
-    assert host.reports == []
 
 
 @pytest.mark.api("8.12")
@@ -133,32 +112,20 @@ def test_invalid_hyperparameters_are_raised_after_saving(fit: Fit, host: FakeHos
 
 @pytest.mark.api("8.13")
 def test_other_exceptions_propagate_without_a_checkpoint(fit: Fit, host: FakeHost) -> None:
-    class Broken(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 1:
-                raise KeyError("oops")
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
     with pytest.raises(KeyError, match="oops"):
-        fit(Broken, max_length=Batch(3))
+        fit(fails(KeyError("oops"), at=1), max_length=Batch(3))
     assert host.reports == []
 
 
 def test_a_stop_iteration_of_the_trial_is_an_error_and_no_end(fit: Fit) -> None:
-    class Escaping(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            return next(iter(()))
-
     with pytest.raises(StopIteration):
-        fit(Escaping, max_length=Batch(3))
+        fit(trial(train_batch=lambda self, batch, epoch_idx, batch_idx: next(iter(()))), max_length=Batch(3))
 
 
 @pytest.mark.api("8.7", "8.16")
 def test_policy_best_saves_what_the_host_finds_best(fit: Fit, host: FakeHost) -> None:
-    class Worse(OneWeight):
-        lr = 1.5  # w goes 0, 3, -3, 9: each validation is worse than the one before
-
-    fit(Worse, max_length=Batch(4), validation_period=Batch(1))
+    # w goes 0, 3, -3, 9: each validation is worse than the one before.
+    fit(trial(lr=1.5), max_length=Batch(4), validation_period=Batch(1))
     assert [r.batches for r in host.reports if r.checkpoint] == [1, 4]
 
 
@@ -185,29 +152,21 @@ def test_default_policy_where_there_is_no_best_obeys_the_period_and_says_nothing
 
 @pytest.mark.api("8.9")
 def test_test_mode_trains_one_batch_and_validates_one(fit: Fit, host: FakeHost) -> None:
-    class Counting(OneWeight):
-        validated = 0
-
-        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            self.validated += 1
-            return super().evaluate_batch(batch, batch_idx)
-
-    trial = fit(Counting, max_length=Epoch(9), test_mode=True)
-    assert (len(trial.seen), trial.validated, len(host.checkpoints())) == (1, 1, 1)
+    validated: list[int] = []
+    counting = trial(at_validation=lambda self, batch_idx: validated.append(batch_idx))
+    made = fit(counting, max_length=Epoch(9), test_mode=True)
+    assert (len(made.seen), validated, len(host.checkpoints())) == (1, [0], 1)
 
 
 @pytest.mark.api("2.17", "2.20")
 @pytest.mark.parametrize("average", [True, False])
 def test_aggregation_steps_every_nth_batch_on_the_mean_or_the_sum(fit: Fit, average: bool) -> None:
-    class Aggregating(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            context.wrap_optimizer(
-                torch.optim.SGD(self.model.parameters(), lr=0.0), average_aggregated_gradients=average
-            )
+    def at_init(self: OneWeight) -> None:
+        still = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        self.context.wrap_optimizer(still, average_aggregated_gradients=average)
 
-    trial = fit(Aggregating, init={"aggregation_frequency": 2}, max_length=Batch(5))
-    assert trial.weight == pytest.approx(one_weight(2, lr=0.25 if average else 0.5))
+    made = fit(trial(at_init=at_init), init={"aggregation_frequency": 2}, max_length=Batch(5))
+    assert made.weight == pytest.approx(one_weight(2, lr=0.25 if average else 0.5))
 
 
 @pytest.mark.api("2.19", "2.20")
@@ -227,10 +186,10 @@ def test_gradients_are_clipped_after_averaging_and_before_the_step(fit: Fit) -> 
             self.context.step_optimizer(self.optimizer, clip_grads=clip)
             return loss
 
-    trial = fit(Clipping, init={"aggregation_frequency": 2}, max_length=Batch(2))
+    made = fit(Clipping, init={"aggregation_frequency": 2}, max_length=Batch(2))
     assert seen == [-2.0]
-    assert trial.weight == 0.25
-    assert trial.model.weight.grad is None
+    assert made.weight == 0.25
+    assert made.model.weight.grad is None
 
 
 @pytest.mark.api("2.19")
@@ -248,17 +207,11 @@ def test_gradients_stay_without_auto_zero(fit: Fit) -> None:
 @pytest.mark.api("1.11")
 def test_models_train_in_train_mode_and_validate_in_eval_mode_without_gradients(fit: Fit) -> None:
     modes: list[tuple[str, bool, bool]] = []
-
-    class Watching(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            modes.append(("train", self.model.training, torch.is_grad_enabled()))
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            modes.append(("validate", self.model.training, torch.is_grad_enabled()))
-            return super().evaluate_batch(batch, batch_idx)
-
-    fit(Watching, max_length=Batch(2), validation_period=Batch(1))
+    watching = trial(
+        at_batch=lambda self, _: modes.append(("train", self.model.training, torch.is_grad_enabled())),
+        at_validation=lambda self, _: modes.append(("validate", self.model.training, torch.is_grad_enabled())),
+    )
+    fit(watching, max_length=Batch(2), validation_period=Batch(1))
     assert set(modes) == {("train", True, True), ("validate", False, False)}
 
 
@@ -276,34 +229,31 @@ def test_modules_train_in_the_mode_that_the_trial_left_them_in(fit: Fit) -> None
             return super().train(mode)
 
     class Frozen(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.net = context.wrap_model(nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(), Merging(1, 1)))
+        def at_init(self) -> None:
+            self.net = self.context.wrap_model(nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(), Merging(1, 1)))
             self.net[0].eval()
-            self.teacher = context.wrap_model(nn.Sequential(nn.Dropout())).eval()
+            self.teacher = self.context.wrap_model(nn.Sequential(nn.Dropout())).eval()
 
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        def at_batch(self, batch_idx: int) -> None:
             norm, dropout, merging = self.net
             seen.append((norm.training, dropout.training, self.teacher[0].training, merging.ready))
             if batch_idx == 2:
                 dropout.eval()
-            return super().train_batch(batch, epoch_idx, batch_idx)
 
-        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        def at_validation(self, batch_idx: int) -> None:
             assert not any(module.training for module in [*self.net.modules(), *self.teacher.modules()])
-            return super().evaluate_batch(batch, batch_idx)
 
-    trial = fit(Frozen, max_length=Batch(4), validation_period=Batch(1), step_zero_validation=True)
+    made = fit(Frozen, max_length=Batch(4), validation_period=Batch(1), step_zero_validation=True)
     assert seen == [(False, True, False, True)] * 3 + [(False, False, False, True)]
-    assert not trial.net.training, "to predict with"
+    assert not made.net.training, "to predict with"
 
 
 def test_a_model_in_eval_mode_that_is_trained_is_warned_of(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
     fit(OneWeight, max_length=Batch(1))
     assert "eval mode" not in caplog.text
-    trial = fit(OneWeight, max_length=Batch(2), prepare=lambda trial: trial.model.eval())
+    made = fit(OneWeight, max_length=Batch(2), prepare=lambda trial: trial.model.eval())
     assert "a model that an optimizer trains is in eval mode" in caplog.text
-    assert trial.weight == one_weight(2)
+    assert made.weight == one_weight(2)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -311,10 +261,9 @@ def test_an_average_of_the_weights_that_no_checkpoint_holds_is_warned_of(
     fit: Fit, caplog: pytest.LogCaptureFixture, wrapped: bool
 ) -> None:
     class Averaging(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
+        def at_init(self) -> None:
             average = torch.optim.swa_utils.AveragedModel(self.model)
-            self.average = context.wrap_model(average) if wrapped else average
+            self.average = self.context.wrap_model(average) if wrapped else average
             self.teacher, self.same = nn.Linear(1, 1), self.model
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -329,19 +278,17 @@ def test_an_average_of_the_weights_that_no_checkpoint_holds_is_warned_of(
 
 def test_parts_in_eval_mode_that_are_meant_are_not_warned_of(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
     class Finetuning(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
+        def at_init(self) -> None:
             backbone = nn.Sequential(nn.Linear(1, 1), nn.Dropout()).eval().requires_grad_(False)
-            self.net = context.wrap_model(nn.Sequential(backbone, nn.Linear(1, 1)))
-            context.wrap_optimizer(torch.optim.SGD(self.net.parameters(), lr=0.1))
-
-    class Switching(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            self.model.train()
-            return super().train_batch(batch, epoch_idx, batch_idx)
+            self.net = self.context.wrap_model(nn.Sequential(backbone, nn.Linear(1, 1)))
+            self.context.wrap_optimizer(torch.optim.SGD(self.net.parameters(), lr=0.1))
 
     fit(Finetuning, max_length=Batch(1))
-    fit(Switching, max_length=Batch(1), prepare=lambda trial: trial.model.eval())
+    fit(
+        trial(at_batch=lambda self, _: self.model.train()),
+        max_length=Batch(1),
+        prepare=lambda trial: trial.model.eval(),
+    )
     assert "eval mode" not in caplog.text
     fit(Finetuning, max_length=Batch(1), prepare=lambda trial: trial.net[0].requires_grad_(True))
     assert "a part of it with dropout is" in caplog.text
@@ -363,18 +310,16 @@ class StepsBesideTheContext(OneWeight):
 
 
 class Replaced(OneWeight):
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
+    def at_init(self) -> None:
         self.model = nn.Linear(1, 1)
-        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+        self.optimizer = self.context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
 
 
 class Alternating(OneWeight):
     """As a GAN's: two optimizers, one a batch, and gradients that stay."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.other = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+    def at_init(self) -> None:
+        self.other = self.context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         loss = self.loss(batch)
@@ -409,13 +354,8 @@ def test_an_aggregation_longer_than_a_report_is_not_warned_of(fit: Fit, caplog: 
 @pytest.mark.api("1.7")
 def test_batch_idx_of_a_validation_starts_at_zero_each_time(fit: Fit) -> None:
     seen: list[int] = []
-
-    class Indexed(OneWeight):
-        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            seen.append(batch_idx)
-            return {"validation_loss": 0.0}
-
-    fit(Indexed, max_length=Batch(2), validation_period=Batch(1))
+    indexed = trial(at_validation=lambda self, batch_idx: seen.append(batch_idx))
+    fit(indexed, max_length=Batch(2), validation_period=Batch(1))
     assert seen == [0, 1, 2, 0, 1, 2]
 
 
@@ -434,28 +374,23 @@ def test_metrics_are_reduced_as_the_trial_says(fit: Fit, host: FakeHost) -> None
 
 @pytest.mark.api("1.8")
 def test_evaluate_full_dataset_gets_a_torch_loader_over_everything(fit: Fit, host: FakeHost) -> None:
-    class Full(OneWeight):
-        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+    def evaluate(self: OneWeight, data_loader: Any) -> dict[str, Any]:
+        assert isinstance(data_loader, torch.utils.data.DataLoader)
+        assert not self.model.training
+        return {"validation_loss": sum(len(batch) for batch in data_loader), "matrix": torch.eye(2)}
 
-        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-            assert isinstance(data_loader, torch.utils.data.DataLoader)
-            assert not self.model.training
-            return {"validation_loss": sum(len(batch) for batch in data_loader), "matrix": torch.eye(2)}
-
-    fit(Full, max_length=Batch(1))
+    fit(trial(**FULL, evaluate_full_dataset=evaluate), max_length=Batch(1))
     assert host.reports[-1].validation == {"validation_loss": 6, "matrix": [[1.0, 0.0], [0.0, 1.0]]}
 
 
 @pytest.mark.api("6.5")
 def test_custom_reducers_add_to_both_kinds_of_metrics(fit: Fit, host: FakeHost) -> None:
     class Custom(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.count = context.wrap_reducer(len, name="count")
+        def at_init(self) -> None:
+            self.count = self.context.wrap_reducer(len, name="count")
 
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        def at_batch(self, batch_idx: int) -> None:
             self.count.update(1)
-            return super().train_batch(batch, epoch_idx, batch_idx)
 
         def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
             self.count.update(1)
@@ -473,34 +408,26 @@ def test_a_loader_without_a_length_is_one_endless_epoch(fit: Fit, host: FakeHost
             while True:
                 yield torch.ones(2, 1)
 
-    class Streaming(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            context.experimental.disable_dataset_reproducibility_checks()
-
-        def build_training_data_loader(self) -> Any:
-            return torch.utils.data.DataLoader(Endless(), batch_size=None)
-
-    trial = fit(Streaming, max_length=Batch(12))
-    assert trial.weight == one_weight(12)
-    assert {epoch for epoch, _ in trial.seen} == {0}
+    streaming = trial(
+        at_init=lambda self: self.context.experimental.disable_dataset_reproducibility_checks(),
+        build_training_data_loader=lambda self: torch.utils.data.DataLoader(Endless(), batch_size=None),
+    )
+    made = fit(streaming, max_length=Batch(12))
+    assert made.weight == one_weight(12)
+    assert {epoch for epoch, _ in made.seen} == {0}
     assert host.reports[-1].epochs is None
     with pytest.raises(ValueError, match=r"max_length=Epoch\(1\) needs a sized training loader"):
-        fit(Streaming, max_length=Epoch(1))
+        fit(streaming, max_length=Epoch(1))
 
 
 @pytest.mark.api("2.30")
 def test_data_that_ends_too_early_is_an_error_after_saving(fit: Fit, host: FakeHost) -> None:
-    class Short(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            context.experimental.disable_dataset_reproducibility_checks()
-
-        def build_training_data_loader(self) -> Any:
-            return torch.utils.data.DataLoader(torch.ones(6, 1), batch_size=2)
-
+    short = trial(
+        at_init=lambda self: self.context.experimental.disable_dataset_reproducibility_checks(),
+        build_training_data_loader=lambda self: torch.utils.data.DataLoader(torch.ones(6, 1), batch_size=2),  # type: ignore
+    )
     with pytest.raises(pytorch.DataExhausted, match=r"ended after 3 batches.*RepeatBatchSampler"):
-        fit(Short, max_length=Batch(9))
+        fit(short, max_length=Batch(9))
     assert [(r.batches, r.checkpoint is not None) for r in host.reports] == [(3, True)]
 
 

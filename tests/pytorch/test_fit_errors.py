@@ -45,9 +45,8 @@ def reduces(name: str, **where: bool) -> type[OneWeight]:
     """A trial with a reducer that gives a metric of this name."""
 
     class Reduces(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            context.wrap_reducer(len, name=name, **where)
+        def at_init(self) -> None:
+            self.context.wrap_reducer(len, name=name, **where)
 
     return Reduces
 

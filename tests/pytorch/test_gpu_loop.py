@@ -37,28 +37,12 @@ class Foreign:
         return len(self.x)
 
 
-def as_it_is(batch: list[torch.Tensor]) -> Any:
-    return torch.stack(batch)
-
-
-def as_dict(batch: list[torch.Tensor]) -> Any:
-    return {"x": [torch.stack(batch)], "names": ["a"] * len(batch)}
-
-
-def as_array(batch: list[torch.Tensor]) -> Any:
-    return {"x": [torch.stack(batch).numpy()]}
-
-
-def as_foreign(batch: list[torch.Tensor]) -> Any:
-    return Foreign(torch.stack(batch))
-
-
 class Summing(pytorch.PyTorchTrial):
     """Sums up the batches that it gets, in an order that matters: s' = 2 s + x, in integers that float64 holds."""
 
     num_workers = 0
     pin_memory = False
-    collate = staticmethod(as_it_is)
+    collate = staticmethod(torch.stack)
     amp: torch.dtype | None = None
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -120,30 +104,29 @@ def expected_sum(batches: int) -> torch.Tensor:
     return total
 
 
-COLLATES = [as_it_is, as_dict, as_array, as_foreign]
+COLLATES = {
+    "as it is": torch.stack,
+    "dict": lambda batch: {"x": [torch.stack(batch)], "names": ["a"] * len(batch)},
+    "array": lambda batch: {"x": [torch.stack(batch).numpy()]},
+    "foreign": lambda batch: Foreign(torch.stack(batch)),
+}
 
 
 @pytest.mark.parametrize("collate", COLLATES)
-def test_batches_arrive_as_they_are_and_in_order(fit: Fit, collate: Any) -> None:
-    class Trial(Summing):
-        pass
-
-    Trial.collate = staticmethod(collate)
-    assert torch.equal(fit(Trial, max_length=Batch(3)).sum.cpu(), expected_sum(3))
+def test_batches_arrive_as_they_are_and_in_order(fit: Fit, collate: str) -> None:
+    trial = type("Trial", (Summing,), {"collate": staticmethod(COLLATES[collate])})
+    assert torch.equal(fit(trial, max_length=Batch(3)).sum.cpu(), expected_sum(3))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("collate", COLLATES)
 @pytest.mark.parametrize(("num_workers", "pin_memory"), [(0, False), (0, True), (2, False), (2, True)])
 def test_batches_that_travel_ahead_arrive_as_they_are_and_in_order(
-    fit: Fit, collate: Any, num_workers: int, pin_memory: bool
+    fit: Fit, collate: str, num_workers: int, pin_memory: bool
 ) -> None:
-    class Trial(Summing):
-        pass
-
-    Trial.collate = staticmethod(collate)
-    Trial.num_workers, Trial.pin_memory = num_workers, pin_memory
-    assert torch.equal(fit(Trial, max_length=Batch(20)).sum.cpu(), expected_sum(20))
+    how = {"num_workers": num_workers, "pin_memory": pin_memory}
+    trial = type("Trial", (Summing,), {"collate": staticmethod(COLLATES[collate]), **how})
+    assert torch.equal(fit(trial, max_length=Batch(20)).sum.cpu(), expected_sum(20))
 
 
 @pytest.mark.gpu
@@ -153,20 +136,16 @@ def test_between_reports_the_host_never_waits_for_the_device(
     fit: Fit, amp: torch.dtype | None, tensorboard: bool
 ) -> None:
     class Watched(Summing):
+        pin_memory = True
+
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             # The first batches make what is there for the whole training; after the last one comes the report.
             torch.cuda.set_sync_debug_mode("error" if 3 <= batch_idx < 150 else "default")
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    Watched.amp = amp
-    Watched.pin_memory = True
+    Watched.amp, init = amp, {"enable_tensorboard_logging": tensorboard}
     try:
-        fit(
-            Watched,
-            init={"enable_tensorboard_logging": tensorboard},
-            max_length=Batch(151),
-            reporting_period=Batch(200),
-        )
+        fit(Watched, init=init, max_length=Batch(151), reporting_period=Batch(200))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -254,11 +233,10 @@ def test_a_trial_may_move_its_batches_by_itself(fit: Fit, tmp_path: Path) -> Non
     class Arrays(OneWeight):
         by_itself = False
 
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
+        def at_init(self) -> None:
             self.types: set[type] = set()
             if self.by_itself:
-                context.experimental.disable_auto_to_device()
+                self.context.experimental.disable_auto_to_device()
 
         def build_training_data_loader(self) -> pytorch.DataLoader:
             return pytorch.DataLoader(Ones(10), batch_size=2, collate_fn=lambda rows: np.ones((2, 1), np.float32))

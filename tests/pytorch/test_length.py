@@ -24,9 +24,8 @@ from tests.pytorch.test_context import make, ranks
 class Planned(OneWeight):
     """Asks in its constructor, as for a schedule."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.total = context.get_total_batches(self.build_training_data_loader)
+    def at_init(self) -> None:
+        self.total = self.context.get_total_batches(self.build_training_data_loader)
 
 
 @pytest.mark.parametrize(("length", "batches"), [(Batch(7), 7), (Epoch(3), 15), (Records(9), 5)])
@@ -160,19 +159,17 @@ def scheduled(made: Callable[[torch.optim.Optimizer, int], Any], total: int | No
     """A trial with a schedule, for a fixed length unless `total` is None; `rates` are what it has trained with."""
 
     class Scheduled(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
+        def at_init(self) -> None:
             self.optimizer.param_groups[0]["momentum"] = 0.5  # one cycle sets it, too
-            length = total or context.get_total_batches(self.build_training_data_loader)
-            context.wrap_lr_scheduler(
+            length = total or self.context.get_total_batches(self.build_training_data_loader)
+            self.context.wrap_lr_scheduler(
                 made(self.optimizer, length), pytorch.LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP
             )
             self.rates: list[tuple[float, float]] = []
 
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        def at_batch(self, batch_idx: int) -> None:
             [group] = self.optimizer.param_groups
             self.rates.append((group["lr"], group["momentum"]))
-            return super().train_batch(batch, epoch_idx, batch_idx)
 
     return Scheduled
 

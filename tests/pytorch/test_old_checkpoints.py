@@ -7,7 +7,6 @@ import pickle
 import random
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +55,9 @@ class Adaptive(Trial):
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
 
 
+Whole = dict[type[Trial], tuple[Trial, Path]]
+
+
 def train(trial_class: type[Trial], directory: Path, length: int, **fit: Any) -> tuple[Trial, FakeHost]:
     host = FakeHost(directory)
     with use_host(host), pytorch.init(hparams=HPARAMS) as context:
@@ -65,7 +67,7 @@ def train(trial_class: type[Trial], directory: Path, length: int, **fit: Any) ->
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[type[Trial], tuple[Trial, Path]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Runs that were never cut, with our own checkpoint of what Determined's are made of."""
     found = {}
     for trial_class in (Trial, Adaptive):
@@ -98,30 +100,21 @@ def write_old(directory: Path, version: str, ours: Path) -> Path:
     """A checkpoint's directory as a version of Determined left it."""
     state = old_state(ours)
     directory.mkdir(parents=True)
-    trial_state = {
-        "trial_id": 17,
-        "last_ckpt": 0,
-        "last_val": 3,
-        "step_id": 2,
-        "batches_trained": TRAINED,
-        "epochs_trained": TRAINED // 3,
-    }
-    sequencer = {"trial_id": 17, "last_ckpt": 0, "step_id": 2, "last_val": 0}
-    match version:
-        case "0.38":
-            torch.save(state, directory / "state_dict.pth")
-            (directory / "trial_state.pkl").write_bytes(pickle.dumps(trial_state))
-            (directory / "metadata.json").write_text(json.dumps({"steps_completed": TRAINED, "format": "pickle"}))
-        case "0.18":
-            torch.save(state, directory / "state_dict.pth")
-            (directory / "workload_sequencer.pkl").write_bytes(pickle.dumps({**sequencer, "steps_completed": TRAINED}))
+    torch.save(state, directory / "state_dict.pth")
+    position: dict[str, Any] = {"trial_id": 17, "last_ckpt": 0, "last_val": 3, "step_id": 2}
+    if version == "0.38":
+        position |= {"batches_trained": TRAINED, "epochs_trained": TRAINED // 3}
+        (directory / "trial_state.pkl").write_bytes(pickle.dumps(position))
+        (directory / "metadata.json").write_text(json.dumps({"steps_completed": TRAINED, "format": "pickle"}))
+    else:
+        (directory / "workload_sequencer.pkl").write_bytes(pickle.dumps({**position, "steps_completed": TRAINED}))
     describe(directory)
     return directory
 
 
 @pytest.mark.parametrize("version", ["0.38", "0.18"])
 def test_a_run_resumed_from_an_old_checkpoint_equals_an_uninterrupted_one(
-    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path, version: str
+    whole: Whole, tmp_path: Path, version: str
 ) -> None:
     uncut, ours = whole[Trial]
     old = write_old(tmp_path / "old", version, ours)
@@ -134,7 +127,7 @@ def test_a_run_resumed_from_an_old_checkpoint_equals_an_uninterrupted_one(
 
 
 def test_a_checkpoint_without_a_position_restores_weights_optimizer_and_schedule(
-    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    whole: Whole, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = write_old(tmp_path / "old", "0.38", whole[Trial][1])
     (old / "trial_state.pkl").unlink()
@@ -153,9 +146,7 @@ def test_a_checkpoint_without_a_position_restores_weights_optimizer_and_schedule
     assert "so its position is unknown" in caplog.text
 
 
-def test_adams_state_of_older_versions_of_torch_resumes_bit_for_bit(
-    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
-) -> None:
+def test_adams_state_of_older_versions_of_torch_resumes_bit_for_bit(whole: Whole, tmp_path: Path) -> None:
     uncut, ours = whole[Adaptive]
     old = write_old(tmp_path / "old", "0.18", ours)
     state = torch.load(old / "state_dict.pth", weights_only=False)
@@ -169,9 +160,7 @@ def test_adams_state_of_older_versions_of_torch_resumes_bit_for_bit(
     assert_equal(resumed.model.state_dict(), uncut.model.state_dict())
 
 
-def test_numpys_names_of_before_its_second_version_are_known(
-    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
-) -> None:
+def test_numpys_names_of_before_its_second_version_are_known(whole: Whole, tmp_path: Path) -> None:
     old = write_old(tmp_path / "old", "0.18", whole[Trial][1])
     path = old / "state_dict.pth"
     state = torch.load(path, weights_only=False)
@@ -217,9 +206,7 @@ def test_a_position_that_is_none_is_refused(tmp_path: Path, content: Any) -> Non
         determined.read_progress(tmp_path)
 
 
-def test_an_incomplete_dray_checkpoint_is_not_mistaken_for_a_determined_one(
-    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
-) -> None:
+def test_an_incomplete_dray_checkpoint_is_not_mistaken_for_a_determined_one(whole: Whole, tmp_path: Path) -> None:
     rest = tmp_path / "checkpoint_5"
     shutil.copytree(whole[Trial][1], rest)
     (rest / "manifest.json").unlink()
@@ -237,7 +224,7 @@ class Best:
         self.loss = loss
 
 
-def test_a_type_that_the_user_allows_is_loaded(whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path) -> None:
+def test_a_type_that_the_user_allows_is_loaded(whole: Whole, tmp_path: Path) -> None:
     old = write_old(tmp_path / "old", "0.38", whole[Trial][1])
     state = old_state(whole[Trial][1])
     torch.save({**state, "callbacks": {"watch": {"epochs": 1, "best": Best(0.5)}}}, old / "state_dict.pth")

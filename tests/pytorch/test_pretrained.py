@@ -21,6 +21,7 @@ from dray.training.pretrained import share_on_machine, without_shared
 from tests.core.test_distributed import nodes, on_ranks
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight
+from tests.pytorch.resuming import assert_equal
 
 MODULE: Any = sys.modules["dray.pytorch.cached"]
 WIDTH = 1024
@@ -56,15 +57,14 @@ class Finetuned(OneWeight):
 
     weights = "a"
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.models.clear()
-        context.optimizers.clear()
+    def at_init(self) -> None:
+        self.context.models.clear()
+        self.context.optimizers.clear()
         torch.manual_seed(0)
         self.net = nn.ModuleDict({"base": self.load(), "head": nn.Linear(WIDTH, 1)})
         self.prepare()
-        self.net = context.wrap_model(self.net)
-        self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.net.parameters(), lr=1e-2))
+        self.net = self.context.wrap_model(self.net)
+        self.optimizer = self.context.wrap_optimizer(torch.optim.Adam(self.net.parameters(), lr=1e-2))
 
     def load(self) -> nn.Module:
         return base(self.weights)
@@ -122,11 +122,6 @@ def saved(checkpoint: str) -> dict[str, Any]:
 
 def weights(trial: Finetuned) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in bare(trial.net).state_dict().items()}
-
-
-def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_modules_are_the_callers_own_and_their_weights_are_loaded_once() -> None:
@@ -187,10 +182,7 @@ def test_a_checkpoint_with_all_weights_leaves_the_shared_ones_as_they_are(
     [checkpoint] = host.checkpoints()
     before = [parameter.clone() for parameter in base("a").parameters()]
     trial = fit(Finetuned, FakeHost(tmp_path / "other"), max_length=Batch(2), latest_checkpoint=checkpoint)
-    assert_equal(
-        {"base.2.weight": saved(checkpoint)["models_state_dict"][0]["base.2.weight"]},
-        {"base.2.weight": weights(trial)["base.2.weight"]},
-    )
+    assert_equal(saved(checkpoint)["models_state_dict"][0]["base.2.weight"], weights(trial)["base.2.weight"])
     assert all(map(torch.equal, base("a").parameters(), before))
 
 

@@ -16,21 +16,24 @@ from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.training.profiling import Window
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.fakes import FakeHost, OneWeight, fails, one_weight
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 
 
-class Profiled(OneWeight):
-    profiler: dict[str, Any]
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.set_profiler(activities=[ProfilerActivity.CPU], **self.profiler)
-
+class Marked(OneWeight):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         with torch.profiler.record_function(f"batch {batch_idx}"):
             return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def profiled(base: type[OneWeight] = OneWeight, **profiler: Any) -> type[Any]:
+    """A trial with a profiler of its own."""
+
+    def at_init(self: OneWeight) -> None:
+        self.context.set_profiler(activities=[ProfilerActivity.CPU], **profiler)
+
+    return type("Profiled", (Marked, base), {"at_init": at_init})
 
 
 def traced(directory: Path) -> list[list[str]]:
@@ -43,11 +46,9 @@ def traced(directory: Path) -> list[list[str]]:
 
 @pytest.mark.api("2.15", "2.23")
 def test_a_schedule_counts_batches_and_its_traces_are_shown_by_tensorboard(fit: Fit, host: FakeHost) -> None:
-    class Scheduled(Profiled):
-        profiler = {"schedule": schedule(wait=1, warmup=1, active=2, repeat=2)}  # noqa: RUF012
-
     # Reports and validations between batches do not count.
-    trial = fit(Scheduled, max_length=Batch(10), reporting_period=Batch(3), validation_period=Batch(2))
+    scheduled = profiled(schedule=schedule(wait=1, warmup=1, active=2, repeat=2))
+    trial = fit(scheduled, max_length=Batch(10), reporting_period=Batch(3), validation_period=Batch(2))
     assert isinstance(trial.context.profiler, torch.profiler.profile)
     assert trial.context.profiler.step_num == 10
     assert traced(host.tensorboard_path) == [["batch 2", "batch 3"], ["batch 6", "batch 7"]]
@@ -56,38 +57,22 @@ def test_a_schedule_counts_batches_and_its_traces_are_shown_by_tensorboard(fit: 
 
 @pytest.mark.api("2.23")
 def test_a_training_that_fails_leaves_its_trace(fit: Fit, host: FakeHost) -> None:
-    class Failing(Profiled):
-        profiler = {}  # noqa: RUF012
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 2:
-                raise KeyError("gone")
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
     with pytest.raises(KeyError):
-        fit(Failing, max_length=Batch(5))
-    assert traced(host.tensorboard_path) == [["batch 0", "batch 1"]]
+        fit(profiled(fails(KeyError("gone"), at=2)), max_length=Batch(5))
+    assert traced(host.tensorboard_path) == [["batch 0", "batch 1", "batch 2"]]
 
 
 @pytest.mark.api("2.23")
 def test_traces_go_where_the_trial_wants_them(fit: Fit, host: FakeHost) -> None:
     seen: list[int] = []
 
-    class Own(Profiled):
-        profiler = {  # noqa: RUF012
-            "schedule": lambda step: ProfilerAction.RECORD_AND_SAVE if step == 1 else ProfilerAction.NONE,
-            "on_trace_ready": lambda profile: seen.append(profile.step_num),
-        }
-
-    fit(Own, max_length=Batch(4))
+    own = profiled(
+        schedule=lambda step: ProfilerAction.RECORD_AND_SAVE if step == 1 else ProfilerAction.NONE,
+        on_trace_ready=lambda profile: seen.append(profile.step_num),
+    )
+    fit(own, max_length=Batch(4))
     assert seen == [2]
     assert traced(host.tensorboard_path) == []
-
-
-class Marked(OneWeight):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        with torch.profiler.record_function(f"batch {batch_idx}"):
-            return super().train_batch(batch, epoch_idx, batch_idx)
 
 
 def config(**profiling: Any) -> dict[str, Any]:
@@ -134,10 +119,8 @@ def test_a_programs_window_that_makes_no_sense_is_refused(fit: Fit, profiling: A
 
 
 def test_a_trials_own_profiler_takes_the_place_of_the_configs(fit: Fit, host: FakeHost) -> None:
-    class Own(Profiled):
-        profiler = {"schedule": schedule(wait=1, warmup=1, active=1, repeat=1)}  # noqa: RUF012
-
-    fit(Own, init=config(begin_on_batch=0), max_length=Batch(4))
+    own = profiled(schedule=schedule(wait=1, warmup=1, active=1, repeat=1))
+    fit(own, init=config(begin_on_batch=0), max_length=Batch(4))
     assert traced(host.tensorboard_path) == [["batch 2"]]
 
 

@@ -17,81 +17,21 @@ from dray.pytorch import Batch, Epoch
 from dray.training import rng
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight, state_of
+from tests.pytorch.fakes import FakeHost, OneWeight, callback, one_weight, state_of
 from tests.pytorch.resuming import assert_equal
 
-BATCHES = 14  # of 5 an epoch, the last one partial
-
-
-class Noisy(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Augments with numpy's generator, as datasets do."""
-
-    def __len__(self) -> int:
-        return 18
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.linspace(index, index + 1, 6) / 18 + float(np.random.normal(0, 0.1))
-        return x, x.sum() + random.random() / 10
-
-
-class Everything(pytorch.PyTorchTrial):
-    """Shuffled data, augmentation, dropout, momentum, a schedule, two models: all that has state."""
-
-    shuffle = True
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        self.context = context
-        body = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.ReLU())
-        self.body, self.head = context.wrap_model(body), context.wrap_model(nn.Linear(8, 1))
-        self.first = context.wrap_optimizer(torch.optim.Adam(self.body.parameters(), lr=1e-2))
-        self.second = context.wrap_optimizer(torch.optim.SGD(self.head.parameters(), lr=1e-2, momentum=0.9))
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.second, step_size=2, gamma=0.5)
-        context.wrap_lr_scheduler(self.schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH, frequency=2)
-        self.numbers: list[tuple[int, int]] = []
-
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(Noisy(), batch_size=4, shuffle=self.shuffle)
-
-    def build_validation_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(Noisy(), batch_size=9)
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        x, y = batch
-        return nn.functional.mse_loss(self.head(self.body(x))[:, 0], y)
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        self.numbers.append((epoch_idx, batch_idx))
-        loss = self.loss(batch)
-        self.context.backward(loss)
-        self.context.step_optimizer(self.first, clip_grads=lambda p: nn.utils.clip_grad_norm_(p, 1.0))
-        self.context.step_optimizer(self.second)
-        return {"loss": loss, "draw": random.random()}
-
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        return {"validation_loss": self.loss(batch), "noise": torch.rand(())}
-
-
-class PerEpoch(Everything):
-    """Schedules by epoch and by optimizer step."""
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        modes = pytorch.LRScheduler.StepMode
-        context.wrap_lr_scheduler(torch.optim.lr_scheduler.ExponentialLR(self.first, 0.9), modes.STEP_EVERY_EPOCH)
-        context.wrap_lr_scheduler(
-            torch.optim.lr_scheduler.MultiStepLR(self.first, [1, 3]), modes.STEP_EVERY_OPTIMIZER_STEP, frequency=2
-        )
+BATCHES = 14
 
 
 @pytest.mark.gpu
 @pytest.mark.api("9.7")
 def test_the_random_numbers_of_a_gpu_continue_too(tmp_path: Path) -> None:
-    whole = resuming.run("dropout", FakeHost(tmp_path / "whole"))
+    whole = resuming.run("everything", FakeHost(tmp_path / "whole"))
     assert "cuda" in whole["rng"]
-    for cut in resuming.cuts("dropout"):
+    for cut in resuming.cuts("everything"):
         torch.cuda.manual_seed(999)
         checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")
-        resumed = resuming.run("dropout", FakeHost(tmp_path / f"cut_{cut}"), latest_checkpoint=checkpoint)
+        resumed = resuming.run("everything", FakeHost(tmp_path / f"cut_{cut}"), latest_checkpoint=checkpoint)
         resuming.assert_goes_on(resumed, whole, cut, checkpoint)
 
 
@@ -134,29 +74,14 @@ def test_a_run_stopped_anywhere_resumes_as_if_uninterrupted(tmp_path: Path) -> N
         assert history(heard, heard_later) == history(told)
 
 
-@pytest.mark.parametrize("aggregation", [1, 2, 3])
-@pytest.mark.parametrize("trial_class", [Everything, PerEpoch])
-def test_resuming_is_bit_identical_wherever_the_run_was_cut(
-    fit: Fit, host: FakeHost, tmp_path: Path, trial_class: type[Everything], aggregation: int
-) -> None:
-    arguments: dict[str, Any] = {
-        "init": {"aggregation_frequency": aggregation},
-        "max_length": Batch(BATCHES),
-        "validation_period": Batch(3),
-        "checkpoint_period": Batch(1),
-        "reporting_period": Batch(2),
-        "checkpoint_policy": "none",
-    }
-    whole = fit(trial_class, host, **arguments)
-    assert len(host.checkpoints()) == BATCHES
-    for cut in random.Random(f"{trial_class}{aggregation}").sample(range(1, BATCHES), 2):
+@pytest.mark.parametrize("kind", resuming.KINDS)
+def test_resuming_is_bit_identical_wherever_the_run_was_cut(tmp_path: Path, kind: str) -> None:
+    whole = resuming.run(kind, FakeHost(tmp_path / "whole"))
+    for cut in resuming.cuts(kind, 1):
         rng.seed_all(999)  # what the resumed process has drawn by itself must not matter
-        again = FakeHost(tmp_path / f"again{cut}")
-        resumed = fit(trial_class, again, latest_checkpoint=host.checkpoints()[cut - 1], **arguments)
-        assert_equal(state_of(resumed.context), state_of(whole.context))
-        assert resumed.numbers == whole.numbers[cut:]
-        told = [(r.batches, r.epochs, r.training, r.validation) for r in host.reports if r.batches > cut]
-        assert [(r.batches, r.epochs, r.training, r.validation) for r in again.reports] == told
+        checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")
+        resumed = resuming.run(kind, FakeHost(tmp_path / f"cut_{cut}"), latest_checkpoint=checkpoint)
+        resuming.assert_goes_on(resumed, whole, cut, checkpoint)
 
 
 @pytest.mark.api("8.11")
@@ -177,9 +102,10 @@ def test_gradients_of_a_batch_that_a_trial_has_left_are_not_saved(fit: Fit, host
     assert resumed.weight == one_weight(5)
 
 
-def test_the_seed_alone_decides_a_run(fit: Fit, tmp_path: Path) -> None:
+def test_the_seed_alone_decides_a_run(tmp_path: Path) -> None:
     def run(name: str, seed: int) -> dict[str, Any]:
-        return state_of(fit(Everything, FakeHost(tmp_path / name, trial_seed=seed), max_length=Epoch(2)).context)
+        state: dict[str, Any] = resuming.run("everything", FakeHost(tmp_path / name, trial_seed=seed))["state"]
+        return state
 
     first = run("a", 3)
     torch.manual_seed(0)
@@ -194,7 +120,7 @@ def test_the_order_of_shuffled_data_is_no_matter_of_other_random_numbers(fit: Fi
     def order(name: str, draws: int) -> list[list[int]]:
         seen: list[list[int]] = []
 
-        class Watching(Everything):
+        class Watching(OneWeight):
             def build_training_data_loader(self) -> pytorch.DataLoader:
                 torch.rand(draws)
                 return pytorch.DataLoader(range(12), batch_size=4, shuffle=True)
@@ -202,7 +128,7 @@ def test_the_order_of_shuffled_data_is_no_matter_of_other_random_numbers(fit: Fi
             def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
                 seen.append(batch.tolist())
                 torch.rand(draws)
-                return super().train_batch((torch.ones(1, 6), torch.ones(1)), epoch_idx, batch_idx)
+                return super().train_batch(torch.ones(1), epoch_idx, batch_idx)
 
         fit(Watching, FakeHost(tmp_path / name), max_length=Epoch(2))
         return seen
@@ -216,18 +142,17 @@ def test_the_order_of_shuffled_data_is_no_matter_of_other_random_numbers(fit: Fi
 class Tuned(OneWeight):
     """Its optimizer and its schedule follow hyperparameters."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        hparams = context.get_hparams()
+    def at_init(self) -> None:
+        hparams = self.context.get_hparams()
         arguments = {name: hparams[name] for name in ("lr", "weight_decay")}
-        self.optimizer = context.optimizers[0] = torch.optim.Adam(self.model.parameters(), **arguments)
+        self.optimizer = self.context.optimizers[0] = torch.optim.Adam(self.model.parameters(), **arguments)
         schedules = torch.optim.lr_scheduler
         if made := {
             "StepLR": lambda: schedules.StepLR(self.optimizer, 1, gamma=0.5),
             "ReduceLROnPlateau": lambda: schedules.ReduceLROnPlateau(self.optimizer, patience=0),
             "OneCycleLR": lambda: schedules.OneCycleLR(self.optimizer, max_lr=hparams["lr"], total_steps=9),
         }.get(hparams["schedule"]):
-            self.schedule = context.wrap_lr_scheduler(made(), pytorch.LRScheduler.StepMode.MANUAL_STEP)
+            self.schedule = self.context.wrap_lr_scheduler(made(), pytorch.LRScheduler.StepMode.MANUAL_STEP)
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         metrics = super().train_batch(batch, epoch_idx, batch_idx)
@@ -267,31 +192,20 @@ def test_hyperparameters_of_an_optimizer_that_a_checkpoint_overrides_are_warned_
 class Unfreezing(OneWeight):
     """Trains a second model from batch 2 on."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.more = context.wrap_model(nn.Linear(1, 1, bias=False))
+    def at_init(self) -> None:
+        self.more = self.context.wrap_model(nn.Linear(1, 1, bias=False))
 
     def unfreeze(self) -> None:
         self.optimizer.add_param_group({"params": self.more.parameters()})
 
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+    def at_batch(self, batch_idx: int) -> None:
         if batch_idx == 2:
             self.unfreeze()
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-
-class UnfrozenAgain(pytorch.PyTorchCallback):
-    def __init__(self, trial: Unfreezing) -> None:
-        self.trial = trial
-
-    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        if len(checkpoint["optimizers_state_dict"][0]["param_groups"]) == 2:
-            self.trial.unfreeze()
 
 
 def test_a_parameter_group_that_training_added_is_added_again_as_the_error_says(fit: Fit, host: FakeHost) -> None:
     def prepare(trial: Unfreezing) -> None:
-        trial.callbacks["again"] = UnfrozenAgain(trial)
+        trial.callbacks.update(callback(on_checkpoint_load_start=lambda checkpoint: trial.unfreeze()))
 
     fit(Unfreezing, max_length=Batch(3))
     (checkpoint,) = host.checkpoints()
@@ -304,8 +218,8 @@ def test_a_parameter_group_that_training_added_is_added_again_as_the_error_says(
 
 
 def test_a_finished_run_resumed_does_nothing(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
-    fit(Everything, max_length=Batch(3))
+    fit(OneWeight, max_length=Batch(3))
     again = FakeHost(tmp_path / "again")
-    trial = fit(Everything, again, max_length=Batch(3), latest_checkpoint=host.checkpoints()[-1])
+    trial = fit(OneWeight, again, max_length=Batch(3), latest_checkpoint=host.checkpoints()[-1])
     assert again.reports == []
-    assert trial.numbers == []
+    assert trial.seen == []

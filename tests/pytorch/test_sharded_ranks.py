@@ -2,35 +2,157 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from dray import pytorch
-from dray.storage import CheckpointError, CheckpointStore, verify
-from dray.training.checkpoint import shard_file, sharded
-from tests.pytorch import sharded_ranks
-from tests.pytorch.processes import HANGS_S, results_of, two_processes
+from dray.core import DistributedContext
+from dray.storage import CheckpointError, CheckpointStore, Location, verify
+from dray.storage.checkpoints import RemoteStore
+from dray.training.checkpoint import files, joint, saver, shard_file, sharded
+from dray.training.parallel import exchange
+from tests import queued
+from tests.pytorch.fakes import FakeHost, RemoteHost, RungHost
+from tests.pytorch.processes import HANGS_S, results_of, serve, two_processes
 from tests.pytorch.resuming import assert_equal
-from tests.pytorch.sharded_ranks import CUTS
-from tests.pytorch.sharding import run, trial
-from tests.storage.s3 import LocalS3
+from tests.pytorch.sharding import Sharded, foreach_by_default, fsdp, run, tensor_parallel, trial, whole
+from tests.storage.s3 import KEYS, LocalS3
 
 pytestmark = pytest.mark.slow
+
+CUTS = (3, 4)
+"""In the middle of an epoch and of an aggregation, and between two aggregations."""
+
+
+def go(trial_class: type[Sharded], directory: Path | FakeHost, **arguments: Any) -> dict[str, Any]:
+    return run(trial_class, directory, distributed=DistributedContext.from_torch_distributed("127.0.0.1"), **arguments)
+
+
+def go_on(trial_class: type[Sharded], directory: Path, source: Path) -> dict[int, dict[str, Any]]:
+    """The runs that go on from two checkpoints of `source`."""
+    return {
+        cut: go(trial_class, directory / str(cut), latest_checkpoint=str(source / f"checkpoint_{cut}")) for cut in CUTS
+    }
+
+
+@contextmanager
+def writing_of(rank: int, does: Callable[[], None]) -> Iterator[None]:
+    """A block in which one rank's third file of shards fails."""
+    original, count = shard_file.write, 0
+
+    def write(*arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 3 and dist.get_rank() == rank:
+            does()
+        original(*arguments)
+
+    shard_file.write = write
+    try:
+        yield
+    finally:
+        shard_file.write = original
+
+
+def broken() -> None:
+    raise OSError(errno.EIO, "the disk is broken")
+
+
+def full() -> None:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+@contextmanager
+def in_background() -> Iterator[None]:
+    """A block in which small states too are written in the background."""
+    before, saver.AT_ONCE_BYTES = saver.AT_ONCE_BYTES, 0
+    try:
+        yield
+    finally:
+        saver.AT_ONCE_BYTES = before
+
+
+def all_runs(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    dropout = trial(fsdp, dropout=0.3)
+    found["dropout"] = go(dropout, directory / "dropout")
+    found["dropout, resumed"] = go_on(dropout, directory / "dropout_resumed", directory / "dropout")
+    found["fsdp"] = go(trial(fsdp), directory / "fsdp")
+    found["from one"] = go_on(trial(fsdp), directory / "from_one", directory / "one")
+    found["ddp"] = go(trial(whole), directory / "ddp")
+    found["ddp to fsdp"] = go_on(trial(fsdp), directory / "ddp_to_fsdp", directory / "ddp")
+    found["fsdp to ddp"] = go_on(trial(whole), directory / "fsdp_to_ddp", directory / "fsdp")
+    found["full"] = go(trial(fsdp), directory / "full", full=True)
+    found["from full"] = go_on(trial(fsdp), directory / "from_full", directory / "full")
+    with in_background():
+        found["rung"] = go(trial(fsdp), RungHost(directory / "rung"))
+        found["stopped at a rung"] = go(trial(fsdp), RungHost(directory / "stopped", stop_at=4))
+    found["from background"] = go_on(trial(fsdp), directory / "from_background", directory / "rung")
+    for rank in (0, 1):
+        for name, does in {"broken": broken, "full disk": full}.items():
+            with writing_of(rank, does), in_background():
+                found[f"{name} on {rank}"] = go(trial(fsdp), directory / f"{name}_{rank}", batches=5)
+    found["tensor parallel"] = loaded(tensor_parallel, directory / "fsdp" / "checkpoint_8")
+    found["keeper"] = go(trial(fsdp, keeps_shards=True), directory / "keeper", batches=1)
+    checkpoint = str(directory / "fsdp" / "checkpoint_4")
+    found["wider"] = go(trial(fsdp, width=9), directory / "wider", latest_checkpoint=checkpoint)
+    return found
+
+
+def two_machines(directory: Path) -> dict[str, Any]:
+    """Each rank on a machine of its own, with checkpoints in the object store that `directory / "uri"` names."""
+    rank = dist.get_rank()
+
+    def host(name: str) -> RemoteHost:
+        place = Location(Location.of((directory.parent / "uri").read_text()).uri, KEYS).child(name)
+        return RemoteHost(RemoteStore(place, directory / f"machine_{rank}" / name), directory / name)
+
+    found: dict[str, Any] = {"whole": go(trial(fsdp), host("whole"))}
+    source = host("whole").store
+    found["resumed"] = {
+        cut: go(trial(fsdp), host(f"resumed_{cut}"), latest_checkpoint=source.id_of(cut)) for cut in CUTS
+    }
+    return found
+
+
+def killed(directory: Path, victim: int) -> None:
+    """Rank `victim` is killed while it writes its part of the third checkpoint, in the background."""
+    with writing_of(victim, lambda: os.kill(os.getpid(), signal.SIGKILL)), in_background():
+        sys.exit(go(trial(fsdp), directory)["error"])
+
+
+def loaded(shard: Callable[[nn.Module], nn.Module], checkpoint: Path) -> dict[str, Any]:
+    """The first model of a checkpoint, loaded into one that is sharded otherwise; and which tensors this rank saves."""
+    model = shard(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Dropout(0.0), nn.Linear(5, 1)))
+    state = files.read_state(checkpoint, [], mmap=True)
+    sharded.load(state, checkpoint, [model])
+    model.load_state_dict(state["models_state_dict"][0])
+    _, tensors = sharded.split(model.state_dict())
+    return {"saves": set(sharded.shards_of(tensors)), "state": sharded.gathered(model.state_dict(), keep=True)}
+
+
+# ---------------------------------------------------------------------------------------------------------------- tests
 
 Found = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sharded_ranks")
+    return tmp_path_factory.mktemp("sharded_ranks") / "all_runs"
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +163,7 @@ def one(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two(directory: Path, one: dict[str, Any]) -> Found:
-    return results_of(2, sharded_ranks.__file__, directory)
-
-
-@pytest.fixture(scope="module")
-def one_from_two(directory: Path, two: Found) -> dict[int, dict[str, Any]]:
-    """One process that goes on from two, with a checkpoint at each batch."""
-    return {
-        cut: run(
-            trial(),
-            directory / "one_from_two" / str(cut),
-            latest_checkpoint=str(directory / "fsdp" / f"checkpoint_{cut}"),
-        )
-        for cut in CUTS
-    }
+    return [found["all_runs"] for found in results_of(2, __file__, directory.parent)]
 
 
 def assert_close(mine: Any, other: Any) -> None:
@@ -129,28 +238,13 @@ def test_torchs_own_reader_reads_the_shards(two: Found, directory: Path) -> None
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_one_goes_on_from_two_and_four_from_one(
-    two: Found, one: dict[str, Any], one_from_two: dict[int, dict[str, Any]], four: Found, cut: int
+def test_one_goes_on_from_two_and_two_from_one(
+    two: Found, one: dict[str, Any], directory: Path, tmp_path: Path, cut: int
 ) -> None:
     assert_goes_on(two[0]["fsdp"], one, 0)
-    assert_goes_on(one_from_two[cut], one, cut)
     assert_goes_on(two[0]["from one"][cut], one, cut)
-    assert_goes_on(four[0]["from one"][cut + 2], one, cut + 2)
-
-
-@pytest.fixture(scope="module")
-def four(two: Found, one_from_two: dict[int, dict[str, Any]], directory: Path) -> Found:
-    return results_of(4, sharded_ranks.__file__, directory)
-
-
-def test_of_ranks_with_the_same_shard_one_writes_it(two: Found, four: Found) -> None:
-    expected = two[0]["fsdp"]["state"]["models_state_dict"][0]
-    for rank in four:
-        assert_equal(dict(rank["replicated"]["state"]), dict(expected))
-    saves = [rank["replicated"]["saves"] for rank in four]
-    assert saves[0] == set(expected)
-    assert saves[1] == set(expected) - {"4.bias", "4.weight"}, "of one row, which the first rank has"
-    assert saves[2:] == [set(), set()]
+    checkpoint = directory / "fsdp" / f"checkpoint_{cut}"
+    assert_goes_on(run(trial(), tmp_path, latest_checkpoint=str(checkpoint)), one, cut)
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -225,7 +319,7 @@ def test_at_a_rung_training_continues_until_the_search_hears_of_it_after_the_com
 
 
 def test_a_kill_between_a_rung_and_its_commit_costs_that_checkpoint(one: dict[str, Any], tmp_path: Path) -> None:
-    with two_processes(sharded_ranks.__file__, tmp_path, "rung") as processes:
+    with two_processes(__file__, tmp_path, "rung") as processes:
         for process, code in zip(processes, (-signal.SIGKILL, 1), strict=True):
             process.communicate(timeout=HANGS_S)
             assert process.returncode == code
@@ -236,7 +330,7 @@ def test_a_kill_between_a_rung_and_its_commit_costs_that_checkpoint(one: dict[st
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_kill_in_the_middle_of_a_save_costs_that_checkpoint(one: dict[str, Any], tmp_path: Path, victim: int) -> None:
-    with two_processes(sharded_ranks.__file__, tmp_path, victim) as processes:
+    with two_processes(__file__, tmp_path, victim) as processes:
         for rank, process in enumerate(processes):
             process.communicate(timeout=HANGS_S)
             assert process.returncode == (-signal.SIGKILL if rank == victim else 1)
@@ -247,17 +341,17 @@ def test_a_kill_in_the_middle_of_a_save_costs_that_checkpoint(one: dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Found, LocalS3, Path]]:
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Found, LocalS3]]:
     """Two machines of a rank each, with an object store."""
     directory = tmp_path_factory.mktemp("two_machines")
     server = LocalS3()
     (directory / "uri").write_text(server.uri("sharded"))
-    yield results_of(2, sharded_ranks.__file__, directory, local_sizes=(1, 1)), server, directory
+    yield [found["two_machines"] for found in results_of(2, __file__, directory, local_sizes=(1, 1))], server
     server.stop()
 
 
-def test_each_machine_uploads_its_shards(machines: tuple[Found, LocalS3, Path], one: dict[str, Any]) -> None:
-    ranks, server, _ = machines
+def test_each_machine_uploads_its_shards(machines: tuple[Found, LocalS3], one: dict[str, Any]) -> None:
+    ranks, server = machines
     assert_goes_on(ranks[0]["whole"], one, 0)
     for rank in ranks:
         for cut in CUTS:
@@ -281,7 +375,7 @@ def test_a_damaged_shard_is_never_loaded(two: Found, directory: Path, tmp_path: 
 
 
 def test_shards_of_another_checkpoint_are_refused_even_without_a_manifest(
-    two: Found, four: Found, directory: Path, tmp_path: Path
+    two: Found, directory: Path, tmp_path: Path
 ) -> None:
     checkpoint = copied(directory, tmp_path)
     (checkpoint / "manifest.json").unlink()
@@ -289,9 +383,27 @@ def test_shards_of_another_checkpoint_are_refused_even_without_a_manifest(
     file.unlink()
     with pytest.raises(CheckpointError, match=r"of the 48 elements of models_state_dict\.0\.0\.weight, .* has 24"):
         pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
-    shutil.copy(directory / "four_from_one" / "5" / "checkpoint_8" / sharded.file_of(0), file)
+    shutil.copy(directory / "from_one" / "3" / "checkpoint_8" / sharded.file_of(0), file)
     with pytest.raises(CheckpointError, match="another checkpoint's"):
         pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
     file.write_bytes(b"\x10\0\0\0\0\0\0\0not JSON, 16 bytes")
     with pytest.raises(ValueError, match=r"rank_1.safetensors is damaged"):
         pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=trial())
+
+
+def main(directory: Path, victim: str) -> None:
+    """A run in which a rank is killed: at the rung, or rank `victim` while it writes its part of a checkpoint."""
+    queued.init(directory / "rendezvous", int(os.environ["RANK"]), 2)
+    joint.FAIL_S = exchange.FAIL_S = 1.0
+    if victim == "rung":
+        with in_background():
+            sys.exit(go(trial(fsdp), RungHost(directory, kills=True))["error"])
+    killed(directory, int(victim))
+
+
+if __name__ == "__main__":
+    foreach_by_default()
+    if sys.argv[2:]:
+        main(Path(sys.argv[1]), sys.argv[2])
+    else:
+        serve([two_machines if os.environ["GROUP_WORLD_SIZE"] == "2" else all_runs])

@@ -19,7 +19,7 @@ from dray.pytorch import Batch
 from dray.tensorboard.metric_writers.pytorch import TorchWriter
 from dray.training.metrics.tensorboard import TensorBoard
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.fakes import FakeHost, OneWeight, one_weight, trial
 from tests.training.test_event_file import read
 
 
@@ -66,13 +66,11 @@ def test_there_is_a_scalar_for_every_batch_and_one_for_every_validation(fit: Fit
 @pytest.mark.api("2.11", "6.5")
 def test_a_reduced_metric_is_shown_at_the_batches_trained(fit: Fit, host: FakeHost) -> None:
     class Reducing(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.count = context.wrap_reducer(len, name="count")
+        def at_init(self) -> None:
+            self.count = self.context.wrap_reducer(len, name="count")
 
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        def at_batch(self, batch_idx: int) -> None:
             self.count.update(1)
-            return super().train_batch(batch, epoch_idx, batch_idx)
 
     fit(Reducing, max_length=Batch(5), reporting_period=Batch(3))
     found = scalars(host.tensorboard_path)
@@ -84,10 +82,9 @@ def test_a_reduced_metric_is_shown_at_the_batches_trained(fit: Fit, host: FakeHo
 @pytest.mark.parametrize("by", ["init", "context"])
 def test_switched_off_nothing_is_written(fit: Fit, host: FakeHost, by: str) -> None:
     class Silent(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
+        def at_init(self) -> None:
             if by == "context":
-                context.set_enable_tensorboard_logging(False)
+                self.context.set_enable_tensorboard_logging(False)
 
     fit(Silent, init={"enable_tensorboard_logging": by == "context"}, max_length=Batch(3))
     assert not host.tensorboard_path.exists()
@@ -95,12 +92,8 @@ def test_switched_off_nothing_is_written(fit: Fit, host: FakeHost, by: str) -> N
 
 @pytest.mark.api("2.10")
 def test_scalars_can_be_switched_on_and_off_while_training(fit: Fit, host: FakeHost) -> None:
-    class Switching(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            self.context.set_enable_tensorboard_logging(4 <= batch_idx < 8)
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    fit(Switching, init={"enable_tensorboard_logging": False}, max_length=Batch(12), reporting_period=Batch(2))
+    switching = trial(at_batch=lambda self, batch_idx: self.context.set_enable_tensorboard_logging(4 <= batch_idx < 8))
+    fit(switching, init={"enable_tensorboard_logging": False}, max_length=Batch(12), reporting_period=Batch(2))
     # What is on when a stretch begins and when it is reported, is written.
     assert scalars(host.tensorboard_path) == {"Determined/loss": losses(6, 8)}
 
@@ -151,10 +144,9 @@ SHOWN = {
 @pytest.mark.parametrize("by", ["trainer", "writer"])
 def test_hyperparameters_are_written_once_with_the_first_scalars(fit: Fit, host: FakeHost, by: str) -> None:
     class Trial(OneWeight):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
+        def at_init(self) -> None:
             if by == "writer":
-                context.get_tensorboard_writer()
+                self.context.get_tensorboard_writer()
 
     fit(Trial, init={"hparams": HPARAMS}, max_length=Batch(6), reporting_period=Batch(2))
     assert hparams(host.tensorboard_path) == [SHOWN]
@@ -164,10 +156,9 @@ def test_hyperparameters_are_written_once_with_the_first_scalars(fit: Fit, host:
 @pytest.mark.api("2.9", "2.11")
 def test_the_trials_writer_and_the_trainers_scalars_share_a_file(fit: Fit, host: FakeHost) -> None:
     class Writing(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        def at_batch(self, batch_idx: int) -> None:
             if batch_idx >= 3:
                 self.context.get_tensorboard_writer().add_scalar("mine", float(batch_idx), batch_idx)
-            return super().train_batch(batch, epoch_idx, batch_idx)
 
     fit(Writing, max_length=Batch(8), reporting_period=Batch(2))
     found = scalars(host.tensorboard_path)

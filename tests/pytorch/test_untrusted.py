@@ -118,17 +118,26 @@ def before_1_6(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("form", [zipped, before_1_6, pickle.dumps], ids=["zip", "before 1.6", "pickle"])
+FORMS = pytest.mark.parametrize("form", [zipped, before_1_6, pickle.dumps], ids=["zip", "before 1.6", "pickle"])
+
+
+def rewritten(saved: Path, directory: Path, name: str, content: bytes) -> Path:
+    """A copy with this file. Its manifest is right: whoever can write the one can write the other."""
+    copy = directory / "checkpoint_3"
+    shutil.copytree(saved, copy)
+    (copy / name).write_bytes(content)
+    (copy / "manifest.json").unlink()
+    write_manifest(copy, {})
+    return copy
+
+
+@FORMS
 @pytest.mark.parametrize("name", ["state-dict.pth", "rng/rank_0.pth", "gradients/rank_0.pth"])
 def test_malicious_code_in_a_dray_checkpoint_is_not_run(
     saved: Path, tmp_path: Path, name: str, form: Callable[[Any], bytes]
 ) -> None:
-    """Its manifest is right: whoever can write the one can write the other."""
-    mark, copy = tmp_path / "it has run", tmp_path / "checkpoint_3"
-    shutil.copytree(saved, copy)
-    (copy / name).write_bytes(form({"callbacks": Malice(mark)}))
-    (copy / "manifest.json").unlink()
-    write_manifest(copy, {})
+    mark = tmp_path / "it has run"
+    copy = rewritten(saved, tmp_path, name, form({"callbacks": Malice(mark)}))
     refused = pytest.raises(ValueError, match=rf"{name} can't be loaded as data: .*nothing in it was run")
     with refused:
         fit(tmp_path, latest_checkpoint=str(copy))
@@ -138,7 +147,7 @@ def test_malicious_code_in_a_dray_checkpoint_is_not_run(
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("form", [zipped, before_1_6, pickle.dumps], ids=["zip", "before 1.6", "pickle"])
+@FORMS
 def test_malicious_code_in_a_determined_checkpoint_is_not_run(tmp_path: Path, form: Callable[[Any], bytes]) -> None:
     name, mark, old = DETERMINED_STATE, tmp_path / "it has run", tmp_path / "old"
     old.mkdir()
@@ -164,21 +173,15 @@ def test_malicious_code_in_a_determined_position_is_not_run(saved: Path, tmp_pat
 
 def test_a_compiled_program_in_the_place_of_a_state_is_refused(saved: Path, tmp_path: Path) -> None:
     """TorchScript, which `torch.load` would run."""
-    copy = tmp_path / "checkpoint_3"
-    shutil.copytree(saved, copy)
-    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), copy / "state-dict.pth")
-    (copy / "manifest.json").unlink()
-    write_manifest(copy, {})
+    program = io.BytesIO()
+    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), program)
+    copy = rewritten(saved, tmp_path, "state-dict.pth", program.getvalue())
     with pytest.raises(Exception, match=r"TorchScript"):
         fit(tmp_path, latest_checkpoint=str(copy))
 
 
 @pytest.mark.parametrize(("name", "content"), [("rng/rank_0.pth", [1]), ("gradients/rank_0.pth", {"a": 1})])
 def test_a_part_of_another_type_is_an_error(saved: Path, tmp_path: Path, name: str, content: Any) -> None:
-    copy = tmp_path / "checkpoint_3"
-    shutil.copytree(saved, copy)
-    torch.save(content, copy / name)
-    (copy / "manifest.json").unlink()
-    write_manifest(copy, {})
+    copy = rewritten(saved, tmp_path, name, zipped(content))
     with pytest.raises(ValueError, match=rf"{name} must hold a (list|dict), got {type(content).__name__};"):
         fit(tmp_path, latest_checkpoint=str(copy))

@@ -11,22 +11,17 @@ import pytest
 from dray.pytorch import Batch
 from dray.training.executor import Executor
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost, OneWeight
+from tests.pytorch.fakes import FakeHost, fails, trial
 
 
 def test_progress_is_another_with_each_batch_that_is_trained_or_validated(fit: Fit, host: FakeHost) -> None:
     seen: list[tuple[str, tuple[int, int]]] = []
 
-    class Watched(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            seen.append(("train", host.progress()))
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-            seen.append(("validate", host.progress()))
-            return super().evaluate_batch(batch, batch_idx)
-
-    fit(Watched, max_length=Batch(3), validation_period=Batch(2))
+    watched = trial(
+        at_batch=lambda self, _: seen.append(("train", host.progress())),
+        at_validation=lambda self, _: seen.append(("validate", host.progress())),
+    )
+    fit(watched, max_length=Batch(3), validation_period=Batch(2))
     trained = [progress[0] for kind, progress in seen if kind == "train"]
     validated = [progress[0] for kind, progress in seen if kind == "validate"]
     assert trained == [0, 1, 2]
@@ -47,14 +42,8 @@ def test_a_failure_names_its_batch_and_the_executor_is_not_kept(
 
     monkeypatch.setattr(Executor, "__init__", remembered)
 
-    class Fails(OneWeight):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 4:
-                raise ArithmeticError("it always ends so")
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
     with pytest.raises(ArithmeticError) as error:
-        fit(Fails, max_length=Batch(6))
+        fit(fails(ArithmeticError("it always ends so"), at=4), max_length=Batch(6))
     assert host.progress()[0] == 4
     del error
     gc.collect()

@@ -19,18 +19,16 @@ from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 class CompiledBefore(OneWeight):
     """Wrapped as `torch.compile` returns it."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.models.clear()
+    def at_init(self) -> None:
+        self.context.models.clear()
         # The compiler's own backend takes seconds; what surrounds the model is the same.
-        self.model = context.wrap_model(torch.compile(self.model, backend="eager"))  # type: ignore[assignment]
+        self.model = self.context.wrap_model(torch.compile(self.model, backend="eager"))  # type: ignore[assignment]
 
 
 class CompiledAfter(OneWeight):
     """Compiled as `wrap_model` returns it."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
+    def at_init(self) -> None:
         self.model = torch.compile(self.model, backend="eager")  # type: ignore[assignment]
 
 

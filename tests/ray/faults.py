@@ -49,22 +49,15 @@ SAVED_EVERY = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """What was killed, and what came of it.
-
-    Attributes:
-        at: the last batch that the trial trained before it.
-        resumed_at: the first after it; None if there was none left.
-        recovered_s: from the death to the next batch that the trial trained, also if it trained that before; None if it
-            had none left.
-        survivors: batches that processes of the trial trained after the death beside their successors.
-    """
+    """What was killed, and what came of it."""
 
     case: str
     trial: int
-    at: int
-    resumed_at: int | None
+    at: int  # the last batch that the trial trained before it
+    resumed_at: int | None  # the first after it; None if there was none left
+    # from the death to the next batch that the trial trained, also if it trained that before; None if it had none left
     recovered_s: float | None
-    survivors: int
+    survivors: int  # batches that processes of the trial trained after the death beside their successors
 
 
 def config(record: Path, trials: int, *, sharded: Collection[int] = (), pause_s: float = 0.02) -> dict[str, Any]:

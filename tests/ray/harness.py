@@ -34,12 +34,9 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 TRIALS = Path(__file__).parent / "trials"
-STARTS_IN_S = 180.0
-"""A Ray cluster and a first worker group, on a machine that has other work too."""
-OWN_CLUSTER = {"RAY_ADDRESS": "local"}
-"""For a driver that starts one, also where tests share one."""
-LAST_LINES = 20
-"""Of each file, where a driver has not ended in time."""
+STARTS_IN_S = 180.0  # a Ray cluster and a first worker group, on a machine that has other work too
+OWN_CLUSTER = {"RAY_ADDRESS": "local"}  # for a driver that starts one, also where tests share one
+LAST_LINES = 20  # of each file, where a driver has not ended in time
 
 
 def recorded(record: Path, *, trials: int, batches: int, pause_s: float = 0.0, **fields: Any) -> dict[str, Any]:
@@ -67,15 +64,11 @@ RAYS_AGENTS = ("ray::DashboardA", "ray::RuntimeEnv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What one process trained of a trial, from the making of its trial object on.
-
-    Attributes:
-        batches: indices, from 0.
-    """
+    """What one process trained of a trial, from the making of its trial object on."""
 
     trial: int
     pid: int
-    batches: tuple[int, ...]
+    batches: tuple[int, ...]  # indices, from 0
 
 
 def lines(record: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import yaml
 
 from dray.code.archive import pack
 from dray.serve.client import Server, Unreachable
-from dray.serve.control import State, Submitted
+from dray.serve.control import ExperimentState, Submitted
 from tests.ray.harness import ROOT, TRIALS, descendants, recorded, wait_for
 
 SERVE = """
@@ -86,7 +86,7 @@ class Served:
             logs = [self.log, *self.home.glob("*/driver.log")]
             raise AssertionError("\n".join([str(error), *(f"---- {log}\n{log.read_text()}" for log in logs)])) from None
 
-    def wait_until(self, submitted: Submitted, *states: State) -> Submitted:
+    def wait_until(self, submitted: Submitted, *states: ExperimentState) -> Submitted:
         """Wait until an experiment is in one of these states."""
 
         def reached() -> Submitted | None:

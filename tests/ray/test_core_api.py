@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,20 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import dray
-from dray.errors import ConfigError
 from dray.records.directory import ExperimentDirectory
 from tests.ray.harness import (
-    OWN_CLUSTER,
     TRIALS,
-    Driver,
     check_promotions,
     decided,
     journal,
     lines,
     printed,
-    write_config,
 )
 from tests.storage.s3 import LocalS3
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
-BATCHES = 5
-"""Of an epoch."""
+BATCHES = 5  # of an epoch
 
 
 def config(what: str, directory: Path, searcher: dict[str, Any], *, slots: int = 1, **fields: Any) -> dict[str, Any]:
@@ -141,14 +135,6 @@ def test_operations_are_the_lengths_where_trials_are_compared(tmp_path: Path) ->
         assert (rows["state"][trial] == "COMPLETED") == (told[-1] == 8)
 
 
-def test_a_program_that_is_killed_after_its_last_operation_has_completed(tmp_path: Path) -> None:
-    result = program("next_operation", tmp_path, {"name": "single", "max_length": {"epochs": 2}}).run()
-    [row] = result.trials.to_dict("records")
-    assert (row["state"], row["restarts"]) == ("COMPLETED", 1)
-    assert row["metric"] == pytest.approx(1 - weight(row["hparams.lr"], 2))
-    assert [list(each)[-1] for each in lines(tmp_path / "record")] == ["began", "epoch", "epoch", "began"]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_program_that_never_asks_is_ended_and_the_next_one_has_its_place(slots: int, tmp_path: Path) -> None:
@@ -185,48 +171,4 @@ def test_two_ranks_share_sharded_checkpoints_in_an_object_store_through_a_kill(t
     assert metadata == {"steps_completed": BATCHES * epoch, "of_0": epoch, "of_1": epoch}
 
 
-@pytest.mark.long
-def test_an_interrupted_experiment_lets_its_programs_save_and_goes_on(
-    drive: Callable[..., Driver], tmp_path: Path
-) -> None:
-    record, path = tmp_path / "record", tmp_path / "experiment"
-    file = write_config(tmp_path, config("epochs", tmp_path, {"name": "single"}, hparams={"pause_s": 0.5, "lr": 0.05}))
-    driver = drive("create", file, model_in(tmp_path), "--path", path, **OWN_CLUSTER)
-    driver.wait_for(lambda: [each for each in lines(record) if each.get("epoch") == 3], "three epochs")
-    driver.interrupt()
-    assert driver.wait() == 130
-    [told] = [each["told"] for each in lines(record) if "told" in each]
-    assert told < 8
-    driver = drive("resume", path, **OWN_CLUSTER)
-    assert driver.wait() == 0, driver.log.read_text()
-    result = dray.Result(path)
-    assert result.trials["state"].tolist() == ["COMPLETED"]
-    assert epochs(result, 0) == list(range(1, 9)), "each once"
-    assert [each["began"] for each in lines(record) if "began" in each] == [0, told]
-
-
 # ------------------------------------------------------------------------------------------------------------ mistakes
-@pytest.mark.long
-def test_invalid_hyperparameters_are_replaced(tmp_path: Path) -> None:
-    points = [{"lr": 0.95}, {"lr": 0.05}]
-    searcher = {"name": "random", "max_trials": 2, "max_concurrent_trials": 1, "points": points}
-    hparams = {"lr": {"type": "double", "minval": 0.01, "maxval": 1.0}, "epochs": 1}
-    result = program("epochs", tmp_path, searcher, hparams=hparams).run()
-    assert result.trials["state"].tolist()[:2] == ["INVALID_HP", "COMPLETED"]
-
-
-@pytest.mark.long
-def test_a_program_that_does_not_report_the_metric_fails_at_its_first_validation(tmp_path: Path) -> None:
-    told = r"searcher\.metric: the search compares 'error', but the program reported \['accuracy'\]; report it with"
-    with pytest.raises(ConfigError, match=told):
-        program("forgetful", tmp_path, {"name": "random", "max_trials": 1}).run()
-
-
-@pytest.mark.long
-def test_a_single_program_that_does_not_report_the_metric_is_warned_and_completes(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    result = program("forgetful", tmp_path, {"name": "single"}).run()
-    assert result.trials["state"].tolist() == ["COMPLETED"]
-    warning = "warning: trial 0: searcher.metric is 'error', but the validation metrics are ['accuracy']"
-    assert capfd.readouterr().err.count(warning) == 1

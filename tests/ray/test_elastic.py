@@ -62,8 +62,7 @@ class Story:
     lines: list[dict[str, Any]]
     after_s: dict[str, float] = field(default_factory=dict)
     """From what was done to a node to the first batch at the new size."""
-    left: list[str] = field(default_factory=list)
-    """Placement groups that there still are."""
+    left: list[str] = field(default_factory=list)  # placement groups that there still are
 
 
 @pytest.fixture(scope="module")

@@ -38,12 +38,7 @@ RANKS = {"rank-0 worker": 0, "another worker": 1, "rank 0 saving": 0, "another s
     ],
 )
 def test_whatever_dies_every_trial_ends_once_with_the_weights_of_an_undisturbed_run(
-    cases: Sequence[str],
-    sharded: Collection[int],
-    where: str,
-    digits_dir: Path,
-    shared_cluster: str,
-    tmp_path: Path,
+    cases: Sequence[str], sharded: Collection[int], where: str, digits_dir: Path, shared_cluster: str, tmp_path: Path
 ) -> None:
     trials = len(cases)
     undisturbed = config(tmp_path / "undisturbed", trials, sharded=sharded, pause_s=0.0)

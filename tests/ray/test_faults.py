@@ -37,8 +37,7 @@ class Sweep:
     result: dray.Result
     experiment: dray.Experiment
     killed: Attempt
-    ended_before: int
-    """How many trials had ended when the handle was killed."""
+    ended_before: int  # how many trials had ended when the handle was killed
     messages: list[Message] = field(default_factory=list)
 
     def heard(self, kind: type[M]) -> list[M]:

@@ -66,8 +66,7 @@ def search(directory: Path, *, trials: int, clean: bool, reuse: bool, slots: int
     return Ran(record=directory / "record", result=result, messages=messages)
 
 
-HANG_S = 30
-"""Longer than a trial that starts again takes to its first batch, where several tests share two cores."""
+HANG_S = 30  # longer than a trial that starts again takes to its first batch, where several tests share two cores
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +79,6 @@ def shared(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def alone(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The first two of them, each in processes of its own, and the first one does nothing to them."""
     return search(tmp_path_factory.mktemp("alone"), trials=2, clean=True, reuse=False)
-
-
-@pytest.fixture(scope="module")
-def pair(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """One trial of two ranks."""
-    directory = tmp_path_factory.mktemp("pair")
-    return search(directory, trials=1, clean=False, reuse=True, slots=2, hang_timeout_s=HANG_S)
 
 
 def weights(ran: Ran, trial: int) -> dict[str, torch.Tensor]:
@@ -183,14 +175,3 @@ def test_stacks_of_a_trial_that_hung_are_in_its_log(shared: Ran) -> None:
     log = (shared.result.path / "trial_5" / "logs" / "rank_0.log").read_text()
     line = 1 + (TRIALS / "groups.py").read_text().splitlines().index("                time.sleep(1000)")
     assert f'groups.py", line {line} in train_batch' in log
-
-
-@pytest.mark.long
-def test_rank_that_hangs_ends_with_those_that_wait_for_it(pair: Ran) -> None:
-    [trial] = pair.result.trials.to_dict("records")
-    assert (trial["state"], trial["restarts"], trial["batches"]) == ("COMPLETED", 1, 10)
-    assert len(set(pair.pids(0))) == 4
-    for rank, waits_in in enumerate(["backward", "train_batch"]):
-        log = (pair.result.path / "trial_0" / "logs" / f"rank_{rank}.log").read_text()
-        assert f"for {HANG_S} s (hang_timeout_s)" in log
-        assert f" in {waits_in}\n" in log

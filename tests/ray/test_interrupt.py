@@ -20,7 +20,6 @@ from tests.ray.harness import (
     Driver,
     Meanwhile,
     attempts,
-    descendants,
     ends,
     journal,
     lines,
@@ -41,8 +40,7 @@ class Story:
     record: Path
     code: int
     output: str
-    stopped: dict[int, Attempt]
-    """The trials that were running, each with what it had trained by its end."""
+    stopped: dict[int, Attempt]  # the trials that were running, each with what it had trained by its end
     saved: dict[int, int]
     result: dray.Result
 
@@ -61,16 +59,14 @@ def story(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory
     def all_held(trials: dict[int, Attempt]) -> bool:
         return bool(trials) and {len(attempt.batches) for attempt in trials.values()} == {HELD_AT}
 
-    driver = drive("create", write_config(directory, config), TRIALS, "--path", path, **OWN_CLUSTER)
+    driver = drive("create", write_config(directory, config), TRIALS, "--path", path)
     driver.wait_for(lambda: ends(path), "the first trial's end")
     driver.wait_for(lambda: all_held(running()), "the middle of those that run now")
-    family = descendants(driver.process.pid)
     for _ in range(2):  # as `timeout` does
         driver.signal_group(signal.SIGTERM)
     driver.wait_for(lambda: "running trials save a checkpoint" in driver.log.read_text(), "a word on it")
     (directory / "until").touch()
     code, output = driver.wait(), driver.log.read_text()
-    wait_for(lambda: not set(family) & set(descendants(1)), "Ray's end")
     stopped = running()
     saved = {trial: saved_batches(path, trial) for trial in stopped}
     result = dray.Experiment.resume(path).run()

@@ -63,8 +63,7 @@ class HalfWay(RandomSearch):
 class Story:
     cell: Cell
     result: dray.Result
-    rows: list[int]
-    """How many rows of metrics were on the disk, at each message."""
+    rows: list[int]  # how many rows of metrics were on the disk, at each message
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,7 @@ def below_the_median(path: Path, rungs: list[int]) -> list[int]:
     return stopped
 
 
-def test_the_examples_yaml_runs_and_is_extended_with_the_experiments_copy_of_the_method(
-    tmp_path: Path,
-) -> None:
+def test_the_examples_yaml_runs_and_is_extended_with_the_experiments_copy_of_the_method(tmp_path: Path) -> None:
     config = yaml.safe_load((EXAMPLES / "own_method" / "digits.yaml").read_text())
     config["searcher"]["options"] |= {"max_trials": 6, "rungs": [1, 2, 4]}
     config["searcher"]["max_length"] = {"epochs": 4}

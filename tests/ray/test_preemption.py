@@ -37,12 +37,9 @@ class Story:
     first: Attempt
     second: Attempt
     drained: float
-    saved: float
-    """When the checkpoint of the first was there."""
-    nodes: list[str]
-    """Of each worker that came up."""
-    times: dict[int, list[float]]
-    """Of each process, when its batches began."""
+    saved: float  # when the checkpoint of the first was there
+    nodes: list[str]  # of each worker that came up
+    times: dict[int, list[float]]  # of each process, when its batches began
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ from tests.ray.harness import DIGITS, TRIALS, ends, journal, lines, printed, rec
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
 
-EPOCH = 23
-"""Batches of 64 in 1,437 images."""
+EPOCH = 23  # batches of 64 in 1,437 images
 
 
 # --------------------------------------------------------------------------------------------------------- the example

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,20 +11,16 @@ import pytest
 import dray
 from dray.errors import ConfigError
 from tests.ray.harness import (
-    OWN_CLUSTER,
     TRIALS,
-    Driver,
     attempts,
     check_promotions,
     decided,
     ends,
-    in_the_middle,
     journal,
     lines,
     promotion,
     recorded,
     run_here,
-    write_config,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_is_up")]
@@ -39,8 +33,7 @@ RUNGS = (10, 20, 40)
 class Sweep:
     record: Path
     result: dray.Result
-    groups: int
-    """How many worker groups were started."""
+    groups: int  # how many worker groups were started
 
 
 @pytest.fixture(scope="module")
@@ -102,42 +95,6 @@ def test_each_validation_is_there_once(sweep: Sweep) -> None:
 
 
 # ------------------------------------------------------------------------------------------- the death of the driver
-
-
-@pytest.mark.long
-def test_promotion_goes_on_after_kill_9_while_it_starts_and_while_it_trains(
-    drive: Callable[..., Driver], tmp_path: Path
-) -> None:
-    record, path = tmp_path / "record", tmp_path / "experiment"
-    searcher = promotion(8, BATCHES)
-    config = write_config(
-        tmp_path, recorded(record, trials=8, batches=BATCHES, pause_s=0.05, searcher=searcher, name="death")
-    )
-    driver = drive("create", config, TRIALS, "--path", path, **OWN_CLUSTER)
-    driver.wait_for(lambda: journal(path), "the search has started")
-    assert driver.kill() == []
-    driver = drive("resume", path, **OWN_CLUSTER)
-    driver.wait_for(lambda: decided(path, "resume") and in_the_middle(path, record), "a trial was promoted, one trains")
-    before = journal(path)
-    assert driver.kill() == []
-    driver = drive("resume", path, **OWN_CLUSTER)
-    assert driver.wait() == 0, driver.log.read_text()
-
-    result = dray.Result(path)
-    assert journal(path)[: len(before)] == before, "nothing that was acknowledged is lost"
-    assert ends(path) == dict.fromkeys(range(8), 1)
-    lengths = result.trials.set_index("trial_id")["batches"]
-    assert check_promotions(path, divisor=2, top=BATCHES) == sum(RUNGS.index(batches) for batches in lengths)
-    cut = 0
-    for trial, mine in attempts(record).items():
-        parts = [attempt.batches for attempt in mine if attempt.batches]
-        assert {batch for part in parts for batch in part} == set(range(lengths[trial]))
-        for last, following in pairwise(parts):
-            # From the latest checkpoint, of which there is one every 10 batches.
-            assert following[0] % 10 == 0
-            assert last[-1] - 10 < following[0] <= last[-1] + 1
-            cut += following[0] != last[-1] + 1
-    assert cut <= 2, "only what was under way is trained again, one trial a group"
 
 
 # --------------------------------------------------------------------------------------------------------- extension

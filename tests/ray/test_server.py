@@ -81,7 +81,6 @@ def test_code_that_no_worker_can_import_is_an_error_with_its_cause_and_harms_no_
     server.wait_until(server.submit("after-it"), "COMPLETED")
 
 
-@pytest.mark.long
 def test_the_metrics_of_an_experiment_are_exported_also_if_it_ends_at_once(server: Served) -> None:
     submitted = server.submit("measured", trials=2)
     server.wait_until(submitted, "COMPLETED")
@@ -161,68 +160,20 @@ def test_other_environment_variables_need_other_processes_which_no_other_experim
 def test_a_paused_experiment_continues_where_it_saved(server: Served) -> None:
     submitted = server.submit("paused", batches=40, pause_s=0.1)
     server.wait_for(lambda: has_saved(server, submitted), "a checkpoint")
-    server.client.pause(submitted.name)
+    server.client.act(submitted.name, "pause")
     server.wait_until(submitted, "PAUSED")
-    server.client.activate(submitted.name)
+    server.client.act(submitted.name, "activate")
     server.wait_for(lambda: len(attempts(server.record("paused"))[0]) == 2, "it continues")
-    server.client.stop(submitted.name)
-    server.client.activate(submitted.name)  # while it stops
+    server.client.act(submitted.name, "stop")
+    server.client.act(submitted.name, "activate")  # while it stops
     ended = server.wait_until(submitted, "COMPLETED")
     check_training(server.record("paused"), trials=1, batches=40)
     assert (len(attempts(server.record("paused"))[0]), ended.restarts) == (3, 0)
     with pytest.raises((WrongState, Refused), match="completed"):
-        server.client.activate(submitted.name)
-
-
-@pytest.mark.long
-def test_a_higher_priority_takes_the_slots_at_once_and_the_others_continue(server: Served) -> None:
-    low = server.submit("low", trials=2, batches=100, pause_s=0.1)
-    server.wait_for(lambda: len(attempts(server.record("low"))) == 2 and has_saved(server, low), "both slots in use")
-    high = server.submit("high", resources={"slot": "cpu", "priority": 1})
-    server.wait_until(high, "COMPLETED")
-    assert server.client.experiment(low.name).state != "COMPLETED"
-    server.wait_until(low, "COMPLETED")
-    check_training(server.record("low"), trials=2, batches=100)
-    assert dray.Result(server.path(low)).trials["restarts"].tolist() == [0, 0], "it is no failure"
-
-
-@pytest.mark.long
-def test_a_group_of_another_size_takes_the_slots_of_a_lower_priority_and_gives_them_back(server: Served) -> None:
-    small = server.submit("small", trials=2, batches=100, pause_s=0.1)
-    server.wait_for(
-        lambda: len(attempts(server.record("small"))) == 2 and has_saved(server, small), "both slots in use"
-    )
-    large = server.submit("large", resources={"slot": "cpu", "slots_per_trial": 2, "priority": 1})
-    server.wait_until(large, "COMPLETED")
-    assert server.client.experiment(small.name).state != "COMPLETED"
-    server.wait_until(small, "COMPLETED")
-    check_training(server.record("small"), trials=2, batches=100)
-
-
-@pytest.mark.long
-def test_a_changed_share_counts_at_once(server: Served) -> None:
-    running = server.submit("running", trials=4, batches=60, pause_s=0.1)
-    server.wait_for(lambda: server.client.experiment(running.name).slots == 2, "both slots in use")
-    server.client.change(running.name, max_slots=1)
-    other = server.submit("other")
-    server.wait_until(other, "COMPLETED")
-    assert server.client.experiment(running.name).slots == 1
-    server.client.kill(running.name)
-    server.wait_until(running, "STOPPED")
+        server.client.act(submitted.name, "activate")
 
 
 # ------------------------------------------------------------------------------------------------------------ faults
-@pytest.mark.long
-def test_code_that_kills_its_process_fails_its_own_experiment_only(server: Served, tmp_path: Path) -> None:
-    only_there = (
-        "import multiprocessing, os\nif multiprocessing.current_process().name != 'dray-experiment':\n    os._exit(1)"
-    )
-    deadly = copy_of(TRIALS, tmp_path / "deadly", recorded=("import torch\n", f"import torch\n{only_there}\n"))
-    other = server.submit("beside-it", batches=100, pause_s=0.1)
-    submitted = server.submit("deadly", code=deadly, max_restarts=6)
-    assert server.wait_until(submitted, "ERROR").error
-    assert server.wait_until(other, "COMPLETED").restarts == 0
-    check_training(server.record("beside-it"), trials=1, batches=100)
 
 
 def test_an_experiment_whose_process_dies_continues_by_itself(server: Served) -> None:
@@ -240,7 +191,7 @@ def test_a_server_that_is_killed_finds_its_experiments_again(server: Served) -> 
     running = server.submit("running-on", batches=60, pause_s=0.1)
     waiting = [server.submit(f"waiting-{number}", batches=20) for number in range(3)]
     server.wait_for(lambda: has_saved(server, running), "a checkpoint")
-    paused = server.client.pause(waiting[-1].name)
+    paused = server.client.act(waiting[-1].name, "pause")
     server.kill()
     server.restart()
     for submitted in (running, *waiting[:-1]):

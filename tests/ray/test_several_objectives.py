@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dray
-from tests.ray.harness import TRIALS, Driver, ends, in_the_middle, journal, recorded, run_here, write_config
+from tests.ray.harness import TRIALS, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
@@ -35,12 +34,6 @@ def config(record: Path, *, pause_s: float) -> dict[str, Any]:
         "max_concurrent_trials": 1,  # so that decisions do not depend on who is faster
     }
     return {**fields, "entrypoint": "several:Several", "searcher": searcher}
-
-
-def decisions(path: Path) -> list[tuple[int, list[Any]]]:
-    """Each report that led to a decision, with the decision."""
-    reports = [record for record in journal(path) if record["event"] == "reported" and record["actions"]]
-    return [(record["trial"], [record["step"], record["metrics"], record["actions"]]) for record in reports]
 
 
 @pytest.fixture(scope="module")
@@ -83,35 +76,3 @@ def test_best_trials_are_the_front_of_those_that_keep_the_limit(whole: dray.Resu
     for each in best:
         with each.checkpoint.as_directory() as checkpoint:
             assert (Path(checkpoint) / "manifest.json").exists()
-
-
-def test_trials_were_paused_and_promoted_by_the_front(whole: dray.Result) -> None:
-    actions = [action["action"] for _, (_, _, found) in decisions(whole.path) for action in found]
-    assert {"pause", "resume", "create"} <= set(actions)
-    assert whole.trials["batches"].value_counts().loc[BATCHES] < TRIAL_COUNT
-
-
-def test_describe_names_the_front(whole: dray.Result) -> None:
-    said = run_here("describe", whole.path).out
-    shown = ", ".join(str(each.trial_id) for each in whole.best_trials)
-    assert "asha on loss, smaller is better; size, smaller is better; memory at most 1.6" in said
-    assert f"Pareto front  {len(whole.best_trials)} trials: {shown}\n" in said
-
-
-def test_decisions_are_the_same_after_the_driver_is_killed(
-    whole: dray.Result, drive: Callable[..., Driver], tmp_path: Path
-) -> None:
-    record, path = tmp_path / "record", tmp_path / "experiment"
-    driver = drive("create", write_config(tmp_path, config(record, pause_s=0.05)), TRIALS, "--path", path)
-    driver.wait_for(
-        lambda: len(decisions(path)) >= 4 and in_the_middle(path, record),
-        "a trial is past a checkpoint, after decisions",
-    )
-    assert driver.kill() == []
-    cut = decisions(path)
-    assert 4 <= len(cut) < len(decisions(whole.path))
-    driver = drive("resume", path)
-    assert driver.wait() == 0, driver.log.read_text()
-    assert decisions(path) == decisions(whole.path)
-    assert ends(path) == dict.fromkeys(range(TRIAL_COUNT), 1)
-    assert [each.trial_id for each in dray.Result(path).best_trials] == [each.trial_id for each in whole.best_trials]

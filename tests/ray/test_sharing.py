@@ -19,8 +19,7 @@ from tests.ray.harness import TRIALS, attempts, journal, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-CPUS = 16
-"""More than there are, so that four groups start at the same time."""
+CPUS = 16  # more than there are, so that four groups start at the same time
 
 
 @pytest.fixture(scope="module", autouse=True)

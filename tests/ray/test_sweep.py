@@ -21,8 +21,7 @@ from tests.ray.harness import DIGITS, Driver, ends, journal
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-EPOCH = 23
-"""Batches of 64 in 1,437 images."""
+EPOCH = 23  # batches of 64 in 1,437 images
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +54,8 @@ def test_journal_replays_with_every_decision_the_rules(result: dray.Result) -> N
     config = load_config(result.path / "experiment.yaml")
     records = journal(result.path)
     # Raises if one recorded decision is not the one that the method takes.
-    search = Search.replay(
-        records, build_method(config), config.space, seed=7, smaller_is_better=True, log=lambda record: None
-    )
+    search = Search(build_method(config), config.space, seed=7, smaller_is_better=True, log=lambda record: None)
+    search.replay(records)
     assert search.done is not None
     assert search.done.reason == "completed"
     # And by a rule of its own: who went on was, when it reported, in the best quarter of its rung so far.

@@ -101,9 +101,8 @@ def test_after_kill_9_the_search_continues(tmp_path: Path) -> None:
     assert len(state) > records_before
     start, space = next(each for each in state if each["event"] == "start"), state[0]["hyperparameters"]
     method = PromotionASHA(max_trials=TRIALS, max_length=EPOCHS, num_rungs=3, divisor=2, max_concurrent_trials=2)
-    search = Search.replay(
-        state, method, parse_space(space), seed=start["seed"], smaller_is_better=True, log=lambda record: None
-    )
+    search = Search(method, parse_space(space), seed=start["seed"], smaller_is_better=True, log=lambda record: None)
+    search.replay(state)
     assert search.done is not None
     assert max(view.last_step or 0 for view in search.trials.values()) == EPOCHS
 

@@ -24,8 +24,7 @@ from tests.ray.harness import OWN_CLUSTER, TRIALS, Driver, ends, promotion, reco
 from tests.storage.s3 import LocalS3
 
 TRIAL_COUNT, BATCHES = 9, 40
-INVALID, FAILING = 2, 1
-"""The trials that have no results."""
+INVALID, FAILING = 2, 1  # the trials that have no results
 DATA, NESTED, PEM = "c4n4ry-of-data", "c4n4ry-nested", "-----BEGIN C4N4RY KEY-----\nc4n4ryc4n4ryc4n4ry\n"
 STORE_KEY, STORE_SECRET = "AKIAC4N4RYOFTHESTORE", "c4n4ry/of+the/store"
 WANDB_KEY, MLFLOW_PASSWORD = "c4n4ry00" * 5, "c4n4ry-of-mlflow"
@@ -37,14 +36,11 @@ class Watched:
     """Below it is all that a person has: the model, the experiment, HOME, Ray's own directory, the loggers'."""
     path: Path
     result: dray.Result
-    left: list[str]
-    """Processes that the killed driver left behind."""
+    left: list[str]  # processes that the killed driver left behind
     mlflow: MLflow
     output: str
-    stored: dict[str, bytes]
-    """The bucket's content."""
-    tokens: list[str]
-    """Ray's, which it has made by itself."""
+    stored: dict[str, bytes]  # the bucket's content
+    tokens: list[str]  # Ray's, which it has made by itself
 
 
 @contextlib.contextmanager

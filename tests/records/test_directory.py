@@ -85,7 +85,7 @@ def test_directory_of_data_is_not_taken_for_code(tmp_path: Path, code: Path, mon
     monkeypatch.setattr(ignore, "MAX_CODE_BYTES", 1 << 20)
     with (code / "parts" / "images.bin").open("wb") as file:
         file.truncate(2 << 20)
-    with pytest.raises(ConfigError, match=r"model_dir: .* has 2\.0 MiB of files, more than the 1 MiB"):
+    with pytest.raises(ConfigError, match=r"model_dir: .* has at least 2\.0 MiB of files, more than the 1 MiB"):
         ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
     assert not (tmp_path / "e").exists()
 

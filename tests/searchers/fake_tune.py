@@ -10,17 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from searchers import (
-    ASHA,
-    AdaptiveASHA,
-    Journal,
-    Method,
-    PromotionASHA,
-    RandomSearch,
-    Single,
-    TrialView,
-    parse_space,
-)
+from searchers import ASHA, AdaptiveASHA, Journal, Method, PromotionASHA, RandomSearch, Single, TrialView, parse_space
 from searchers.search import Record
 from searchers.tune import Scheduler, Searcher
 

@@ -27,14 +27,12 @@ class NaivePromotion:
 
     Args:
         rungs: Their lengths.
-        max_trials, divisor, max_concurrent_trials, max_invalid: As in `PromotionASHA`.
+        max_trials, divisor, max_concurrent_trials: As in `PromotionASHA`.
     """
 
-    def __init__(
-        self, *, rungs: tuple[int, ...], max_trials: int, divisor: float, max_concurrent_trials: int, max_invalid: int
-    ) -> None:
+    def __init__(self, *, rungs: tuple[int, ...], max_trials: int, divisor: float, max_concurrent_trials: int) -> None:
         self.rungs, self.max_trials, self.divisor = rungs, max_trials, Fraction(str(divisor))
-        self.max_concurrent_trials, self.max_invalid = max_concurrent_trials, max_invalid
+        self.max_concurrent_trials, self.max_invalid = max_concurrent_trials, max(16, 4 * max_trials)
         self.trials: list[Trial] = []
         self.closed: set[int] = set()
         self.done = False

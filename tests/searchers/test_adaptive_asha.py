@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from searchers import (
-    ASHA,
-    AdaptiveASHA,
-    Create,
-    Done,
-    Exited,
-    MethodError,
-    Pause,
-    PromotionASHA,
-    Reported,
-    Resume,
-    Stop,
-)
+from searchers import ASHA, AdaptiveASHA, Create, Done, MethodError, Pause, PromotionASHA, Resume, Stop
 from searchers.adaptive_asha import bracket_trials, bracket_weights
-from searchers.events import Action, Reason
+from searchers.events import Reason
+from tests.searchers.helpers import leave, report
 
 
-def two_brackets(max_trials: int = 12, max_concurrent_trials: int = 4, max_invalid: int | None = None) -> AdaptiveASHA:
+def two_brackets(max_trials: int = 12) -> AdaptiveASHA:
     """Rungs 4, 16 and 16; weights 4/2 and 1, so two thirds of the trials and one third."""
-    return AdaptiveASHA(
-        max_trials=max_trials,
-        max_length=16,
-        bracket_rungs=[2, 1],
-        max_concurrent_trials=max_concurrent_trials,
-        max_invalid=max_invalid,
-    )
-
-
-def report(method: AdaptiveASHA, trial: int, step: float, value: float) -> list[Action]:
-    return method.on(Reported(trial=trial, step=step, value=value))
-
-
-def leave(method: AdaptiveASHA, trial: int, reason: Reason = "completed") -> list[Action]:
-    return method.on(Exited(trial=trial, reason=reason))
+    return AdaptiveASHA(max_trials=max_trials, max_length=16, bracket_rungs=[2, 1], max_concurrent_trials=4)
 
 
 def test_brackets_have_their_own_rungs_and_trials() -> None:
@@ -104,17 +78,6 @@ def test_reason_of_done(reasons: list[Reason], outcome: str) -> None:
     assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
 
 
-def test_invalid_trials_are_counted_over_all_brackets() -> None:
-    method = two_brackets(max_invalid=2)
-    method.start()
-    assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
-    assert leave(method, 2, "invalid_hp") == [Create(trial=5)]
-    assert leave(method, 2, "invalid_hp") == [], "a repeated exit is counted once"
-    assert leave(method, 4, "invalid_hp") == [], "the third one: nothing is created any more, in no bracket"
-    assert leave(method, 3) == leave(method, 5) == []
-    assert leave(method, 1) == [Done(reason="invalid_hp")]
-
-
 def test_promotion_uses_the_trial_numbers_of_the_search() -> None:
     method = AdaptiveASHA(
         max_trials=8, max_length=16, bracket_rungs=[2, 1], max_concurrent_trials=2, variant="promotion", divisor=2
@@ -127,12 +90,6 @@ def test_promotion_uses_the_trial_numbers_of_the_search() -> None:
 
 
 # -------------------------------------------------------------------------------------------- where Determined was weak
-
-
-def test_exact_powers_of_the_divisor_have_all_rungs() -> None:
-    method = AdaptiveASHA(max_trials=1000, max_length=1000, divisor=10, mode="aggressive")
-    assert math.floor(math.log(1000) / math.log(10)) + 1 == 3, "what floats say"
-    assert [bracket.rungs for bracket in method.brackets] == [(1, 10, 100, 1000)]
 
 
 def test_brackets_are_sorted_by_rungs() -> None:
@@ -149,19 +106,6 @@ def test_brackets_have_exactly_max_trials_together(max_trials: int, rungs: list[
     trials = bracket_trials(max_trials, bracket_weights(rungs, divisor=divisor))
     assert sum(trials) == max_trials
     assert min(trials) >= min(1, max_trials // len(rungs)), "one each, as far as they go"
-
-
-@pytest.mark.parametrize("variant", ["stopping", "promotion"])
-def test_exactly_max_trials_are_created(variant: str) -> None:
-    method = AdaptiveASHA(max_trials=50, max_length=16, variant=variant)  # type: ignore[arg-type]
-    pending = [action.trial for action in method.start() if isinstance(action, Create)]
-    assert len(pending) == 16
-    kinds: Counter[str] = Counter(Create=len(pending))
-    while pending:
-        actions = leave(method, pending.pop())
-        pending += [action.trial for action in actions if isinstance(action, Create)]
-        kinds.update(type(action).__name__ for action in actions)
-    assert kinds == Counter(Create=50, Done=1)
 
 
 # -------------------------------------------------------------------------------------------------------- extension
@@ -191,17 +135,12 @@ def test_a_longer_search_is_longer_in_every_bracket() -> None:
     assert leave(method, 2) == [Done(reason="completed")]
 
 
-def test_an_extension_allows_more_invalid_trials() -> None:
-    method = two_brackets(max_trials=3, max_invalid=1)
-    method.start()
-    assert leave(method, 0, "invalid_hp") == [Create(trial=3)]
-    assert leave(method, 1, "invalid_hp") == leave(method, 2) == []
-    assert leave(method, 3) == [Done(reason="invalid_hp")]
-    assert method.extend(max_trials=9) == [Done(reason="invalid_hp")], "the bound was set, and is still passed"
+def test_invalid_trials_are_counted_over_all_brackets_and_an_extension_allows_more() -> None:
     method = two_brackets(max_trials=3)
     method.start()
     for trial in range(17):
         assert leave(method, trial, "invalid_hp") == ([Create(trial=trial + 3)] if trial < 16 else [])
+        assert leave(method, trial, "invalid_hp") == [], "a repeated exit is counted once"
     assert leave(method, 17) == []
     assert leave(method, 18) == [Done(reason="invalid_hp")]
     assert method.extend(max_trials=9) != [], "4 replacements for each of 9 trials: 19 are left"
@@ -222,29 +161,26 @@ def test_all_invalid_fields_are_named_at_once() -> None:
             bracket_rungs=[2, 0],
             max_concurrent_trials=-1,
             variant="stop",  # type: ignore[arg-type]
-            max_invalid=-1,
         )
     assert str(caught.value).splitlines() == [
         "searcher.max_trials: must be an integer >= 1, got 0",
         "searcher.max_length: must be an integer >= 1, got 0",
-        "searcher.divisor: must be > 1, got 1",
         "searcher.max_rungs: must be an integer >= 1, got 0",
+        "searcher.divisor: must be > 1, got 1",
         "searcher.mode: must be one of aggressive, standard, conservative, got 'bold'",
         "searcher.bracket_rungs[1]: must be an integer >= 1, got 0",
         "searcher.max_concurrent_trials: must be an integer >= 0, got -1",
         "searcher.variant: must be one of stopping, promotion, got 'stop'",
-        "searcher.max_invalid: must be an integer >= 0, got -1",
     ]
 
 
-@pytest.mark.parametrize("wrong", [3, "32", None, {2: 1}])
-def test_bracket_rungs_must_be_a_list(wrong: object) -> None:
-    with pytest.raises(MethodError, match=r"searcher\.bracket_rungs: must be a list of integers >= 1, got"):
-        AdaptiveASHA(max_trials=9, max_length=9, bracket_rungs=wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("field", ["mode", "variant"])
-@pytest.mark.parametrize("wrong", [["standard"], None, 1, ""])
-def test_mode_and_variant_must_be_known(field: str, wrong: object) -> None:
-    with pytest.raises(MethodError, match=rf"searcher\.{field}: must be one of"):
-        AdaptiveASHA(max_trials=9, max_length=9, **{field: wrong})  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("field", "wrong", "says"),
+    [
+        *(("bracket_rungs", wrong, "must be a list of integers >= 1, got") for wrong in (3, "32", None, {2: 1})),
+        *((field, wrong, "must be one of") for field in ("mode", "variant") for wrong in (["standard"], None, 1, "")),
+    ],
+)
+def test_fields_of_another_type_are_refused(field: str, wrong: Any, says: str) -> None:
+    with pytest.raises(MethodError, match=rf"searcher\.{field}: {says}"):
+        AdaptiveASHA(max_trials=9, max_length=9, **{field: wrong})

@@ -2,48 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from searchers.answers import Answer, decide
-from searchers.events import Action, Create, Done, Event, Exited, Pause, Reason, Reported, Resume, Started, Stop
+from searchers.events import Action, Done, Event, Exited, Pause, Reason, Reported, Resume, Started, Stop, TrialResult
 from searchers.promotion import PromotionASHA
-from searchers.search import Search
-from searchers.space import parse
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """A `searchers.answers.Result`."""
-
-    number: int
-    trial: int
-    step: float | None
-    value: float | None
-    metrics: tuple[float, ...] = ()
-    outcome: Reason | None
-
-
-class Scripted:
-    """A method that says what it is told to say, whatever happens."""
-
-    rungs = (1.0, 2.0)
-
-    def __init__(self, trials: int, answers: dict[Event, list[Action]]) -> None:
-        self._trials, self._answers = trials, answers
-
-    def start(self) -> list[Action]:
-        return [Create(trial=trial) for trial in range(self._trials)]
-
-    def on(self, event: Event) -> list[Action]:
-        return self._answers.pop(event, [])
-
-    def progress(self, trained: Mapping[int, float]) -> float:
-        return 0.0
-
-    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        return []
+from tests.searchers.helpers import Scripted, new_search
 
 
 class Scene:
@@ -51,7 +15,7 @@ class Scene:
 
     def __init__(self, method: Any, *, started: int) -> None:
         self.records: list[dict[str, Any]] = []
-        self.search = Search(method, parse({}), seed=0, smaller_is_better=True, log=self.records.append)
+        self.search = new_search(method, log=self.records)
         self.answers: list[Answer] = []
         self.search.start()
         for trial in range(started):
@@ -60,7 +24,7 @@ class Scene:
     def result(
         self, number: int, trial: int, step: float | None = None, value: float = 0.0, outcome: Reason | None = None
     ) -> None:
-        result = Result(trial=trial, number=number, step=step, value=value, outcome=outcome)
+        result = TrialResult(trial=trial, number=number, step=step, value=value, outcome=outcome)
         self.answers.append(decide(self.search, result))
 
 
@@ -99,7 +63,7 @@ def test_a_trial_that_is_paused_and_resumed_by_one_decision_keeps_its_workers() 
 
 
 def test_a_trial_that_is_resumed_and_stopped_in_one_breath_is_not_queued() -> None:
-    last = Reported(trial=0, step=2, value=0.5)
+    last = Reported(trial=0, step=4, value=0.5)
     answers: dict[Event, list[Action]] = {
         Reported(trial=1, step=1, value=0.7): [Pause(trial=1)],
         last: [Resume(trial=1)],
@@ -108,7 +72,7 @@ def test_a_trial_that_is_resumed_and_stopped_in_one_breath_is_not_queued() -> No
     }
     scene = Scene(Scripted(2, answers), started=2)
     scene.result(1, 1, step=1, value=0.7)
-    scene.result(2, 0, step=2, value=0.5, outcome="completed")
+    scene.result(2, 0, step=4, value=0.5, outcome="completed")
     assert scene.answers[-1] == Answer(trial=0, number=2, decision="stop", stops=(1,), done=True)
 
 

@@ -6,46 +6,17 @@ import math
 
 import pytest
 
-from searchers import (
-    ASHA,
-    Create,
-    Done,
-    Exited,
-    MethodError,
-    Reported,
-    Resume,
-    Stop,
-    rung_lengths,
-)
-from searchers.events import Action, Reason
-from searchers.rung import rungs_that_fit
-from tests.searchers.states import state
+from searchers import ASHA, Create, Done, MethodError, Resume, Stop
+from searchers.events import Reason
+from tests.searchers.helpers import leave, ranked, report
 
 
-def asha(max_trials: int = 64, max_concurrent_trials: int = 4, max_invalid: int | None = None) -> ASHA:
+def asha(max_trials: int = 64, max_concurrent_trials: int = 4) -> ASHA:
     method = ASHA(
-        max_trials=max_trials,
-        max_length=16,
-        num_rungs=3,
-        divisor=4,
-        max_concurrent_trials=max_concurrent_trials,
-        max_invalid=max_invalid,
+        max_trials=max_trials, max_length=16, num_rungs=3, divisor=4, max_concurrent_trials=max_concurrent_trials
     )
     method.start()
     return method
-
-
-def report(method: ASHA, trial: int, step: float, value: float | None) -> list[Action]:
-    return method.on(Reported(trial=trial, step=step, value=value))
-
-
-def leave(method: ASHA, trial: int, reason: Reason = "completed") -> list[Action]:
-    return method.on(Exited(trial=trial, reason=reason))
-
-
-def ranked(method: ASHA) -> list[list[tuple[int, float]]]:
-    """(trial, value) by rung."""
-    return [sorted(values.items()) for values in method.ranked]
 
 
 # ------------------------------------------------------------------------------------------------------------ traces
@@ -168,15 +139,6 @@ def test_trial_that_ends_by_itself_is_followed_by_a_new_one() -> None:
     assert leave(method, 5) == [Done(reason="completed")], "all six have been"
 
 
-def test_report_after_a_stop_changes_nothing() -> None:
-    method = asha()
-    report(method, 0, 1, 0.1)
-    report(method, 1, 1, 0.2)
-    before = state(method)
-    assert report(method, 1, 1, 0.2) == report(method, 1, 4, 0.0) == report(method, 1, 16, 0.0) == []
-    assert state(method) == before
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
 def test_nan_is_the_worst_even_as_the_first_value(bad: float | None) -> None:
     method = asha(max_concurrent_trials=8)
@@ -186,12 +148,6 @@ def test_nan_is_the_worst_even_as_the_first_value(bad: float | None) -> None:
     assert report(method, 3, 1, 0.8) == []
     assert report(method, 4, 1, 0.85) == [Stop(trial=4), Create(trial=10)], "0.85 is second of five, and one is kept"
     assert [value for _, value in ranked(method)[0]] == [math.inf, 0.9, math.inf, 0.8, 0.85]
-
-
-def test_fractional_divisors_are_exact() -> None:
-    assert rungs_that_fit(length=10, divisor=1.1) == 25  # 1.1 ** 24 = 9.85, 1.1 ** 25 = 10.83
-    assert rung_lengths(max_length=121, num_rungs=3, divisor=1.1) == (100, 110, 121)
-    assert math.floor(121 / 1.1**2) == 99, "what floats say"
 
 
 # ---------------------------------------------------------------------------------------------------- configuration
@@ -324,22 +280,3 @@ def test_a_second_extension_resumes_trials_completed_in_the_first() -> None:
     leave(method, 0)
     assert method.extend(max_length=256) == [Resume(trial=0)]
     assert method.rungs == (1, 4, 16, 64, 256)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        ({"max_trials": 63}, "searcher.max_trials: must be an integer >= 64, got 63"),
-        ({"max_length": 15}, "searcher.max_length: must be an integer >= 16, got 15"),
-        ({"max_trials": 128.0}, "searcher.max_trials: must be an integer >= 64, got 128.0"),
-        ({"max_trials": 64, "max_length": 16}, "searcher: an extension needs max_trials > 64 or max_length > 16"),
-        ({}, "searcher: an extension needs max_trials > 64 or max_length > 16"),
-    ],
-)
-def test_an_extension_must_enlarge_the_budget(wanted: dict[str, int], message: str) -> None:
-    method = asha()
-    before = state(method)
-    with pytest.raises(MethodError) as caught:
-        method.extend(**wanted)
-    assert str(caught.value) == message
-    assert state(method) == before

@@ -25,140 +25,62 @@ from searchers import (
     Stop,
 )
 from searchers.events import Action, Event
-from searchers.histories import OBJECTIVES, play, send
-from searchers.search import Record, Search
-from searchers.space import parse
-from searchers.testing import (
-    Make,
-    check_actions_name_trials_that_can_obey,
-    check_creations_are_bounded,
-    check_equal_events_give_equal_actions,
-    check_extensions,
-    check_method,
-    check_progress_never_falls,
-    check_repeated_and_late_events_change_nothing,
-)
-from tests.searchers.states import state
-
-SPACE = parse({"x": {"type": "double", "minval": 0, "maxval": 1}})
+from searchers.search import Record
+from searchers.testing import OBJECTIVES, Make, check_method, play, send
+from tests.searchers.helpers import new_search, report, state, to_run
 
 
-def case(kind: Callable[..., Method], most: int, **fields: Any) -> tuple[Make, int]:
-    """A method, and the most trials that it may create."""
-    return lambda: kind(**fields), most
+def methods(kind: Callable[..., Method], **cases: tuple[Any, ...]) -> dict[str, tuple[Make, int]]:
+    """By name: a method, and the most trials that it may create: 4 replacements a trial, and at least 16."""
+    found: dict[str, tuple[Make, int]] = {}
+    for name, (trials, fields) in cases.items():
+        budget = {} if kind is Single else {"points": trials} if kind is Grid else {"max_trials": trials}
+        most = trials if kind is Grid else trials + max(16, 4 * trials)
+        found[f"{kind.__name__} {name}"] = (lambda given=fields | budget: kind(**given)), most
+    return found
 
 
-METHODS: dict[str, tuple[Make, int]] = {
-    "single": case(Single, 1 + 16),
-    "single with a length": case(Single, 1 + 2, max_length=5, max_invalid=2),
-    "random": case(RandomSearch, 12 + 6, max_trials=12, max_concurrent_trials=3, max_invalid=6),
-    "random without a limit": case(RandomSearch, 9 + 36, max_trials=9, max_concurrent_trials=0, max_length=4),
-    "grid": case(Grid, 10, points=10, max_concurrent_trials=3),
-    "grid with a length": case(Grid, 5, points=5, max_concurrent_trials=0, max_length=6),
-    "asha": case(ASHA, 16 + 6, max_trials=16, max_length=16, num_rungs=3, max_concurrent_trials=4, max_invalid=6),
-    "asha, one rung": case(ASHA, 6, max_trials=6, max_length=9, num_rungs=1, max_invalid=0),
-    "asha, equal rungs": case(ASHA, 12 + 3, max_trials=12, max_length=10, num_rungs=5, max_invalid=3),
-    "asha, fractional": case(
-        ASHA, 6 + 24, max_trials=6, max_length=30, num_rungs=4, divisor=1.5, max_concurrent_trials=0
-    ),
-    "promotion": case(
-        PromotionASHA, 16 + 6, max_trials=16, max_length=16, num_rungs=3, max_concurrent_trials=4, max_invalid=6
-    ),
-    "promotion, divisor 2": case(
-        PromotionASHA, 18 + 4, max_trials=18, max_length=8, num_rungs=4, divisor=2, max_invalid=4
-    ),
-    "promotion, one rung": case(PromotionASHA, 6, max_trials=6, max_length=9, num_rungs=1, max_invalid=0),
-    "promotion, equal rungs": case(PromotionASHA, 12 + 3, max_trials=12, max_length=10, num_rungs=5, max_invalid=3),
-    "promotion, fractional": case(
-        PromotionASHA, 6 + 24, max_trials=6, max_length=30, num_rungs=4, divisor=1.5, max_concurrent_trials=0
-    ),
-    "promotion, one at a time": case(
-        PromotionASHA, 9 + 3, max_trials=9, max_length=8, num_rungs=3, divisor=2, max_concurrent_trials=1, max_invalid=3
-    ),
-    "asha, skipping rungs": case(
-        ASHA, 24 + 6, max_trials=24, max_length=16, num_rungs=3, divisor=2, max_invalid=6, skip_uninformative_rungs=True
-    ),
-    "promotion, skipping rungs": case(
-        PromotionASHA,
-        24 + 6,
-        max_trials=24,
-        max_length=16,
-        num_rungs=3,
-        divisor=2,
-        max_invalid=6,
-        skip_uninformative_rungs=True,
-    ),
-    "adaptive, skipping rungs": case(
-        AdaptiveASHA,
-        30 + 4,
-        max_trials=30,
-        max_length=27,
-        divisor=3,
-        variant="promotion",
-        max_invalid=4,
-        skip_uninformative_rungs=True,
-    ),
-    "asha, several objectives": case(
-        ASHA,
-        16 + 6,
-        max_trials=16,
-        max_length=16,
-        num_rungs=3,
-        divisor=2,
-        max_concurrent_trials=4,
-        max_invalid=6,
-        pareto=True,
-    ),
-    "promotion, several objectives": case(
-        PromotionASHA,
-        16 + 6,
-        max_trials=16,
-        max_length=16,
-        num_rungs=3,
-        divisor=2,
-        max_concurrent_trials=4,
-        max_invalid=6,
-        pareto=True,
-    ),
-    "adaptive, several objectives": case(
-        AdaptiveASHA,
-        20 + 4,
-        max_trials=20,
-        max_length=16,
-        max_concurrent_trials=6,
-        max_invalid=4,
-        variant="promotion",
-        pareto=True,
-    ),
-    "adaptive": case(AdaptiveASHA, 20 + 4, max_trials=20, max_length=16, max_concurrent_trials=6, max_invalid=4),
-    "adaptive, conservative": case(
-        AdaptiveASHA, 20 + 2, max_trials=20, max_length=27, divisor=3, mode="conservative", max_invalid=2
-    ),
-    "adaptive, brackets without trials": case(
-        AdaptiveASHA, 2 + 2, max_trials=2, max_length=9, bracket_rungs=[3, 2, 1], max_invalid=2
-    ),
-    "adaptive, promotion": case(
-        AdaptiveASHA,
-        20 + 4,
-        max_trials=20,
-        max_length=64,
-        divisor=2.5,
-        variant="promotion",
-        max_concurrent_trials=5,
-        max_invalid=4,
-    ),
-    "adaptive, promotion, no limit": case(
-        AdaptiveASHA,
-        12 + 3,
-        max_trials=12,
-        max_length=8,
-        divisor=2,
-        mode="aggressive",
-        variant="promotion",
-        max_concurrent_trials=0,
-        max_invalid=3,
-    ),
+def halving(length: int, rungs: int, concurrent: int = 16, divisor: float = 4, **fields: Any) -> dict[str, Any]:
+    return {"max_length": length, "num_rungs": rungs, "max_concurrent_trials": concurrent, "divisor": divisor, **fields}
+
+
+BOTH = {
+    "plain": (16, halving(16, 3, 4)),
+    "one_rung": (6, halving(9, 1)),
+    "equal_rungs": (12, halving(10, 5)),
+    "fractional": (6, halving(30, 4, 0, 1.5)),
+    "skipping_rungs": (24, halving(16, 3, divisor=2, skip_uninformative_rungs=True)),
+    "several_objectives": (16, halving(16, 3, 4, 2, pareto=True)),
 }
+PROMOTION = {"divisor_2": (18, halving(8, 4, divisor=2)), "one_at_a_time": (9, halving(8, 3, 1, 2))}
+PROMOTES: dict[str, Any] = {"variant": "promotion"}
+ADAPTIVE: dict[str, tuple[int, dict[str, Any]]] = {
+    "plain": (20, {"max_length": 16, "max_concurrent_trials": 6}),
+    "conservative": (20, {"max_length": 27, "divisor": 3, "mode": "conservative"}),
+    "brackets_without_trials": (2, {"max_length": 9, "bracket_rungs": [3, 2, 1]}),
+    "promotion": (20, {"max_length": 64, "divisor": 2.5, "max_concurrent_trials": 5, **PROMOTES}),
+    "promotion_no_limit": (
+        12,
+        {"max_length": 8, "divisor": 2, "mode": "aggressive", "max_concurrent_trials": 0, **PROMOTES},
+    ),
+    "skipping_rungs": (30, {"max_length": 27, "divisor": 3, "skip_uninformative_rungs": True, **PROMOTES}),
+    "several_objectives": (20, {"max_length": 16, "max_concurrent_trials": 6, "pareto": True, **PROMOTES}),
+}
+METHODS = {
+    **methods(Single, plain=(1, {}), with_a_length=(1, {"max_length": 5})),
+    **methods(
+        RandomSearch,
+        plain=(12, {"max_concurrent_trials": 3}),
+        without_a_limit=(9, {"max_concurrent_trials": 0, "max_length": 4}),
+    ),
+    **methods(
+        Grid, plain=(10, {"max_concurrent_trials": 3}), with_a_length=(5, {"max_concurrent_trials": 0, "max_length": 6})
+    ),
+    **methods(ASHA, **BOTH),
+    **methods(PromotionASHA, **BOTH, **PROMOTION),
+    **methods(AdaptiveASHA, **ADAPTIVE),
+}
+HALVING = [name for name in METHODS if "ASHA" in name]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -180,17 +102,11 @@ def test_a_replayed_method_holds_the_same_state(name: str) -> None:
     """The contract compares what methods do; these two are also the same inside."""
     make, _ = METHODS[name]
     log: list[Record] = []
-    objectives = OBJECTIVES if "several objectives" in name else None
-    search = Search(make(), SPACE, seed=0, smaller_is_better=True, log=log.append, objectives=objectives)
-    play(search, 0, length=search.method.rungs[-1] if search.method.rungs else 16, normalised=False)
-    records = json.loads(json.dumps(log))
-    again = Search.replay(
-        records, make(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None, objectives=objectives
-    )
+    objectives = OBJECTIVES if "several_objectives" in name else None
+    search = new_search(make(), log=log, objectives=objectives)
+    play(search, 0)
+    again = new_search(make(), objectives=objectives).replay(json.loads(json.dumps(log)))
     assert state(again.method) == state(search.method) != state(make())
-
-
-HALVING = [name for name in METHODS if name.startswith(("asha", "promotion", "adaptive"))]
 
 
 def ranked(method: Method) -> list[dict[int, float]]:
@@ -199,26 +115,24 @@ def ranked(method: Method) -> list[dict[int, float]]:
     return [dict(values) for bracket in brackets for values in cast("ASHA", bracket).ranked]
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", HALVING)
-def test_no_trial_is_ranked_twice_in_a_rung(name: str, seed: int) -> None:
+def test_no_trial_is_ranked_twice_in_a_rung(name: str) -> None:
     """A value that was filed stays, until its trial turns out to be invalid; so no second one takes its place."""
     make, _ = METHODS[name]
-    history = play(method := make(), seed, length=method.rungs[-1])
-    method = make()
-    method.start()
-    before = ranked(method)
-    count = 0
-    for event, _ in history.steps:
-        send(method, event)
-        now = ranked(method)
-        invalid = isinstance(event, Exited) and event.reason == "invalid_hp"
-        for old, new in zip(before, now, strict=True):
-            assert len(old.keys() - new.keys()) <= invalid, "only an invalid trial leaves a rung"
-            assert all(new[trial] == value for trial, value in old.items() if trial in new), "ranked anew"
-            count += len(new.keys() - old.keys())
-        before = now
-    assert count > 0
+    for seed in range(3):
+        history, method, count = play(make(), seed), make(), 0
+        method.start()
+        before = ranked(method)
+        for event, _ in history.steps:
+            send(method, event)
+            now = ranked(method)
+            invalid = isinstance(event, Exited) and event.reason == "invalid_hp"
+            for old, new in zip(before, now, strict=True):
+                assert len(old.keys() - new.keys()) <= invalid, "only an invalid trial leaves a rung"
+                assert all(new[trial] == value for trial, value in old.items() if trial in new), "ranked anew"
+                count += len(new.keys() - old.keys())
+            before = now
+        assert count > 0
 
 
 @pytest.mark.parametrize("name", [name for name in HALVING if "without" not in name])
@@ -227,10 +141,10 @@ def test_no_trial_passes_a_rung_with_a_value_that_is_not_finite(name: str) -> No
     make, _ = METHODS[name]
     method = make()
     shortest = method.rungs[0]
-    pending = [action.trial for action in method.start() if isinstance(action, Create)]
+    pending = to_run(method.start())
     while pending:
         trial = pending.pop()
-        reported = method.on(Reported(trial=trial, step=method.rungs[-1] - 1, value=math.inf))
+        reported = report(method, trial, method.rungs[-1] - 1, math.inf)
         if shortest < method.rungs[-1] and Stop(trial=trial) not in reported:
             # A bracket whose only rung is the top one, which a trial reaches at its end.
             assert isinstance(method, AdaptiveASHA)
@@ -253,13 +167,13 @@ class Shared(ASHA):
 
 
 class Counting(ASHA):
-    """Ignores every fifth event, and late ones count."""
+    """Ignores every seventh event if it is a report, and late ones count."""
 
     events = 0
 
     def on(self, event: Event) -> list[Action]:
         self.events += 1
-        return super().on(event) if self.events % 5 or isinstance(event, Exited) else []
+        return super().on(event) if self.events % 7 or not isinstance(event, Reported) else []
 
 
 class Eager(ASHA):
@@ -303,28 +217,20 @@ class Deaf(ASHA):
 
 
 @pytest.mark.parametrize(
-    ("broken", "check", "message"),
+    ("broken", "most", "message"),
     [
-        (Shared, check_equal_events_give_equal_actions, "seed 0: .* led to other actions the second time"),
-        (Counting, check_repeated_and_late_events_change_nothing, "led to other actions after late or repeated events"),
-        (Eager, check_actions_name_trials_that_can_obey, "names a trial that has ended or was stopped"),
-        (Shrinking, check_progress_never_falls, "progress fell, or left 0..1: from "),
-        (Impatient, check_actions_name_trials_that_can_obey, "names a trial that is not paused"),
+        (Shared, 60, "seed 0: .* led to other actions the second time"),
+        (Counting, 60, "is late or repeated, but|led to other actions after late, repeated or illegal events"),
+        (Eager, 60, "names a trial that has ended or was stopped"),
+        (Shrinking, 60, "progress fell, or left 0..1: from "),
+        (Impatient, 60, "names a trial that is not paused"),
+        (Deaf, 60, "no trial is pending or running"),
+        (ASHA, 11, "51 trials were created, but at most 11 may be"),
     ],
 )
-def test_contract_catches_a_broken_method(broken: type[ASHA], check: Callable[[Make, int], None], message: str) -> None:
+def test_contract_catches_a_broken_method(broken: type[ASHA], most: int, message: str) -> None:
     def make() -> ASHA:
         return broken(max_trials=12, max_length=16, num_rungs=3, max_concurrent_trials=3)
 
     with pytest.raises(AssertionError, match=message):
-        check(make, 0)
-
-
-def test_contract_catches_an_extension_that_does_nothing() -> None:
-    with pytest.raises(AssertionError, match="no trial is pending or running"):
-        check_extensions(lambda: Deaf(max_trials=4, max_length=16, num_rungs=3), 0, max_creations=20)
-
-
-def test_contract_catches_more_creations_than_allowed() -> None:
-    with pytest.raises(AssertionError, match="at most 7 may be"):
-        check_creations_are_bounded(lambda: RandomSearch(max_trials=3, max_invalid=40), 0, max_creations=7)
+        check_method(make, max_creations=most, seeds=[0])

@@ -17,14 +17,7 @@ from __future__ import annotations
 import pytest
 
 from searchers import ASHA, AdaptiveASHA, Grid, PromotionASHA, RandomSearch, Single, parse_space, preview, rung_lengths
-from searchers.adaptive_asha import (
-    Mode,
-    bracket_rungs_of,
-    bracket_slots,
-    bracket_trials,
-    bracket_weights,
-    extra_trials,
-)
+from searchers.adaptive_asha import Mode, bracket_rungs_of, bracket_slots, bracket_trials, bracket_weights, extra_trials
 from searchers.rung import longer_rungs, rungs_that_fit
 from searchers.samplers import GridSampler
 
@@ -215,10 +208,7 @@ def test_first_trials(max_trials: int, rungs: int, divisor: float, m: int, first
 
 def test_grid_is_the_product_and_trials_take_it_from_the_end() -> None:
     space = parse_space(
-        {
-            "b": {"type": "categorical", "vals": ["x", "y"]},
-            "a": {"type": "int", "minval": 1, "maxval": 2, "count": 2},
-        }
+        {"b": {"type": "categorical", "vals": ["x", "y"]}, "a": {"type": "int", "minval": 1, "maxval": 2, "count": 2}}
     )
     points = [(1, "x"), (1, "y"), (2, "x"), (2, "y")]  # names are sorted: a is the first
     assert [(point["a"], point["b"]) for point in space.grid()] == points

@@ -109,22 +109,15 @@ def test_a_space_of_constants_has_one_point() -> None:
         sampler.tell(Reported(trial=trial, step=1, value=0.5), {"batch": 64})
 
 
-def test_asking_changes_nothing() -> None:
-    one, other = (knowing(lambda x, step: (x - 0.3) ** 2, reach=lambda trial: 1, trials=20) for _ in range(2))
-    asked = proposed(one, first=201)
-    assert proposed(one) == proposed(other)
-    assert proposed(one, first=201) == asked
-
-
 def test_what_is_kept_is_bounded() -> None:
     rng, sizes = Random(0), []
     sampler = MultiFidelitySampler(LINE, seed=7, rungs=RUNGS)
-    for trial in range(6000):
+    for trial in range(3000):
         x, value = rng.random(), rng.random()
         if value < 0.5:
             tell(sampler, trial, x, (1, value), (4, value), reason="stopped")
         else:
             tell(sampler, trial, x, (1, value), reason="stopped")
-        if trial % 1500 == 1499:
+        if trial % 1000 == 999:
             sizes.append(len(pickle.dumps(sampler)))
     assert max(sizes[1:]) < 1.6 * sizes[0], "between one and two times as many as are kept are held at a time"

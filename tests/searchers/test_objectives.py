@@ -21,11 +21,10 @@ from searchers import (
     Search,
     Started,
     Stop,
-    parse_space,
 )
 from searchers.objectives import is_better, of_names
+from tests.searchers.helpers import new_search
 
-SPACE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 OBJECTIVES = Objectives(
     (
         Metric(name="accuracy", smaller_is_better=False),
@@ -36,31 +35,31 @@ OBJECTIVES = Objectives(
 )
 
 
-def new_search(log: list[dict[str, Any]], method: Any = None, objectives: Objectives | None = OBJECTIVES) -> Search:
+def several(log: list[dict[str, Any]], method: Any = None, objectives: Objectives | None = OBJECTIVES) -> Search:
     method = RandomSearch(max_trials=2) if method is None else method
-    return Search(method, SPACE, seed=0, smaller_is_better=False, log=log.append, objectives=objectives)
+    return new_search(method, log=log, smaller_is_better=False, objectives=objectives)
 
 
-def test_objectives_are_minimised_and_limits_are_relative() -> None:
-    assert OBJECTIVES.normalised((0.9, 150.0, 12.0, 0.4)) == Losses((-0.9, 12.0), (0.5, pytest.approx(0.2)))
-    assert OBJECTIVES.normalised((0.9, 50.0, 12.0, 0.75)) == Losses((-0.9, 12.0), (-0.5, -0.5))
+LOSS = Metric(name="loss")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "measured", "losses"),
+    [
+        (OBJECTIVES.metrics, (0.9, 150.0, 12.0, 0.4), Losses((-0.9, 12.0), (0.5, pytest.approx(0.2)))),
+        (OBJECTIVES.metrics, (0.9, 50.0, 12.0, 0.75), Losses((-0.9, 12.0), (-0.5, -0.5))),
+        ((LOSS, Metric(name="drift", at_most=0)), (1.0, 0.25), Losses((1.0,), (0.25,))),  # not divided by 0
+        ((LOSS, Metric(name="share", at_least=1, at_most=2)), (0.0, 3.0), Losses((0.0,), (0.5, -2.0))),
+        ((LOSS, Metric(name="share", at_least=1, at_most=2)), (0.0, 0.5), Losses((0.0,), (-0.75, 0.5))),
+        ((LOSS, Metric(name="loss", at_most=10)), (15.0, 15.0), Losses((15.0,), (0.5,))),  # an objective and a limit
+    ],
+)
+def test_objectives_are_minimised_and_limits_are_relative(metrics: Any, measured: Any, losses: Losses) -> None:
+    assert Objectives(metrics).normalised(measured) == losses
 
 
 def test_violation_counts_what_is_exceeded_only() -> None:
-    assert Losses((1.0,), (0.5, -3.0, 0.25)).violation == 0.75
-    assert Losses((1.0,), (-0.5, 0.0)).violation == 0
-    assert Losses((1.0,)).violation == 0
-
-
-def test_limit_of_zero_is_not_divided_by() -> None:
-    objectives = Objectives((Metric(name="loss"), Metric(name="drift", at_most=0)))
-    assert objectives.normalised((1.0, 0.25)) == Losses((1.0,), (0.25,))
-
-
-def test_both_limits_of_a_constraint_count() -> None:
-    objectives = Objectives((Metric(name="loss"), Metric(name="share", at_least=1, at_most=2)))
-    assert objectives.normalised((0.0, 3.0)) == Losses((0.0,), (0.5, -2.0))
-    assert objectives.normalised((0.0, 0.5)) == Losses((0.0,), (-0.75, 0.5))
+    assert [Losses((1.0,), excesses).violation for excesses in ((0.5, -3.0, 0.25), (-0.5, 0.0), ())] == [0.75, 0, 0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
@@ -86,11 +85,6 @@ def test_faults_name_the_entry() -> None:
     ]
 
 
-def test_name_may_be_an_objective_and_a_constraint() -> None:
-    objectives = Objectives((Metric(name="ms"), Metric(name="ms", at_most=10)))
-    assert objectives.normalised((15.0, 15.0)) == Losses((15.0,), (0.5,))
-
-
 def test_json_is_the_config_and_back() -> None:
     stored = json.loads(json.dumps(OBJECTIVES.to_json()))
     assert stored[1] == {"name": "mb", "at_most": 100}
@@ -113,7 +107,7 @@ def test_method_gets_losses_and_the_first_objective() -> None:
             seen.append(event)
             return super().on(event)
 
-    search = new_search([], Spy(max_trials=1))
+    search = several([], Spy(max_trials=1))
     search.start()
     search.on(Started(trial=0))
     search.on(Reported(trial=0, step=1, metrics=(0.9, 50.0, 12.0, 0.75)))
@@ -127,7 +121,7 @@ def test_method_gets_losses_and_the_first_objective() -> None:
 
 
 def test_view_shows_the_best_report_that_keeps_the_limits() -> None:
-    search = new_search([])
+    search = several([])
     search.start()
     search.on(Started(trial=0))
     search.on(Reported(trial=0, step=1, metrics=(0.99, 150.0, 1.0, 0.75)))
@@ -145,7 +139,7 @@ def test_journal_has_every_metric_and_a_replay_decides_the_same() -> None:
         return ASHA(max_trials=4, max_length=4, num_rungs=2, divisor=4, max_concurrent_trials=2, pareto=True)
 
     log: list[dict[str, Any]] = []
-    search = new_search(log, method())
+    search = several(log, method())
     search.start()
     for trial in (0, 1):
         search.on(Started(trial=trial))
@@ -156,22 +150,20 @@ def test_journal_has_every_metric_and_a_replay_decides_the_same() -> None:
     assert records[0]["metrics"] == OBJECTIVES.to_json()
     assert records[4]["value"] == 0.9
     assert records[4]["metrics"] == [0.9, "inf", 12.0, None]
-    again = Search.replay(
-        records, method(), SPACE, seed=0, smaller_is_better=False, log=log.append, objectives=OBJECTIVES
-    )
+    again = several([], method()).replay(records)
     assert dict(again.trials) == dict(search.trials)
     assert again.method.ranked == search.method.ranked  # type: ignore[attr-defined]
 
 
 def test_report_with_another_number_of_metrics_is_refused() -> None:
-    search = new_search([])
+    search = several([])
     search.start()
     search.on(Started(trial=0))
     with pytest.raises(
         IllegalEvent, match="reported 2 metrics at step 1, but this search has 4: accuracy, mb, ms, rec"
     ):
         search.on(Reported(trial=0, step=1, metrics=(0.9, 1.0)))
-    single = new_search([], objectives=None)
+    single = several([], objectives=None)
     single.start()
     single.on(Started(trial=0))
     with pytest.raises(IllegalEvent, match="but this search has one, its value"):
@@ -181,11 +173,9 @@ def test_report_with_another_number_of_metrics_is_refused() -> None:
 @pytest.mark.parametrize("other", [None, Objectives((Metric(name="ms"),))])
 def test_journal_of_other_metrics_is_refused(other: Objectives | None) -> None:
     log: list[dict[str, Any]] = []
-    new_search(log).start()
+    several(log).start()
     with pytest.raises(JournalError, match="belongs to another search: its metrics"):
-        Search.replay(
-            log, RandomSearch(max_trials=2), SPACE, seed=0, smaller_is_better=False, log=log.append, objectives=other
-        )
+        several([], objectives=other).replay(log)
 
 
 def test_method_that_ranks_by_losses_refuses_a_plain_value() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from random import Random
 
@@ -13,14 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from searchers import (
-    Exited,
-    FieldError,
-    RandomSampler,
-    Reported,
-    Started,
-    parse_space,
-)
+from searchers import Exited, FieldError, RandomSampler, Reported, Started, parse_space
 from searchers.optuna_sampler import OptunaSampler
 from searchers.optuna_space import to_optuna
 
@@ -167,12 +159,6 @@ def test_failed_trials_are_shown_with_the_worst_value(listening: OptunaSampler) 
     }
 
 
-def test_diverged_trials_are_shown_with_the_worst_value(listening: OptunaSampler) -> None:
-    tell(listening, 0, 0.0, (16, 1.0), reason="completed")
-    tell(listening, 1, 0.1, (1, math.inf), reason="stopped")
-    assert seen(listening) == {0: ("COMPLETE", 0.0, 1.0), 1: ("COMPLETE", 0.1, 1.0)}
-
-
 def test_no_more_failures_than_compared_trials_are_shown(listening: OptunaSampler) -> None:
     for trial in range(9):
         tell(listening, trial, 0.5, reason="errored")
@@ -247,14 +233,6 @@ def test_trials_asked_at_the_same_time_differ() -> None:
     assert len(set(points)) == 20
 
 
-def test_asking_changes_nothing() -> None:
-    one, other = (OptunaSampler(LINE, seed=7, rungs=RUNGS) for _ in range(2))
-    assert run(one, 30) == run(other, 30)
-    for trial in range(100, 110):
-        one.ask(trial)
-    assert one.ask(30) == other.ask(30)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", ["errored", "diverged", "invalid_hp"])
 def test_failed_points_are_not_proposed_again(reason: str) -> None:
@@ -270,9 +248,6 @@ def test_failed_points_are_not_proposed_again(reason: str) -> None:
         else:
             tell(sampler, trial, x, (16, 1.0 + x), reason="completed")
     assert drawn.count(2) <= 1
-
-
-# ------------------------------------------------------------------------------------------------------------ replay
 
 
 # ------------------------------------------------------------------------------------------------------ distributions
@@ -308,12 +283,7 @@ def test_conditional_parameters_are_shown_only_in_their_branch() -> None:
     [
         ("tpee", {}, "name", "did you mean tpe?"),
         ("PartialFixedSampler", {}, "name", "must be random, or one of"),
-        (
-            "tpe",
-            {"n_startup": 3},
-            "options.n_startup",
-            "is not an option of TPESampler; did you mean n_startup_trials?",
-        ),
+        ("tpe", {"n_startup": 3}, "options.n_startup", "is not an option of TPESampler; did you mean"),
         ("tpe", {"n_startup_trials": -1}, "options.n_startup_trials", "must be an integer >= 0, got -1"),
         ("tpe", {"multivariate": False, "group": True}, "options", "TPESampler does not accept"),
         ("tpe", {"seed": 3}, "options.seed", "is not an option"),
@@ -340,13 +310,13 @@ def test_cmaes_learns() -> None:
     plane = parse_space({name: {"type": "double", "minval": 0, "maxval": 1} for name in "xy"})
     sampler = OptunaSampler(plane, seed=1, rungs=RUNGS, name="cmaes")
     values = []
-    for trial in range(120):
+    for trial in range(80):
         point = sampler.ask(trial)
         values.append((point["x"] - 0.3) ** 2 + (point["y"] - 0.8) ** 2)  # type: ignore[operator]
         sampler.tell(Started(trial=trial), point)
         sampler.tell(Reported(trial=trial, step=16, value=values[-1]), point)
         sampler.tell(Exited(trial=trial, reason="completed"), point)
-    assert sum(values[-30:]) < 0.2 * sum(values[:30])
+    assert sum(values[-20:]) < 0.2 * sum(values[:20])
 
 
 def test_a_conditional_space_works_with_independent_tpe() -> None:

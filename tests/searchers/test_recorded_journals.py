@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from searchers import ASHA, AdaptiveASHA, Journal, Method, PromotionASHA, RandomSearch, Search, parse_space
-from searchers.records import event_from_json
+from searchers import ASHA, AdaptiveASHA, Journal, Method, PromotionASHA, RandomSearch, parse_space
 from searchers.search import Record
+from searchers.testing import repeat
+from tests.searchers.helpers import new_search
 
 JOURNALS = Path(__file__).parent / "journals"
 SGD = {"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}
@@ -37,10 +38,10 @@ METHODS: dict[str, Callable[[], Method]] = {
 @pytest.mark.parametrize("name", METHODS)
 def test_a_recorded_journal_replays(name: str) -> None:
     """`replay` compares every decision with the recorded one."""
-    records = Journal.read(JOURNALS / f"{name}.jsonl")
-    search = Search.replay(
-        records, METHODS[name](), SPACE, seed=7, smaller_is_better=False, log=lambda record: pytest.fail(str(record))
-    )
+    log: list[Record] = []
+    search = new_search(METHODS[name](), SPACE, log, smaller_is_better=False)
+    search.replay(Journal.read(JOURNALS / f"{name}.jsonl"))
+    assert log == []
     assert search.done is not None
     assert search.progress() == 1
 
@@ -50,14 +51,7 @@ def test_the_same_events_are_written_as_the_same_records(name: str) -> None:
     """Byte for byte, hyperparameters and their seeds included."""
     lines = (JOURNALS / f"{name}.jsonl").read_text().splitlines()
     written: list[Record] = []
-    search = Search(METHODS[name](), SPACE, seed=7, smaller_is_better=False, log=written.append)
+    search = new_search(METHODS[name](), SPACE, written, smaller_is_better=False)
     for line in lines:
-        record = json.loads(line)
-        match record["event"]:
-            case "start":
-                search.start()
-            case "extended":
-                search.extend(max_trials=record["max_trials"], max_length=record["max_length"])
-            case _:
-                search.on(event_from_json(record))
+        repeat(search, json.loads(line))
     assert [json.dumps(record, allow_nan=False, separators=(",", ":")) for record in written] == lines

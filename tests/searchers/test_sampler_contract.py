@@ -7,13 +7,12 @@ import json
 import pytest
 
 from searchers import ASHA, Exited, Objectives, Reported, Search, SpaceError, Started, parse_space
-from searchers.histories import OBJECTIVES, Extension, play
 from searchers.samplers import Sampler, named_sampler
 from searchers.search import Record
 from searchers.space import Space
-from searchers.testing import _repeat
+from searchers.testing import OBJECTIVES, Extension, play, repeat
+from tests.searchers.helpers import LINE, new_search
 
-LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 MIXED = parse_space(
     {
         "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
@@ -42,7 +41,7 @@ def new_sampler(name: str, space: Space, objectives: Objectives | None = None) -
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_proposals_are_plain_points_of_the_space(name: str) -> None:
+def test_proposals_are_plain_points_of_the_space_and_asking_changes_nothing(name: str) -> None:
     sampler = new_sampler(name, MIXED)
     for trial in range(24):
         point = sampler.ask(trial)
@@ -51,6 +50,8 @@ def test_proposals_are_plain_points_of_the_space(name: str) -> None:
         sampler.tell(Started(trial=trial), point)
         sampler.tell(Reported(trial=trial, step=16, value=trial % 7), point)
         sampler.tell(Exited(trial=trial, reason="completed"), point)
+    asked = [sampler.ask(trial) for trial in (25, 26, 27)]
+    assert [sampler.ask(trial) for trial in (25, 26, 27)] == asked
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -75,24 +76,17 @@ def test_a_replayed_search_gets_the_same_proposals(name: str, several: bool) -> 
     objectives = OBJECTIVES if several else None
 
     def search(records: list[Record], log: list[Record]) -> Search:
-        return Search.replay(
-            records,
-            ASHA(max_trials=24, max_length=16, num_rungs=3, max_concurrent_trials=4, pareto=several),
-            MIXED,
-            seed=7,
-            smaller_is_better=True,
-            log=log.append,
-            sampler=new_sampler(name, MIXED, objectives),
-            objectives=objectives,
-        )
+        method = ASHA(max_trials=24, max_length=16, num_rungs=3, max_concurrent_trials=4, pareto=several)
+        sampler = new_sampler(name, MIXED, objectives)
+        return new_search(method, MIXED, log, sampler=sampler, objectives=objectives).replay(records)
 
     log: list[Record] = []
     extensions = [Extension(max_length=64), Extension(max_trials=30)]
-    play(search([], log), 5, length=16, normalised=False, extensions=extensions)
+    play(search([], log), 5, extensions=extensions)
     records: list[Record] = json.loads(json.dumps(log))
     assert len({str(record["hparams"]) for record in records if "hparams" in record}) > 20
     rest: list[Record] = []
     again = search(records[: len(records) // 2], rest)
     for record in records[len(records) // 2 :]:
-        _repeat(again, record)
+        repeat(again, record)
     assert json.loads(json.dumps(rest)) == records[len(records) // 2 :]

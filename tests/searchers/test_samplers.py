@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,9 @@ from searchers import (
     Started,
     parse_space,
 )
-from searchers.histories import play
 from searchers.search import Record
+from searchers.testing import play
+from tests.searchers.helpers import new_search
 
 SPACE = parse_space(
     {
@@ -67,7 +69,7 @@ LAYERS = parse_space({"layers": {"type": "int", "minval": 0, "maxval": 10_000}})
 
 def search_with(sampler: Sampler, log: list[Record], *, smaller_is_better: bool = True) -> Search:
     method = ASHA(max_trials=20, max_length=16, num_rungs=3, max_concurrent_trials=2)
-    return Search(method, LAYERS, seed=7, smaller_is_better=smaller_is_better, log=log.append, sampler=sampler)
+    return new_search(method, LAYERS, log, smaller_is_better=smaller_is_better, sampler=sampler)
 
 
 # ------------------------------------------------------------------------------------------------- asking and telling
@@ -114,10 +116,8 @@ def test_a_trial_that_never_started_has_empty_hyperparameters() -> None:
 def test_replay_passes_the_same_events_to_tell_and_does_not_ask(seed: int) -> None:
     log: list[Record] = []
     first, second = Recording(), Recording()
-    play(search_with(first, log), seed, length=16, normalised=False)
-    method = ASHA(max_trials=20, max_length=16, num_rungs=3, max_concurrent_trials=2)
-    records = json.loads(json.dumps(log))
-    Search.replay(records, method, LAYERS, seed=7, smaller_is_better=True, log=log.append, sampler=second)
+    play(search_with(first, log), seed)
+    search_with(second, []).replay(json.loads(json.dumps(log)))
     assert second.events == first.events
     assert second.calls == [event for event, _ in first.events]
 
@@ -182,7 +182,7 @@ def test_a_sampler_with_extended_is_notified_of_an_extension() -> None:
     sampler = Following(SPACE, seed=7)
     for first in (FirstPoints(SPACE, [POINT], sampler), FirstPoints(SPACE, [POINT], RandomSampler(SPACE, seed=7))):
         method = RandomSearch(max_trials=2, max_length=4)
-        search = Search(method, SPACE, seed=7, smaller_is_better=True, log=lambda record: None, sampler=first)
+        search = new_search(method, SPACE, sampler=first)
         search.start()
         search.extend(max_length=16)
     assert sampler.rungs == (16,)
@@ -249,15 +249,9 @@ def test_a_point_that_violates_the_constraint_is_refused() -> None:
 # ---------------------------------------------------------------------------------------------- journals of others
 
 
-def journal_of(space: dict[str, object], *, seed: int = 7, smaller_is_better: bool = True) -> list[Record]:
+def journal_of(space: dict[str, object], **fields: Any) -> list[Record]:
     log: list[Record] = []
-    search = Search(
-        RandomSearch(max_trials=3),
-        parse_space(space),
-        seed=seed,
-        smaller_is_better=smaller_is_better,
-        log=log.append,
-    )
+    search = new_search(RandomSearch(max_trials=3), parse_space(space), log, **fields)
     search.start()
     search.on(Started(trial=0))
     return log
@@ -272,15 +266,10 @@ OURS: dict[str, object] = {"x": {"type": "double", "minval": 0, "maxval": 1}}
         (journal_of(OURS, seed=8), "line 1: the journal belongs to another search: its seed is 8, not 7"),
         (journal_of(OURS, smaller_is_better=False), "line 1: .* its smaller_is_better is False, not True"),
         (journal_of({"y": OURS["x"]}), r"line 2: .* trial 0 are not .*: hyperparameters.y: is not a hyperparameter"),
-        (
-            journal_of({"x": {"type": "int", "minval": 5, "maxval": 6}}),
-            r"line 2: .* hyperparameters.x: must be a number",
-        ),
+        (journal_of({"x": {"type": "int", "minval": 5, "maxval": 6}}), "line 2: .* hyperparameters.x: must be a"),
     ],
     ids=["seed", "direction", "names", "values"],
 )
 def test_the_journal_of_another_search_is_refused(records: list[Record], says: str) -> None:
     with pytest.raises(JournalError, match=says):
-        Search.replay(
-            records, RandomSearch(max_trials=3), parse_space(OURS), seed=7, smaller_is_better=True, log=records.append
-        )
+        new_search(RandomSearch(max_trials=3), parse_space(OURS)).replay(records)

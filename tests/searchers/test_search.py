@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -27,11 +28,11 @@ from searchers import (
     Stop,
     parse_space,
 )
-from searchers.events import Action, Event, Reason
-from searchers.histories import Extension, play
+from searchers.events import Event
 from searchers.search import Record
+from searchers.testing import Extension, play
 from searchers.views import TrainedShares, TrialView
-from tests.searchers.states import state
+from tests.searchers.helpers import Scripted, new_search, report, state
 
 SPACE = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "clip": math.inf})
 
@@ -40,9 +41,8 @@ def asha(max_trials: int = 8) -> ASHA:
     return ASHA(max_trials=max_trials, max_length=16, num_rungs=3, max_concurrent_trials=2)
 
 
-def new(log: list[Record] | None = None, *, smaller_is_better: bool = True, method: ASHA | None = None) -> Search:
-    records: list[Record] = [] if log is None else log
-    return Search(method or asha(), SPACE, seed=7, smaller_is_better=smaller_is_better, log=records.append)
+def new(log: list[Record] | None = None, *, method: Any = None, **fields: Any) -> Search:
+    return new_search(method or asha(), SPACE, log, **fields)
 
 
 def begun(log: list[Record] | None = None, *, smaller_is_better: bool = True) -> Search:
@@ -54,14 +54,8 @@ def begun(log: list[Record] | None = None, *, smaller_is_better: bool = True) ->
     return search
 
 
-def report(search: Search, trial: int, step: float, value: float | None) -> list[Action]:
-    return search.on(Reported(trial=trial, step=step, value=value))
-
-
-def replayed(records: list[Record], log: list[Record] | None = None, *, method: ASHA | None = None) -> Search:
-    stored: list[Record] = json.loads(json.dumps(records, allow_nan=False))
-    log = [] if log is None else log
-    return Search.replay(stored, method or asha(), SPACE, seed=7, smaller_is_better=True, log=log.append)
+def replayed(records: list[Record], log: list[Record] | None = None, *, method: Any = None) -> Search:
+    return new(log, method=method).replay(json.loads(json.dumps(records, allow_nan=False)))
 
 
 # ---------------------------------------------------------------------------------------------------------- the log
@@ -73,34 +67,16 @@ def test_one_record_per_event_with_its_actions() -> None:
     report(search, 0, 1, 0.25)
     report(search, 1, 1, 0.5)
     search.on(Exited(trial=1, reason="stopped"))
-    assert log == [
-        {
-            "event": "start",
-            "seed": 7,
-            "smaller_is_better": True,
-            "actions": [{"action": "create", "trial": 0}, {"action": "create", "trial": 1}],
-        },
-        {
-            "event": "started",
-            "trial": 0,
-            "hparams": {"clip": {"$float": "inf"}, "lr": search.params(0)["lr"]},
-            "actions": [],
-        },
-        {
-            "event": "started",
-            "trial": 1,
-            "hparams": {"clip": {"$float": "inf"}, "lr": search.params(1)["lr"]},
-            "actions": [],
-        },
-        {"event": "reported", "trial": 0, "step": 1, "value": 0.25, "actions": []},
-        {
-            "event": "reported",
-            "trial": 1,
-            "step": 1,
-            "value": 0.5,
-            "actions": [{"action": "stop", "trial": 1}, {"action": "create", "trial": 2}],
-        },
-        {"event": "exited", "trial": 1, "reason": "stopped", "actions": []},
+    lr = [search.params(trial)["lr"] for trial in (0, 1)]
+    assert [json.dumps(record) for record in log] == [
+        '{"event": "start", "seed": 7, "smaller_is_better": true, '
+        '"actions": [{"action": "create", "trial": 0}, {"action": "create", "trial": 1}]}',
+        f'{{"event": "started", "trial": 0, "hparams": {{"clip": {{"$float": "inf"}}, "lr": {lr[0]}}}, "actions": []}}',
+        f'{{"event": "started", "trial": 1, "hparams": {{"clip": {{"$float": "inf"}}, "lr": {lr[1]}}}, "actions": []}}',
+        '{"event": "reported", "trial": 0, "step": 1, "value": 0.25, "actions": []}',
+        '{"event": "reported", "trial": 1, "step": 1, "value": 0.5, '
+        '"actions": [{"action": "stop", "trial": 1}, {"action": "create", "trial": 2}]}',
+        '{"event": "exited", "trial": 1, "reason": "stopped", "actions": []}',
     ]
 
 
@@ -108,17 +84,10 @@ def test_the_event_is_logged_before_its_actions_are_returned() -> None:
     def refuse(record: Record) -> None:
         raise OSError("disk full")
 
-    search = Search(asha(), SPACE, seed=7, smaller_is_better=True, log=refuse)
+    search = new()
+    search.log = refuse
     with pytest.raises(OSError, match="disk full"):
         search.start()
-
-
-@pytest.mark.parametrize(("value", "logged"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (None, None)])
-def test_odd_values_are_logged_as_they_were_in_strict_json(value: float | None, logged: object) -> None:
-    log: list[Record] = []
-    report(begun(log), 0, 1, value)
-    assert log[-1]["value"] == logged
-    json.dumps(log, allow_nan=False)
 
 
 # -------------------------------------------------------------------------------------------------------- the edge
@@ -190,7 +159,7 @@ def test_states_and_live_trials_are_those_of_all_trials(kind: type[ASHA]) -> Non
     for seed in range(5):
         method = kind(max_trials=12, max_length=16, num_rungs=3, max_concurrent_trials=4)
         search = new(method=method)
-        play(search, seed=seed, length=16, normalised=False, extensions=[Extension(max_trials=20, max_length=64)])
+        play(search, seed=seed, extensions=[Extension(max_trials=20, max_length=64)])
         assert search.states == Counter(view.state for view in search.trials.values())
         assert dict(search.live) == {trial: view for trial, view in search.trials.items() if not view.ended}
 
@@ -205,23 +174,6 @@ def test_stop_requested_stays_set_after_the_trial_stopped() -> None:
     assert not search.trials[0].stop_requested
 
 
-@pytest.mark.parametrize(
-    ("reason", "state"),
-    [
-        ("completed", "COMPLETED"),
-        ("stopped", "PRUNED"),
-        ("diverged", "PRUNED"),
-        ("errored", "ERRORED"),
-        ("invalid_hp", "INVALID_HP"),
-        ("canceled", "CANCELED"),
-    ],
-)
-def test_state_after_each_exit_reason(reason: Reason, state: str) -> None:
-    search = begun()
-    search.on(Exited(trial=0, reason=reason))
-    assert search.trials[0].state == state
-
-
 def test_a_trial_can_start_again_with_the_same_parameters() -> None:
     search = begun()
     before = search.trials[0]
@@ -229,38 +181,17 @@ def test_a_trial_can_start_again_with_the_same_parameters() -> None:
     assert search.trials[0] == before
 
 
-class Pausing:
-    """Pauses its only trial at each report and resumes it at once by the next event of another trial."""
-
-    rungs: tuple[float, ...] = ()
-
-    def start(self) -> list[Action]:
-        return [Create(trial=0), Create(trial=1)]
-
-    def on(self, event: Event) -> list[Action]:
-        if isinstance(event, Reported):
-            return [Pause(trial=0)] if event.trial == 0 else [Resume(trial=0)]
-        return []
-
-
-def test_a_custom_method_can_pause_and_resume() -> None:
-    search = Search(Pausing(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+def test_a_method_can_pause_and_resume() -> None:
+    pause, resume = Reported(trial=0, step=1, value=0.0), Reported(trial=1, step=1, value=0.0)
+    search = new(method=Scripted(2, {pause: [Pause(trial=0)], resume: [Resume(trial=0)]}))
     search.start()
-    search.on(Started(trial=0))
     search.on(Started(trial=1))
-    states = [search.trials[0].state]
-    for event in (Reported(trial=0, step=1, value=0), Reported(trial=1, step=1, value=0), Started(trial=0)):
+    states = []
+    started = Started(trial=0)
+    for event in (started, pause, started, resume, started):  # it stays paused if its restart crossed the pause
         search.on(event)
         states.append(search.trials[0].state)
-    assert states == ["RUNNING", "PAUSED", "PENDING", "RUNNING"]
-
-
-def test_done_is_kept() -> None:
-    search = Search(RandomSearch(max_trials=1), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
-    search.start()
-    assert search.done is None
-    assert search.on(Exited(trial=0, reason="errored")) == [Done(reason="errored")]
-    assert search.done == Done(reason="errored")
+    assert states == ["RUNNING", "PAUSED", "PAUSED", "PENDING", "RUNNING"]
 
 
 # ------------------------------------------------------------------------------------------- late and illegal events
@@ -356,16 +287,6 @@ def test_a_different_decision_names_the_line() -> None:
         replayed(log)
 
 
-def test_another_configuration_is_refused() -> None:
-    log: list[Record] = []
-    begun(log)
-    with pytest.raises(
-        JournalError,
-        match=r"line 1: the recorded actions are .* with the searcher " r"configuration that wrote the journal",
-    ):
-        replayed(log, method=ASHA(max_trials=8, max_length=16, num_rungs=3, max_concurrent_trials=3))
-
-
 @pytest.mark.parametrize(
     ("record", "says"),
     [
@@ -396,7 +317,7 @@ def test_a_journal_with_an_event_after_a_trials_end_is_refused() -> None:
 
 def ended_search(log: list[Record]) -> Search:
     """Two trials of length 4, both completed."""
-    search = Search(RandomSearch(max_trials=2, max_length=4), SPACE, seed=7, smaller_is_better=True, log=log.append)
+    search = new(log, method=RandomSearch(max_trials=2, max_length=4))
     search.start()
     for trial in (0, 1):
         search.on(Started(trial=trial))
@@ -432,41 +353,6 @@ def test_a_greater_length_resumes_completed_trials() -> None:
     assert (search.params(0), search.trials[0].best, search.trials[0].state) == (before, 0.25, "RUNNING")
 
 
-@pytest.mark.parametrize("kind", [ASHA, PromotionASHA])
-def test_a_trial_that_fails_in_an_extension_can_stay_completed(kind: type[ASHA]) -> None:
-    """Then it stays completed, the journal replays, and a further extension is possible."""
-
-    def method() -> ASHA:
-        return kind(max_trials=4, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=4)
-
-    def run(search: Search, fails: bool) -> None:
-        while search.done is None:
-            trial = next(view.id for view in search.trials.values() if view.state in ("PENDING", "RUNNING"))
-            search.on(Started(trial=trial))
-            for step in () if fails else (2, 4):
-                if search.trials[trial].state == "RUNNING" and not search.trials[trial].stop_requested:
-                    report(search, trial, step, trial / 10)
-            stopped = [view.id for view in search.trials.values() if view.stop_requested and not view.ended]
-            for each in stopped:
-                search.on(Exited(trial=each, reason="stopped"))
-            if search.trials[trial].state == "RUNNING":
-                search.on(Exited(trial=trial, reason="completed"))
-
-    log: list[Record] = []
-    search = new(log, method=method())
-    search.start()
-    run(search, fails=False)
-    states = {trial: view.state for trial, view in search.trials.items()}
-    assert "COMPLETED" in states.values()
-    for length in (8, 16):
-        search.extend(max_length=length)
-        run(search, fails=True)
-        assert search.done == Done(reason="completed")
-        assert {trial: view.state for trial, view in search.trials.items()} == states
-    again = replayed(log, method=method())
-    assert (dict(again.trials), state(again.method)) == (dict(search.trials), state(search.method))
-
-
 def test_a_refused_extension_changes_nothing() -> None:
     log: list[Record] = []
     search = ended_search(log)
@@ -487,13 +373,11 @@ def test_a_journal_with_an_invalid_extension_is_refused() -> None:
     log.append({"event": "extended", "max_trials": "many", "max_length": None, "actions": []})
     method = RandomSearch(max_trials=2, max_length=4)
     with pytest.raises(JournalError, match=rf"line {len(log)}: .*max_trials"):
-        Search.replay(log, method, SPACE, seed=7, smaller_is_better=True, log=log.append)
+        new(method=method).replay(log)
 
 
 def test_progress_is_the_share_that_was_trained() -> None:
-    search = Search(
-        RandomSearch(max_trials=2, max_length=4), SPACE, seed=7, smaller_is_better=True, log=lambda record: None
-    )
+    search = new(method=RandomSearch(max_trials=2, max_length=4))
     search.start()
     shares = [search.progress()]
     for trial in (0, 1):
@@ -504,16 +388,6 @@ def test_progress_is_the_share_that_was_trained() -> None:
         search.on(Exited(trial=trial, reason="completed"))
         shares.append(search.progress())
     assert shares == [0, 1 / 8, 3 / 8, 3 / 8, 1 / 2, 5 / 8, 7 / 8, 7 / 8, 1]
-
-
-def test_progress_without_a_length_counts_trials() -> None:
-    search = Search(RandomSearch(max_trials=4), SPACE, seed=7, smaller_is_better=True, log=lambda record: None)
-    search.start()
-    search.on(Started(trial=0))
-    report(search, 0, 100, 0.5)
-    assert search.progress() == 0
-    search.on(Exited(trial=0, reason="completed"))
-    assert search.progress() == 1 / 4
 
 
 def test_progress_looks_only_at_running_trials() -> None:
@@ -529,12 +403,3 @@ def test_progress_looks_only_at_running_trials() -> None:
     method.start()
     assert method.progress(TrainedShares(views, 4)) == pytest.approx(3 * 0.5 / 1000)
     assert views.looked == 3
-
-
-def test_a_paused_trial_that_starts_stays_paused() -> None:
-    search = Search(Pausing(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
-    search.start()
-    search.on(Started(trial=0))
-    report(search, 0, 1, 0.5)
-    search.on(Started(trial=0))
-    assert search.trials[0].state == "PAUSED"

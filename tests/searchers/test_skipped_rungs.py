@@ -11,8 +11,7 @@ from statistics import fmean
 import pytest
 
 from searchers import ASHA, AdaptiveASHA, PromotionASHA
-from searchers.rung import Rung
-from searchers.rung_correlation import rank_correlation
+from searchers.rung import Rung, rank_correlation
 from searchers.simulate import Curve, simulate
 
 

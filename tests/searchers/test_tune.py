@@ -3,112 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from ray.tune.search import ConcurrencyLimiter
 
-from searchers import (
-    ASHA,
-    Exited,
-    PromotionASHA,
-    Reported,
-    Single,
-    Started,
-)
-from searchers.events import Action, Create, Event, Pause, Resume, Stop
-from searchers.samplers import named_sampler
-from searchers.search import Record, Search
-from searchers.simulate import Curve, simulate
-from searchers.tune import Scheduler, Searcher
-from tests.searchers.fake_tune import (
-    LENGTH,
-    METHODS,
-    METRIC,
-    SPACE,
-    FakeTrial,
-    FakeTune,
-    begun,
-    journal,
-    pair,
-    report,
-    suggested,
-    value,
-    views,
-)
+from searchers import ASHA, PromotionASHA, Reported, Single
+from searchers.events import Action, Event, Pause, Resume, Stop
+from tests.searchers.fake_tune import METHODS, FakeTrial, FakeTune, begun, journal, pair, report, suggested, views
+from tests.searchers.helpers import Scripted
 from tests.searchers.test_contract import METHODS as CONTRACT
 
 
-class Followed:
-    """A pair that is called by Tune as a simulation goes."""
-
-    def __init__(self, searcher: Searcher, scheduler: Scheduler, simulated: Search) -> None:
-        self.searcher, self.scheduler, self._simulated = searcher, scheduler, simulated
-        self.trials: dict[int, FakeTrial] = {}
-        self.stopped: set[str] = set()
-
-    def stop_trial(self, trial: FakeTrial) -> None:
-        trial.status = "TERMINATED"
-        self.stopped.add(trial.trial_id)
-
-    def follow(self, time: float, event: Event, actions: list[Action]) -> None:
-        number = event.trial
-        match event:
-            case Started() if number not in self.trials:
-                config = self.searcher.suggest(f"t{number}")
-                assert config == self._simulated.params(number)
-                assert isinstance(config, dict)
-                self.trials[number] = FakeTrial(trial_id=f"t{number}", config=config)
-                self.scheduler.on_trial_add(self, self.trials[number])
-            case Started():
-                assert self.scheduler.choose_trial_to_run(self) is self.trials[number]
-                self.trials[number].status = "PENDING"
-            case Reported(step=step, value=loss):
-                trial = self.trials[number]
-                trial.last_result = {"training_iteration": step, METRIC: loss}
-                decision = self.scheduler.on_trial_result(self, trial, dict(trial.last_result))
-                is_whole = self._simulated.method.rungs[-1:] == (step,)
-                if Pause(trial=number) in actions:
-                    assert decision == "PAUSE"
-                    trial.status, trial.saved = "PAUSED", int(step)
-                else:
-                    assert decision == ("STOP" if is_whole or Stop(trial=number) in actions else "CONTINUE")
-            case Exited(reason="stopped"):
-                pass
-            case Exited(reason=reason):
-                trial = self.trials[number]
-                result = None if reason == "errored" else dict(trial.last_result)
-                self.searcher.on_trial_complete(trial.trial_id, result, error=reason == "errored")
-
-
-def simulated(search: Search, *, seed: int, watch: Callable[[float, Event, list[Action]], None]) -> None:
-    def curve(hparams: Mapping[str, Any]) -> Curve:
-        return Curve(lambda step: value(hparams, step), cost=float(hparams["layers"]))
-
-    simulate(search, 4, curve, reports=range(1, LENGTH + 1), failures=0.01, max_restarts=0, seed=seed, watch=watch)
-
-
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
-@pytest.mark.parametrize("name", METHODS)
-def test_decisions_are_those_of_the_search_in_a_simulation(name: str, sampler: str, tmp_path: Path) -> None:
-    make = METHODS[name]
-    for seed in range(2):
-        log: list[Record] = []
-        drawn = named_sampler(sampler, SPACE, seed=seed, rungs=make().rungs)
-        search = Search(make(), SPACE, seed=seed, smaller_is_better=True, log=log.append, sampler=drawn)
-        tune = Followed(*begun(make(), sampler=sampler, seed=seed), search)
-        simulated(search, seed=seed, watch=tune.follow)
-        assert journal(tune.searcher, tmp_path) == log
-        assert tune.scheduler.choose_trial_to_run(tune) is None
-        assert tune.searcher.suggest("one more") == "FINISHED"
-        paused = {trial.trial_id for trial in tune.trials.values() if trial.status == "PAUSED"}
-        assert not paused, "paused trials that the search has stopped are stopped in Tune"
-
-
-@pytest.mark.parametrize("name", [name for name in CONTRACT if "several objectives" not in name])
+@pytest.mark.parametrize("name", [name for name in CONTRACT if "several_objectives" not in name])
 def test_every_method_of_the_contract_comes_to_its_end_in_tune(name: str) -> None:
     make, _ = CONTRACT[name]
     space = {"x": {"type": "double", "minval": 0, "maxval": 1, "count": make().max_trials}}  # type: ignore[attr-defined]
@@ -119,20 +27,6 @@ def test_every_method_of_the_contract_comes_to_its_end_in_tune(name: str) -> Non
     assert tune.searcher.search.done is not None
     assert {view.ended for view in views(tune.searcher)} == {True}
     assert all(trial.has_ended for trial in tune.trials)
-
-
-def test_the_simulations_pause_resume_stop_and_fail() -> None:
-    """So that the test above is one of all decisions."""
-    seen: set[str] = set()
-
-    def watch(time: float, event: Event, actions: list[Action]) -> None:
-        seen.update(type(action).__name__ for action in actions)
-        seen.update([event.reason] if isinstance(event, Exited) else [])
-
-    for name in ("asha", "promotion"):
-        search = Search(METHODS[name](), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
-        simulated(search, seed=0, watch=watch)
-    assert seen >= {"Pause", "Resume", "Stop", "errored", "completed"}
 
 
 def test_nan_is_the_worst_and_the_mode_is_the_direction() -> None:
@@ -199,7 +93,7 @@ def test_a_trial_that_is_stopped_before_it_starts_or_resumes_does_neither() -> N
         Reported(trial=1, step=1, value=1.0): [Resume(trial=0)],
         Reported(trial=1, step=2, value=1.0): [Stop(trial=0), Stop(trial=2)],
     }
-    searcher, scheduler = begun(Scripted(answers))
+    searcher, scheduler = begun(Scripted(3, answers))
     paused, other = suggested(searcher, scheduler, 2)
     assert report(scheduler, paused, 1) == "PAUSE"
     paused.status, paused.saved = "PAUSED", 1
@@ -208,27 +102,6 @@ def test_a_trial_that_is_stopped_before_it_starts_or_resumes_does_neither() -> N
     assert scheduler.choose_trial_to_run(SimpleNamespace(stop_trial=stopped.append)) is None
     assert stopped == [paused]
     assert searcher.suggest("next") is None
-
-
-class Scripted:
-    """Three trials, and the actions that it is told to take."""
-
-    rungs = (1, 9)
-
-    def __init__(self, answers: dict[Event, list[Action]]) -> None:
-        self._answers = answers
-
-    def start(self) -> list[Action]:
-        return [Create(trial=trial) for trial in range(3)]
-
-    def on(self, event: Event) -> list[Action]:
-        return self._answers.pop(event, [])
-
-    def progress(self, trained: Mapping[int, float]) -> float:
-        return 0.0
-
-    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        return []
 
 
 def test_paused_trials_do_not_count_for_the_limit_of_concurrent_ones() -> None:

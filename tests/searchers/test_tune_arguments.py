@@ -11,25 +11,10 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from ray import cloudpickle, tune
 from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 
-from searchers import (
-    FieldError,
-    Grid,
-    RandomSampler,
-    Single,
-    Space,
-)
+from searchers import FieldError, Grid, RandomSampler, Single, Space
 from searchers.events import Event
 from searchers.tune import Scheduler, Searcher
-from tests.searchers.fake_tune import (
-    METHODS,
-    SPACE,
-    SPEC,
-    FakeTrial,
-    begun,
-    pair,
-    report,
-    suggested,
-)
+from tests.searchers.fake_tune import METHODS, SPACE, SPEC, FakeTrial, begun, pair, report, suggested
 
 
 @pytest.mark.parametrize(
@@ -96,10 +81,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pair(Single(), metric="loss", mode="min")[0].suggest("t0"),
         r"TuneConfig\.scheduler: must be a searchers\.tune\.Scheduler",
     ),
-    "no metric": (
-        lambda: ask(pair(Single()), metric=None),
-        r"TuneConfig\.metric: must be given",
-    ),
+    "no metric": (lambda: ask(pair(Single()), metric=None), r"TuneConfig\.metric: must be given"),
     "two metrics": (
         lambda: ask(pair(Single(), metric="acc", mode="min")),
         r"TuneConfig\.metric: is 'loss', but the searcher has 'acc'; name one of them",

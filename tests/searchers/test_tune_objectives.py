@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from searchers import ASHA, FieldError, Metric, Objectives, RandomSearch, Reported, Search, Started, Stop, parse_space
-from searchers.search import Record
+from searchers import ASHA, FieldError, Metric, Objectives, RandomSearch, Reported, Started, Stop
 from searchers.tune import Scheduler, Searcher
-from tests.searchers.fake_tune import FakeTrial
+from tests.searchers.fake_tune import begun, suggested, views
+from tests.searchers.helpers import LINE as SPACE
+from tests.searchers.helpers import new_search
 
-SPACE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 OBJECTIVES = Objectives(
     (Metric(name="loss"), Metric(name="speed", smaller_is_better=False), Metric(name="mb", at_most=1))
 )
-UNLIMITED = 10**9
 
 
 def asha(*, pareto: bool = True) -> ASHA:
@@ -28,42 +26,28 @@ def measured(x: float) -> dict[str, float]:
 
 
 def new_searcher() -> tuple[Searcher, Scheduler]:
-    searcher = Searcher(asha(), SPACE, objectives=OBJECTIVES, seed=3)
-    searcher.set_search_properties(None, None, {})
-    scheduler = Scheduler(searcher)
-    scheduler.set_search_properties(None, None, num_samples=UNLIMITED)
-    return searcher, scheduler
-
-
-def result_of(trial: FakeTrial, **fields: Any) -> dict[str, Any]:
-    return {"training_iteration": 1, **measured(trial.config["x"]), **fields}
+    return begun(asha(), SPACE, objectives=OBJECTIVES, seed=3)
 
 
 def test_tune_gets_the_decisions_of_the_search(tmp_path: Path) -> None:
     searcher, scheduler = new_searcher()
-    log: list[Record] = []
-    search = Search(asha(), SPACE, seed=3, smaller_is_better=True, log=log.append, objectives=OBJECTIVES)
+    search = new_search(asha(), seed=3, objectives=OBJECTIVES)
     search.start()
     decisions = []
-    for number in range(12):
-        config = searcher.suggest(f"t{number}")
-        assert isinstance(config, dict)
+    for number, trial in enumerate(suggested(searcher, scheduler, 12)):
         search.on(Started(trial=number))
-        assert config == search.params(number)
-        trial = FakeTrial(trial_id=f"t{number}", config=config)
-        scheduler.on_trial_add(None, trial)
-        decisions.append(scheduler.on_trial_result(None, trial, result_of(trial)))
-        actions = search.on(Reported(trial=number, step=1, metrics=tuple(measured(config["x"]).values())))
+        assert trial.config == search.params(number)
+        metrics = measured(trial.config["x"])
+        decisions.append(scheduler.on_trial_result(None, trial, {"training_iteration": 1, **metrics}))
+        actions = search.on(Reported(trial=number, step=1, metrics=tuple(metrics.values())))
         assert (decisions[-1] == "STOP") == (Stop(trial=number) in actions)
     assert {"STOP", "CONTINUE"} == set(decisions)
 
     searcher.save(str(tmp_path / "state.json"))
     again, _ = new_searcher()
     again.restore(str(tmp_path / "state.json"))
-    assert searcher.search is not None
-    assert again.search is not None
-    assert dict(again.search.trials) == dict(searcher.search.trials)
-    assert [view.losses for view in again.search.trials.values()] == [view.losses for view in search.trials.values()]
+    assert views(again) == views(searcher)
+    assert [view.losses for view in views(again)] == [view.losses for view in search.trials.values()]
 
 
 def test_tune_expects_the_first_objective() -> None:
@@ -73,10 +57,7 @@ def test_tune_expects_the_first_objective() -> None:
 
 def test_result_without_one_of_them_is_an_error() -> None:
     searcher, scheduler = new_searcher()
-    config = searcher.suggest("t0")
-    assert isinstance(config, dict)
-    trial = FakeTrial(trial_id="t0", config=config)
-    scheduler.on_trial_add(None, trial)
+    [trial] = suggested(searcher, scheduler, 1)
     with pytest.raises(
         FieldError, match="objectives: speed, mb missing in a result of trial 0, which has loss, training"
     ):

@@ -13,12 +13,8 @@ from typing import Any
 import pytest
 from ray import cloudpickle, tune
 
-from searchers import (
-    Method,
-    RandomSearch,
-)
+from searchers import Method, RandomSearch
 from searchers.promotion import PromotionASHA
-from searchers.search import Search
 from searchers.tune import Scheduler, Searcher
 from tests.searchers.fake_tune import (
     LENGTH,
@@ -35,6 +31,7 @@ from tests.searchers.fake_tune import (
     value,
     views,
 )
+from tests.searchers.helpers import new_search
 
 
 @pytest.mark.parametrize(
@@ -66,9 +63,7 @@ def test_after_a_kill_no_trial_is_lost_or_run_twice(name: str, seeds: range, tmp
         assert [view.id for view in found if not view.ended or view.hparams is None] == []
         assert {number: found[number].hparams for number in known} == known
         assert len(tune.trials) == len(found) or not is_one_moment
-        replayed = Search.replay(
-            journal(tune.searcher, tmp_path), make(), SPACE, seed=seed, smaller_is_better=True, log=lambda record: None
-        )
+        replayed = new_search(make(), SPACE, seed=seed).replay(journal(tune.searcher, tmp_path))
         assert repr(list(replayed.trials.values())) == repr(found)  # NaN is not equal to itself
 
 

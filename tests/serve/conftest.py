@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from aiohttp import web
 
 from dray.serve import api
-from dray.serve.app import make_app
-from dray.serve.auth import LOOPBACK
+from dray.serve.app import listening
 from tests.serve.fake import FakeControl
 
 TOKEN = "secret-token"
+PORT = 20_000 + os.getpid() % 10_000  # not that of tests in other processes
 Body: TypeAlias = bytes | dict[str, Any] | None
 
 
@@ -74,19 +72,11 @@ class Served:
         """A request below ``/api/v1``."""
         return self.send(method, f"/api/v1{path}", body)
 
-
-def listening(app: web.Application, ports: Callable[[int], None], stopped: threading.Event) -> None:
-    """Serve an application on a free port until the event."""
-
-    async def serve() -> None:
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        ports(runner.addresses[0][1])
-        await asyncio.to_thread(stopped.wait)
-        await runner.cleanup()
-
-    asyncio.run(serve())
+    def listed(self) -> list[dict[str, Any]]:
+        """The rows of all experiments, once the server has read them all."""
+        while (reply := self.api("GET", "/experiments").json)["unread"]:
+            pass
+        return reply["experiments"]  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -102,18 +92,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def served(results: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """The server. It looks more often for news."""
     monkeypatch.setattr(api, "POLL_S", 0.02)
-    control, ports, up, stopped = FakeControl(results), [0], threading.Event(), threading.Event()
-
-    def note(port: int) -> None:
-        ports[0] = port
-        up.set()
-
-    app = make_app(control, results, token=TOKEN, hosts=LOOPBACK)
-    thread = threading.Thread(target=listening, args=(app, note, stopped))
-    thread.start()
-    try:
-        assert up.wait(30)
-        yield Served(ports[0], control, results)
-    finally:
-        stopped.set()
-        thread.join(30)
+    control = FakeControl(results)
+    with listening(control, results, "127.0.0.1", PORT, TOKEN) as url:
+        yield Served(int(url.rpartition(":")[2]), control, results)

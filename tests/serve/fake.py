@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from dray.code.load import check_entrypoint_file
 from dray.config.load import load_config
 from dray.records.directory import ExperimentDirectory
-from dray.serve.control import NotSubmitted, Share, State, Status, Submitted, WrongState
+from dray.serve.control import ExperimentState, NotSubmitted, Share, Status, Submitted, Verb, WrongState
 
 ACTIVE = ("QUEUED", "RUNNING", "STOPPING")
 
@@ -34,7 +35,7 @@ class FakeControl:
         self._all: dict[str, Submitted] = {}
         self._lock = threading.Lock()
 
-    def put(self, name: str, state: State = "QUEUED", **fields: object) -> Submitted:
+    def put(self, name: str, state: ExperimentState = "QUEUED", **fields: object) -> Submitted:
         """Have an experiment of this name, or change it."""
         before = self._all.get(name, Submitted(name=name, state=state, submitted=1_700_000_000.0, share=Share()))
         self._all[name] = replace(before, state=state, **fields)  # type: ignore[arg-type]
@@ -60,26 +61,19 @@ class FakeControl:
             raise NotSubmitted(f"{name} was not submitted to this server")
         return self._all[name]
 
-    def stop(self, name: str) -> Submitted:
-        return self._to("stop", name, ACTIVE, "STOPPED")
-
-    def pause(self, name: str) -> Submitted:
-        return self._to("pause", name, ACTIVE, "PAUSED")
-
-    def activate(self, name: str) -> Submitted:
-        return self._to("activate", name, ("PAUSED", "STOPPED", "ERROR"), "QUEUED")
-
-    def kill(self, name: str) -> Submitted:
-        return self._to("kill", name, ACTIVE, "STOPPED")
+    def act(self, name: str, verb: Verb) -> Submitted:
+        allowed = ("PAUSED", "STOPPED", "ERROR") if verb == "activate" else ACTIVE
+        states: dict[Verb, ExperimentState] = {"activate": "QUEUED", "pause": "PAUSED"}
+        return self._to(verb, name, allowed, states.get(verb, "STOPPED"))
 
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
         return self._to("extend", name, ("COMPLETED", "STOPPED", "PAUSED", "ERROR"), "QUEUED")
 
-    def set_share(self, name: str, share: Share) -> Submitted:
-        return self.put(name, self.experiment(name).state, share=share)
-
-    def annotate(self, name: str, *, tags: tuple[str, ...], notes: str) -> Submitted:
-        return self.put(name, self.experiment(name).state, tags=tags, notes=notes)
+    def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
+        now = self.experiment(name)
+        share = {field: value for field, value in change.items() if field not in ("tags", "notes")}
+        words = {field: value for field, value in change.items() if field in ("tags", "notes")}
+        return self.put(name, now.state, share=replace(now.share, **share), **words)
 
     def status(self) -> Status:
         return Status(
@@ -93,7 +87,7 @@ class FakeControl:
             experiments=dict(Counter(each.state for each in self.experiments())),
         )
 
-    def _to(self, verb: str, name: str, allowed: Collection[str], state: State) -> Submitted:
+    def _to(self, verb: str, name: str, allowed: Collection[str], state: ExperimentState) -> Submitted:
         now = self.experiment(name)
         if now.state not in allowed:
             raise WrongState(f"{name} is {now.state}; {verb} needs one that is {' or '.join(allowed)}")

@@ -7,17 +7,14 @@ import io
 import os
 import socket
 import tarfile
-import tempfile
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from dray.code.archive import pack
 from dray.serve.app import listening
-from dray.serve.control import State, Submitted
+from dray.serve.control import ExperimentState, Submitted
 from tests.report.simulated import simulated
 from tests.serve.conftest import TOKEN, Reply, Served
 
@@ -40,7 +37,7 @@ def model(tmp_path: Path) -> Path:
     return root
 
 
-def put(served: Served, state: State) -> Submitted:
+def put(served: Served, state: ExperimentState) -> Submitted:
     """The experiment ``digits-1``, in this state."""
     (served.results / "digits-1").mkdir()
     (served.results / "digits-1" / "experiment.yaml").write_text(CONFIG)
@@ -52,16 +49,6 @@ def submit(served: Served, config: str, code: bytes) -> Reply:
     body = part.format("config").encode() + config.encode() + b"\r\n" + part.format("code").encode() + code
     headers = {**served.headers, "Content-Type": "multipart/form-data; boundary=b"}
     return served.send("POST", "/api/v1/experiments", body + b"\r\n--b--\r\n", headers=headers)
-
-
-def test_an_experiment_is_submitted_with_its_code(served: Served, model: Path) -> None:
-    reply = submit(served, CONFIG, pack(model))
-    assert reply.status == 201, reply.body
-    assert reply.json["name"] == "digits-1"
-    assert reply.json["share"] == {"priority": 10, "weight": 2.0, "max_slots": None}
-    code = served.results / "digits-1" / "code"
-    assert (code / "parts" / "layer.py").read_text() == "WIDTH = 16\n"
-    assert sorted(path.name for path in code.rglob("*")) == ["layer.py", "model_def.py", "parts"]
 
 
 def test_all_faults_of_a_config_come_back(served: Served, model: Path) -> None:
@@ -79,24 +66,10 @@ def test_bad_submissions_are_refused_in_words(served: Served, model: Path) -> No
     assert not any(served.results.iterdir())
 
 
-def test_the_parts_of_a_form_may_come_in_any_order(served: Served, model: Path) -> None:
-    part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
-    body = part % (b"code", pack(model)) + part % (b"config", CONFIG.encode()) + b"--b--\r\n"
-    headers = {**served.headers, "Content-Type": "multipart/form-data; boundary=b"}
-    assert served.send("POST", "/api/v1/experiments", body, headers=headers).status == 201
-    assert (served.results / "digits-1" / "code" / "parts" / "layer.py").is_file()
-
-
 @pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=b"])
 def test_a_form_that_is_none_is_bad_input(kind: str, served: Served) -> None:
     reply = served.send("POST", "/api/v1/experiments", b"nothing", headers={**served.headers, "Content-Type": kind})
     assert (reply.status, "form can't be read" in reply.json["error"]) == (400, True), reply.body
-
-
-def test_a_body_in_an_unknown_charset_is_bad_input(served: Served) -> None:
-    headers = {**served.headers, "Content-Type": "application/json; charset=none"}
-    reply = served.send("PATCH", "/api/v1/experiments/x", b"{}", headers=headers)
-    assert (reply.status, "not JSON" in reply.json["error"]) == (400, True), reply.body
 
 
 def test_a_link_to_a_file_of_the_server_is_refused(served: Served, tmp_path: Path) -> None:
@@ -142,32 +115,6 @@ def test_a_full_disk_is_reported(served: Served, model: Path, monkeypatch: pytes
     assert reply.json["error"] == why
     monkeypatch.undo()
     assert submit(served, CONFIG, pack(model)).status == 201
-
-
-def test_a_client_that_goes_away_in_the_middle_leaves_nothing(served: Served) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("dray-submit-*"))
-    head = "POST /api/v1/experiments HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n"
-    head += f"Authorization: Bearer {TOKEN}\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n"
-    part = '--b\r\nContent-Disposition: form-data; name="config"\r\n\r\nname: di'
-    with socket.create_connection(("127.0.0.1", served.port)) as connection:
-        connection.sendall((head + part).encode())
-        time.sleep(0.3)
-    until = time.monotonic() + 20
-    while set(Path(tempfile.gettempdir()).glob("dray-submit-*")) - before:
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    assert served.control.experiments() == []
-    assert served.api("GET", "/status").status == 200
-
-
-def test_verbs_reach_the_server(served: Served) -> None:
-    put(served, "RUNNING")
-    for verb, state in (("pause", "PAUSED"), ("activate", "QUEUED"), ("stop", "STOPPED"), ("activate", "QUEUED")):
-        reply = served.api("POST", f"/experiments/digits-1/{verb}")
-        assert (reply.status, reply.json["state"]) == (200, state)
-    assert served.api("POST", "/experiments/digits-1/kill").json["state"] == "STOPPED"
-    assert served.api("POST", "/experiments/digits-1/extend", {"max_trials": 9}).json["state"] == "QUEUED"
-    assert served.control.calls[-1] == ("extend", "digits-1")
 
 
 def test_what_can_not_be_done_says_why(served: Served) -> None:
@@ -274,39 +221,3 @@ def test_a_request_waits_for_events_and_passes_over_a_torn_line(served: Served) 
     later.join()
     assert news["lines"]
     assert news["state"] == "RUNNING"
-
-
-def test_an_experiment_that_was_not_submitted_has_events(served: Served) -> None:
-    simulated(served.results / "digits-1", 4)
-    found = served.api("GET", "/experiments/digits-1/events").json
-    assert found["state"] == "COMPLETED"
-    for query in ("after=-1", "after=x", "after=1e3", "wait_s=1.5"):
-        assert served.api("GET", f"/experiments/digits-1/events?{query}").status == 400
-
-
-def test_status_is_that_of_the_server(served: Served) -> None:
-    served.control.put("digits-1", "RUNNING")
-    found = served.api("GET", "/status").json
-    assert (found["slots"], found["results"]) == (2.0, str(served.results))
-
-
-def test_verbs_do_not_wait_for_slow_imports(served: Served, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    imported, begun, submit_it = threading.Event(), threading.Semaphore(0), served.control.submit
-
-    def slow(config: str, code: Path) -> Submitted:
-        begun.release()
-        assert imported.wait(30)
-        return submit_it(config, code)
-
-    monkeypatch.setattr(served.control, "submit", slow)
-    code = pack(model)
-    with ThreadPoolExecutor(40) as clients:
-        replies = [clients.submit(submit, served, CONFIG, code) for _ in range(40)]  # more than asyncio has threads
-        try:
-            assert all(begun.acquire(timeout=30) for _ in range(6))
-            time.sleep(0.2)  # most of the others have arrived, too
-            assert served.api("GET", "/status").status == 200
-            assert served.api("POST", "/experiments/none/stop").status == 404
-        finally:
-            imported.set()
-        assert {reply.result().status for reply in replies} == {201}

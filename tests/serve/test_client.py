@@ -16,7 +16,7 @@ import pytest
 from dray.config.load import load_config
 from dray.errors import ConfigError, ExperimentError, NoExperiment
 from dray.serve import address
-from dray.serve.client import Server, Unreachable
+from dray.serve.client import Server
 from dray.serve.control import NotSubmitted, Refused, Share, WrongState
 from dray.serve.submission import prepared, reject_objects, run_on_server, why_failed
 from tests.report.simulated import simulated
@@ -112,13 +112,6 @@ def test_auto_names_the_server_of_the_results_directory(served: Served, monkeypa
         assert (found.url, found.is_here) == (served.url, True)
 
 
-def test_a_server_that_does_not_answer_is_reported_with_its_url() -> None:
-    with pytest.raises(
-        Unreachable, match=r"no dray server answers at http://127.0.0.1:9 .*; start it with: dray serve"
-    ):
-        Server("http://127.0.0.1:9", TOKEN).status()
-
-
 def test_the_token_of_a_server(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = address.token_for("127.0.0.1", results)
     assert len(first) > 32
@@ -149,18 +142,18 @@ def test_an_experiment_is_submitted_and_steered(served: Served, server: Server, 
     assert submitted == served.control.experiment("digits-1")
     assert submitted.share == Share(priority=10, weight=2.0)
     assert "correct-horse" in (served.results / "digits-1" / "secrets.yaml").read_text()
-    assert server.pause("digits-1").state == "PAUSED"
+    assert server.act("digits-1", "pause").state == "PAUSED"
     with pytest.raises(WrongState, match="digits-1 is PAUSED"):
-        server.pause("digits-1")
+        server.act("digits-1", "pause")
     assert server.change("digits-1", priority=3).share == Share(priority=3, weight=2.0)
     assert server.change("digits-1", tags=["a"], notes="n").tags == ("a",)
     assert server.fork("digits-1", {"searcher.max_length": {"batches": 8}}).name == "digits-2"
     assert server.extend("digits-1", max_length=9).state == "QUEUED"
     with pytest.raises(NotSubmitted):
-        server.stop("digits-9")
+        server.act("digits-9", "stop")
     with pytest.raises(NoExperiment):
         server.events("../results")
-    server.stop("digits-1")
+    server.act("digits-1", "stop")
     server.delete("digits-1")
     assert not (served.results / "digits-1").exists()
 

@@ -111,13 +111,7 @@ def test_an_experiment_is_followed_to_its_end(up: Served, config: Path, dray: Dr
 
 
 @pytest.mark.parametrize(("state", "code"), [("ERROR", 1), ("STOPPED", 1), ("PAUSED", 1)])
-def test_an_end_that_is_none_has_its_exit_code(
-    up: Served,
-    config: Path,
-    dray: Dray,
-    state: str,
-    code: int,
-) -> None:
+def test_an_end_that_is_none_has_its_exit_code(up: Served, config: Path, dray: Dray, state: str, code: int) -> None:
     error = "every trial failed" if state == "ERROR" else ""
     soon(lambda: up.control.put("digits-1", state, error=error), once=lambda: is_queued(up))  # type: ignore[arg-type]
     said = dray("e", "create", config)
@@ -143,11 +137,7 @@ def test_faults_are_reported_as_without_a_server(up: Served, config: Path, dray:
 
 @pytest.mark.parametrize("way", [["--no-server"], ["--path", "here"], ["--storage-path", "here"]])
 def test_ways_around_the_server(
-    up: Served,
-    config: Path,
-    dray: Dray,
-    way: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    up: Served, config: Path, dray: Dray, way: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import dray as package
 
@@ -264,11 +254,7 @@ def test_an_experiment_that_was_not_submitted_is_left_to_its_driver(digits: Serv
 
 
 @pytest.mark.parametrize("command", [("pause", "1"), ("activate", "1"), ("kill", "1"), ("set", "priority", "1", "3")])
-def test_without_a_server_they_say_how_to_start_one(
-    digits: Served,
-    dray: Dray,
-    command: tuple[str, ...],
-) -> None:
+def test_without_a_server_they_say_how_to_start_one(digits: Served, dray: Dray, command: tuple[str, ...]) -> None:
     address.remove(digits.results)
     said = dray("e", *command).is_one_line()
     without = {"pause": "stop", "kill": "stop", "activate": "resume"}.get(command[0])
@@ -290,10 +276,7 @@ def test_the_list_has_the_servers_states_and_slots(digits: Served, dray: Dray) -
 
 
 def test_a_server_elsewhere_is_named_in_the_environment(
-    digits: Served,
-    dray: Dray,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    digits: Served, dray: Dray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("DRAY_SERVER", digits.url)
@@ -336,12 +319,6 @@ def test_a_server_for_other_machines_needs_a_token(results: Path, dray: Dray) ->
 
 def test_a_second_server_does_not_start(digits: Served, dray: Dray) -> None:
     assert f"a server is up already, at {digits.url}" in dray("serve").is_one_line()
-
-
-def test_a_bad_use_of_serve_is_one_line(results: Path, dray: Dray) -> None:
-    assert "give it with --status" in dray("serve", "--json").is_one_line()
-    assert dray("serve", "--port", "0").code == 2
-    assert dray("serve", "-h").code == 0
 
 
 def test_the_list_and_the_description_agree_and_old_failures_are_not_repeated(digits: Served, dray: Dray) -> None:

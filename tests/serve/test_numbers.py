@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from dray.cli import main
-from dray.config.search import recorded_search
 from dray.config.sections import Notify
 from dray.experiment.notify import notify
 from dray.observers.observer import News
@@ -20,6 +19,7 @@ from dray.records.result import Result
 from dray.report.data import ReportData
 from searchers.journal import Journal
 from tests.observers.replayed import replay_to
+from tests.recorded_search import recorded_search
 from tests.records.story import BEST, DIVERGED, RESTARTS, STATES, happened
 from tests.serve.conftest import Served
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from dray.errors import ConfigError, ExperimentError, Fault
-from dray.serve.driver import Failed
-from dray.serve.processes import MAX_SPARES, Spares
+from dray.serve.processes import MAX_SPARES, Failed, Spares
 
 
 @dataclass(eq=False)
 class FakeDriver:
-    """As `dray.serve.processes.Driver`; `ends` and `fails`: before, and after it has the experiment."""
+    """As `dray.serve.processes.ExperimentProcess`; `ends` and `fails`: before, and after it has the experiment."""
 
     ends: bool = False
     fails: Failed | None = None

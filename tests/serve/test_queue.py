@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dray.serve.control import NotSubmitted, Share
-from dray.serve.queue import Item, Queue
+from dray.serve.control import NotSubmitted, Share, WrongState
+from dray.serve.queue import TRANSITIONS, Item, ItemState, Queue
 
 
 def again(do: Callable[[Queue], object]) -> dict[str, Item]:
@@ -29,37 +29,53 @@ def test_the_queue_keeps_what_was_submitted_in_order() -> None:
     assert list(found) == ["digits-1", "digits-2"]
     first = found["digits-1"]
     assert (first.share, first.path, first.submitted) == (Share(weight=2.0), Path("/results/digits-1"), 7.0)
-    assert all(item.is_due for item in found.values())
+    assert all(item.state == "run" for item in found.values())
 
 
 def test_what_users_want_is_kept() -> None:
     share = Share(priority=1, max_slots=4)
 
     def do(queue: Queue) -> None:
-        queue.want("digits-1", "pause")
-        queue.set_share("digits-2", share)
-        queue.annotate("digits-2", ["best"], "lower rates\nare worse")
+        queue.move("digits-1", "pause")
+        queue.change("digits-2", {"priority": 1, "max_slots": 4})
+        queue.change("digits-2", {"tags": ("best",), "notes": "lower rates\nare worse"})
 
     first, second = again(do).values()
-    assert (first.is_due, second.is_due) == (False, True)
+    assert (first.state, second.state) == ("pause", "run")
     assert (second.share, second.tags, second.notes) == (share, ("best",), "lower rates\nare worse")
+
+
+@pytest.mark.parametrize("state", TRANSITIONS)
+def test_a_state_follows_another_as_the_table_says_or_raises_and_changes_nothing(state: ItemState) -> None:
+    for new in TRANSITIONS:
+        records: list[Mapping[str, Any]] = []
+        queue = Queue([], records.append)
+        queue.add(Path("/results/digits-1"), Share())
+        queue.move("digits-1", state)
+        if new in TRANSITIONS[state]:
+            queue.move("digits-1", new)
+            assert queue.item("digits-1").state == new
+        else:
+            with pytest.raises(WrongState, match=r"experiment digits-1 has (completed; to train|failed; activate)"):
+                queue.move("digits-1", new)
+            assert (queue.item("digits-1").state, len(records)) == (state, 2)
 
 
 def test_what_has_ended_does_not_run_again_until_it_is_wanted_or_extended() -> None:
     def end(queue: Queue) -> None:
-        queue.end("digits-1", "ERROR", "every trial failed")
-        queue.end("digits-2", "COMPLETED")
+        queue.move("digits-1", "ERROR", "every trial failed")
+        queue.move("digits-2", "COMPLETED")
 
     def do(queue: Queue) -> None:
         end(queue)
-        queue.want("digits-1", "run")
+        queue.move("digits-1", "run")
         queue.extend("digits-2", {"max_trials": 8})
 
-    assert [item.is_due for item in again(end).values()] == [False, False]
+    assert [item.state for item in again(end).values()] == ["ERROR", "COMPLETED"]
     found = again(do).values()
-    assert [(item.is_due, item.error, item.extension) for item in found] == [
-        (True, "", {}),
-        (True, "", {"max_trials": 8}),
+    assert [(item.state, item.error, item.extension) for item in found] == [
+        ("run", "", {}),
+        ("run", "", {"max_trials": 8}),
     ]
     assert again(lambda queue: (do(queue), queue.opened("digits-2")))["digits-2"].extension == {}
 

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from dray.desk.effects import Say
-from dray.desk.messages import Demand
-from dray.desk.shares import Claim
+from dray.desk.shares import Demand
 from dray.serve.control import Share, WrongState
 from dray.serve.queue import Queue
 from dray.serve.scheduler import (
     MAX_DEATHS,
     MAX_PROCESSES,
     ProcessEnd,
-    RemoveRun,
     Scheduler,
     SchedulerEffect,
     SetShare,
@@ -54,8 +52,7 @@ class Scene:
 
     def demand(self, name: str, *, has: int = 0, waits: int = 0) -> None:
         """What the desk says of an experiment's run."""
-        claim = Claim(name=f"{name}-run", groups=has + waits, size=1, priority=42, weight=1.0)
-        self.demands[claim.name] = Demand(claim=claim, shape="x", kind="cpu", unit=2, has=has)
+        self.demands[f"{name}-run"] = Demand(name=f"{name}-run", groups=has + waits, has=has, shape="x", unit=2)
 
     def step(self) -> list[SchedulerEffect]:
         """What follows from a look at the desk."""
@@ -95,14 +92,6 @@ def test_the_priority_counts_before_the_order_and_there_is_a_most(scene: Scene) 
     assert (started[0], len(started)) == ("urgent", MAX_PROCESSES)
 
 
-def test_the_process_that_created_an_experiment_runs_it_if_it_may(scene: Scene) -> None:
-    scene.step()
-    runs = [scene.scheduler.submit(Path(name), Share(), has_process=True)[1] for name in "abc"]
-    assert runs == [True, True, False]
-    assert not scene.scheduler.submit(Path("d"), Share(priority=1), has_process=False)[1], "it has ended"
-    assert scene.started() == ["d"]
-
-
 def test_a_process_that_dies_again_and_again_without_training_fails_its_experiment(scene: Scene) -> None:
     scene.submit("a")
     for deaths in range(1, MAX_DEATHS + 1):
@@ -112,7 +101,7 @@ def test_a_process_that_dies_again_and_again_without_training_fails_its_experime
     assert scene.started() == []
     failed = scene.scheduler.experiment("a")
     assert (failed.state, failed.error) == ("ERROR", "killed by signal 9; it has died 3 times in a row")
-    assert scene.scheduler.activate("a").restarts == 0
+    assert scene.scheduler.act("a", "activate").restarts == 0
     assert scene.started() == ["a"]
 
 
@@ -151,15 +140,6 @@ def test_the_end_of_a_process_is_that_of_its_experiment_unless_it_was_stopped(
     assert (found.state, found.error) == (state, end.error)
 
 
-def test_an_end_that_can_not_be_written_down_happens_again(scene: Scene) -> None:
-    scene.submit("a")
-    scene.step()
-    scene.disk_is_full = True
-    with pytest.raises(OSError, match="No space"):
-        scene.scheduler.ended("a", ProcessEnd(kind="COMPLETED"))
-    assert scene.started() == ["a"]
-
-
 def test_on_a_full_disk_no_process_starts_and_users_read_why(scene: Scene) -> None:
     scene.submit("a")
     scene.scheduler.disk("the disk is full")
@@ -169,19 +149,6 @@ def test_on_a_full_disk_no_process_starts_and_users_read_why(scene: Scene) -> No
     assert scene.scheduler.experiment("a").error.startswith("the disk is full: experiments that wait")
     scene.scheduler.disk("")
     assert scene.effects == [Say("the disk has room again")]
-    assert scene.started() == ["a"]
-
-
-def test_a_run_without_a_process_is_removed_once_and_the_next_process_waits_until_it_has_left(scene: Scene) -> None:
-    scene.submit("a")
-    scene.step()
-    scene.demand("a", has=1)
-    scene.step()
-    scene.scheduler.ended("a", ProcessEnd(kind="stopped"))
-    assert RemoveRun("a-run") in scene.effects
-    assert scene.step() == []
-    scene.demands.clear()
-    scene.scheduler.left("a-run")
     assert scene.started() == ["a"]
 
 
@@ -198,18 +165,6 @@ def test_an_extension_is_kept_until_its_process_has_opened_the_experiment(scene:
     assert scene.queue.item("a").extension == {}
 
 
-def test_a_server_that_ends_stops_its_processes_and_starts_none(scene: Scene) -> None:
-    scene.submit("a", "b", "c")
-    scene.step()
-    scene.effects.clear()
-    scene.scheduler.close()
-    assert scene.effects == [SignalProcess(name, signal.SIGTERM) for name in ("a", "b")]
-    scene.scheduler.ended("a", ProcessEnd(kind="stopped"))
-    scene.scheduler.ended("b", DIED)
-    assert scene.step() == []
-    assert all(item.is_due for item in scene.queue.items()), "for the next server"
-
-
 # ----------------------------------------------------------------------------------------------------------- the verbs
 @pytest.mark.parametrize(("wanted", "state"), [("pause", "PAUSED"), ("stop", "STOPPED")])
 def test_an_experiment_stops_at_once_if_it_waits_and_once_its_process_has_ended_otherwise(
@@ -219,49 +174,23 @@ def test_an_experiment_stops_at_once_if_it_waits_and_once_its_process_has_ended_
     scene.submit("runs", "waits")
     scene.step()
     scene.effects.clear()
-    assert scene.scheduler.end("waits", wanted, signal.SIGTERM).state == state
-    assert scene.scheduler.end("runs", wanted, signal.SIGTERM).state == "STOPPING"
+    assert scene.scheduler.act("waits", wanted).state == state
+    assert scene.scheduler.act("runs", wanted).state == "STOPPING"
     assert scene.effects == [SignalProcess("runs", signal.SIGTERM)]
     scene.scheduler.ended("runs", DIED)
     assert (scene.state("runs"), scene.scheduler.experiment("runs").restarts) == (state, 0)
     assert scene.started() == []
-    scene.scheduler.activate("runs")
+    scene.scheduler.act("runs", "activate")
     assert scene.started() == ["runs"]
-
-
-def test_what_has_ended_can_not_be_stopped_and_what_has_completed_not_activated(scene: Scene) -> None:
-    scene.submit("a")
-    scene.step()
-    scene.scheduler.ended("a", ProcessEnd(kind="COMPLETED"))
-    with pytest.raises(WrongState, match="experiment a has ended"):
-        scene.scheduler.end("a", "stop", signal.SIGTERM)
-    with pytest.raises(WrongState, match="experiment a has completed"):
-        scene.scheduler.activate("a")
-    assert scene.scheduler.extend("a", {"max_trials": 8}).state == "QUEUED"
-
-
-def test_what_can_not_be_written_down_is_not_done(scene: Scene) -> None:
-    scene.submit("a")
-    scene.step()
-    scene.effects.clear()
-    scene.disk_is_full = True
-    with pytest.raises(OSError, match="No space"):
-        scene.scheduler.end("a", "stop", signal.SIGTERM)
-    with pytest.raises(OSError, match="No space"):
-        scene.submit("b")
-    assert not scene.effects
-    assert [(each.name, each.state) for each in scene.scheduler.experiments()] == [("a", "QUEUED")]
 
 
 def test_a_share_that_a_user_sets_reaches_the_desk_until_it_has_it(scene: Scene) -> None:
     scene.submit("a")
     scene.step()
     scene.demand("a", waits=1)
-    scene.scheduler.set_share("a", Share(priority=1, weight=2.0, max_slots=3))
+    scene.scheduler.change("a", {"priority": 1, "weight": 2.0, "max_slots": 3})
     assert scene.step() == [SetShare("a-run", 1, 2.0, 6)]
     assert scene.step() == [SetShare("a-run", 1, 2.0, 6)]
-    annotated = scene.scheduler.annotate("a", ("best",), "lower rates")
-    assert (annotated.tags, annotated.notes) == (("best",), "lower rates")
 
 
 def test_deleted_experiments_are_forgotten_unless_they_run(scene: Scene) -> None:

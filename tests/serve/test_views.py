@@ -32,7 +32,7 @@ def digits(once: Path, served: Served) -> Path:
 def test_experiments_are_listed_whether_or_not_they_were_submitted(served: Served, digits: Path) -> None:
     served.control.put("digits-1", "PAUSED", slots=1.5, tags=("old",))
     shutil.copytree(digits, served.results / "digits-2")
-    found = {row["name"]: row for row in served.api("GET", "/experiments").json["experiments"]}
+    found = {row["name"]: row for row in served.listed()}
     assert list(found) == ["digits-1", "digits-2"]
     one, two = found["digits-1"], found["digits-2"]
     assert (one["state"], one["submitted"]["slots"], one["submitted"]["tags"]) == ("PAUSED", 1.5, ["old"])
@@ -45,7 +45,7 @@ def test_local_runs_are_in_the_list(served: Served) -> None:
     run = served.results / "local" / "mine"
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"batches": 5, "time": 7.0, "final": true, "decides": true}\n')
-    [row] = served.api("GET", "/experiments").json["experiments"]
+    [row] = served.listed()
     assert (row["name"], row["state"], row["is_local"], row["last"]) == ("mine", "COMPLETED", True, 7.0)
     assert served.api("GET", "/experiments/mine").status == 404
 
@@ -155,5 +155,5 @@ def test_figures_of_all_kinds_are_served(served: Served, digits: Path) -> None:
 def test_a_damaged_journal_is_an_answer(served: Served, digits: Path) -> None:
     (digits / "journal.jsonl").write_text("{}}\n{}\n")
     assert served.api("GET", "/experiments/digits-1").status == 409
-    [row] = served.api("GET", "/experiments").json["experiments"]
+    [row] = served.listed()
     assert row["state"] == "DAMAGED"

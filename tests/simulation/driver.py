@@ -19,10 +19,10 @@ from dray.experiment import effects
 from dray.experiment.core import ReadLogs, RunCore
 from dray.experiment.driver import RUNNABLE
 from dray.experiment.open_search import open_search
-from dray.experiment.results import TrialResult
 from dray.groups.lender import GroupKind, Lender
 from dray.groups.pool import GroupsPlan
 from dray.groups.slots import Slots
+from searchers.events import TrialResult
 from searchers.journal import Journal
 from tests.simulation.cluster import Cluster, Lending
 from tests.simulation.experiment import Experiment

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dray.serve.control import Share
 from tests.simulation.cluster import Cluster, Rank
 from tests.simulation.driver import DriverProcess
 from tests.simulation.experiment import Experiment
@@ -149,11 +147,11 @@ class Simulation:
             case "stop" if driver:
                 driver.interrupt()
             case "pause" if server:
-                server.ask(server.want, name, "pause", server.scheduler.end, "pause", signal.SIGTERM)
+                server.ask(server.want, name, "pause", server.scheduler.act, "pause")
             case "kill" if server:
-                server.ask(server.want, name, "stop", server.scheduler.end, "stop", signal.SIGKILL)
+                server.ask(server.want, name, "stop", server.scheduler.act, "kill")
             case "share" if server:
-                server.ask(server.scheduler.set_share, name, Share(priority=1 + int(which * 60), weight=0.5 + which))
+                server.ask(server.scheduler.change, name, {"priority": 1 + int(which * 60), "weight": 0.5 + which})
             case "close" if server:
                 server.ask(server.scheduler.close)
 

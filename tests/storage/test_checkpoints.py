@@ -22,12 +22,6 @@ def save(store: CheckpointStore, batches: int, content: str = "state") -> Path:
     return Path(store.commit(staging, batches))
 
 
-def test_a_staging_directory_is_not_a_checkpoint(tmp_path: Path) -> None:
-    staging = CheckpointStore(tmp_path).stage(5)
-    (staging / "state-dict.pth").write_text("half")
-    assert CheckpointStore(tmp_path).latest() is None
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -70,13 +64,6 @@ def test_temporary_files_of_a_killed_writer_are_swept(tmp_path: Path) -> None:
     (tmp_path / ".replaced-checkpoint_4-x").mkdir()
     store.sweep()
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_may_be_empty(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    staging = store.stage(1)
-    (staging / "empty").touch()
-    verify(Path(store.commit(staging, 1)))
 
 
 def test_a_flushed_checkpoint_survives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

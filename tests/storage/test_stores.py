@@ -153,10 +153,9 @@ def test_damage_of_any_file_makes_readers_fall_back(
 @pytest.mark.parametrize("name", ["extra.pth", "gradients/rank_0.pth", "code/model_def.py", "state_dict.pth"])
 def test_an_unlisted_file_is_damage(store: CheckpointStore, root: Location, name: str) -> None:
     before, damaged = save(store, 9), save(store, 10)
-    Raw(root.child("checkpoint_10")).filesystem.create_dir(
-        str(Path(Raw(root.child("checkpoint_10")).path, name).parent), recursive=True
-    )
-    Raw(root.child("checkpoint_10")).write(name, b"more")
+    raw = Raw(root.child("checkpoint_10"))
+    raw.filesystem.create_dir(str(Path(raw.path, name).parent), recursive=True)
+    raw.write(name, b"more")
     assert store.latest() == before
     with pytest.raises(ValueError, match=rf"{name} is not in its manifest"):
         store.open(damaged)
@@ -193,11 +192,12 @@ def test_a_malformed_manifest_is_damage(tmp_path: Path, manifest: bytes) -> None
     assert store.latest() == before
 
 
-@pytest.mark.slow
 def test_a_flipped_bit_in_a_manifest_is_never_misread(tmp_path: Path) -> None:
     """Whichever bit is turned: the checkpoint is refused, or it reads as what was written."""
     store = CheckpointStore(tmp_path)
-    path = Path(save(store, 9, b"x")) / "manifest.json"
+    staging = store.stage(9)
+    (staging / "x").write_bytes(b"x")
+    path = Path(store.commit(staging, 9)) / "manifest.json"
     whole = path.read_bytes()
     for index in range(len(whole)):
         for bit in range(8):
@@ -269,7 +269,7 @@ def test_an_interrupted_upload_is_not_a_checkpoint(s3: LocalS3, tmp_path: Path) 
     assert done is not None
     assert store.latest() == store.id_of(10)
     assert total > len(state) == 1 << 20
-    for cut in (0, 1 << 16, total // 2, len(state), total - 2):
+    for cut in (0, total // 2, total - 2):
         store.delete(10)
         assert upload(cut) == (None, cut)
         assert store.find(10) is None, f"cut after {cut} bytes"

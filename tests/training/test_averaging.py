@@ -1,4 +1,4 @@
-"""The gradients of an aggregation are averaged in few operations, whatever they are."""
+"""The gradients of an aggregation are averaged, whatever they are."""
 
 from __future__ import annotations
 
@@ -6,22 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dray.training.optimisation import Optimisation
 from dray.training.progress import Position
-
-
-class Operations(TorchDispatchMode):
-    """The operations of a block, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
 
 
 class Kept:
@@ -37,8 +24,8 @@ class Kept:
         pass
 
 
-def test_gradients_of_any_kind_are_averaged_and_alike_ones_together() -> None:
-    shapes = [(2, 3), (4,), ()] * 10
+def test_gradients_of_any_kind_are_averaged() -> None:
+    shapes = [(2, 3), (4,), ()]
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
     parameters += [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes]
     parameters.append(nn.Parameter(torch.zeros(3)))  # without a gradient
@@ -48,10 +35,8 @@ def test_gradients_of_any_kind_are_averaged_and_alike_ones_together() -> None:
         parameter.grad = gradient.clone()
     words(torch.tensor([1, 1, 4])).sum().backward()
     optimizer: Any = Kept([*parameters, words.weight])
-    with Operations() as operations:
-        Optimisation(Position(), aggregation_frequency=3).step(optimizer)
+    Optimisation(Position(), aggregation_frequency=3).step(optimizer)
     found = optimizer.found
-    assert operations.names.count("aten._foreach_div_.Scalar") == 3, "float32, float64 and sparse"
     assert all(torch.equal(*pair) for pair in zip(found, [each / 3 for each in gradients], strict=False))
     assert found[-2] is None
     assert torch.equal(found[-1].to_dense(), torch.tensor([[0.0], [2 / 3], [0.0], [0.0], [1 / 3]]).expand(5, 2))

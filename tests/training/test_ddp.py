@@ -180,6 +180,7 @@ def test_weights_are_shared_together(world: Any) -> None:
 def test_a_model_that_was_cut_off_is_the_model_within(world: Any) -> None:
     net = nn.Linear(2, 1)
     spread = DDPModel(net)
+    group = spread.process_group
     disconnect(CPU)
     disconnect(CPU)  # as each rank does, of those that leave
     x = torch.ones(3, 2)
@@ -187,22 +188,19 @@ def test_a_model_that_was_cut_off_is_the_model_within(world: Any) -> None:
     spread(x).sum().backward()
     assert net.weight.grad is not None
     assert net.weight.grad.tolist() == [[3.0, 3.0]]
-
-
-def test_the_next_model_is_on_a_new_line(world: Any) -> None:
-    first = DDPModel(nn.Linear(2, 1))
-    group = first.process_group
-    disconnect(CPU)
-    assert not first.connected
-    assert DDPModel(nn.Linear(2, 1)).process_group is not group
+    assert DDPModel(nn.Linear(2, 1)).process_group is not group, "the next model is connected anew"
 
 
 def test_a_group_that_the_program_has_ended_is_not_ended_again() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = DDPModel(nn.Linear(2, 1))
+    group = model.process_group
     dist.destroy_process_group()
     disconnect(CPU)
     assert not model.connected
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert DDPModel(nn.Linear(2, 1)).process_group is not group
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
@@ -213,15 +211,6 @@ def test_gloos_collectives_are_over_when_they_return(backend: str | None) -> Non
         assert not queues_collectives(CPU)
     finally:
         dist.destroy_process_group()
-
-
-def test_a_new_process_group_has_a_new_line() -> None:
-    groups = []
-    for _ in range(2):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        groups.append(DDPModel(nn.Linear(2, 1)).process_group)
-        dist.destroy_process_group()
-    assert groups[0] is not groups[1]
 
 
 def test_only_what_a_connection_says_is_another_ranks_doing() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,11 +59,6 @@ class Gpus:
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     return Gpus(monkeypatch)
-
-
-def place(local_rank: int, local_size: int) -> DistributedContext:
-    numbers = {"rank": local_rank, "size": local_size, "local_rank": local_rank, "local_size": local_size}
-    return DistributedContext(**numbers, cross_rank=0, cross_size=1, transport=SimpleNamespace())  # type: ignore[arg-type]
 
 
 def test_a_process_trains_on_the_gpu_of_its_local_rank_or_the_only_one_it_sees_or_the_cpu(gpus: Gpus) -> None:
@@ -150,15 +143,6 @@ def test_a_trial_trains_on_the_available_gpu_unless_its_slot_is_a_cpu(gpus: Gpus
     assert gpus.chosen == ([] if config in ON_CPUS else [torch.device("cuda:0")])
 
 
-@pytest.mark.parametrize(
-    ("config", "device"), [*((config, "cpu") for config in ON_CPUS), (None, "cuda"), ({"resources": {}}, "cuda")]
-)
-def test_a_loaded_trial_of_a_cpu_slot_is_on_the_cpu(gpus: Gpus, config: dict[str, Any] | None, device: str) -> None:
-    assert pytorch.CheckpointLoadContext(exp_conf=config).device == torch.device("cpu")
-    gpus.uuids = ["a", "b"]
-    assert pytorch.CheckpointLoadContext(exp_conf=config).device == torch.device(device)
-
-
 def test_a_program_of_a_cpu_slot_is_given_the_cpu(
     gpus: Gpus, set_info: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -185,19 +169,6 @@ def test_core_init_and_reports_of_metrics_leave_cuda_alone(
             core_context.train.report_training_metrics(1, {"loss": 1.0})
 
     on_ranks(nodes(2), work)
-
-
-@pytest.mark.gpu
-def test_core_init_leaves_a_real_gpu_alone(tmp_path: Path) -> None:
-    program = (
-        "import torch; from dray import core\n"
-        "with core.init() as context:\n"
-        "    context.train.report_training_metrics(1, {'loss': 1.0})\n"
-        "    assert not torch.cuda.is_initialized()"
-    )
-    subprocess.run(
-        [sys.executable, "-c", program], check=True, timeout=100, env={**os.environ, "DRAY_HOME": os.fspath(tmp_path)}
-    )
 
 
 @pytest.mark.gpu

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from dray.records.checkpoints import damage, download, export
-from dray.storage import CheckpointError, CheckpointStore, Location
+from dray.records.checkpoints import export
+from dray.storage import CheckpointError, Location
 from dray.storage.manifest import write_manifest
 from dray.training.checkpoint import files, shard_file, sharded
 from dray.training.checkpoint.shard_file import TensorPiece
 from dray.training.progress import Progress
 
 safetensors = pytest.importorskip("safetensors.torch")
-
-MB = 1 << 20
 
 
 def pieces_of(tensor: torch.Tensor, dim: int, ranks: int) -> list[TensorPiece]:
@@ -58,9 +54,6 @@ def save(directory: Path, model: dict[str, Any], dims: dict[str, int], ranks: in
 
 def exported(checkpoint: Path, target: Path, form: Any = "state-dict") -> Any:
     file, *_ = export(Location.of(checkpoint), target, form)
-    if form == "state-dict":
-        with zipfile.ZipFile(file) as archive:
-            assert archive.testzip() is None
     return torch.load(file, weights_only=True) if form == "state-dict" else safetensors.load_file(file)
 
 
@@ -71,8 +64,9 @@ MODEL = {
     "whole": torch.randn(6, dtype=torch.float64),
     "scalar": torch.tensor(3),
     "none": torch.empty(0, 4),
+    "a/name": torch.arange(4.0),
 }
-DIMS = {"rows": 0, "columns": 1, "middle": 1}
+DIMS = {"rows": 0, "columns": 1, "middle": 1, "a/name": 0}
 
 
 @pytest.mark.parametrize("form", ["state-dict", "safetensors"])
@@ -84,8 +78,7 @@ def test_all_pieces_come_together(tmp_path: Path, form: str) -> None:
         assert torch.equal(found[name], tensor)
 
 
-def test_plain_checkpoints_keep_ties_and_what_is_in_no_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dray.training.checkpoint.export.MAPPED_BYTES", 100)  # mapped several times
+def test_plain_checkpoints_keep_ties_and_what_is_in_no_order(tmp_path: Path) -> None:
     rows = torch.arange(35.0).reshape(7, 5)
     model = {**MODEL, "tied": rows, "rows": rows, "columns": rows.t(), "part": rows[2:4, 1:], "channel": rows[:, 1]}
     checkpoint = save(tmp_path / "checkpoint_1", model, {})
@@ -94,13 +87,6 @@ def test_plain_checkpoints_keep_ties_and_what_is_in_no_order(tmp_path: Path, mon
         assert found.keys() == model.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
         assert (found["tied"].data_ptr() == found["rows"].data_ptr()) is (form == "state-dict")
-
-
-def test_sparse_tensors_are_exported_as_they_are(tmp_path: Path) -> None:
-    found = exported(save(tmp_path / "checkpoint_1", {"sparse": torch.eye(3).to_sparse(), **MODEL}, {}), tmp_path / "a")
-    assert found["sparse"].is_sparse
-    assert torch.equal(found["sparse"].to_dense(), torch.eye(3))
-    assert torch.equal(found["rows"], MODEL["rows"])
 
 
 def test_checkpoints_of_torchs_oldest_format_are_exported(tmp_path: Path) -> None:
@@ -128,61 +114,40 @@ def test_a_missing_shard_ends_the_export(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_verify_download_and_delete_know_the_shards(tmp_path: Path) -> None:
-    checkpoint = save(tmp_path / "trial_1" / "checkpoint_1", MODEL, DIMS)
-    assert damage(Location.of(checkpoint)) is None
-    download(Location.of(checkpoint), tmp_path / "copy")
-    assert torch.equal(exported(tmp_path / "copy", tmp_path / "model")["columns"], MODEL["columns"])
-    (tmp_path / "copy" / sharded.file_of(1)).write_bytes(b"")
-    assert "sharded/rank_1.safetensors has 0 bytes" in str(damage(Location.of(tmp_path / "copy")))
-    CheckpointStore(checkpoint.parent).delete(1)
-    assert not checkpoint.exists()
-
-
 MEASURE = """
-import sys
+import sys, threading
 from pathlib import Path
 import torch
 from dray.records.checkpoints import export
 from dray.storage import Location
-from dray.training.checkpoint import export as parts, files
 
-parts.MAPPED_BYTES = 8 << 20
-
-def peak():
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+def used():
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
     return int(line.split()[1]) << 10
 
-before = peak()
-export(Location.of(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
-print(peak() - before)
+before, seen, over = used(), [], threading.Event()
+def watch():
+    while not over.wait(0.001):
+        seen.append(used())
+thread = threading.Thread(target=watch)
+thread.start()
+for form in ("state-dict", "safetensors"):
+    export(Location.of(sys.argv[1]), Path(sys.argv[2], form), form)
+over.set()
+thread.join()
+print(max(seen) - before)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
-    # Ten tensors of 10 MB are sharded, and as many are not.
-    model = {
-        f"{kind}.{number}": torch.full((1600, 1600), float(number))
-        for kind in ("sharded", "whole")
-        for number in range(10)
-    }
-    dims = {name: number % 2 for number, name in enumerate(model) if name.startswith("sharded")}
+    # Ten tensors of 5 MB are sharded, and as many are not.
+    model = {f"{kind}.{n}": torch.full((1600, 800), float(n)) for kind in ("sharded", "whole") for n in range(10)}
+    dims = {name: n % 2 for n, name in enumerate(model) if name.startswith("sharded")}
     checkpoint = save(tmp_path / "checkpoint_1", model, dims)
-    for form in ("state-dict", "safetensors"):
-        target = tmp_path / form
-        ran = subprocess.run(
-            [sys.executable, "-c", MEASURE, checkpoint, target, form],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(MB)},  # glibc would keep some of what was freed
-        )
-        assert int(ran.stdout) <= 50 * MB, "either half is 100"
-        file = next(target.glob("model.*"))
-        found = torch.load(file, mmap=True) if form == "state-dict" else safetensors.load_file(file)
-        assert all(torch.equal(found[name], model[name]) for name in model)
+    used = subprocess.check_output([sys.executable, "-c", MEASURE, checkpoint, tmp_path], text=True)
+    assert int(used) <= 25 << 20, "either half is 50"
 
 
 def test_a_rank_file_is_a_safetensors_file(tmp_path: Path) -> None:

@@ -99,9 +99,8 @@ def test_a_stop_during_training_ends_the_run_at_the_report_before() -> None:
     assert (end.batches, end.is_saved) == (20, True)
 
 
-@pytest.mark.slow
 @given(plan=plans, good=st.frozensets(st.integers(1, 60)), stop_after=st.integers(1, 60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_run_that_was_stopped_and_resumed_does_what_one_never_stopped_does(
     plan: Plan, good: frozenset[int], stop_after: int
 ) -> None:
@@ -181,17 +180,19 @@ def test_what_is_done_at_each_boundary(plan: Plan, at: Progress, expected: str) 
     assert shown(commands(plan, at, answer=best_at(frozenset({2})))[0]) == expected
 
 
+def stops(command: Command) -> Outcome:
+    return Outcome(stop=isinstance(command, Publish))
+
+
 @pytest.mark.api("2.12")
 def test_a_stop_saves_what_is_unsaved_and_validates_no_more() -> None:
-    stop = lambda command: Outcome(stop=isinstance(command, Publish))  # noqa: E731
-    log, at = commands(Plan(length=9, report=Schedule(period=3)), answer=stop)
+    log, at = commands(Plan(length=9, report=Schedule(period=3)), answer=stops)
     assert shown(log) == "T3 P P*."
     assert at == Progress(batches=3, saved=3)
 
 
 def test_a_stop_at_a_checkpoint_saves_no_second_one() -> None:
-    stop = lambda command: Outcome(stop=isinstance(command, Publish))  # noqa: E731
-    log, _ = commands(Plan(length=9, rungs=(3,)), answer=stop)
+    log, _ = commands(Plan(length=9, rungs=(3,)), answer=stops)
     assert shown(log) == "T3 V P*!"
 
 

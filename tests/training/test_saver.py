@@ -142,13 +142,6 @@ def test_callers_that_ask_for_it_wait(host: SlowHost) -> None:
     assert [thread is threading.main_thread() for thread in host.threads] == [True, True, True, False]
 
 
-def test_a_file_that_was_changed_before_the_commit_counts_as_it_is(host: SlowHost) -> None:
-    host.gate.set()
-    path = save(Saver(host), {}, written=lambda path: (path / "metadata.json").write_text("{}"))
-    assert path is not None
-    assert (verify(Path(path)) / "metadata.json").read_text() == "{}"
-
-
 @pytest.mark.parametrize("method", ["wait", "finish", "save", "publish"])
 def test_an_error_is_raised_by_whatever_comes_next_and_once(host: SlowHost, method: str) -> None:
     mine = Saver(host)

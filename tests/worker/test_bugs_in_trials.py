@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +15,15 @@ from dray.code.load import load_entrypoint
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
 from dray.desk.messages import Departure, DeskReport
-from dray.storage import CheckpointStore
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
 from dray.worker import run_trial as run_trial_module
-from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import outliving_programs
 from dray.worker.run_trial import run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.model_code import imports_undone
 from tests.ray.harness import recorded
-from tests.workers import experiment_spec, links
+from tests.workers import SETTINGS, experiment_spec, lease_in, links
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
 ALONE |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -93,18 +92,9 @@ def left(
 ) -> tuple[Departure, Desk]:
     """How a worker leaves a trial with this bug."""
     config = load_config(recorded(directory / "record", trials=1, batches=8, entrypoint=entrypoint))
-    settings = SharedSettings(
-        config=config.to_dict(),
-        metric="error",
-        smaller_is_better=True,
-        max_length=Batch(8),
-        rungs=(Batch(8),),
-        validation_period=None,
-        checkpoint_period=None,
-    )
+    settings = replace(SETTINGS, config=config.to_dict(), metric="error", max_length=Batch(8), rungs=(Batch(8),))
     hparams = {"global_batch_size": 8, "lr": 0.1, "record": str(directory / "record"), "pause_s": 0, "bug": bug}
-    where: dict[str, Any] = {"trial_dir": directory, "store": CheckpointStore(directory)}
-    lease = TrialLease(number=1, client="run", trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
+    lease = lease_in(directory, hparams=hparams)
     desk = Desk(verdict, stops=stops)
     program = load_entrypoint(parse_entrypoint(entrypoint), model)
     ranks = peers or DistributedContext()

@@ -19,7 +19,7 @@ from dray.hosts import use_host
 from dray.training.trial import before_training
 from dray.worker.isolation import compiled as compiled_module
 from dray.worker.isolation.snapshot import ProcessSnapshot
-from tests.pytorch.fakes import FakeHost
+from tests.pytorch.fakes import FakeHost, OneWeight
 
 pytestmark = pytest.mark.slow  # the compiler takes a second to import, and some tenths for each function
 
@@ -74,34 +74,28 @@ def outputs(change: Callable[[], Any] = lambda: None, *, width: int = 3) -> tupl
     return compiled(x).detach(), model(x).detach()
 
 
-class Trial(pytorch.PyTorchTrial):
+class Trial(OneWeight):
     """As users write it: the optimizer is not compiled, and gets a plain number."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        self.context = context
-        model = Net()
+    def at_init(self) -> None:
+        context, model = self.context, Net()
+        context.models.clear()
+        context.optimizers.clear()
         if context.get_hparam("before"):
-            self.model = context.wrap_model(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+            self.model = context.wrap_model(torch.compile(model, backend="eager"))  # type: ignore[assignment]
         else:
             self.model = torch.compile(context.wrap_model(model), backend="eager")  # type: ignore[assignment]
-        lr, decay = context.get_hparam("lr"), context.get_hparam("weight_decay")
-        adam = torch.optim.Adam(self.model.parameters(), lr=lr, weight_decay=decay)
-        self.optimizer = context.wrap_optimizer(adam)
-        self.data = torch.utils.data.TensorDataset(torch.ones(8, 4))
+        given = {"lr": context.get_hparam("lr"), "weight_decay": context.get_hparam("weight_decay")}
+        self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), **given))
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(self.data, batch_size=2)
+        return pytorch.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 4)), batch_size=2)
 
     build_validation_data_loader = build_training_data_loader
 
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
-        loss = self.model(batch[0]).square().mean()
-        self.context.backward(loss)
-        self.context.step_optimizer(self.optimizer)
-        return {"loss": loss}
-
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
-        return {"validation_loss": self.model(batch[0]).square().mean()}
+    def loss(self, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = self.model(batch[0]).square().mean()
+        return loss
 
 
 @pytest.mark.parametrize("before", [True, False])

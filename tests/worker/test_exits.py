@@ -81,16 +81,12 @@ def test_the_death_of_the_stores_rank_is_left_to_the_programs_next_collective(
     assert errors == [], "the watching thread ends without an error"
 
 
-def test_only_collectives_of_all_ranks_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        before = collectives_begun()
-        dist.all_reduce(torch.ones(1))
-        dist.barrier()
-        dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
-        assert collectives_begun() == before + 2
-        # gloo counts what two of three ranks send each other on these two only.
-        monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-        assert collectives_begun() == 0
-    finally:
-        dist.destroy_process_group()
+def test_only_collectives_of_all_ranks_are_counted(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = collectives_begun()
+    dist.all_reduce(torch.ones(1))
+    dist.barrier()
+    dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
+    assert collectives_begun() == before + 2
+    # gloo counts what two of three ranks send each other on these two only.
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    assert collectives_begun() == 0

@@ -12,28 +12,16 @@ import pytest
 
 from dray.desk.connection import DeskUnreachable
 from dray.desk.messages import DeskReport, Reply
-from dray.storage import CheckpointStore, checkpoints
+from dray.storage import checkpoints
 from dray.training.host import Report
-from dray.training.units import Batch
 from dray.worker.host import RayHost
-from dray.worker.lease import SharedSettings, TrialLease
+from dray.worker.lease import SharedSettings
 from searchers import Metric, Objectives
-from tests.workers import links
-
-SETTINGS = SharedSettings(
-    config={},
-    metric="loss",
-    smaller_is_better=True,
-    max_length=Batch(100),
-    rungs=(),
-    validation_period=None,
-    checkpoint_period=None,
-)
+from tests.workers import SETTINGS, lease_in, links
 
 
-def lease_in(directory: Path, **fields: Any) -> TrialLease:
-    where = {"trial_dir": directory, "store": CheckpointStore(directory)}
-    return TrialLease(number=1, client="run", trial_id=1, trial_seed=0, hparams={}, last_step=None, **where, **fields)
+def host_in(directory: Path, desk: Any, settings: SharedSettings = SETTINGS, **fields: Any) -> RayHost:
+    return RayHost(**links(desk), lease=lease_in(directory, **fields), settings=settings, code_dir=None)
 
 
 class Desk:
@@ -64,7 +52,7 @@ def test_metrics_within_an_interval_are_sent_together(
 def test_the_log_of_a_trial_that_prints_nothing_says_how_far_it_came(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = RayHost(**links(Judge()), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+    host = host_in(tmp_path, Judge())
     report = Report(batches=4, training={"loss": 0.5}, validation={"loss": 0.25})
     with caplog.at_level("INFO"):
         saved = host.commit(host.new_checkpoint(4), report, {})
@@ -72,24 +60,18 @@ def test_the_log_of_a_trial_that_prints_nothing_says_how_far_it_came(
     assert caplog.messages == [f"saved {saved}", "trained to batch 4: loss=0.5", "validated at batch 4: loss=0.25"]
 
 
-def test_a_lost_desk_asks_no_trial_to_stop(tmp_path: Path) -> None:
-    """Its next report fails, with a better error."""
-    answer: Future[bool] = Future()
-    desk: Any = SimpleNamespace(stop_wanted=lambda lease: answer)
+@pytest.mark.parametrize("answer", [True, DeskUnreachable("lost")], ids=["a request", "the desk is lost"])
+def test_a_request_to_stop_is_heard_for_good_and_a_lost_desk_is_none(tmp_path: Path, answer: Any) -> None:
+    """The next report fails of a trial that has lost its desk, with a better error."""
+    asked: Future[bool] = Future()
+    desk: Any = SimpleNamespace(stop_wanted=lambda lease: asked)
     host = RayHost(driver=desk, desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
     assert not host.stop_requested()
-    answer.set_exception(DeskUnreachable("lost"))
-    assert not host.stop_requested()
-
-
-def test_a_request_to_stop_is_heard(tmp_path: Path) -> None:
-    answer: Future[bool] = Future()
-    desk: Any = SimpleNamespace(stop_wanted=lambda lease: answer)
-    host = RayHost(driver=desk, desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
-    assert not host.stop_requested()
-    answer.set_result(True)
-    assert host.stop_requested()
-    assert host.stop_requested(), "for good"
+    if answer is True:
+        asked.set_result(True)
+    else:
+        asked.set_exception(answer)
+    assert [host.stop_requested() for _ in range(2)] == [answer is True] * 2
 
 
 class Judge:
@@ -114,8 +96,7 @@ class Judge:
 
 
 def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path) -> None:
-    desk = Judge()
-    host = RayHost(**links(desk), lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+    host = host_in(tmp_path, Judge())
     host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
     assert not host.is_best({"loss": 0.6})
     assert host.is_best({"loss": 0.4})
@@ -126,8 +107,7 @@ SEVERAL = replace(SETTINGS, objectives=Objectives((Metric(name="mb", at_most=100
 
 
 def test_best_validation_of_several_metrics_keeps_the_limits(tmp_path: Path) -> None:
-    desk = Judge()
-    host = RayHost(**links(desk), lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
+    host = host_in(tmp_path, Judge(), SEVERAL)
     assert list(host.metrics) == ["loss", "mb"]
     assert not host.is_best({"loss": 0.1, "mb": 101.0})
     assert host.is_best({"loss": 0.5, "mb": 100.0})
@@ -136,7 +116,7 @@ def test_best_validation_of_several_metrics_keeps_the_limits(tmp_path: Path) -> 
 
 def test_report_has_all_metrics_in_the_searches_order_and_so_has_a_checkpoint(tmp_path: Path) -> None:
     desk = Judge()
-    host = RayHost(**links(desk), lease=lease_in(tmp_path), settings=SEVERAL, code_dir=None)
+    host = host_in(tmp_path, desk, SEVERAL)
     for mb in (50.0, 150.0):
         host.publish(Report(batches=1, validation={"loss": 0.5, "mb": mb}, decides=True))
     assert [(report.value, report.metrics) for report in desk.reports] == [(0.5, (50.0, 0.5)), (None, (150.0, 0.5))]
@@ -145,8 +125,7 @@ def test_report_has_all_metrics_in_the_searches_order_and_so_has_a_checkpoint(tm
 
 
 def test_pulse_changes_with_every_batch_and_every_step_of_a_transfer(tmp_path: Path) -> None:
-    lease = lease_in(tmp_path)
-    host = RayHost(**links(None), lease=lease, settings=SETTINGS, code_dir=None)
+    host = host_in(tmp_path, None)
     progress = (0, 0)
     host.watch(lambda: progress)
     first = host.pulse()
@@ -154,7 +133,7 @@ def test_pulse_changes_with_every_batch_and_every_step_of_a_transfer(tmp_path: P
     progress = (1, 0)
     assert host.pulse() != first
     second = host.pulse()
-    lease.store.transferred += 1
+    host.lease.store.transferred += 1
     assert host.pulse() != second
 
 
@@ -171,11 +150,10 @@ def test_a_trial_can_not_change_the_next_ones_config() -> None:
 def test_the_checkpoint_that_a_trial_resumes_from_is_verified_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease = lease_in(tmp_path)
-    host = RayHost(**links(None), lease=lease, settings=SETTINGS, code_dir=None)
-    staging = lease.store.stage(3)
+    host = host_in(tmp_path, None)
+    staging = host.lease.store.stage(3)
     (staging / "state").write_text("x")
-    checkpoint = lease.store.commit(staging, 3)
+    checkpoint = host.lease.store.commit(staging, 3)
     verified: list[Path] = []
     monkeypatch.setattr(checkpoints, "verify", lambda path, **_: verified.append(path) or path)
     assert host.resume() is None

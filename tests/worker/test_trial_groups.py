@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,11 +26,9 @@ Run = Callable[..., tuple[Any, list[str]]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def run(group: None) -> Run:
     """Run a trial on the only rank of a process group."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield ProcessSnapshot().run
-    dist.destroy_process_group()
+    return ProcessSnapshot().run
 
 
 def descriptors() -> int:

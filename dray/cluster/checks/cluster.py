@@ -8,6 +8,7 @@ in an all-reduce with NCCL.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import secrets
@@ -69,18 +70,18 @@ class _Check:
         from dray.cluster.nodes import nodes
 
         self._place, self._storage_was_given = place, storage_was_given
-        there = nodes()
-        self.checked = ClusterCheck(
-            address=ray.get_runtime_context().gcs_address,
-            storage=str(place),
-            nodes=[Node(address=node.address, gpus_of_ray=int(node.resources.get("GPU", 0))) for node in there],
-        )
-        self._ids = [node.id for node in there]
-        self._inspectors: dict[int, Any] = {}
+        self._ids = {
+            Node(address=node.address, gpus_of_ray=int(node.resources.get("GPU", 0))): node.id for node in nodes()
+        }
+        address = ray.get_runtime_context().gcs_address
+        self.checked = ClusterCheck(address=address, storage=str(place), nodes=list(self._ids))
+        self._inspectors: dict[Node, Any] = {}
 
     def run(self) -> ClusterCheck:
         self._start()
-        self._look()
+        for node, facts in self._ask("facts").items():
+            self.checked.take_facts(node, facts, versions())
+        self.checked.compare_nodes()
         self._compare_clocks()
         self._try_storage()
         self._send()
@@ -96,100 +97,83 @@ class _Check:
 
         sent = runtime_env()
         started = {
-            number: on_node(Inspector, node, runtime_env=sent, max_concurrency=2).remote()
-            for number, node in enumerate(self._ids)
+            node: on_node(Inspector, there, runtime_env=sent, max_concurrency=2).remote()
+            for node, there in self._ids.items()
         }
-        ready = self._answers({number: each.__ray_ready__.remote() for number, each in started.items()}, "run dray")
-        self._inspectors = {number: started[number] for number in ready}
+        ready = self._answers({node: each.__ray_ready__.remote() for node, each in started.items()}, "run dray")
+        self._inspectors = {node: started[node] for node in ready}
 
-    def _answers(self, references: Mapping[int, Any], what: str = "be checked") -> dict[int, Any]:
+    def _ask(self, method: str) -> dict[Node, Any]:
+        return self._answers({node: getattr(each, method).remote() for node, each in self._inspectors.items()})
+
+    def _answers(self, references: Mapping[Node, Any], what: str = "be checked") -> dict[Node, Any]:
         """The nodes' answers. One that gives none can't do what it was asked for, and is asked nothing else."""
         import ray
 
-        answers: dict[int, Any] = {}
+        answers: dict[Node, Any] = {}
         deadline = time.monotonic() + ANSWER_S
-        for number, reference in references.items():
+        for node, reference in references.items():
             try:
-                answers[number] = ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
+                answers[node] = ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
             except Exception as error:  # whatever the actor raised
                 late = isinstance(error, ray.exceptions.GetTimeoutError)
                 why = f"no answer within {ANSWER_S:.0f} s" if late else one_line(error)[-300:]
-                self._inspectors.pop(number, None)
-                self.checked.add_error(self.checked.nodes[number].name, f"can't {what}: {why}")
+                self._inspectors.pop(node, None)
+                self.checked.add_error(node.name, f"can't {what}: {why}")
         return answers
-
-    def _look(self) -> None:
-        drivers_versions = versions()
-        asked = {number: inspector.facts.remote() for number, inspector in self._inspectors.items()}
-        for number, facts in self._answers(asked).items():
-            self.checked.take_facts(self.checked.nodes[number], facts, drivers_versions)
-        self.checked.compare_nodes()
 
     def _compare_clocks(self) -> None:
         import ray
 
-        for number, inspector in list(self._inspectors.items()):
-            node = self.checked.nodes[number]
-            try:
-                ahead = ahead_s(lambda there=inspector: ray.get(there.clock.remote(), timeout=ANSWER_S))  # type: ignore[misc]
-            except ray.exceptions.RayError:
-                continue  # the next step reports that it does not answer
-            self.checked.take_clock(node, ahead)
+        for node, inspector in self._inspectors.items():
+            with contextlib.suppress(ray.exceptions.RayError):  # the next step reports that it does not answer
+                ask = functools.partial(lambda there: ray.get(there.clock.remote(), timeout=ANSWER_S), inspector)
+                self.checked.take_clock(node, ahead_s(ask))
 
     def _try_storage(self) -> None:
         with _shared_directory(self._place, self.checked) as shared:
             if shared is None:
                 return
             place, sign = shared
-            asked = {
-                number: each.storage.remote(place, sign, f"node-{number}") for number, each in self._inspectors.items()
-            }
-            for number, trouble in self._answers(asked).items():
-                if trouble is None and not _has(place, f"node-{number}"):
+            asked = {node: each.storage.remote(place, sign, node.address) for node, each in self._inspectors.items()}
+            for node, trouble in self._answers(asked).items():
+                if trouble is None and not _has(place, node.address):
                     trouble = Trouble("unseen", f"writes to {self._place}, but the driver does not see what it wrote")
-                if trouble is not None:
-                    # Name the user's place: the check's own directory in it is deleted afterwards.
-                    what = trouble.what.replace(str(place), str(self._place))
-                    self._report_storage(self.checked.nodes[number].name, Trouble(trouble.kind, what))
-
-    def _report_storage(self, node: str, trouble: Trouble) -> None:
-        what = f"{trouble.what}; {REMEDIES[trouble.kind]}"
-        if self._storage_was_given:
-            self.checked.add_error(node, what)
-        else:
-            self.checked.add_note(node, f"{what}; experiments without checkpoint_storage go there: give --storage")
+                if trouble is None:
+                    continue
+                # Name the user's place: the check's own directory in it is deleted afterwards.
+                what = f"{trouble.what.replace(str(place), str(self._place))}; {REMEDIES[trouble.kind]}"
+                if self._storage_was_given:
+                    self.checked.add_error(node.name, what)
+                else:
+                    hint = "experiments without checkpoint_storage go there: give --storage"
+                    self.checked.add_note(node.name, f"{what}; {hint}")
 
     def _send(self) -> None:
         """Each node sends to the next one, all at the same time: this shows what the network as a whole can carry."""
-        numbers = sorted(self._inspectors)
-        if len(numbers) < 2:
+        places = self._ask("listen") if len(self._inspectors) > 1 else {}
+        if len(places) < 2:
             return
-        places = self._answers({number: self._inspectors[number].listen.remote() for number in numbers})
-        after = dict(zip(numbers, [*numbers[1:], numbers[0]], strict=True))
-        asked = {
-            number: self._inspectors[number].send.remote(places[after[number]])
-            for number in numbers
-            if number in self._inspectors and after[number] in places
-        }
-        for number, (speed, error) in self._answers(asked).items():
-            node, to = self.checked.nodes[number], self.checked.nodes[after[number]]
+        after = dict(zip(places, [*list(places)[1:], *list(places)[:1]], strict=True))
+        asked = {node: self._inspectors[node].send.remote(places[to]) for node, to in after.items()}
+        for node, (speed, error) in self._answers(asked).items():
             node.sends_bytes_s = speed
             if speed is None:
                 self.checked.add_error(
                     node.name,
-                    f"can't send to {to.name}: {error}; the workers of a trial listen on ports that the system "
-                    "chooses: allow all ports between the nodes, and none from outside",
+                    f"can't send to {after[node].name}: {error}; the workers of a trial listen on ports that the "
+                    "system chooses: allow all ports between the nodes, and none from outside",
                 )
             elif speed < SLOW_BYTES_S:
-                self.checked.add_note(node.name, f"sends only {speed / 1e6:.0f} MB/s to {to.name}")
+                self.checked.add_note(node.name, f"sends only {speed / 1e6:.0f} MB/s to {after[node].name}")
 
     def _reduce(self) -> None:
-        gpus = [min(len(node.gpus), node.gpus_of_ray) for node in self.checked.nodes]
-        ranks = [node for node, count in zip(self._ids, gpus, strict=True) if count > 0]
-        if len(ranks) == 1 and max(gpus) > 1:
+        gpus = {node: min(len(node.gpus), node.gpus_of_ray) for node in self._ids}
+        ranks = [there for node, there in self._ids.items() if gpus[node] > 0]
+        if len(ranks) == 1 and max(gpus.values()) > 1:
             ranks *= 2
         if len(self._ids) > 1:
-            all_reduce_speed(self.checked, self._ids[:MAX_RANKS], "gloo")
+            all_reduce_speed(self.checked, list(self._ids.values())[:MAX_RANKS], "gloo")
         if len(ranks) > 1:
             self.checked.reduces_bytes_s = all_reduce_speed(self.checked, ranks[:MAX_RANKS], "nccl")
 

@@ -16,7 +16,7 @@ RAY_DISK_LIMIT = 0.95
 """Ray stores no more objects on a disk that is fuller than this share (``RAY_local_fs_capacity_threshold``)."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Node:
     """The facts about a node. A version is "" if there is none, or it is unknown."""
 
@@ -45,8 +45,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """An error, or something worth knowing."""
-
     node: str  # its name; "" for the cluster as a whole
     what: str
     is_wrong: bool  # trials would fail, or strangers could run code; else it is only a note
@@ -54,8 +52,6 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class ClusterCheck:
-    """The result of a check of a cluster."""
-
     address: str | None  # None: this machine alone
     storage: str
     nodes: list[Node]

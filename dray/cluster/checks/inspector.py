@@ -58,8 +58,6 @@ class Disk:
 
 
 class Inspector:
-    """Looks at its own node."""
-
     def facts(self) -> dict[str, Any]:
         """Fields of `Node`; ``error``, why torch can't be imported, or ""; and ``full``, a disk that is full, or ""."""
         # One directory of each disk.

@@ -65,8 +65,6 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an experiment needs of each node."""
-
     versions: Mapping[str, str]  # the driver's
     directory: str  # the experiment's; where it is not shared, checkpoints for an object store are staged there
     sign: str | None  # what `write_sign` wrote there if it holds the checkpoints; None if they are in an object store
@@ -82,10 +80,16 @@ class Needs:
             or full_disk(disks())
             or directory_trouble(self.directory, self.sign)
         )
-        mark = _mark_of(run)
+        # It exists once a process of this run has reached the object store from this node.
+        mark = Path(tempfile.gettempdir()) / f"dray-nodes-{os.getuid()}" / run
         if trouble is None and self.store is not None and not mark.exists():
-            trouble = _store_trouble(self.store)
-            if trouble is None:
+            from dray.storage import RemoteDirectory, StorageError
+
+            try:
+                RemoteDirectory(self.store, patience_s=STORE_S).probe()
+            except (StorageError, OSError) as error:
+                trouble = Trouble("refused", f"can't use the experiment's storage: {error}")
+            else:
                 with contextlib.suppress(OSError):
                     mark.parent.mkdir(mode=0o700, exist_ok=True)
                     mark.touch()
@@ -143,7 +147,6 @@ def mounted(place: str) -> str:
 
 
 def write_sign(directory: Path, sign: str) -> None:
-    """Write a sign into a directory, by which other nodes find out whether they see the same one."""
     directory.mkdir(parents=True, exist_ok=True)
     _sign_in(directory).write_text(sign)
 
@@ -181,21 +184,6 @@ def _trouble_of(error: OSError, directory: str) -> Trouble:
     if error.errno in _FULL:
         return Trouble("full", f"has a full disk at {directory}: {error.strerror}")
     return Trouble("refused", f"can't write to {directory}: {error.strerror}")
-
-
-def _store_trouble(store: Location) -> Trouble | None:
-    from dray.storage import RemoteDirectory, StorageError
-
-    try:
-        RemoteDirectory(store, patience_s=STORE_S).probe()
-    except (StorageError, OSError) as error:
-        return Trouble("refused", f"can't use the experiment's storage: {error}")
-    return None
-
-
-def _mark_of(run: str) -> Path:
-    """The file that exists once a process of this run has reached the object store from this node."""
-    return Path(tempfile.gettempdir()) / f"dray-nodes-{os.getuid()}" / run
 
 
 def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble]:

@@ -113,6 +113,5 @@ class Checkpointer:
             callback.on_checkpoint_upload_end(uuid=uuid)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is saved, on all ranks."""
         with all_or_none(self.rank.peers, "saving the last checkpoint"):
             self.saver.finish()

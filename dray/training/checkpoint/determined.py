@@ -28,12 +28,10 @@ log = logging.getLogger(__name__)
 LOAD_DATA = "load_data.json"
 #: The key of the batches trained, by file.
 POSITIONS = {"trial_state.pkl": "batches_trained", "workload_sequencer.pkl": "steps_completed"}
-MAX_POSITION_BYTES = 1 << 20
-_WITHOUT_POSITION = "remove the file to continue from the weights alone, counting from batch 0"
 
 
 def adapt(state: Mapping[str, Any], models: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """A state as dray saves it; other keys stay. The trial's models tell DDP's `module.` from a submodule's name."""
+    """A state as dray saves it. The trial's models tell DDP's `module.` from a submodule's name."""
     found: dict[str, Any] = {f"{kind}_state_dict": [] for kind in ("models", "optimizers", "lr_schedulers")}
     found = {**found, "callbacks": {}, **state}
     if found.pop("amp_state", None) is not None:
@@ -47,7 +45,6 @@ def adapt(state: Mapping[str, Any], models: Sequence[torch.nn.Module]) -> dict[s
 
 
 def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The RNG state as `rng.restore` takes it, None if there is none."""
     saved = state.get("rng_state")
     if saved is None:
         return None
@@ -58,7 +55,6 @@ def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def read_progress(directory: Path) -> Progress:
-    """The position of training, in batches."""
     name = next((name for name in POSITIONS if (directory / name).exists()), None)
     if name is None:
         log.warning(
@@ -90,7 +86,7 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 def read_division(directory: Path) -> Division | None:
-    """The number of processes, and the batch size of each, assuming that it is the global one divided by the slots."""
+    """Assumes that the batch size of each process is the global one divided by the slots."""
     about = describe(directory)
     resources = (about["experiment_config"] or {}).get("resources") or {}
     slots, size = resources.get("slots_per_trial"), (about["hparams"] or {}).get("global_batch_size")
@@ -107,17 +103,13 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _unpickle(path: Path) -> Any:
-    if path.stat().st_size > MAX_POSITION_BYTES:
-        raise ValueError(
-            f"{path} has {path.stat().st_size} bytes, too many for the position of training (at most "
-            f"{MAX_POSITION_BYTES}); {_WITHOUT_POSITION}"
-        )
     try:
         with path.open("rb") as file:
             return _PlainUnpickler(file).load()
     except Exception as error:  # a damaged pickle can make the unpickler raise anything
         raise ValueError(
-            f"{path} can't be read as plain data: {error}; nothing in it was run; {_WITHOUT_POSITION}"
+            f"{path} can't be read as plain data: {error}; nothing in it was run; remove the file to continue from the "
+            "weights alone, counting from batch 0"
         ) from error
 
 

@@ -20,6 +20,7 @@ run code. State that would not load this way is rejected when it is saved. `dete
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -30,11 +31,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from typing_extensions import Buffer
 
 from dray.storage import determined_state
+from dray.storage.disk import begin_writing
 from dray.storage.manifest import Listed
 from dray.training.checkpoint import determined, shard_file
-from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import check_savable, load_as, read_json
 from dray.training.checkpoint.portable import portable
 from dray.training.checkpoint.shard_file import TensorPiece
@@ -46,6 +48,9 @@ PROGRESS = "progress.json"
 METADATA = "metadata.json"
 HPARAMS = "hparams.json"
 EXPERIMENT = "experiment.yaml"
+
+PIECE_BYTES = 1 << 20  # files are written and hashed in pieces of this size, which fit the processor's cache
+FLUSH_BYTES = 8 << 20  # how much of a file that is not read soon may be in the page cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,7 @@ class Contents:
 def contents(
     *, state: dict[str, Any], progress: Progress, ranks: Sequence[RankState], description: Description
 ) -> Contents:
-    """The content of a checkpoint. State that `torch.load(weights_only=True)` would refuse is `UnsavableState`."""
+    """The content of a checkpoint; an `UnsavableState` if `torch.load(weights_only=True)` would refuse its state."""
     nbytes = check_savable(state)
     objects: dict[str, Any] = {STATE: state}
     for rank, part in enumerate(ranks):
@@ -114,6 +119,59 @@ def contents(
         **description.texts,
     }
     return Contents(objects=objects, texts=texts, nbytes=nbytes)
+
+
+class ChecksumWriter(io.FileIO):
+    """A file for `torch.save` that computes its SHA-256 while it is written.
+
+    A write error is raised when the block ends: raised in `write`, torch would replace it with its own. torch writes a
+    small tensor in seven pieces, which are collected here. Python's buffered files are no alternative: a process forked
+    meanwhile (a DataLoader worker) could write its copy of the buffer too.
+    """
+
+    def __init__(self, path: str, read_soon: bool) -> None:
+        super().__init__(path, "wb")
+        self._read_soon = read_soon
+        self._size = self._flushed = 0
+        self._digest = hashlib.sha256()
+        self._small = bytearray()
+        self._error: OSError | None = None
+
+    @property
+    def listed(self) -> Listed:
+        return Listed(self._size, self._digest.hexdigest())
+
+    def __exit__(self, *_: object) -> None:
+        self._write_through(memoryview(self._small))
+        self.close()
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: Buffer) -> int:
+        view = memoryview(data).cast("B")
+        if len(self._small) + len(view) <= PIECE_BYTES:
+            self._small += view
+        else:
+            small, self._small = self._small, bytearray()
+            self._write_through(memoryview(small))
+            self._write_through(view)
+        return len(view)
+
+    def _write_through(self, view: memoryview) -> None:
+        done = 0
+        while self._error is None and done < len(view):
+            piece = view[done : done + PIECE_BYTES]
+            try:
+                written = super().write(piece)
+            except OSError as error:
+                self._error = error
+            else:
+                self._digest.update(piece[:written])
+                done += written
+                self._size += written
+                if self._size >= self._flushed + FLUSH_BYTES and not self._read_soon:
+                    begin_writing(self.fileno())
+                    self._flushed = self._size
 
 
 def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, Listed]:
@@ -148,13 +206,12 @@ def read_progress(directory: Path) -> Progress:
 
 
 def read_length(directory: Path, name: Literal["epoch_length", "total_batches"]) -> int | None:
-    """A length, in batches, of the run that wrote a checkpoint, as `Description` has it; None if unknown."""
+    """A length of the run that wrote a checkpoint, as `Description` has it; None if unknown."""
     found = (read_json(directory / PROGRESS) or {}).get(name)
     return found if isinstance(found, int) else None
 
 
 def read_division(directory: Path) -> Division | None:
-    """How the run that wrote a checkpoint divided its data; None if unknown."""
     if determined_state(directory) is not None:
         return determined.read_division(directory)
     division = (read_json(directory / PROGRESS) or {}).get("division")
@@ -175,11 +232,8 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_kwargs: Any) -> dict[str, Any]:
-    """`state-dict.pth`, on the CPU unless `torch_load_kwargs` say otherwise; without running code.
-
-    Args:
-        models: the trial's, unwrapped: in a Determined checkpoint the parameters' names depend on how it ran.
-    """
+    """`state-dict.pth`, on the CPU unless `torch_load_kwargs` say otherwise; without running code. `models` are the
+    trial's, unwrapped: in a Determined checkpoint the parameters' names depend on how it ran."""
     old = determined_state(directory)
     path = directory / STATE if old is None else old
     if not path.exists():
@@ -194,11 +248,9 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
 def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int, sharing: int = 1) -> RankState | None:
     """What rank `rank` of `size` restores besides `state`; None if fewer processes wrote the checkpoint.
 
-    With another `sharing` (see `Description`) than that of the run that wrote it, a rank gets the RNG state of the
-    first one that had its share of the data: ranks that share data draw the same random numbers.
-
-    Gradients are this rank's own if as many processes wrote them, else the mean over those processes, as DDP would have
-    averaged them.
+    With another `sharing` (see `Description`) a rank gets the RNG state of the first one that had its share of the
+    data: ranks that share data draw the same random numbers. Gradients are this rank's own if as many processes wrote
+    them, else the mean over those processes, as DDP would have averaged them.
     """
     if determined_state(directory) is not None:
         # All its processes resume with the chief's RNG state.
@@ -228,14 +280,12 @@ def read_mean_gradients(directory: Path) -> list[list[torch.Tensor | None]]:
 
 
 def _gradient_files(directory: Path) -> list[Path]:
-    """In the order of the ranks."""
     files = (directory / "gradients").glob("rank_*.pth")
     return sorted(files, key=lambda file: int(file.stem.removeprefix("rank_")))
 
 
 def _json(content: Any, indent: int | None = None) -> bytes:
-    # Only without an indent is the C encoder used.
-    return json.dumps(content, indent=indent, default=_jsonable).encode()
+    return json.dumps(content, indent=indent, default=_jsonable).encode()  # the C encoder takes no indent
 
 
 def _jsonable(value: Any) -> Any:

@@ -7,7 +7,8 @@ import errno
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +23,7 @@ from dray.training.parallel.transport import StoreTransport
 
 T = TypeVar("T")
 
-POLL_S = 0.02
-"""How often a rank checks, in the background, whether the others have written their parts; less often later on."""
+POLL_S = 0.02  # how often a rank checks, in the background, whether the others have written their parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,6 @@ class JointCheckpoint:
 
     @classmethod
     def begin(cls, peers: DistributedContext, host: Host, report: Report) -> JointCheckpoint:
-        """Make the staging directories."""
         apart = host.is_remote and peers.cross_size > 1
         machine, stages = (peers.cross_rank, peers.local_rank == 0) if apart else (0, peers.rank == 0)
 
@@ -62,18 +61,13 @@ class JointCheckpoint:
         staging = next(path for place, paths in places for path in paths if place == machine)
         return cls(peers=peers, host=host, report=report, staging=staging, apart=apart, stages=stages)
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """The block in which ranks write their parts and commit; if it fails, what was staged is removed."""
-        with writing(self.staging) if self.stages else contextlib.nullcontext():
-            yield
+        return writing(self.staging) if self.stages else contextlib.nullcontext()
 
     def save(self, write: Callable[[], dict[str, Listed]], written: Callable[[Path], None] | None = None) -> str:
-        """Write the parts and commit; returns the checkpoint's id.
-
-        `write` writes this rank's part and returns its files. `written` is called on the chief with its directory
-        before the commit, and may change files in it.
-        """
+        """Write the parts and commit; returns the checkpoint's id. `write` writes this rank's part and returns its
+        files; `written` is called on the chief with its directory before the commit, and may change files."""
         known: dict[str, Listed] = {}
 
         def work() -> dict[str, Listed]:
@@ -86,8 +80,7 @@ class JointCheckpoint:
             return self.commit(known, written)
 
     def commit(self, known: dict[str, Listed], written: Callable[[Path], None] | None) -> str:
-        """Commit what all ranks have written, in the block `writing`, as `save`. `known`: files of any rank, as far
-        as their checksums are known."""
+        """Commit what all ranks have written, in the block `writing`; `known` are files whose checksums are known."""
         uploads = _on_all(self.peers, "uploading its part of a checkpoint", self._upload) if self.apart else []
 
         def commit() -> str:
@@ -112,11 +105,8 @@ class JointCheckpoint:
 
 
 def _on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> list[T]:
-    """Call a function on each rank; returns, on all ranks, the list of its results.
-
-    Unlike in `exchange.on_all`, a rank that has failed waits as long as the others write, as it would remove their
-    directory; and a full disk is an error of its own, which training survives.
-    """
+    """As `exchange.on_all`; but a rank that has failed waits as long as the others write, as it would remove their
+    directory, and a full disk is an error of its own, which training survives."""
     value: Any = None
     error: BaseException | None = None
     try:
@@ -136,11 +126,8 @@ def _on_all(peers: DistributedContext, doing: str, work: Callable[[], T]) -> lis
 
 
 class SideTransport(StoreTransport):
-    """Passes objects between ranks in a thread other than that of their collectives, by their `side_store`.
-
-    The name is the same on all ranks, and never used before. `leaving` is set if training has failed: a rank may be
-    dead, and is not waited for long.
-    """
+    """Passes objects between ranks in a thread other than that of their collectives. The name is the same on all, and
+    never used before. `leaving` is set if training has failed: a rank may be dead, and is not waited for long."""
 
     def __init__(self, peers: DistributedContext, name: str, leaving: threading.Event) -> None:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -162,10 +149,8 @@ class SideTransport(StoreTransport):
 
 
 def open_together(peers: DistributedContext, open_one: Callable[[], Path], doing: str) -> Path:
-    """The directory that `open_one` returns on the first rank of this machine; the others read there unverified.
-
-    All ranks call this together. `doing` is for the message on the other ranks, as in `all_or_none`.
-    """
+    """The directory that `open_one` returns on the first rank of this machine; the others read there unverified. All
+    ranks call this together."""
     directory = None
     with all_or_none(peers, doing):
         if peers.local_rank == 0:

@@ -43,13 +43,6 @@ _PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-def is_plain(value: Any) -> bool:
-    """Whether this is a number, text or the like, or a dense tensor."""
-    if type(value) in _TENSORS:
-        return value.layout is torch.strided and not value.is_quantized
-    return type(value) in _PLAIN
-
-
 def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
     kind = type(value)
     if kind in _TENSORS:
@@ -70,11 +63,12 @@ def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
 
 
 def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
-    where = "".join(f"[{key!r}]" for key in keys)
+    if keys:
+        what += f" at {''.join(f'[{key!r}]' for key in keys)}"
     if is_dtensor(value):
         raise UnsavableState(
-            f"{what}{where and ' at ' + where} is a DTensor, of which the chief has only a shard: a checkpoint can "
-            "hold those of wrapped models and optimizers. Make it a buffer of a wrapped model"
+            f"{what} is a DTensor, of which the chief has only a shard: a checkpoint can hold those of wrapped models "
+            "and optimizers. Make it a buffer of a wrapped model"
         )
     # For tensor subclasses, and types that the user has allowed with torch.serialization.add_safe_globals.
     buffer = io.BytesIO()
@@ -84,10 +78,10 @@ def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
         _load(buffer)
     except Exception as error:
         raise UnsavableState(
-            f"{what}{where and ' at ' + where} is of type {type(value).__module__}.{type(value).__qualname__}, which a "
-            "checkpoint can't hold: it would have to run code when loaded. Return tensors, numpy arrays, numbers, "
-            "strings, and dicts, lists, tuples and sets of them (a deque as a list, an Enum as its value, an object as "
-            "its attributes), and turn them back in load_state_dict()"
+            f"{what} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: it "
+            "would have to run code when loaded. Return tensors, numpy arrays, numbers, strings, and dicts, lists, "
+            "tuples and sets of them (a deque as a list, an Enum as its value, an object as its attributes), and turn "
+            "them back in load_state_dict()"
         ) from error
 
 
@@ -134,5 +128,4 @@ def _reason(message: str) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file's content, None if there is no such file."""
     return json.loads(path.read_text()) if path.exists() else None

@@ -13,18 +13,13 @@ from typing import Any
 
 import torch
 
-
-class _Here(threading.local):
-    portable = False
-
-
-_here = _Here()
+_here = threading.local()
 
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
     """A block in which this thread saves and pickles tensors as tensors of the CPU, wherever they are."""
-    before, _here.portable = _here.portable, True
+    before, _here.portable = getattr(_here, "portable", False), True
     try:
         yield
     finally:
@@ -32,7 +27,7 @@ def portable() -> Iterator[None]:
 
 
 def _tag(_: Any) -> str | None:
-    return "cpu" if _here.portable else None
+    return "cpu" if getattr(_here, "portable", False) else None
 
 
 def _restored(*_: Any) -> None:

@@ -28,24 +28,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AT_ONCE_BYTES = 16 << 20
-"""Smaller states are written before training continues, unless the store is remote and the search decides nothing.
-Writing 16 MB takes 45 ms of a core, copying it 13 ms; 1 MB takes 9 and 5 ms. So there is little to gain, and on few
-cores the thread costs as much. Where the search decides, a trial that it stops would end some 0.2 s later.
-"""
+"""Smaller states are written before training continues, unless the store is remote and the search decides nothing:
+writing 16 MB takes 45 ms of a core, copying it 13 ms."""
 NICE = 10
-"""With fewer cores than threads, the writer's thread yields to those that train. These wait for one another in every
-operation, so a core taken from one slows all of them. The writer then has about a tenth of a core, enough for 600 MB in
-twelve seconds; and a whole core if one is free, or if the next checkpoint waits for it."""
+"""With fewer cores than threads, the writer's thread yields to those that train, which wait for one another in every
+operation. It then has about a tenth of a core, enough for 600 MB in twelve seconds."""
 
 
 class Saver:
     """Writes checkpoints and commits them to a host. Used by one thread, on each rank that writes.
 
-    At most one is written at a time. If that fails, the next call raises its error. A full disk is only logged, since
-    space may be freed later; for the last checkpoint it is an error.
-
-    A report that the search decides on is published when its checkpoint is committed. If that is still being written,
-    both happen in the background too, and `answer` waits for them.
+    At most one is written at a time; if that fails, the next call raises its error. A full disk is only logged, since
+    space may be freed later; for the last checkpoint it is an error. A report that the search decides on is published
+    when its checkpoint is committed, in the background if that is: `answer` waits for it.
     """
 
     def __init__(self, host: Host) -> None:
@@ -142,10 +137,8 @@ class Saver:
         log.warning("the checkpoint at batch %d was not saved; training continues: %s", report.batches, error)
 
     def publish(self, report: Report) -> bool:
-        """Publish a report, unless a checkpoint before it has failed; returns whether training should stop here.
-
-        False if the search decides on it but its checkpoint is still being written: see `answer`.
-        """
+        """Publish a report, unless a checkpoint before it has failed; returns whether training should stop here. False
+        if the answer comes later: see `answer`."""
         if report.final:
             self.finish()
         elif self._writing is not None and self._writing.done():
@@ -169,7 +162,6 @@ class Saver:
         return answer is not None and answer.done() and (answer.exception() is not None or answer.result())
 
     def wait(self) -> None:
-        """Wait until nothing is being written; raises the error of a checkpoint that failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

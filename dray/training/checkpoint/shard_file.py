@@ -2,9 +2,8 @@
 safetensors, and `HuggingFaceStorageReader` reads.
 
 The file is a header in JSON (name, type, shape and place of each piece) and the pieces' bytes. Where a piece belongs in
-its tensor is in the header's metadata, under torch's key. DCP's own format keeps all that in a pickle, `.metadata`,
-which would run code when it is loaded; this is data by construction. It is written and read here rather than by the
-library of that name because that one serialises a whole file in memory, and because a checksum is computed on the way.
+its tensor is in the header's metadata, under torch's key. DCP's own format keeps all that in a pickle, which would run
+code when it is loaded. The library of that name would serialise a whole file in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import UnsavableState
 
 ALIGNMENT = 64  # the first piece begins at a multiple of this many bytes
@@ -55,8 +53,6 @@ class TensorPiece:
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
-    """A piece in a file."""
-
     file: Path
     begin: int
     nbytes: int
@@ -99,8 +95,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def write(output: ChecksumWriter | IO[bytes], shards: Mapping[str, TensorPiece]) -> None:
-    """Write a file of these shards."""
+def write(output: IO[bytes], shards: Mapping[str, TensorPiece]) -> None:
     where = json.dumps({name: {_OFFSETS: list(shard.offsets)} for name, shard in shards.items()})
     beginning, places = header({name: shard.tensor for name, shard in shards.items()}, {_WHERE: where})
     output.write(beginning)

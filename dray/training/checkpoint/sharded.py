@@ -4,10 +4,9 @@ In `state-dict.pth` such a tensor has no data (device meta); its pieces are in `
 keys that lead to it, joined by dots: `models_state_dict.0.weight`. So the state has one layout, whether sharded or not,
 and nothing in it depends on the number of ranks: an optimizer's state has the parameters' numbers, as ever.
 
-Which piece of a tensor a rank has, and which pieces of which files it needs, is worked out by the planners of
-torch.distributed.checkpoint. `dcp.save` itself would have every rank wait for the others three times, in collectives
-that a failed rank leaves hanging; its `get_optimizer_state_dict` steps an optimizer that has no state yet. As each rank
-knows its shards and each file says what it holds, there is nothing to agree on before the commit.
+Which pieces a rank has or needs is worked out by the planners of torch.distributed.checkpoint. `dcp.save` itself would
+have every rank wait for the others three times, in collectives that a failed rank leaves hanging; its
+`get_optimizer_state_dict` steps an optimizer that has no state yet.
 """
 
 from __future__ import annotations
@@ -51,10 +50,8 @@ def split(state: T, *keys: Any) -> tuple[T, dict[str, torch.Tensor]]:
 
 
 def gathered(state: T, keep: bool) -> T:
-    """A state with whole tensors on the CPU in place of its DTensors; without data where they are not to be kept.
-
-    All ranks call this together.
-    """
+    """A state with whole tensors on the CPU in place of its DTensors; without data unless `keep`. All ranks call this
+    together."""
 
     def whole(_: Keys, value: Any) -> Any:
         if not is_dtensor(value):
@@ -109,14 +106,14 @@ class StoredTensors:
     def pieces(self, name: str, like: torch.Tensor) -> list[StoredPiece]:
         """The pieces of a tensor of this type and shape; a `CheckpointError` if they are not exactly this tensor."""
         pieces = self._pieces.get(name, [])
-        ends = [
-            (end, size)
-            for piece in pieces
-            for end, size in zip(map(sum, zip(piece.offsets, piece.shape, strict=True)), like.shape, strict=False)
-        ]
         fit = all(piece.dtype == like.dtype and len(piece.shape) == like.ndim for piece in pieces)
+        inside = all(
+            at + length <= size
+            for piece in pieces
+            for at, length, size in zip(piece.offsets, piece.shape, like.shape, strict=False)
+        )
         known = sum(math.prod(piece.shape) for piece in pieces)
-        if not fit or any(end > size for end, size in ends) or known != like.numel():
+        if not fit or not inside or known != like.numel():
             raise CheckpointError(
                 f"{self._directory} is damaged: of the {like.numel()} elements of {name}, {DIRECTORY}/ has {known}"
                 f"{'' if fit else ' of another type or shape'}; a rank's file is missing or another checkpoint's: copy "
@@ -159,16 +156,9 @@ def copy_pieces(
         planner.resolve_tensor(item).detach().copy_(source)
 
 
-def lacks_data(state: Any) -> bool:
-    """Whether a loaded state has tensors whose data are in shards."""
-    return any(isinstance(value, torch.Tensor) and value.device.type == "meta" for _, value in leaves(state))
-
-
 def fill(state: T, directory: Path, home: Callable[[Keys], torch.Tensor | None], *keys: Any) -> T:
-    """A loaded state with all its data: sharded as the tensors that it will be loaded into.
-
-    `home` returns the tensor that one of the state belongs to, by its keys, if there is one; `keys` as in `split`.
-    """
+    """A loaded state with all its data, sharded as the tensors that it will be loaded into: `home` returns these by
+    their keys in the state."""
     stored: StoredTensors | None = None
 
     def filled(at: Keys, value: Any) -> Any:

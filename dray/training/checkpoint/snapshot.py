@@ -7,10 +7,9 @@ copy is as deep as by saving and loading: tensors that share memory share it in 
 from __future__ import annotations
 
 import io
-import itertools
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +17,6 @@ import torch
 T = TypeVar("T")
 
 ALIGNMENT = 512  # copies in a pinned buffer begin at multiples of this many bytes
-FILLED = 7 / 8  # the least share of a pinned buffer that is filled, if smaller buffers allow it
 
 
 class NotCopied(TypeError):
@@ -36,14 +34,12 @@ class Snapshots:
         self.buffers: dict[tuple[int, bool], list[torch.Tensor]] = {}
 
     def take(self, value: T) -> tuple[T, Callable[[], None]]:
-        """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training continues.
-
-        A GPU copies in the order of the current stream: before anything that is computed there after this call.
-        """
+        """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training continues, but
+        before anything that is computed in the current stream after this call."""
         pickled = io.BytesIO()
         pickler = _Pickler(pickled)
         pickler.dump(value)
-        storages = list(pickler.storages.values())
+        storages = [storage for _, storage in pickler.storages.values()]
         of_gpus = [storage for storage in storages if is_of_gpu(storage)]
         others = [storage for storage in storages if not is_of_gpu(storage)]
         sizes, places = packed([storage.nbytes() for storage in of_gpus])
@@ -86,38 +82,25 @@ def on_cpu(value: T) -> T:
 def packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
     """Few buffers that hold pieces of these sizes: the buffers' sizes, and each piece's buffer and its offset there.
 
-    torch rounds what it pins up to a power of two. So the pieces go into one such buffer; or, if that would stay too
-    empty and they can fill the next smaller one, into that and others for the rest.
+    torch rounds what it pins up to a power of two. So the buffers have such sizes, and more than half of each is used.
     """
     places = [(0, 0)] * len(sizes)
     buffers: list[int] = []
-    left = sorted(range(len(sizes)), key=lambda piece: -sizes[piece])
+    # The largest first. Empty storages too: two storages at one address would become one.
+    left = {
+        piece: max(1, -(-sizes[piece] // ALIGNMENT)) * ALIGNMENT
+        for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece])
+    }
     while left:
-        # Empty storages too: two storages at one address would become one.
-        needs = {piece: max(1, -(-sizes[piece] // ALIGNMENT)) * ALIGNMENT for piece in left}
-        room = 1 << (sum(needs.values()) - 1).bit_length()
-        if sum(needs.values()) < FILLED * room:
-            filled, _ = _filled(room // 2, needs)
-            if sum(needs[piece] for piece in filled) >= FILLED * (room // 2):
-                room //= 2
-        filled, left = _filled(room, needs)
-        places_in_buffer = itertools.accumulate((needs[piece] for piece in filled), initial=0)
-        for piece, begin in zip(filled, places_in_buffer, strict=False):
-            places[piece] = len(buffers), begin
+        total, largest = sum(left.values()), next(iter(left.values()))
+        room = max(1 << total.bit_length() - 1, 1 << (largest - 1).bit_length())
+        begin = 0
+        for piece, size in list(left.items()):
+            if begin + size <= room:
+                places[piece] = len(buffers), begin
+                begin += left.pop(piece)
         buffers.append(room)
     return buffers, places
-
-
-def _filled(room: int, needs: Mapping[int, int]) -> tuple[list[int], list[int]]:
-    """The pieces that fit into a buffer, taken in their order, and the others."""
-    filled, others = [], []
-    for piece, size in needs.items():
-        if size <= room:
-            filled.append(piece)
-            room -= size
-        else:
-            others.append(piece)
-    return filled, others
 
 
 def is_of_gpu(storage: torch.UntypedStorage) -> bool:
@@ -139,12 +122,11 @@ def recorded_event(device: torch.device) -> torch.cuda.Event:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts a number in place of each storage, and collects the storages by identity; the first has number 0."""
+    """Puts a number in place of each storage, and collects these with the storages, by identity."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.storages: dict[int, torch.UntypedStorage] = {}
-        self._numbers: dict[int, int] = {}
+        self.storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
 
     def persistent_id(self, value: Any) -> tuple[int, torch.dtype] | None:
         if isinstance(value, torch.Tensor):
@@ -162,9 +144,7 @@ class _Pickler(pickle.Pickler):
         if storage.device.type not in ("cpu", "cuda"):
             raise NotCopied(f"a tensor on {storage.device}")
         # The identity that torch.save uses.
-        key = storage._cdata
-        self.storages.setdefault(key, storage)
-        return self._numbers.setdefault(key, len(self._numbers))
+        return self.storages.setdefault(storage._cdata, (len(self.storages), storage))[0]
 
 
 class _Unpickler(pickle.Unpickler):

@@ -23,7 +23,6 @@ def check_metrics(
     has received them from this trial before (`known`). `by`: what provided the validation, and how it would."""
     provided, how = by
     field = "searcher.metrics" if len(metrics) > 1 else "searcher.metric"
-    compared = "searcher.metrics: the search compares" if len(metrics) > 1 else "searcher.metric: the search compares"
     for metric in metrics:
         if metric in validation and not isinstance(validation[metric], (int, float)):
             raise SearcherMetricError(
@@ -31,14 +30,14 @@ def check_metrics(
             )
         if metric not in validation and not known:
             raise SearcherMetricError(
-                f"{compared} {metric!r}, but {provided} {sorted(validation) or 'no validation metrics'}; {how}, or set "
-                f"{field} to one of these{_hint(metric, validation)}"
+                f"{field}: the search compares {metric!r}, but {provided} "
+                f"{sorted(validation) or 'no validation metrics'}; {how}, or set {field} to one of these"
+                f"{_hint(metric, validation)}"
             )
 
 
 def metric_warning(metric: str, validation: Mapping[str, object]) -> str:
-    """The warning with ``searcher: {name: single}``, which compares nothing, so that training continues; "" if the
-    metric is present."""
+    """The warning with `searcher: {name: single}`, which compares nothing; "" if the metric is present."""
     if isinstance(validation.get(metric), (int, float)):
         return ""
     return (
@@ -90,8 +89,8 @@ def time_of(metric: str, validation: Mapping[str, object]) -> float:
 
 
 def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached:
-    """What a trial whose length was ``before`` (None: no validation yet) and is ``now`` has reached, of ascending
-    rungs; the last one is the length of a complete trial.
+    """What a trial whose length was `before` (None: no validation yet) and is `now` has reached, of ascending rungs;
+    the last one is the length of a complete trial.
 
     >>> crossed([1, 4, 16], None, 0.5), crossed([1, 4, 16], 0.5, 5), crossed([1, 4, 16], 5, 16)
     ('nothing', 'rung', 'end')

@@ -23,20 +23,10 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_POLYNOMIAL = 0x82F63B78
 _COUNTER = itertools.count()
-
-
-def _table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
-_TABLE = _table()
+_TABLE = list(range(256))
+for _ in range(8):
+    _TABLE = [byte >> 1 ^ (0x82F63B78 if byte & 1 else 0) for byte in _TABLE]
 
 
 def crc32c(data: bytes) -> int:

@@ -93,7 +93,6 @@ class FunctionReducer(MetricReducer):
         self.values = []
 
     def update(self, value: Any) -> None:
-        """Add one value, such as a tuple of targets and scores."""
         self.values.append(detached(value))
 
     def per_slot_reduce(self) -> list[Any]:
@@ -144,29 +143,21 @@ class ReducerRegistry:
 
     def reset(self, *, training: bool) -> None:
         for reducer, name in self._of(training):
-            _named(reducer, name, "reset", reducer.reset, training=training)
+            _named(reducer, name, "reset", training=training)
 
     def per_slot(self, *, training: bool) -> list[Any]:
-        """What this rank contributes, one entry per reducer."""
-        return [
-            _named(reducer, name, "per_slot_reduce", reducer.per_slot_reduce, training=training)
-            for reducer, name in self._of(training)
-        ]
+        return [_named(reducer, name, "per_slot_reduce", training=training) for reducer, name in self._of(training)]
 
     def cross_slot(self, contributions: Sequence[list[Any]], *, training: bool) -> dict[str, Any]:
-        """The metrics, from every rank's `per_slot`."""
         metrics: dict[str, Any] = {}
         for index, (reducer, name) in enumerate(self._of(training)):
             slots = [row[index] for row in contributions]
-            value = _named(reducer, name, "cross_slot_reduce", reducer.cross_slot_reduce, slots, training=training)
+            value = _named(reducer, name, "cross_slot_reduce", slots, training=training)
             if isinstance(value, dict) != (name is None):
-                wanted = (
-                    "must return a dict, because it was wrapped without a name"
-                    if name is None
-                    else f"must not return a dict, because it was wrapped as {name!r}"
-                )
+                must, how = ("must", "without a name") if name is None else ("must not", f"as {name!r}")
                 raise ValueError(
-                    f"the reducer {_describe(reducer)} {wanted}, got {value!r} of type {type(value).__name__}"
+                    f"the reducer {_describe(reducer)} {must} return a dict, because it was wrapped {how}, got "
+                    f"{value!r} of type {type(value).__name__}"
                 )
             found = value if name is None else {name: value}
             check_names(found, metrics, "another reducer")
@@ -196,16 +187,9 @@ def check_names(reduced: Mapping[str, Any], others: Mapping[str, Any], source: s
         )
 
 
-def _named(
-    reducer: MetricReducer,
-    name: str | None,
-    step: str,
-    function: Callable[..., Any],
-    *args: Any,
-    training: bool,
-) -> Any:
+def _named(reducer: MetricReducer, name: str | None, step: str, *args: Any, training: bool) -> Any:
     try:
-        return function(*args)
+        return getattr(reducer, step)(*args)
     except Exception as error:
         # All reducers have these methods, so the traceback does not tell which reducer it was.
         other, argument = ("evaluate_batch()", "for_training") if training else ("train_batch()", "for_validation")
@@ -224,8 +208,8 @@ def is_torchmetric(candidate: Any) -> bool:
 class TorchMetricReducer(MetricReducer):
     """A metric of torchmetrics, or a collection of them, which the trial updates.
 
-    torchmetrics itself would gather states in a separate collective whenever `compute()` is called. Here they are
-    exchanged with the trainer's other data, so that no rank waits for one that failed.
+    torchmetrics itself would gather states in a separate collective. Here they are exchanged with the trainer's other
+    data, so that no rank waits for one that failed.
     """
 
     def __init__(self, metric: Any) -> None:
@@ -261,7 +245,6 @@ class TorchMetricReducer(MetricReducer):
 
 
 def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
-    """A metric and the metrics in it, by path."""
     kind = sys.modules["torchmetrics"].Metric
     return ((name, module) for name, module in metric.named_modules() if isinstance(module, kind))
 

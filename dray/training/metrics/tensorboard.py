@@ -24,11 +24,11 @@ _latest: weakref.ref[TensorBoard] | None = None
 
 
 class TensorBoard:
-    """The event files of one process of a trial, made when there is something to write.
+    """The event files of one process of a trial, made when there is something to write: with `enabled` the trainer's
+    metrics, and the hyperparameters before them.
 
-    The trainer's scalars go to a separate file until the trial asks for a `SummaryWriter`, then to its file, since
-    TensorBoard follows only one file of a directory at a time. With `enabled` the trainer writes its metrics, and the
-    hyperparameters before them.
+    These go to a separate file until the trial asks for a `SummaryWriter`, then to its file, since TensorBoard follows
+    only one file of a directory at a time.
     """
 
     def __init__(self, directory: Path, enabled: bool = True, hparams: Mapping[str, Any] | None = None) -> None:
@@ -97,7 +97,6 @@ class TensorBoard:
             self.enabled = False
 
     def close(self) -> None:
-        """Write what is left, and close the files."""
         global _latest
         if _latest is not None and _latest() is self:
             _latest = None

@@ -24,21 +24,17 @@ Values = dict[str, list[float | None] | None]
 class Column:
     """One metric of a workload: a value per batch, left on the device until it is needed."""
 
-    __slots__ = ("_chunks", "fresh", "is_number", "on_device")
+    __slots__ = ("_chunks", "fresh", "is_number")
 
-    #: How many tensors are kept before they are stacked into one.
-    AT_ONCE = 64
+    AT_ONCE = 64  # how many tensors are kept before they are stacked into one
 
     def __init__(self) -> None:
         self.is_number = True
-        #: The newest values, of one kind: tensors of one value each if they are `on_device`, else numbers.
-        self.fresh: list[Any] = []
-        self.on_device = False
+        self.fresh: list[Any] = []  # the newest values: tensors of one value each, numbers, None
         self._chunks: list[torch.Tensor | list[float | None]] = []
 
     def add(self, value: Any) -> None:
-        on_device = isinstance(value, torch.Tensor)
-        if on_device:
+        if isinstance(value, torch.Tensor):
             value = whole(value)
             if value.numel() != 1:
                 self.is_number = False
@@ -51,13 +47,11 @@ class Column:
         elif value is not None and (value := as_number(value)) is None:
             self.is_number = False
             return
-        if on_device is not self.on_device or (on_device and len(self.fresh) == self.AT_ONCE):
+        if len(self.fresh) >= self.AT_ONCE:
             self._fold()
-            self.on_device = on_device
         self.fresh.append(value)
 
     def pending(self) -> list[torch.Tensor]:
-        """What has to be fetched from the device."""
         self._fold()
         return [chunk for chunk in self._chunks if isinstance(chunk, torch.Tensor)] if self.is_number else []
 
@@ -71,9 +65,13 @@ class Column:
         return found
 
     def _fold(self) -> None:
-        if self.fresh:
-            self._chunks.append(_widened(torch.stack(self.fresh)) if self.on_device else self.fresh)
-            self.fresh = []
+        for are_tensors, values in itertools.groupby(self.fresh, lambda value: isinstance(value, torch.Tensor)):
+            chunk: Any = list(values)
+            if are_tensors:
+                chunk = torch.stack(chunk)
+                chunk = chunk.to(torch.float32 if chunk.device.type == "mps" else torch.float64)  # MPS has no float64
+            self._chunks.append(chunk)
+        self.fresh = []
 
 
 class TrainingMetrics:
@@ -94,8 +92,13 @@ class TrainingMetrics:
 
     def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
         """Add what `train_batch` returned: a dict or a tensor, with the same names in each batch."""
-        if type(metrics) is not dict:
-            metrics = _as_dict(metrics)
+        if isinstance(metrics, torch.Tensor):
+            metrics = {"loss": metrics}
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                "train_batch() must return a dict of metrics or one tensor (the loss), "
+                f"got {metrics!r} of type {type(metrics).__name__}"
+            )
         columns = self._columns
         if metrics.keys() != columns.keys():
             if columns:
@@ -108,11 +111,9 @@ class TrainingMetrics:
             column = columns[name]
             if type(value) is torch.Tensor and value.is_cpu and value.dim() == 0 and value.is_floating_point():
                 # Fast path for most metrics: there is no device to wait for, and a number needs no copy and no detach.
-                value = value.item()
-                if not column.on_device:
-                    column.fresh.append(value)
-                    continue
-            column.add(value)
+                column.fresh.append(value.item())
+            else:
+                column.add(value)
         if self.keep_times:
             self.times.append(time.time())
         if self.keep_batches:
@@ -129,24 +130,7 @@ class TrainingMetrics:
         return [{name: to_numpy(value) for name, value in metrics.items()} for metrics in self._kept]
 
 
-def _as_dict(metrics: Any) -> Mapping[str, Any]:
-    if isinstance(metrics, dict):
-        return metrics
-    if isinstance(metrics, torch.Tensor):
-        return {"loss": metrics}
-    raise TypeError(
-        "train_batch() must return a dict of metrics or one tensor (the loss), "
-        f"got {metrics!r} of type {type(metrics).__name__}"
-    )
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    # MPS has no float64.
-    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
-
-
 def sums_of(values: Values) -> Sums:
-    """A rank's sums for the averages."""
     sums: Sums = {}
     for name, column in values.items():
         known = None if column is None else [value for value in column if value is not None]

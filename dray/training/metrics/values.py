@@ -41,8 +41,7 @@ def to_numpy(value: Any) -> Any:
 
 
 def whole(tensor: torch.Tensor) -> Any:
-    """A tensor that is divided among the ranks (the norm of a sharded model's gradients, say) as one of this rank's;
-    all ranks call this together."""
+    """A tensor that is divided among the ranks (a norm of sharded gradients, say) as a whole; all ranks call this."""
     return tensor if type(tensor) is torch.Tensor or not is_dtensor(tensor) else tensor.full_tensor()
 
 

@@ -29,6 +29,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from dray.training.parallel import ddp
 from dray.training.parallel.device import CPU, on_this_gpu
@@ -39,16 +40,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LISTEN_S = 0.25
-"""Seconds between checks of the store."""
-AGREE_S = 0.01
-"""The same while ranks agree on where to stop."""
-LEAVE_S = 30.0
-"""How long the others may take to leave after one rank has, before the process groups are aborted: ranks that do not
-leave would wait for it forever."""
-ABORT_S = 5.0
-"""How long ranks wait for one another to be ready for an abort: one of them may have died."""
+LISTEN_S = 0.25  # between checks of the store
+AGREE_S = 0.01  # the same while ranks agree on where to stop
+LEAVE_S = 30.0  # for the others to leave after one rank has, before the process groups are aborted
+ABORT_S = 5.0  # for ranks to be ready for an abort: one of them may have died
 NEVER = 1 << 62
+
+
+_DISCONNECTED = Leave(reason=Reason.DISCONNECTED, message="its collectives were aborted")
 
 
 class _Board:
@@ -58,8 +57,8 @@ class _Board:
     chief that has stopped, and must not keep another thread waiting.
     """
 
-    def __init__(self, store: Any = None, prefix: str = "") -> None:
-        self._store, self._prefix = store, prefix  # a single rank needs no store
+    def __init__(self, store: Any, prefix: str = "") -> None:
+        self._store, self._prefix = store, prefix
         self._posted: dict[str, int] = {}
         self._sent = 0
 
@@ -68,25 +67,23 @@ class _Board:
         self._posted.setdefault(name, value)
 
     def send(self) -> None:
-        for name in list(self._posted)[self._sent :] if self._store is not None else ():
+        for name in list(self._posted)[self._sent :]:
             self._store.set(self._prefix + name, str(self._posted[name]).encode())
             self._sent += 1
 
     def has(self, *names: str) -> bool:
-        if self._store is None:
-            return all(name in self._posted for name in names)
         self.send()
         return bool(self._store.check([self._prefix + name for name in names]))
 
     def read(self, name: str) -> int:
-        return self._posted[name] if self._store is None else int(self._store.get(self._prefix + name))
+        return int(self._store.get(self._prefix + name))
 
 
 class Agreement:
     """One rank's part in the agreement on how a training run ends.
 
-    Keeps the error that the run ends with until what was trained is saved. Whether this rank has been asked to stop,
-    and how many batches it has trained, is asked in a thread. Once `stop_at` batches are trained, ask `must_stop`.
+    Keeps the error that the run ends with until what was trained is saved. `stop_requested` and `trained` are called in
+    a thread. Once `stop_at` batches are trained, ask `must_stop`.
     """
 
     def __init__(
@@ -100,7 +97,7 @@ class Agreement:
         self.stop_at = NEVER
         self._peers, self._stop_requested, self._trained, self._device = peers, stop_requested, trained, device
         self._error: BaseException | None = None
-        self.board = _Board()
+        self.board = _Board(HashStore())  # of this rank alone
         self._stop_agreed, self._wake, self._over = threading.Event(), threading.Event(), False
         # Sections between two exchanges are numbered, the same on all ranks.
         self._section, self._inside = 0, False
@@ -111,7 +108,7 @@ class Agreement:
     # ----------------------------------------------------------------------------------------- in a separate thread
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen while the block runs. All ranks enter it before any of them trains."""
+        """A block that all ranks enter before any of them trains."""
         self.connect()
         thread = threading.Thread(target=on_this_gpu(self._listen), name="dray-agreement", daemon=True)
         thread.start()
@@ -222,7 +219,7 @@ class Agreement:
                 _, late = self.catch(lambda: synchronize(self._device))  # an error of the device shows only here
                 leave = leave or late
             if self._aborted:
-                leave = replace(leave or self._disconnected(), aborted=True)
+                leave = replace(leave or _DISCONNECTED, aborted=True)
         finally:
             self._inside = False
         return value, leave
@@ -235,9 +232,6 @@ class Agreement:
         self._wake.set()
         if training and not ddp.queues_collectives(self._device):
             ddp.disconnect(self._device)
-
-    def _disconnected(self) -> Leave:
-        return Leave(reason=Reason.DISCONNECTED, message="its collectives were aborted")
 
     def exchange(self, mine: T, leave: Leave | None) -> list[T]:
         """An allgather. A rank that has failed raises its error if the others do not come soon."""
@@ -275,7 +269,6 @@ class Agreement:
         return [row[0] for row in ranks], self.agree([row[1] for row in ranks], training=training)  # type: ignore[misc]
 
     def raise_error(self) -> None:
-        """Raise the error that training ends with, if any."""
         if self._error is not None:
             raise self._error
 
@@ -286,9 +279,9 @@ class Agreement:
         except (Exception, SystemExit) as error:
             # SystemExit too: a program that exits in one process must not leave the others waiting.
             if self._aborted:  # garbage caused it
-                return None, self._disconnected()
+                return None, _DISCONNECTED
             if ddp.is_disconnected(error):
-                leave = Leave(reason=Reason.DISCONNECTED, message=repr(error))
+                leave = replace(_DISCONNECTED, message=repr(error))
             else:
                 # A device that has failed fails again in each call: the first error has the user's line.
                 leave = Leave.because_of(error) if self._error else leave_by(self._peers, error)

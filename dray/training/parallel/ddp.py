@@ -37,20 +37,16 @@ class DDPModel(DistributedDataParallel):
     """DistributedDataParallel that also reads and sets the attributes of the wrapped model.
 
     A copy is of the wrapped model alone, and its state dict has the names that it has without other ranks.
-
-    Attributes:
-        averaged_ids: ids of the parameters whose gradients are averaged in a backward pass that follows a call of
-            the model itself.
-        passed_through: names of the wrapped model's methods and submodules that were accessed; their calls average
-            nothing.
-        runs_alone: only call the wrapped model, even with gradients: ranks may have different numbers of batches.
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
         gradients = gradients_group()
+        # The wrapped model's methods and submodules that were accessed: their calls average nothing.
         self.passed_through: set[str] = set()
         super().__init__(module, **{"process_group": gradients.group, **kwargs})
+        # Parameters whose gradients are averaged in a backward pass that follows a call of the model itself.
         self.averaged_ids = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+        # Only call the wrapped model, even with gradients: ranks may have different numbers of batches.
         self.runs_alone = False
         self._sync_norms = [
             layer
@@ -165,7 +161,6 @@ def broadcast_weights(model: torch.nn.Module, leave_out: Collection[str] = ()) -
 
 
 def checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """Checked with a single process too, so that a mistake does not show only in the first distributed run."""
     if ddp_kwargs is None:
         return {}
     if not isinstance(ddp_kwargs, dict):
@@ -194,7 +189,6 @@ class _Group:
         self._made: dict[tuple[int, ...], Any] = {}
 
     def has(self, group: Any) -> bool:
-        """Whether a process group is this one, or one of its subgroups."""
         return any(group is own for own in (self.group, *self.subgroups))
 
     def make(self, ranks: tuple[int, ...]) -> Any:
@@ -202,15 +196,15 @@ class _Group:
         if len(ranks) == dist.get_world_size():
             return self.group
         if ranks not in self._made:
-            self._made[ranks] = dist.new_group(ranks, timeout=self.timeout)
+            alone = len(ranks) == 1
+            self._made[ranks] = dist.new_group(ranks, timeout=self.timeout, use_local_synchronization=alone)
             if dist.get_rank() in ranks:
                 self.subgroups.append(self._made[ranks])
         return self._made[ranks]
 
 
 _gradients: _Group | None = None
-_aborted: Any = None
-"""The default process group, once this process has aborted it."""
+_aborted: Any = None  # the default process group, once this process has aborted it
 
 
 # At exit too: a gloo group that is freed with the interpreter may abort it ("terminate called without ...").
@@ -237,7 +231,6 @@ def gradients_group() -> _Group:
 
 
 def is_kept(group: Any) -> bool:
-    """Whether a process group is kept for later trials: that of gradients, or one of its subgroups."""
     return _gradients is not None and _gradients.has(group)
 
 
@@ -252,11 +245,8 @@ def queues_collectives(device: torch.device) -> bool:
 
 
 def disconnect(device: torch.device) -> None:
-    """Close this process's connections for gradients on a device, so that no rank waits for it. Later models
-    get new ones.
-
-    With gloo a collective that another rank waits in fails at once.
-    """
+    """Close this process's connections for gradients on a device: with gloo a collective that another rank waits in
+    fails at once. Later models get new ones."""
     groups = _forget_group()
     while groups:  # none may stay in a variable: its sockets close with the last reference
         # A program may have ended the default group, and this one with it.
@@ -293,7 +283,6 @@ def abort() -> None:
 
 
 def backends(group: Any) -> dict[str, str]:
-    """The name of a group's backend by type of device."""
     return dict(each.split(":") for each in dist.get_backend_config(group).split(","))
 
 
@@ -305,7 +294,6 @@ def timeout() -> timedelta | None:
 
 
 def set_timeout(timeout: timedelta) -> None:
-    """Set it, also for the group of gradients if that is made from now on."""
     c10d._set_pg_timeout(timeout)
 
 

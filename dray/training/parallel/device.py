@@ -23,11 +23,8 @@ class GpuConflict(RuntimeError):
 
 
 def own_device(local_rank: int, config: Mapping[str, Any] | None = None) -> torch.device:
-    """The GPU of the process with this rank on its machine; the CPU if there is none, or if the experiment's config
-    says that a slot is a CPU.
-
-    Does not initialise CUDA.
-    """
+    """The GPU of the process with this rank on its machine; the CPU if there is none, or the experiment's config says
+    that a slot is one. Does not initialise CUDA."""
     if is_for_cpus(config) or not torch.cuda.is_available():
         return CPU
     return gpu_of(local_rank)
@@ -81,6 +78,5 @@ def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> N
 
 
 def is_for_cpus(config: Mapping[str, Any] | None) -> bool:
-    """Whether an experiment's config says that a slot is a CPU."""
     resources = (config or {}).get("resources") or {}
     return resources.get("slot") == "cpu" or resources.get("slots_per_trial") == 0

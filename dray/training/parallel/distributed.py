@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 #: The chief's port, for processes without torch.distributed; `port_offset` is added to it.
 PORT = 12360
-TIMEOUT_S = 600.0
+WAIT = timedelta(minutes=10)
+
+_NAMES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")  # torchrun's
 
 
 @lacks("determined.core.DistributedContext")
@@ -50,31 +53,24 @@ class DistributedContext:
         port_offset: int = 0,
         transport: Transport | None = None,
     ) -> None:
-        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
         given = (rank, size, local_rank, local_size, cross_rank, cross_size)
-        numbers = dict(zip(names, given, strict=True))
-        missing = [name for name, value in numbers.items() if value is None]
-        if missing and len(missing) < len(numbers):
+        missing = [name for name, value in zip(_NAMES, given, strict=True) if value is None]
+        if missing and len(missing) < len(_NAMES):
             raise ValueError(
-                f"DistributedContext takes all of {', '.join(numbers)} or none; missing: {', '.join(missing)}"
+                f"DistributedContext takes all of {', '.join(_NAMES)} or none; missing: {', '.join(missing)}"
             )
-        self.rank = rank or 0
-        self.size = 1 if size is None else size
-        self.local_rank = local_rank or 0
-        self.local_size = 1 if local_size is None else local_size
-        self.cross_rank = cross_rank or 0
-        self.cross_size = 1 if cross_size is None else cross_size
-        for of, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
-            if not 0 <= getattr(self, of) < getattr(self, count):
-                raise ValueError(f"{of} must be >= 0 and < {count}, got {of}={numbers[of]}, {count}={numbers[count]}")
+        numbers = (0, 1) * 3 if missing else [value or 0 for value in given]
+        self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size = numbers
+        for of, count in zip(_NAMES[::2], _NAMES[1::2], strict=True):
+            number, limit = getattr(self, of), getattr(self, count)
+            if not 0 <= number < limit:
+                raise ValueError(f"{of} must be >= 0 and < {count}, got {of}={number}, {count}={limit}")
         if self.size != self.local_size and chief_ip is None:
             raise ValueError(
                 f"size={self.size} but local_size={self.local_size}: training on more than one machine needs "
                 "chief_ip, the address of rank 0's machine"
             )
         self.chief_ip = chief_ip or "127.0.0.1"
-        self._is_chief = self.rank == 0
-        self._is_local_chief = self.local_rank == 0
         self._transport = transport or self._default_transport(port_offset)
         self._side_store: Any = None
 
@@ -85,31 +81,25 @@ class DistributedContext:
 
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() == self.size:
             return TorchTransport()
-        wait = timedelta(seconds=TIMEOUT_S)
-        port = PORT + port_offset
-        if self._is_chief:
-            store = serve_store(self.chief_ip, wait, port)
-        else:
-            store = dist.TCPStore(self.chief_ip, port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
-        return StoreTransport(self.rank, self.size, store)
+        store = serve_store(self.chief_ip, WAIT, PORT + port_offset) if self.rank == 0 else None
+        return StoreTransport(self.rank, self.size, store or self._connected(PORT + port_offset))
+
+    def _connected(self, port: int) -> Any:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        return TCPStore(self.chief_ip, port, is_master=False, timeout=WAIT)
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
-        """From the environment that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
-        GROUP_WORLD_SIZE. `chief_ip` defaults to DET_CHIEF_IP, then to MASTER_ADDR.
+        """From the environment variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, ... `chief_ip` defaults to
+        DET_CHIEF_IP, then to MASTER_ADDR.
 
         Raises:
             NotUnderTorchrun: one of them is not set. It is a ValueError and a KeyError.
         """
-        return cls(
-            rank=_env_int("RANK"),
-            size=_env_int("WORLD_SIZE"),
-            local_rank=_env_int("LOCAL_RANK"),
-            local_size=_env_int("LOCAL_WORLD_SIZE"),
-            cross_rank=_env_int("GROUP_RANK"),
-            cross_size=_env_int("GROUP_WORLD_SIZE"),
-            chief_ip=chief_ip or os.environ.get("DET_CHIEF_IP") or os.environ.get("MASTER_ADDR"),
-        )
+        numbers: dict[str, Any] = dict(zip(_NAMES, map(_env_int, _VARIABLES), strict=True))
+        chief_ip = chief_ip or os.environ.get("DET_CHIEF_IP") or os.environ.get("MASTER_ADDR")
+        return cls(**numbers, chief_ip=chief_ip)
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
@@ -149,17 +139,15 @@ class DistributedContext:
         """The chief's object, on every rank."""
         if self._transport is None:
             return stuff
-        return self.allgather(stuff if self._is_chief else None)[0]  # type: ignore[return-value]
+        return self.allgather(stuff if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def gather_local(self, stuff: T) -> list[T] | None:
         """The objects of this machine's ranks, in rank order, on its local chief; None on the others."""
         objects = self.allgather_local(stuff)
-        return objects if self._is_local_chief else None
+        return objects if self.local_rank == 0 else None
 
     def allgather_local(self, stuff: T) -> list[T]:
         """The objects of this machine's ranks, in rank order, on each of them."""
-        if self._transport is None:
-            return [stuff]
         if self.size == self.local_size:
             return self.allgather(stuff)
         # All machines make the same call, so one exchange among all ranks serves each of them.
@@ -176,12 +164,9 @@ class DistributedContext:
         None if this is the only rank. All ranks must make the first call together.
         """
         if self._side_store is None and self.size > 1:
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-            wait = timedelta(seconds=TIMEOUT_S)
-            store = serve_store(self.chief_ip, wait) if self._is_chief else None
+            store = serve_store(self.chief_ip, WAIT) if self.rank == 0 else None
             port = self.broadcast(0 if store is None else store.port)
-            self._side_store = store or TCPStore(self.chief_ip, port, is_master=False, timeout=wait)
+            self._side_store = store or self._connected(port)
         return self._side_store
 
     def over(self, transport: Transport) -> DistributedContext:
@@ -205,7 +190,7 @@ class NotUnderTorchrun(ValueError, KeyError):
 
 
 def check_peers(peers: DistributedContext, caller: str) -> None:
-    """Raise a RuntimeError if torch.distributed has several processes, but `peers` is one alone."""
+    """Raise a RuntimeError if `peers` is one alone of several processes."""
     import torch.distributed as dist
 
     if peers.size == 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

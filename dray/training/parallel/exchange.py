@@ -21,15 +21,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FAIL_S = 20.0
-"""How long a rank that has failed waits for the others."""
+FAIL_S = 20.0  # how long a rank that has failed waits for the others
 
 
 class Reason(enum.IntEnum):
     """Why a rank leaves. Of several ranks' reasons the greatest counts."""
 
-    #: Its collectives failed or were aborted, because another rank leaves.
-    DISCONNECTED = 0
+    DISCONNECTED = 0  # its collectives failed or were aborted, because another rank leaves
     EXIT = 1
     EXHAUSTED = 2
     INVALID_HP = 3
@@ -57,7 +55,6 @@ class Leave:
         return cls(reason=Reason.FAILED, message=repr(error))
 
     def as_error(self, rank: int, doing: str) -> Exception:
-        """The exception for the other ranks."""
         match self.reason:
             case Reason.EXIT:
                 return ShouldExit(skip_exit_checkpoint=not self.save)
@@ -114,7 +111,7 @@ _report: Callable[[BaseException], None] | None = None
 
 @contextlib.contextmanager
 def on_failure(report: Callable[[BaseException], None]) -> Iterator[None]:
-    """In the block, call ``report`` with the error of this rank as soon as it fails, if there are others."""
+    """In the block, call `report` with the error of this rank as soon as it fails, if there are others."""
     global _report
     before, _report = _report, report
     try:

@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 
 Kind: TypeAlias = type[nn.Module] | str
 
-_REPLACED = "_dray_replaced"
-"""An attribute of the parameters that a model had before it was sharded."""
+_REPLACED = "_dray_replaced"  # an attribute of the parameters that a model had before it was sharded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +76,16 @@ class FullyShard:
 
     def __post_init__(self) -> None:
         reshard: Any = self.reshard_after_forward
+        recompute: Any = self.activation_checkpointing
         bools = ("cpu_offload", "sync_each_batch", "compile", "float8")
         kinds = "classes of modules, names of classes, or a function of a module that returns a bool"
+        are_kinds = all(
+            isinstance(each, str) or (isinstance(each, type) and issubclass(each, nn.Module)) for each in self._kinds
+        )
         for name, allowed, wanted in [
-            ("units", self._is_function or all(map(_is_kind, self._kinds)), kinds),
+            ("units", self._is_function or are_kinds, kinds),
             *((name, isinstance(getattr(self, name), bool), "a bool") for name in bools),
-            (
-                "activation_checkpointing",
-                self.activation_checkpointing in (False, True, "selective"),
-                "a bool or 'selective'",
-            ),
+            ("activation_checkpointing", recompute in (False, True, "selective"), "a bool or 'selective'"),
             ("reshard_after_forward", reshard is None or isinstance(reshard, int), "a bool, a number of ranks or None"),
             ("init", self.init is None or callable(self.init), "a function of a module"),
         ]:
@@ -110,7 +109,6 @@ class FullyShard:
         return [units] if isinstance(units, (str, type)) or not isinstance(units, Sequence) else list(units)
 
     def _policy(self) -> MixedPrecisionPolicy:
-        """`mp_policy` as torch's class."""
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         given: Any = {} if self.mp_policy is None else self.mp_policy
@@ -146,10 +144,6 @@ class FullyShard:
                     )
             found = [module for module in modules if any(_is_a(module, kind) for kind in self._kinds)]
         return [module for module in found if module is not model]
-
-
-def _is_kind(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, type) and issubclass(value, nn.Module))
 
 
 def _is_a(module: nn.Module, kind: Kind) -> bool:
@@ -239,7 +233,6 @@ def fully_sharded(model: nn.Module, parallel: FullyShard, mesh: DeviceMesh, devi
 
 
 def is_replaced(parameter: torch.Tensor) -> bool:
-    """Whether a shard has taken the place of a parameter."""
     return hasattr(parameter, _REPLACED)
 
 
@@ -251,7 +244,6 @@ def whole(model: nn.Module, parallel: FullyShard, device: torch.device) -> None:
 
 
 def _own(unit: nn.Module, units: set[nn.Module]) -> Iterator[nn.Module]:
-    """The modules of a unit, without those of units within it."""
     yield unit
     for child in unit.children():
         if child not in units:
@@ -309,7 +301,6 @@ def _recompute(unit: nn.Module, *, selective: bool) -> None:
 
 
 def _to_float8(unit: nn.Module, own: set[nn.Module], device: torch.device) -> None:
-    """Replace a unit's linear layers by torchao's."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     def fits(module: nn.Module, name: str) -> bool:
@@ -322,7 +313,7 @@ def _to_float8(unit: nn.Module, own: set[nn.Module], device: torch.device) -> No
 
 
 def _set_scales(model: nn.Module, _: Any) -> None:
-    """Compute the scales of all weights in float8 with one all-reduce, instead of one each when they are gathered."""
+    """Compute the scales of all weights in float8 with one all-reduce, instead of one each."""
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
     precompute_float8_dynamic_scale_for_fsdp(model)

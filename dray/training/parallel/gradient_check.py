@@ -18,12 +18,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 
 from dray.training.parallel.ddp import DDPModel
 
+#: For each optimizer, in the order of their first steps: the batch, and the norms of its gradients (0 if it has none).
 Norms: TypeAlias = list[tuple[int, list[float]]]
-"""For each optimizer, in the order of their first steps: the batch, and the norms of its gradients (0 if it has none).
-"""
 
-TOLERANCE = 1e-3
-"""By what fraction the norms of a gradient may differ between ranks."""
+TOLERANCE = 1e-3  # the fraction by which the norms of a gradient may differ between ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,6 @@ class GradientCheck:
         self._last = 0
 
     def begin(self, until: int) -> None:
-        """Begin to train until `until` batches have been trained in total."""
         self._steps.clear()
         self._last = until - 1
 
@@ -69,11 +66,8 @@ class GradientCheck:
         """The norms taken since `begin`. Waits for the device."""
         taken = []
         for step in self._steps.values():
-            row = [0.0] * len(step.parameters)
-            if step.norms is not None:
-                for index, norm in zip(step.with_norm, step.norms.tolist(), strict=True):
-                    row[index] = norm
-            taken.append((step.batch_idx, row))
+            known = {} if step.norms is None else dict(zip(step.with_norm, step.norms.tolist(), strict=True))
+            taken.append((step.batch_idx, [known.get(index, 0.0) for index in range(len(step.parameters))]))
         return taken
 
     def compare(self, ranks: Sequence[Norms]) -> None:

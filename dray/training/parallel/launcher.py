@@ -20,11 +20,9 @@ _groups = itertools.count()
 
 
 def launched() -> bool:
-    """Whether torchrun, or a launcher built on it (`accelerate launch`), started this process.
-
-    RANK and WORLD_SIZE alone don't say so: dray's and Ray Train's workers set them too, for the programs that they
-    start, and a shell or a notebook may keep them.
-    """
+    """Whether torchrun, or a launcher built on it (`accelerate launch`), started this process."""
+    # RANK and WORLD_SIZE don't say so: dray's and Ray Train's workers set them too, and a shell or a notebook may keep
+    # them.
     return dist.is_available() and dist.is_torchelastic_launched()
 
 

@@ -33,11 +33,9 @@ class MeshShape:
 
     @property
     def replicas(self) -> int:
-        """Among how many the data are divided."""
-        return self.dp_replicate * self.dp_shard
+        return self.dp_replicate * self.dp_shard  # each has its own share of the data
 
     def replica(self, rank: int) -> int:
-        """Whose share of the data a rank gets."""
         return rank // self.tp
 
 
@@ -61,10 +59,8 @@ def mesh_shape(asked: Mapping[str, Any] | None, ranks: int) -> MeshShape:
 
 
 def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
-    """The mesh of all ranks with the three named dimensions, made at first use, by all ranks together.
-
-    Its process groups are kept for later trials, and end with that of gradients: so a rank that leaves can close them.
-    """
+    """The mesh of all ranks with the three named dimensions, made at first use, by all ranks together. Its process
+    groups are kept for later trials, and a rank that leaves closes them with that of gradients."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -73,18 +69,11 @@ def device_mesh(shape: MeshShape, device: torch.device) -> DeviceMesh:
         ranks = torch.arange(dist.get_world_size()).reshape(shape.sizes)
         groups: list[Any] = []
         for dim, size in enumerate(shape.sizes):
-            if size == dist.get_world_size():
-                groups.append(gradients.group)
-                continue
-            if size == 1:
-                own = [dist.get_rank()]
-                group = dist.new_group(own, timeout=gradients.timeout, use_local_synchronization=True)
-            else:
-                rows = ranks.movedim(dim, -1).reshape(-1, size).tolist()
-                make: Any = dist.new_subgroups_by_enumeration
-                group, _ = make(rows, timeout=gradients.timeout)
-            gradients.subgroups.append(group)
-            groups.append(group)
+            rows = ranks.movedim(dim, -1).reshape(-1, size).tolist()
+            if size == 1:  # each rank makes its own, alone
+                rows = [[dist.get_rank()]]
+            made = {tuple(row): gradients.make(tuple(row)) for row in rows}
+            groups.append(next(group for row, group in made.items() if dist.get_rank() in row))
         forget_operations()
         gradients.meshes[shape] = DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=NAMES)
     mesh: DeviceMesh = gradients.meshes[shape]

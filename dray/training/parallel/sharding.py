@@ -27,15 +27,13 @@ def is_dtensor(value: object) -> TypeGuard[DTensor]:
 
 
 def is_sharded(module: torch.nn.Module) -> bool:
-    """Whether this rank holds only its part of some of a module's parameters: one of them is a DTensor, or is when the
-    module does not run."""
+    """Whether a parameter of a module is a DTensor, or is when the module does not run."""
     if "torch.distributed.tensor" not in sys.modules:
         return False
     return bool(fsdp_modules(module)) or any(map(is_dtensor, module.parameters()))
 
 
 def fsdp_modules(model: torch.nn.Module) -> list[FSDPModule]:
-    """The modules of a model that `fully_shard` was applied to."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
@@ -77,8 +75,7 @@ def _own_groups(model: torch.nn.Module) -> None:
             setattr(info, name, ours.make(tuple(dist.get_process_group_ranks(group))))
 
 
-_GROUPS = ("shard_process_group", "replicate_process_group")
-"""The process groups of a mesh of FSDP's."""
+_GROUPS = ("shard_process_group", "replicate_process_group")  # of a mesh of FSDP's
 
 
 def _param_groups(module: Any) -> list[Any]:
@@ -99,8 +96,7 @@ def _release(model: torch.nn.Module) -> None:
                         setattr(info, name, None)
 
 
-UNSYNCED = "_dray_unsynced"
-"""An attribute of the FSDP modules that keep their gradients whole until the batch that steps."""
+UNSYNCED = "_dray_unsynced"  # an attribute of FSDP modules that keep gradients whole until the batch that steps
 
 
 def set_gradient_sync(module: FSDPModule, steps: bool) -> None:
@@ -147,7 +143,6 @@ def broadcast(tensors: list[torch.Tensor], group: Any = None) -> None:
 
 
 def placed_alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The tensors, by mesh and placements."""
     found: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
         found[(tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None].append(tensor)
@@ -158,15 +153,15 @@ def placed_alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 def groups_placed_alike(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Within the block, split parameter groups such that foreach and fused kernels can take each in one call.
 
-    Not for longer: the groups are a part of checkpoints, which load on other meshes. Nor for optimizers without such
-    options, which may know their groups by number.
+    Not for longer: checkpoints have the groups, and load on other meshes. Nor for optimizers without such options,
+    which may know their groups by number.
     """
     groups = optimizer.param_groups
-    split = [
-        [group] if len(parts) < 2 or not _in_one_call(group) else [{**group, "params": part} for part in parts]
-        for group in groups
-        for parts in [placed_alike(group["params"])]
-    ]
+    split: list[list[dict[str, Any]]] = []
+    for group in groups:
+        alike = placed_alike(group["params"])
+        in_one_call = group.get("fused") or group.get("foreach", False) is not False  # None: torch chooses
+        split.append([{**group, "params": part} for part in alike] if in_one_call and len(alike) > 1 else [group])
     optimizer.param_groups = [part for parts in split for part in parts]
     try:
         yield
@@ -177,15 +172,10 @@ def groups_placed_alike(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         optimizer.param_groups = groups
 
 
-def _in_one_call(group: dict[str, Any]) -> bool:
-    """Whether an optimizer may step a group by foreach or fused kernels: by default (None) it chooses."""
-    return group.get("fused") or group.get("foreach", False) is not False
-
-
 @contextlib.contextmanager
 def gradients_on_one_mesh(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within the block, let all gradients be DTensors of the mesh that has the most dimensions, if some are of another
-    or plain: so norms, and whatever else is computed of all, need no more than they do for a single mesh.
+    """Within the block, let all gradients be DTensors of the mesh that has the most dimensions, for norms and whatever
+    else is computed of all.
 
     Plain tensors count as the same on all ranks meanwhile. Meshes that are not dimensions of that one are left to
     torch, which refuses them together.
@@ -221,8 +211,8 @@ def gradients_on_one_mesh(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _on(mesh: DeviceMesh, gradient: torch.Tensor) -> Any:
-    """The same gradient, in the same memory, as a DTensor of another mesh: replicated over the dimensions that its own
-    mesh lacks."""
+    """The same gradient, in the same memory, as a DTensor of another mesh: replicated over dimensions that its own
+    lacks."""
     from torch.distributed.tensor import DTensor, Replicate
 
     own: dict[Any, Any] = {}

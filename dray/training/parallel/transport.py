@@ -12,11 +12,9 @@ from typing import Any, Protocol
 
 from dray.private import is_loopback
 
-TOO_LONG = 2**32 - 1
-"""Sent in place of its length by a rank whose message does not fit."""
+TOO_LONG = 2**32 - 1  # sent in place of its length by a rank whose message does not fit
+#: The chief may work alone for hours while the others wait. If its process dies, its connections close.
 FOR_EVER = timedelta(days=365)
-"""The chief may work alone for hours in `evaluate_full_dataset`, while the others wait. If its process dies, its
-connections close, and their wait ends."""
 
 
 class Transport(Protocol):
@@ -52,9 +50,8 @@ class TorchTransport:
     """Over torch.distributed, in a separate gloo group: its collectives may wait as long as a rank works alone, and
     are counted apart from those of the user's code."""
 
+    #: Bytes that most messages fit in. They take one collective; `all_gather_object` takes two, and five times as long.
     ROOM = 8192
-    """Bytes that most messages fit in. They take one collective, of a size known to all; `all_gather_object` takes two,
-    and five times as long."""
 
     def __init__(self) -> None:
         import torch
@@ -118,9 +115,7 @@ class StoreTransport:
     """Over a TCPStore that the chief serves: for processes without a process group."""
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
-        self._rank = rank
-        self._size = size
-        self._store = store
+        self._rank, self._size, self._store = rank, size, store
         self._turn = 0
         self._last_to_all: int | None = None
 
@@ -142,10 +137,9 @@ class StoreTransport:
         turn = self._set(mine := _pickled(stuff))
         if self._rank > 0:
             return None
-        result = []
+        result = [self._loaded(f"{turn}/{rank}", mine if rank == 0 else None) for rank in range(self._size)]
         for rank in range(self._size):
-            result.append(self._loaded(key := f"{turn}/{rank}", mine if rank == 0 else None))
-            self._store.delete_key(key)
+            self._store.delete_key(f"{turn}/{rank}")
         return result
 
     def _loaded(self, key: str, mine: bytes | None) -> Any:

@@ -46,7 +46,11 @@ class Leaks:
     def clean_up(self) -> list[str]:
         """End child processes, and free memory that has grown. Returns the reasons to run no other trial in this
         process."""
-        return [*self._threads_in_users_code(), *self._running_children(), *self._grown_memory()]
+        threads = self._threads_in_users_code()
+        # Ended children count too: their ends of pipes and queues in this process may be unusable.
+        ended = end_children(spare=self._children)
+        running = [f"process {child} was still running: {command}" for child, command in ended.items()]
+        return [*threads, *running, *self._grown_memory()]
 
     def _threads_in_users_code(self) -> list[str]:
         """Many libraries keep a thread that waits, and serves the whole process: only the user's code counts."""
@@ -63,11 +67,6 @@ class Leaks:
                 ]
             time.sleep(0.01)
         return []
-
-    def _running_children(self) -> list[str]:
-        """Ended children count too: their ends of pipes and queues in this process may be unusable."""
-        ended = end_children(spare=self._children)
-        return [f"process {child} was still running: {command}" for child, command in ended.items()]
 
     def _grown_memory(self) -> list[str]:
         memory, gpu_memory = bytes_without_kept()

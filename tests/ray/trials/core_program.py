@@ -19,8 +19,7 @@ import determined as det
 import torch.distributed as dist
 from core_hparams import LR
 
-BATCHES = 5
-"""Of an epoch."""
+BATCHES = 5  # of an epoch
 
 
 class Model:
@@ -90,9 +89,7 @@ def epochs(info) -> None:
     model = Model(LR)
     with det.core.init() as core_context:
         restored(core_context, info, model)
-        while model.epoch < info.trial.hparams.get("epochs", 8):
-            if info.trial.hparams["lr"] > 0.9:
-                raise det.InvalidHP("too fast")
+        while model.epoch < 8:
             one_epoch(core_context, info, model)
             core_context.train.report_validation_metrics(model.steps, {"error": model.error, "epochs": model.epoch})
             save(core_context, model)
@@ -115,17 +112,6 @@ def operations(info) -> None:
             note(info.trial.hparams["record"], length=op.length)
             core_context.train.report_validation_metrics(model.steps, {"error": model.error})
             op.report_completed(model.error)
-
-
-def next_operation(info) -> None:
-    model = Model(info.trial.hparams["lr"])
-    with det.core.init() as core_context:
-        restored(core_context, info, model)
-        op = next(core_context.searcher.operations())
-        while model.epoch < op.length:
-            one_epoch(core_context, info, model)
-        op.report_completed(model.error)
-        os.kill(os.getpid(), 9)
 
 
 def shards(info) -> None:
@@ -164,11 +150,6 @@ def deaf(info) -> None:
             core_context.distributed.allgather(model.weight)  # the others wait here for a rank that is ended
             if core_context.distributed.rank == 0:
                 core_context.train.report_validation_metrics(model.steps, {"error": model.error, "epochs": model.epoch})
-
-
-def forgetful(info) -> None:
-    with det.core.init() as core_context:
-        core_context.train.report_validation_metrics(1, {"accuracy": 0.5})
 
 
 if __name__ == "__main__":

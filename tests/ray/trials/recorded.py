@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from torch.utils.data import TensorDataset
 
 import dray
 from dray import pytorch
-from dray.storage import CheckpointStore
 
 
 def note(path: str, **what: object) -> None:
@@ -79,29 +77,6 @@ class Recorded(pytorch.PyTorchTrial):
         return {"error": self.error(batch), "initial": self.initial}
 
 
-class Timed(Recorded):
-    """Counts its length by itself: a second for every two batches."""
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
-        self.seconds = (batch_idx + 1) / 2
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        return {**super().evaluate_batch(batch, batch_idx), "seconds": self.seconds}
-
-
-class Held(Recorded):
-    """At its sixth batch a trial waits for the file ``until``; and trial 0 after that for the file ``longer``."""
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
-        if batch_idx == 5:
-            names = ("until", "longer") if self.trial == 0 else ("until",)
-            for file in (Path(self.context.get_hparam(name)) for name in names):
-                while not file.exists():
-                    time.sleep(0.05)
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-
 class FirstAhead(Recorded):
     """The first trial to come to batch ``held_at`` goes on; all others wait there for the file ``until``."""
 
@@ -134,21 +109,3 @@ class FailsLate(Recorded):
         if self.trial == 1 and batch_idx == 250:
             raise ArithmeticError("it always ends so")
         return super().train_batch(batch, epoch_idx, batch_idx)
-
-
-class Large(Recorded):
-    """Has a state that is written while training goes on; the first time, the commit at batch 20 never comes."""
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.model.register_buffer("ballast", torch.zeros(5 << 20))
-        if '"held"' not in Path(self.record).read_text():
-            commit = CheckpointStore.commit
-
-            def held(store: CheckpointStore, staging: Path, batches: int, *args: Any) -> str:
-                if batches == 20:
-                    note(self.record, trial=self.trial, pid=os.getpid(), held=str(staging))
-                    threading.Event().wait()
-                return commit(store, staging, batches, *args)
-
-            CheckpointStore.commit = held  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ from typing import Any
 
 from dray import compat
 from dray._version import __version__ as dray_version
-from dray.compat.names import VERSION
+from dray.compat.names import COUNTERPARTS, VERSION
 
 __version__ = f"{VERSION}+dray{dray_version}"
 
@@ -25,4 +25,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *compat.names_in(__name__)})
+    inner = {name.removeprefix("determined.") for name in COUNTERPARTS if name.count(".") == 1}
+    return sorted({*globals(), *inner})

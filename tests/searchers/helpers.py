@@ -1,0 +1,82 @@
+"""What several of these tests need: events in a word, a scripted method, and whole states to compare."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Set
+from typing import Any
+
+from searchers import Create, Event, Exited, Reported, Resume, Search, Space, parse_space
+from searchers.events import Action, Reason
+
+LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
+
+
+def new_search(method: Any, space: Space = LINE, log: Any = None, **fields: Any) -> Search:
+    """With seed 7, and smaller values better, unless the fields say otherwise; `log` is a function or a list."""
+    write = log if callable(log) else (lambda record: None) if log is None else log.append
+    return Search(method, space, **{"seed": 7, "smaller_is_better": True, "log": write, **fields})
+
+
+def report(subject: Any, trial: int, step: float, value: float | None) -> list[Action]:
+    actions: list[Action] = subject.on(Reported(trial=trial, step=step, value=value))
+    return actions
+
+
+def leave(subject: Any, trial: int, reason: Reason = "completed") -> list[Action]:
+    actions: list[Action] = subject.on(Exited(trial=trial, reason=reason))
+    return actions
+
+
+def creates(*trials: int) -> list[Action]:
+    return [Create(trial=trial) for trial in trials]
+
+
+def to_run(actions: list[Action]) -> list[int]:
+    """The trials that are created or resumed."""
+    return [action.trial for action in actions if isinstance(action, Create | Resume)]
+
+
+def ranked(method: Any) -> list[list[tuple[int, float]]]:
+    """(trial, value) by rung."""
+    return [sorted(values.items()) for values in method.ranked]
+
+
+class Scripted:
+    """A method that answers what it was given for an event, and nothing to any other."""
+
+    rungs: tuple[float, ...] = (1, 4)
+
+    def __init__(self, trials: int, answers: Mapping[Event, list[Action]]) -> None:
+        self._trials, self._answers = trials, dict(answers)
+
+    def start(self) -> list[Action]:
+        return creates(*range(self._trials))
+
+    def on(self, event: Event) -> list[Action]:
+        return self._answers.pop(event, [])
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        return 0.0
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        return []
+
+
+def state(subject: object) -> str:
+    """What `copy` and `pickle` would take of an object, with sets and mappings sorted. Equal events must give equal
+    text."""
+    match subject:
+        case None | bool() | int() | float() | str():
+            return repr(subject)
+        case type():
+            return subject.__name__
+        case list() | tuple() | deque():
+            return f"[{', '.join(map(state, subject))}]"
+        case Set():
+            return f"{{{', '.join(sorted(map(state, subject)))}}}"
+        case Mapping():
+            return f"{{{', '.join(sorted(f'{state(key)}: {state(value)}' for key, value in subject.items()))}}}"
+    found = subject.__reduce_ex__(2)
+    assert isinstance(found, tuple)
+    return f"{type(subject).__name__}{state(found[1:])}"
