@@ -132,7 +132,9 @@ class Retention:
             if each.checkpoint not in self._damaged and each.batches not in self._saved.get(trial, ()):
                 self._add(each)
         self._changed.add(trial)
-        if (left := tuple(unfinished)) and not self._needs(trial):  # while its trial runs, it may be being written
+        # While its trial runs, it may be being written; since it was listed, it may have been completed.
+        left = tuple(each for each in unfinished if each.batches not in self._saved.get(trial, ()))
+        if left and not self._needs(trial):
             self._pruning.update(left)
             self._emit(Prune((), left))
         self._prune()
