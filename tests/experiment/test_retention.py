@@ -212,6 +212,17 @@ def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: 
     assert "trial 0 skipped a checkpoint" in experiment.said[0]
 
 
+def test_a_checkpoint_that_was_completed_since_its_trials_store_was_listed_is_not_deleted() -> None:
+    emitted: list[Any] = []
+    retention = Retention(Policy(), needs=lambda trial: 0, emit=emitted.append)
+    retention.saved(0, 10, "10", None)
+    retention.saved(0, 20, "20", None)
+    listed = [Saved(trial=0, batches=batches, checkpoint=str(batches)) for batches in (20, 30)]
+    retention.examined(next(each for each in emitted if isinstance(each, Examine)), unfinished=listed)
+    deleted = [saved.batches for each in emitted if isinstance(each, Prune) for saved in each.delete]
+    assert deleted == [30, 10]
+
+
 def test_a_checkpoint_is_forced_to_the_disk_once_or_again_after_an_error() -> None:
     emitted: list[Any] = []
     retention = Retention(Policy(trial_best=0, trial_latest=3), needs=lambda trial: 1, emit=emitted.append)

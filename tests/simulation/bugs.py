@@ -58,41 +58,41 @@ BUGS = {
     # Issue 39 names these. The first three were orders of messages between threads, of which there is one now: each is
     # the same mistake in what decides today.
     "a trial queued outside the lock": Bug(
-        ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", 0
+        ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", 2_388
     ),
     "a drained trial lost": Bug(
-        Desk, "group_ended", 'if lease.state in ("granted", "moving"):', 'if lease.state == "granted":', 0
+        Desk, "group_ended", 'if lease.state in ("granted", "moving"):', 'if lease.state == "granted":', 684
     ),
     "a closed terminal that hung": Bug(ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", 438),
     "an acknowledgement before the flush": Bug(
         ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
-    "a lease granted twice": Bug(Client, "next_trial", "if not self._is_held(trial)", "if True", 0),
+    "a lease granted twice": Bug(Client, "next_trial", "if not self._is_held(trial)", "if True", 718),
     "a lost wakeup: the parameters of a lease": Bug(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
-    "a lost wakeup: a trial that is queued": Bug(Desk, "enqueue", "    self._match()\n", "", 0),
+    "a lost wakeup: a trial that is queued": Bug(Desk, "enqueue", "    self._match()\n", "", 3),
     "a retry outside the lock": Bug(
         ExperimentDriver,
         "_left",
         "has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
         "has_ended = False",
-        0,
+        430,
     ),
     "retention deletes what a paused trial needs": Bug(
         driver,
         "checkpoints_needed",
         '2 if trial.state == "RUNNING" else 1',
         '2 if trial.state == "RUNNING" else 0',
-        0,
+        76,
     ),
     # Others, most of which the simulation itself has found.
     "a drained trial lost that has saved": Bug(
-        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted":', "if False:", 0
+        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted":', "if False:", 14
     ),
     "a trial that restarted, and waits for what was decided": Bug(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", 58_795
     ),
     "a late call of a handle that has died": Bug(
-        ExperimentDriver, "fetch", "Reply(self._fetching, [])", "Reply(self._fetching, None)", 0
+        ExperimentDriver, "fetch", "Reply(self._fetching, [])", "Reply(self._fetching, None)", 22_640
     ),
     "a lease that ends under ranks that have taken it up": Bug(
         Desk, "close", "if lease.parameters is None:", 'if lease.state == "granted":', 0
