@@ -226,6 +226,12 @@ class ServerProcess(Loop):
             verb(name, *args)
             self._results.wanted[name] = {wanted}
 
+    def extend(self, name: str) -> None:
+        """Extend an experiment."""
+        if extensions := self._results.experiments[name].extensions:
+            self.want(name, "run", self.scheduler.extend, dict(extensions[0]))
+            extensions.pop(0)
+
     def look(self) -> bool:
         """Users submit what they have not, have run again what they have stopped, or extend what has completed;
         returns whether all is done."""
@@ -237,7 +243,7 @@ class ServerProcess(Loop):
             elif (state := scheduler.experiment(name).state) in ("PAUSED", "STOPPED", "ERROR"):
                 self.ask(self.want, name, "run", scheduler.act, "activate")
             elif state == "COMPLETED" and experiment.extensions:
-                self.ask(self.want, name, "run", scheduler.extend, dict(experiment.extensions.pop(0)))
+                self.ask(self.extend, name)
             elif state == "COMPLETED":
                 continue
             done = False
