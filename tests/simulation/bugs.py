@@ -91,9 +91,6 @@ BUGS = {
     "a trial that restarted, and waits for what was decided": Bug(
         ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", 61_366
     ),
-    "a late call of a handle that has died": Bug(
-        ExperimentDriver, "fetch", "Reply(self._fetching, [])", "Reply(self._fetching, None)", 22_640
-    ),
     "a lease that ends under ranks that have taken it up": Bug(
         Desk, "close", "if lease.parameters is None:", 'if lease.state == "granted":', 13_398
     ),
