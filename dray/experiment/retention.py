@@ -234,14 +234,14 @@ class Retention:
         delete: list[Saved] = []
         for trial in sorted(self._changed - self._unexamined):
             mine = self._saved.get(trial, {}).values()
-            kept = self._policy.keeps_of(mine, self._needs(trial)) | self._best
-            keep |= kept
-            delete += [each for each in mine if each not in kept and each not in self._pruning]
-            # By what an ended trial keeps: it may end later, and more of it goes then.
-            is_final = set(mine) <= self._policy.keeps_of(mine, needs=0)
-            if is_final and not self._needs(trial) and self._best.isdisjoint(mine) and self._durable.issuperset(mine):
-                self._durable.difference_update(mine)
+            needs = self._needs(trial)
+            kept = self._policy.keeps_of(mine, needs)
+            if not needs and self._best.isdisjoint(mine) and (kept & self._durable).issuperset(mine):
+                self._durable.difference_update(mine)  # it has ended, and all of it is kept for good
                 self._saved.pop(trial, None)
+                continue
+            keep |= kept
+            delete += [each for each in mine if not (each in kept or each in self._best or each in self._pruning)]
         self._changed &= self._unexamined
         self._pruning.update(delete)
         keep -= self._durable

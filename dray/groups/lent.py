@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dray.cluster.connection import Cluster
 from dray.desk import messages
 from dray.desk.connection import Call, Connection, ConnectionLost, Endpoint
 from dray.desk.messages import Message
 from dray.groups.lender import GroupKind
+
+if TYPE_CHECKING:
+    from dray.cluster.connection import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class GroupServer:
 
     def cluster(self) -> Cluster:
         """The connection to its cluster, which this process has already."""
+        from dray.cluster.connection import Cluster  # imports Ray
+
         return Cluster(own=False, local=self.local, description=f"the worker groups of the server at {self.address}")
 
 

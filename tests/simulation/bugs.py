@@ -1,16 +1,16 @@
 """Bugs that are put back, one at a time, to show that the simulation finds them.
 
-python -m tests.simulation.bugs: which seed finds each, and how many it took.
+python -m tests.simulation.bugs: which seed finds each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dray.desk.desk import Desk
 from dray.desk.lease import Client
@@ -22,21 +22,14 @@ from tests.simulation.simulation import failure_of
 MOST = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bug:
-    """A fault in the code.
-
-    Attributes:
-        owner, name: the method, or the function.
-        right, wrong: what its source has, and has with the bug.
-        seed: finds it; None: which does is not known.
-    """
+class Bug(NamedTuple):
+    """A fault in the code of a method or a function: `wrong` in place of `right`. The seed finds it."""
 
     owner: Any
     name: str
     right: str
     wrong: str
-    seed: int | None
+    seed: int
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
@@ -54,84 +47,54 @@ class Bug:
             setattr(self.owner, self.name, right)
 
     def find(self) -> tuple[int, str] | None:
-        """The first seed that finds it, and what fails: its own seed comes first, and ceases to find it if the code,
-        or the simulator, takes another way."""
+        """The first seed that finds it, and what fails: its own comes first, and ceases to find it if the code, or the
+        simulator, takes another way."""
         with self.present():
-            for seed in range(MOST) if self.seed is None else (self.seed, *range(MOST)):
-                if why := failure_of(schedule_of(seed)):
-                    return seed, why
-        return None
+            tried = ((seed, failure_of(schedule_of(seed))) for seed in itertools.chain([self.seed], range(MOST)))
+            return next((found for found in tried if found[1]), None)
 
 
 BUGS = {
+    # Issue 39 names these. The first three were orders of messages between threads, of which there is one now: each is
+    # the same mistake in what decides today.
     "a trial queued outside the lock": Bug(
-        owner=ExperimentDriver,
-        name="_granted",
-        right="if view.state not in RUNNABLE or self._closing",
-        wrong="if self._closing",
-        seed=None,
+        ExperimentDriver, "_granted", "if view.state not in RUNNABLE or self._closing", "if self._closing", 0
     ),
     "a drained trial lost": Bug(
-        owner=Desk,
-        name="group_ended",
-        right='if lease.state in ("granted", "moving"):',
-        wrong='if lease.state == "granted":',
-        seed=514,
+        Desk, "group_ended", 'if lease.state in ("granted", "moving"):', 'if lease.state == "granted":', 0
     ),
-    "a drained trial lost that has saved": Bug(
-        owner=Desk,
-        name="leave",
-        right='if state.state == "moving" and departure.outcome == "interrupted":',
-        wrong="if False:",
-        seed=14,
-    ),
-    "a closed terminal that hung": Bug(
-        owner=ExperimentDriver, name="close", right='self._answer_all(lease, "interrupt")', wrong="pass", seed=None
-    ),
+    "a closed terminal that hung": Bug(ExperimentDriver, "close", 'self._answer_all(lease, "interrupt")', "pass", 438),
     "an acknowledgement before the flush": Bug(
-        owner=ExperimentDriver, name="_append", right="Append(record, wait)", wrong="Append(record, False)", seed=0
+        ExperimentDriver, "_append", "Append(record, wait)", "Append(record, False)", 0
     ),
-    "a lease granted twice": Bug(
-        owner=Client, name="next_trial", right="if not self._is_held(trial)", wrong="if True", seed=718
-    ),
-    "a lost wakeup: the parameters of a lease": Bug(
-        owner=Desk, name="bind", right="self._answer_ranks(state.group)", wrong="pass", seed=0
-    ),
-    "a lost wakeup: a trial that is queued": Bug(
-        owner=Desk, name="enqueue", right="    self._match()\n", wrong="", seed=3
-    ),
-    "a retry outside the state": Bug(
-        owner=ExperimentDriver,
-        name="_left",
-        right="has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
-        wrong="has_ended = False",
-        seed=190,
-    ),
-    "a late call of a handle that has died": Bug(
-        owner=ExperimentDriver,
-        name="fetch",
-        right="Reply(self._fetching, [])",
-        wrong="Reply(self._fetching, None)",
-        seed=None,
-    ),
-    "a lease that ends under ranks that have taken it up": Bug(
-        owner=Desk,
-        name="close",
-        right="if lease.parameters is None:",
-        wrong='if lease.state == "granted":',
-        seed=None,
+    "a lease granted twice": Bug(Client, "next_trial", "if not self._is_held(trial)", "if True", 0),
+    "a lost wakeup: the parameters of a lease": Bug(Desk, "bind", "self._answer_ranks(state.group)", "pass", 0),
+    "a lost wakeup: a trial that is queued": Bug(Desk, "enqueue", "    self._match()\n", "", 0),
+    "a retry outside the lock": Bug(
+        ExperimentDriver,
+        "_left",
+        "has_ended = self.search.trials[trial].ended or self._results.ends(trial)",
+        "has_ended = False",
+        0,
     ),
     "retention deletes what a paused trial needs": Bug(
-        owner=driver,
-        name="checkpoints_needed",
-        right='2 if trial.state == "RUNNING" else 1',
-        wrong='2 if trial.state == "RUNNING" else 0',
-        seed=76,
+        driver,
+        "checkpoints_needed",
+        '2 if trial.state == "RUNNING" else 1',
+        '2 if trial.state == "RUNNING" else 0',
+        0,
+    ),
+    # Others, most of which the simulation itself has found.
+    "a drained trial lost that has saved": Bug(
+        Desk, "leave", 'if state.state == "moving" and departure.outcome == "interrupted":', "if False:", 0
+    ),
+    "a trial that restarted, and waits for what was decided": Bug(
+        ExperimentDriver, "_act", 'if lease is not None and answer.decision == "stop":', "if False:", 58_795
+    ),
+    "a late call of a handle that has died": Bug(
+        ExperimentDriver, "fetch", "Reply(self._fetching, [])", "Reply(self._fetching, None)", 0
+    ),
+    "a lease that ends under ranks that have taken it up": Bug(
+        Desk, "close", "if lease.parameters is None:", 'if lease.state == "granted":', 0
     ),
 }
-
-
-if __name__ == "__main__":
-    for name, bug in BUGS.items():
-        found = bug.find()
-        print(f"{name}: {'not found' if found is None else f'seed {found[0]}: {found[1]:.150}'}", flush=True)

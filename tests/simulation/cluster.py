@@ -236,9 +236,9 @@ class Rank(Process):
             while (granted := (yield next_lease(number, group.shape))) is not None:
                 _, endpoint, parameters = granted
                 lease = self.world.kept(parameters)
-                if lease.number <= number:
-                    raise Failed(f"{self.name} got lease {lease.number} after lease {number}")
-                number = lease.number
+                if lease.bind.lease <= number:
+                    raise Failed(f"{self.name} got lease {lease.bind.lease} after lease {number}")
+                number = lease.bind.lease
                 if self.rank == 0:
                     desk.tell("begun", number)
                 departure = yield from self.serve(lease, self._connect(endpoint))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from dray.config.custom import Custom
@@ -29,6 +30,8 @@ from tests.simulation.worker import Lease
 from tests.simulation.world import Call, Connection, DiskJournal, Failed, Future, Killed, Process, Steps, proceed
 
 STOP_GRACE_S, TUNE_END_S, CLOSE_S = 120.0, 60.0, 60.0
+NOBODY: Any = SimpleNamespace(happened=lambda record, trials: None)
+"""Observes."""
 
 
 class Loop(Process):
@@ -38,6 +41,8 @@ class Loop(Process):
         fuse: the process is killed before it carries out the effect after so many; -1: it is not.
     """
 
+    settle: Callable[[], None]
+    failed: Callable[[Exception], None]
     fuse = -1
     _is_due = False
     _posted_at = 0.0
@@ -83,19 +88,6 @@ class Loop(Process):
 
     def tick(self) -> None:
         self.call(lambda: None)
-
-    def settle(self) -> None:
-        raise NotImplementedError
-
-    def failed(self, error: Exception) -> None:
-        raise NotImplementedError
-
-
-class Observers:
-    """Nobody observes."""
-
-    def happened(self, record: object, trials: object) -> None:
-        """Nothing follows."""
 
 
 class Core(RunCore):
@@ -187,7 +179,7 @@ class DriverProcess(Loop):
             experiment.extension,
             journal=self._journal,
             records=records,
-            observers=Observers(),  # type: ignore[arg-type]
+            observers=NOBODY,
         )
         if self._opened.search.done is not None:
             self._journal.flush()
@@ -323,16 +315,8 @@ class DriverProcess(Loop):
     def _bind(self, bind: effects.Bind) -> None:
         if (state := self.driver.search.trials[bind.trial].state) not in RUNNABLE:
             raise Failed(f"{self.name}: trial {bind.trial} is {state}, and begins")
-        lease = Lease(
-            number=bind.lease,
-            run=self.experiment.runs,
-            experiment=self.experiment,
-            trial=bind.trial,
-            hparams=dict(bind.hparams),
-            last_step=bind.last_step,
-            was_completed=bind.was_completed,
-        )
-        self.lender.send("bind", self.name, bind.lease, self.world.keep(lease))
+        lease = self.world.keep(Lease(bind, self.experiment.runs, self.experiment))
+        self.lender.send("bind", self.name, bind.lease, lease)
 
     def _check_replay(self) -> None:
         """The search that the journal's file gives is the driver's. (If that was killed, the next one replays it.)"""

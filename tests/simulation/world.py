@@ -26,6 +26,7 @@ PATIENCE_S = 600.0
 """If no process gets a message, or goes on, for so long, none ever will."""
 MAX_STEPS = 30_000
 
+encoded = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 Steps = Generator["Future | float", Any, Any]
 
 
@@ -411,7 +412,6 @@ class DiskJournal(Journal):
         """Write what waits."""
         waiting, self._waiting = self._waiting, []
         if waiting:
-            lines = [json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n" for record in waiting]
-            self._disk.write(b"".join(lines))
+            self._disk.write("".join(f"{encoded(record)}\n" for record in waiting).encode())
             for record in waiting:
                 self._written(record)
