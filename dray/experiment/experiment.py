@@ -357,14 +357,12 @@ class Experiment:
         interrupts: Interrupts,
         on_message: Callable[[Message], None] | None,
     ) -> None:
-        is_new = not opened.records
-
         def announce() -> None:
             elsewhere = "" if directory.storage.is_local else f", checkpoints in {directory.storage}"
             number = take_number(directory.path)
             numbered = "experiment" if number is None else f"experiment {number}:"
             display.say(f"{numbered} {opened.config.name}, stored in {directory.path}{elsewhere}")
-            if is_new and (line := searched_line(opened.config.space)):
+            if not opened.records and (line := searched_line(opened.config.space)):
                 display.say(line)
 
         if self._leaves_import:
