@@ -19,7 +19,7 @@ from dray.experiment.cleaner import Cleaner
 from dray.experiment.effects import Append, Effect, Examine, Prune
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
 from dray.storage import CheckpointStore, Location, store_at
-from dray.worker.host import REPORT_FILE
+from dray.worker.lease import REPORT_FILE
 from tests.storage.power import Disk
 
 METRICS = {1: [None, None, 0.6, 0.5, 0.4], 2: [None, 0.2, 0.3, None, None]}
