@@ -212,6 +212,21 @@ def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: 
     assert "trial 0 skipped a checkpoint" in experiment.said[0]
 
 
+@pytest.mark.parametrize("is_finished", ["before the answer", "after it"])
+def test_a_checkpoint_that_was_being_written_when_its_store_was_examined_is_not_deleted(is_finished: str) -> None:
+    emitted: list[Any] = []
+    retention = Retention(Policy(trial_latest=3), needs=lambda trial: 0, emit=emitted.append)
+    retention.saved(0, 10, "10", None)
+    examine = next(each for each in emitted if isinstance(each, Examine))
+    unfinished = Saved(trial=0, batches=20, checkpoint="")
+    if is_finished == "before the answer":
+        retention.saved(0, 20, "20", 0.5)
+    retention.examined(examine, unfinished=[unfinished])
+    assert retention.is_pruning(unfinished) == (is_finished == "after it")
+    retention.saved(0, 20, "20", 0.5)
+    assert not retention.is_pruning(unfinished)
+
+
 def test_a_checkpoint_is_forced_to_the_disk_once_or_again_after_an_error() -> None:
     emitted: list[Any] = []
     retention = Retention(Policy(trial_best=0, trial_latest=3), needs=lambda trial: 1, emit=emitted.append)
