@@ -358,6 +358,7 @@ class Experiment:
         on_message: Callable[[Message], None] | None,
     ) -> None:
         def announce() -> None:
+            self._leaves_import = False  # the first workers have imported it: from now on there is something to keep
             elsewhere = "" if directory.storage.is_local else f", checkpoints in {directory.storage}"
             number = take_number(directory.path)
             numbered = "experiment" if number is None else f"experiment {number}:"
