@@ -33,7 +33,7 @@ class FakeExperiment:
         self.made.append((config.name, model_dir, path if storage_path is None else storage_path))
 
     @classmethod
-    def made_while_ray_starts(cls, *arguments: Any, **options: Any) -> FakeExperiment:
+    def of_command(cls, *arguments: Any, **options: Any) -> FakeExperiment:
         return cls(*arguments, **options)
 
     @classmethod

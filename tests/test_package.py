@@ -24,6 +24,13 @@ def test_public_names_are_loaded_on_first_use() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+def test_a_driver_has_no_need_of_torch() -> None:
+    code = "import sys, dray.experiment.experiment, dray.experiment.run; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_public_names_exist_and_an_unknown_one_is_an_attribute_error() -> None:
     assert all(getattr(dray, name) is not None for name in dray.__all__)
     with pytest.raises(AttributeError, match="module 'dray' has no attribute 'Experimnt'"):

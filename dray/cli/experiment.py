@@ -105,8 +105,7 @@ def create(
         else:
             # At once: to import the model, with torch, takes seconds.
             typer.echo(f"{checked.name}: importing {checked.entrypoint} ...", err=True)
-            make = dray.Experiment.made_while_ray_starts
-            _run(make(checked, model_dir=code, path=path, storage_path=storage_path))
+            _run(dray.Experiment.of_command(checked, model_dir=code, path=path, storage_path=storage_path))
 
 
 @app.command()

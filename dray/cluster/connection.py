@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,13 @@ import ray
 
 from dray import private
 from dray.cluster import token
+from dray.environment import variables_set
 from dray.text import one_line
 
 LOOPBACK = "127.0.0.1"
-_NEW = "a new Ray cluster on this machine"
 CONNECT_S = 5.0  # how long a cluster may take to accept a TCP connection
+NODE_S = 15.0  # how long a new cluster's node may take, until it is left to Ray to wait for it
+NODE_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,34 +47,15 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        global _kept
         if self.own and kind is None:
-            _keep("the Ray cluster of the run before")
+            _kept = ray.get_runtime_context().gcs_address, _inherited()
         elif self.own:
             ray.shutdown()
 
 
-_kept: tuple[str, object, str] | None = None
-"""The kept cluster's address, what its processes have inherited from this process, and what it is called; None: no
-cluster is kept."""
-
-
-def _keep(name: str) -> None:
-    global _kept
-    _kept = ray.get_runtime_context().gcs_address, _inherited(), name
-
-
-@contextlib.contextmanager
-def started_beside() -> Iterator[None]:
-    """Have a cluster for the next `connect` of this process, unless that joins one; it ends if the block raises."""
-    cluster = None if ray.is_initialized() or os.environ.get("RAY_ADDRESS") else connect(None)
-    try:
-        yield
-    except BaseException:
-        if cluster is not None:
-            ray.shutdown()
-        raise
-    if cluster is not None:
-        _keep(_NEW)
+_kept: tuple[str, object] | None = None
+"""The kept cluster's address, and what its processes have inherited from this process; None: no cluster is kept."""
 
 
 def _inherited() -> object:
@@ -98,7 +82,7 @@ def connect(address: str | None) -> Cluster:
     # Another one, if it was shut down and Ray started by the user's code.
     if ray.is_initialized() and kept is not None and ray.get_runtime_context().gcs_address == kept[0]:
         if is_local and kept[1] == _inherited() and _all_live():
-            return Cluster(own=True, local=True, description=f"{kept[2]}, {_count(ray.cluster_resources())}")
+            return _own("the Ray cluster of the run before")
         ray.shutdown()
     if ray.is_initialized():
         return Cluster(
@@ -120,7 +104,7 @@ def connect(address: str | None) -> Cluster:
                 f"Ray did not start on this machine, tried twice: {one_line(error)} Its logs are in "
                 f"{directory}/session_latest/logs; start Ray yourself (ray start --head), and set RAY_ADDRESS"
             ) from error
-    return Cluster(own=True, local=True, description=f"{_NEW}, {_count(ray.cluster_resources())}")
+    return _own("a new Ray cluster on this machine")
 
 
 def _ray_directory() -> Path:
@@ -141,8 +125,9 @@ def _ray_directory() -> Path:
 
 def _start(directory: Path) -> None:
     """Start a cluster that only this machine can reach, and connect to it."""
-    # No dashboard: a user who wants one starts Ray first.
-    with _without_needless_processes(), _keep_signal_handlers(), _keep_loopback():
+    # No dashboard: a user who wants one starts Ray first. No worker for each CPU, before it is known what they run.
+    prestarts = {"RAY_prestart_worker_first_driver": "0"}
+    with _without_needless_processes(), _keep_signal_handlers(), _keep_loopback(), variables_set(prestarts):
         try:
             ray.init(
                 address="local",
@@ -197,22 +182,43 @@ def _without_needless_processes() -> contextlib.AbstractContextManager[None]:
 
     On one machine these three do nothing (without a dashboard, its process only counts usage), and `ray.init()` has no
     option to leave them out. Ray's start waits for the dashboard's process, and its shutdown for the autoscaler: with
-    them, a start and shutdown take about 3 s longer and 2 s more of CPU.
+    them, a start and shutdown take about 3 s longer and 2 s more of CPU. To see whether all that the dashboard needs is
+    installed, which it is with dray, Ray would import it.
 
     A signal to the driver's process group (from `timeout`, or a terminal that is closed) must not end Ray before the
     trials have saved. The kernel still kills Ray's processes when the driver dies.
     """
-    from ray._private import node, parameter, services
+    from ray._private import node, parameter, services, utils
 
     def start_api_server(self: Any, **_: Any) -> None:
         self._webui_url = ""
 
-    parameters = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+    parameters = functools.partial(
+        parameter.RayParams,
+        no_monitor=True,
+        include_log_monitor=False,
+        dashboard_agent_listen_port=0,  # else a second Ray on this machine tries for 3 s to get the first one's port
+    )
     return _replaced(
         (parameter, "RayParams", parameters),
         (node.Node, "start_api_server", start_api_server),
+        (utils, "get_dashboard_dependency_error", lambda: None),
+        (services, "get_node", _get_node),
         (services, "ConsolePopen", functools.partial(services.ConsolePopen, start_new_session=True)),
     )
+
+
+def _get_node(gcs_address: str, node_id: str) -> Any:
+    """As Ray's, which looks once a second whether a new node is up."""
+    from ray._private import services
+    from ray._private.state import GlobalState
+
+    state = GlobalState()
+    state._initialize_global_state(services._get_gcs_client_options(gcs_address))
+    deadline = time.monotonic() + NODE_S
+    while not state.node_table() and time.monotonic() < deadline:
+        time.sleep(NODE_POLL_S)
+    return state.get_node(node_id)
 
 
 @contextlib.contextmanager
@@ -241,6 +247,7 @@ def _keep_loopback() -> contextlib.AbstractContextManager[None]:
     return _replaced((services, "resolve_ip_for_localhost", lambda host: host))
 
 
-def _count(resources: dict[str, float]) -> str:
+def _own(what: str) -> Cluster:
+    resources = ray.cluster_resources()
     gpus = f", {int(resources['GPU'])} GPUs" if resources.get("GPU") else ""
-    return f"{int(resources.get('CPU', 0))} CPUs{gpus}"
+    return Cluster(own=True, local=True, description=f"{what}, {int(resources.get('CPU', 0))} CPUs{gpus}")

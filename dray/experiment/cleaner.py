@@ -13,7 +13,7 @@ from dray.experiment.effects import Examine, Prune, Saved
 from dray.experiment.retention import Retention
 from dray.storage import CheckpointStore
 from dray.storage.errors import Outage
-from dray.worker.host import REPORT_FILE
+from dray.worker.lease import REPORT_FILE
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from dray.config.faults import missing_field
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_sampler
+from dray.desk.messages import GroupReady, Message
 from dray.display.display import Display
 from dray.display.text import searched_line
 from dray.errors import ConfigError, DirectoryGone, EntrypointError, ExperimentError
@@ -29,13 +31,19 @@ from dray.experiment.open_search import OpenSearch, open_search
 from dray.hosts.signals import print_no_traceback
 from dray.observers import loggers
 from dray.observers.observer import Observers
-from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path, results_root
+from dray.records.directory import (
+    ExperimentDirectory,
+    check_storage,
+    link_into_results,
+    new_path,
+    results_root,
+    unlink_from_results,
+)
 from dray.records.driver_lock import DriverLock
 from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
 from dray.records.mirror import Mirror, fetch_experiment
 from dray.records.numbering import take_number
-from dray.records.result import Result
 from dray.records.secrets import check_secrets, with_secrets
 from dray.storage.errors import is_full
 from searchers.events import DoneReason
@@ -45,9 +53,9 @@ from searchers.samplers import Sampler
 from searchers.space import Constraint
 
 if TYPE_CHECKING:
-    from dray.desk.messages import Message
     from dray.experiment.run import Lent
     from dray.pytorch import PyTorchTrial
+    from dray.records.result import Result
 
 
 class Experiment:
@@ -90,6 +98,8 @@ class Experiment:
 
     lent: Lent | None = None
     """What a server's process has for it; None: it has its own worker groups."""
+    _leaves_import = False
+    """The class is imported by the workers, and not here, unless they can't."""
 
     def __init__(
         self,
@@ -119,7 +129,10 @@ class Experiment:
                 raise ConfigError([missing_field("searcher.max_length")])
         else:
             code = code or (Path(config).parent if isinstance(config, (str, os.PathLike)) else Path())
-            check_entrypoint(checked.entrypoint, code)
+            where = checked.checkpoint_storage.location
+            # Of an experiment that can't be, nothing may stay: no file in a store, and none beside those of others.
+            self._leaves_import &= (where is None or where.is_local) and not self.path.exists()
+            (check_entrypoint_file if self._leaves_import else check_entrypoint)(checked.entrypoint, code)
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         self._custom.check(checked.searcher)
         build_sampler(checked, self._custom)
@@ -132,20 +145,18 @@ class Experiment:
         self._resumes = False
 
     @classmethod
-    def made_while_ray_starts(cls, config: ExperimentConfig, *, model_dir: Path, **arguments: Any) -> Experiment:
-        """A new experiment, whose model is imported beside Ray's start: that is mostly waiting.
+    def of_command(
+        cls, config: ExperimentConfig, *, model_dir: Path, path: Path | None = None, storage_path: str | None = None
+    ) -> Experiment:
+        """A new experiment. If Ray starts on this machine for it alone, its class is first imported by the workers.
 
-        Raises:
-            ConfigError: as for a new experiment. A Ray that was started here has ended.
+        An import here, before that, would take as long again. If they can't import it, `run` raises that error, and
+        nothing of the experiment stays.
         """
-        check_entrypoint_file(config.entrypoint, model_dir)
-        with ThreadPoolExecutor(1) as pool:
-            new = pool.submit(cls, config, model_dir=model_dir, **arguments)
-            from dray.cluster.connection import started_beside
-
-            # Ray starts in this thread: its processes end with the thread that has started them.
-            with started_beside():
-                return new.result()
+        self = cls.__new__(cls)
+        self._leaves_import = os.environ.get("RAY_ADDRESS", "local") == "local"
+        Experiment.__init__(self, config, model_dir=model_dir, path=path, storage_path=storage_path)
+        return self
 
     @classmethod
     def resume(
@@ -235,11 +246,22 @@ class Experiment:
             except Exception as error:
                 if directory.is_gone():  # then whatever failed is a consequence
                     raise DirectoryGone(directory.path) from None
+                if self._leaves_import and isinstance(error, ConfigError):
+                    self._import_class(directory)
                 if self.lent is None or (isinstance(error, ConfigError | ExperimentError) and not is_full(error)):
                     notify(self._config.notify, directory, "failed", str(error))  # else its server starts it again
                 raise
             notify(self._config.notify, directory, "completed")
             return result
+
+    def _import_class(self, directory: ExperimentDirectory) -> None:
+        """Import the class as for `Experiment`; if that fails, delete the directory of what is no experiment."""
+        try:
+            check_entrypoint(self._config.entrypoint, self._code or Path())
+        except EntrypointError:
+            shutil.rmtree(directory.path, ignore_errors=True)
+            unlink_from_results(directory.path)
+            raise
 
     def _run_on(self, url: str) -> Result:
         # The only place where what is below a server uses it.
@@ -314,6 +336,8 @@ class Experiment:
                     journal.append({"event": "failed", "error": str(error), "time": time.time()})
                     raise
             observers.close(done=True)
+        from dray.records.result import Result  # imports pandas
+
         result = Result(directory.path, trial=self._trial)
         display.result(result.reader)
         assert opened.search.done is not None
@@ -333,12 +357,19 @@ class Experiment:
         interrupts: Interrupts,
         on_message: Callable[[Message], None] | None,
     ) -> None:
-        elsewhere = "" if directory.storage.is_local else f", checkpoints in {directory.storage}"
-        number = take_number(directory.path)
-        numbered = "experiment" if number is None else f"experiment {number}:"
-        display.say(f"{numbered} {opened.config.name}, stored in {directory.path}{elsewhere}")
-        if not opened.records and (line := searched_line(opened.config.space)):
-            display.say(line)
+        def announce() -> None:
+            self._leaves_import = False  # the first workers have imported it: from now on there is something to keep
+            elsewhere = "" if directory.storage.is_local else f", checkpoints in {directory.storage}"
+            number = take_number(directory.path)
+            numbered = "experiment" if number is None else f"experiment {number}:"
+            display.say(f"{numbered} {opened.config.name}, stored in {directory.path}{elsewhere}")
+            if not opened.records and (line := searched_line(opened.config.space)):
+                display.say(line)
+
+        if self._leaves_import:
+            on_message = once_ready(announce, on_message)
+        else:
+            announce()
         with contextlib.ExitStack() as stack:
             metrics = stack.enter_context(contextlib.closing(MetricsLog(directory.metrics)))
             stack.enter_context(display)
@@ -375,6 +406,21 @@ class Experiment:
                 display.interrupted()
                 print_no_traceback(stopped)
                 raise
+
+
+def once_ready(announce: Callable[[], None], on_message: Callable[[Message], None] | None) -> Callable[[Message], None]:
+    """The same, after calling ``announce`` once the first group is ready, which has imported the class."""
+    waits = True
+
+    def heard(message: Message) -> None:
+        nonlocal waits
+        if waits and isinstance(message, GroupReady):
+            waits = False
+            announce()
+        if on_message is not None:
+            on_message(message)
+
+    return heard
 
 
 def _raise_failure(reason: DoneReason, directory: ExperimentDirectory) -> None:

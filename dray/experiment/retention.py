@@ -132,9 +132,9 @@ class Retention:
             if each.checkpoint not in self._damaged and each.batches not in self._saved.get(trial, ()):
                 self._add(each)
         self._changed.add(trial)
-        # While its trial runs, it may be being written; since it was listed, it may have been completed.
-        left = tuple(each for each in unfinished if each.batches not in self._saved.get(trial, ()))
-        if left and not self._needs(trial):
+        mine = self._saved.get(trial, {})
+        left = tuple(each for each in unfinished if each.batches not in mine)  # those that nobody has finished since
+        if left and not self._needs(trial):  # while its trial runs, they may be being written
             self._pruning.update(left)
             self._emit(Prune((), left))
         self._prune()
@@ -143,8 +143,9 @@ class Retention:
         """A trial has committed this checkpoint, or has resumed from it."""
         self._damaged.discard(checkpoint)  # it was written again
         is_known = trial in self._saved  # otherwise it is new, or had ended
-        self._add(saved := Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value))
-        self._pruning.discard(saved)  # later ones were damaged
+        self._add(Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value))
+        # Later ones were damaged; or it was being written when its trial's store was examined.
+        self._pruning = {each for each in self._pruning if (each.trial, each.batches) != (trial, batches)}
         if not is_known:
             self._examine(trial)
         self._prune()

@@ -240,8 +240,9 @@ class Run:
         """Let running trials save, then end Tune and the groups, unless Ray itself is gone."""
         watch.close()
         self._loop.post(self._display.closing, self._interrupts.wanted)
+        gone = isinstance(self._error, DirectoryGone | TakenOver)  # and with it what trials would save
         try:
-            if not (self._has_failed or isinstance(self._error, DirectoryGone | TakenOver)):
+            if not (self._has_failed or gone):
                 self._loop.post(self.driver.close)
                 self._wait_while(lambda: not (self._core.is_drained or self._has_failed), STOP_GRACE_S, watch)
         finally:  # also if it is interrupted again
@@ -258,7 +259,7 @@ class Run:
             if self._lending is None:
                 self._lender.end()
             else:
-                self._lending.end(at_once=self._cluster.own or self._has_failed)
+                self._lending.end(at_once=self._cluster.own or self._has_failed or gone)
         self._loop.close()
         # Groups may have ended, and trials have died, until now.
         self._logs.shutdown()

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import read_metrics
 from searchers.views import TrialView
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EVERY_S = 1.0
 """How often observers are updated."""

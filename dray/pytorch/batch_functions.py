@@ -111,8 +111,8 @@ def data_length(data: Any) -> int:
     # A fast path for most batches: a third of the cost.
     kind = type(data)
     found = data[0] if (kind is list or kind is tuple) and data else data
-    if type(found) is torch.Tensor and found.dim() > 0:
-        return found.shape[0]
+    if type(found) is torch.Tensor and (shape := found.shape):
+        return shape[0]
     others: dict[str, None] = {}  # an ordered set
     for leaf in _leaves(data):
         if not isinstance(leaf, (torch.Tensor, np.ndarray)):

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, Subset, TensorDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter, default_collate
+from torch.utils.data.dataloader import default_collate
 
 from dray.pytorch.batches import (
     WHOLE,
@@ -26,19 +26,21 @@ from dray.training.units import is_int
 
 
 class TorchLoader(torch.utils.data.DataLoader[Any]):
-    """Torch's loader, with `rows` in place of its collation where the result is the same."""
+    """Torch's loader. Without worker processes it uses `rows` in place of torch's collation where the result is the
+    same, and records no batch for torch's profiler, as torch does at 10 µs a batch, profiler or not; `BatchLoop` does
+    so where there is one."""
 
-    def _get_iterator(self) -> _BaseDataLoaderIter:
+    def _get_iterator(self) -> Any:
         batches = super()._get_iterator()
-        # A private attribute of torch's, only of iterators without worker processes.
-        fetcher = getattr(batches, "_dataset_fetcher", None)
-        whole = self.dataset
+        # Private attributes of torch's, the first only of iterators without worker processes.
+        if (fetcher := getattr(batches, "_dataset_fetcher", None)) is None or batches._pin_memory:
+            return batches
+        fetch, whole = fetcher.fetch, self.dataset
         while type(whole) is Subset:
             whole = whole.dataset
-        if fetcher is not None and type(whole) is TensorDataset and self.collate_fn is default_collate:
-            fetch = fetcher.fetch
-            fetcher.fetch = lambda records: rows(self.dataset, records) or fetch(records)
-        return batches
+        if type(whole) is not TensorDataset or self.collate_fn is not default_collate:
+            return map(fetch, batches._sampler_iter)
+        return (rows(self.dataset, records) or fetch(records) for records in batches._sampler_iter)
 
 
 def rows(dataset: Any, records: Any) -> list[torch.Tensor] | None:

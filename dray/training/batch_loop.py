@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from dray.training.errors import DataExhausted
 from dray.training.metrics.training import TrainingMetrics
 from dray.training.parallel.agreement import Agreement
@@ -34,6 +36,8 @@ class BatchLoop:
         self._train_batch = self.rank.optimisation.forward(train_batch)
         if self.usage.flops_per_record == "count":
             self._train_batch = partial(self._count_flops, self._train_batch)
+        if self.profiler is not None:
+            self.data = _recorded(self.data)
         self._epoch_starts = [epoch_start_of(callback) for callback in self.rank.callbacks.values()]
 
     def train(self, until: int) -> list[Any]:
@@ -107,3 +111,15 @@ class BatchLoop:
         self.usage.flops_per_record = flops / records
         log.info("training takes %.4g FLOPs a record, forward and backward", flops / records)
         return metrics
+
+
+def _recorded(batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches, with a range in the profiler's trace for the wait for each, named as torch names those of its own
+    loaders."""
+    end = object()
+    while True:
+        with torch.profiler.record_function("enumerate(DataLoader)#next"):
+            batch = next(batches, end)
+        if batch is end:
+            return
+        yield batch

@@ -20,14 +20,11 @@ from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import in_batches
-from dray.worker.lease import SharedSettings, TrialLease
+from dray.worker.lease import REPORT_FILE, SharedSettings, TrialLease
 from dray.worker.link import TrialLink
 from dray.worker.reports import Reports
 
 log = logging.getLogger(__name__)
-
-REPORT_FILE = "report.json"
-"""A file in a checkpoint: what was measured since the checkpoint before, in case the driver never got it."""
 
 
 def _not_yet() -> tuple[int, int]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dray.environment import Device
     from searchers.objectives import Measured, Objectives
 
+REPORT_FILE = "report.json"
+"""A file in a checkpoint: what was measured since the checkpoint before, in case the driver never got it."""
 SEND_EVERY_S = 0.25
 """Training metrics, which nobody waits for, are batched into one message per this interval: a message costs over a
 millisecond of CPU time."""

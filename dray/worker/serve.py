@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import pickle
 from dataclasses import dataclass, replace
@@ -94,6 +95,7 @@ def serve_joined(
     that the group was started for, None if it was started for any."""
     distributed.side_store()  # now, on all ranks together: later each asks for it at another time
     rank = distributed.rank
+    gc.enable()
     snapshot = ProcessSnapshot(owns_gpu=worker.shared_by == 1)
     number = 0
     driver, driver_at = desk, None  # where the present trial reports; None: to the desk's process

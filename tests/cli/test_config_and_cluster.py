@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray
 import yaml
 
 from dray.config.json_schema import json_schema
@@ -55,13 +56,19 @@ def test_a_cluster_that_does_not_answer_is_an_error(home: Path, dray: Dray) -> N
     assert said.err.startswith("dray: no Ray cluster answers at 127.0.0.1:1")
 
 
-def test_an_experiment_is_named_before_its_model_is_imported(home: Path, dray: Dray, tmp_path: Path) -> None:
-    (tmp_path / "slow_def.py").write_text("import sys\nprint('imported', file=sys.stderr)\nraise KeyError('end')\n")
+@pytest.mark.slow
+def test_an_experiment_whose_model_no_worker_can_import_leaves_nothing(home: Path, dray: Dray, tmp_path: Path) -> None:
+    (tmp_path / "bad_def.py").write_text("raise KeyError('end')\n")
     config = yaml.safe_load((DIGITS / "asha.yaml").read_text())
-    (tmp_path / "asha.yaml").write_text(yaml.safe_dump({**config, "entrypoint": "slow_def:Trial"}))
+    (tmp_path / "asha.yaml").write_text(yaml.safe_dump({**config, "entrypoint": "bad_def:Trial"}))
+    before = set(home.iterdir())
     said = dray("experiment", "create", "asha.yaml", ".")
-    assert said.code != 0
-    assert said.err.splitlines()[:2] == ["digits-asha: importing slow_def:Trial ...", "imported"]
+    assert said.code == 2
+    assert said.err.splitlines()[0] == "digits-asha: importing bad_def:Trial ..."
+    assert f"importing bad_def from {tmp_path} raised KeyError" in said.err
+    assert "stored in" not in said.err
+    assert set(home.iterdir()) == before
+    assert not ray.is_initialized()
 
 
 def test_a_shell_completes_experiments_and_trials(home: Path, dray: Dray, monkeypatch: pytest.MonkeyPatch) -> None:

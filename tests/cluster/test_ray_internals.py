@@ -29,8 +29,13 @@ ROOT = Path(__file__).parents[2]
 
 USES = """
 dray/cluster/connection.py: start Ray on one machine without autoscaler, log monitor and dashboard, which cost seconds
-    ray._private.parameter: RayParams(include_log_monitor, no_monitor)
+    ray._private.parameter: RayParams(dashboard_agent_listen_port, include_log_monitor, no_monitor)
     ray._private.node: Node.start_api_server(include_dashboard, raise_on_failure)
+    ray._private.utils: get_dashboard_dependency_error()
+dray/cluster/connection.py: see at once when the node of a new cluster is up
+    ray._private.services: get_node(gcs_address, node_id); _get_gcs_client_options(gcs_server_address)
+    ray._private.state: GlobalState._initialize_global_state(gcs_options); GlobalState.node_table();
+        GlobalState.get_node(node_id)
 dray/cluster/connection.py: keep signals to the driver's group from Ray's processes, and the driver's own handlers
     ray._private.services: ConsolePopen
     ray._private.utils: set_sigterm_handler(sigterm_handler)

@@ -15,7 +15,7 @@ import torch
 from dray import pytorch
 from dray.config.faults import KINDS
 from dray.training.checkpoint import files as checkpoint_files
-from dray.worker.host import REPORT_FILE
+from dray.worker.lease import REPORT_FILE
 from tests.docs.pages import PAGES, blocks, files
 from tests.forks.process import run_script
 from tests.pytorch.fakes import OneWeight

@@ -38,6 +38,7 @@ def test_columns_are_those_of_the_tables(tmp_path: Path) -> None:
 def test_machine_figures_and_phases_are_complete() -> None:
     documented = set(re.findall(r"^\| `(\w+)` \|", section("The machine"), re.MULTILINE)) - {"name"}
     written = set(re.findall(r'"(\w+_s|\w+_second|\w+_slot|mfu_percent)"', inspect.getsource(usage.Usage)))
+    written.update(re.findall(r"\w+_s\b", str(usage.Usage.flush.__doc__)))
     assert documented == written | usage.OVER_RANKS.keys() | {"starting_s"}
     assert set(re.findall(r"`([a-z]+)`", section("The timeline"))) == set(PHASES)
 

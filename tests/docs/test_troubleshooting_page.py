@@ -27,8 +27,10 @@ def literals() -> str:
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_message_is_one_of_drays(message: str) -> None:
-    # What stands for itself: not "...", nor numbers and names that the example fills in.
-    parts = [part.strip(" ,;:") for part in re.split(r"\.\.\.|\d+ \w+:.*?(?=unknown)|Python 3\.\d+", message)]
+    # What stands for itself: not "...", nor the field, numbers and names that the example fills in.
+    parts = [
+        part.strip(" ,;:") for part in re.split(r"\.\.\.|^[a-z.]+: |\d+ \w+:.*?(?=unknown)|Python 3\.\d+", message)
+    ]
     quoted = [part for part in parts if len(part) > 6]
     assert quoted
     assert [part for part in quoted if part not in literals()] == []

@@ -19,7 +19,7 @@ from dray.experiment.cleaner import Cleaner
 from dray.experiment.effects import Append, Effect, Examine, Prune
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
 from dray.storage import CheckpointStore, Location, store_at
-from dray.worker.host import REPORT_FILE
+from dray.worker.lease import REPORT_FILE
 from tests.storage.power import Disk
 
 METRICS = {1: [None, None, 0.6, 0.5, 0.4], 2: [None, 0.2, 0.3, None, None]}
@@ -212,15 +212,19 @@ def test_a_damaged_checkpoint_is_reported_once_and_no_longer_counts(experiment: 
     assert "trial 0 skipped a checkpoint" in experiment.said[0]
 
 
-def test_a_checkpoint_that_was_completed_since_its_trials_store_was_listed_is_not_deleted() -> None:
+@pytest.mark.parametrize("is_finished", ["before the answer", "after it"])
+def test_a_checkpoint_that_was_being_written_when_its_store_was_examined_is_not_deleted(is_finished: str) -> None:
     emitted: list[Any] = []
-    retention = Retention(Policy(), needs=lambda trial: 0, emit=emitted.append)
+    retention = Retention(Policy(trial_latest=3), needs=lambda trial: 0, emit=emitted.append)
     retention.saved(0, 10, "10", None)
-    retention.saved(0, 20, "20", None)
-    listed = [Saved(trial=0, batches=batches, checkpoint=str(batches)) for batches in (20, 30)]
-    retention.examined(next(each for each in emitted if isinstance(each, Examine)), unfinished=listed)
-    deleted = [saved.batches for each in emitted if isinstance(each, Prune) for saved in each.delete]
-    assert deleted == [30, 10]
+    examine = next(each for each in emitted if isinstance(each, Examine))
+    unfinished = Saved(trial=0, batches=20, checkpoint="")
+    if is_finished == "before the answer":
+        retention.saved(0, 20, "20", 0.5)
+    retention.examined(examine, unfinished=[unfinished])
+    assert retention.is_pruning(unfinished) == (is_finished == "after it")
+    retention.saved(0, 20, "20", 0.5)
+    assert not retention.is_pruning(unfinished)
 
 
 def test_a_checkpoint_is_forced_to_the_disk_once_or_again_after_an_error() -> None:

@@ -36,12 +36,12 @@ def profiled(base: type[OneWeight] = OneWeight, **profiler: Any) -> type[Any]:
     return type("Profiled", (Marked, base), {"at_init": at_init})
 
 
-def traced(directory: Path) -> list[list[str]]:
-    """The batches in each trace, in the order of the traces."""
+def traced(directory: Path, prefix: str = "batch ") -> list[list[str]]:
+    """The names of ranges in each trace, in the order of the traces."""
     paths = sorted(directory.glob("*.pt.trace.json*"))
     texts = [gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes() for path in paths]
     events = [json.loads(text)["traceEvents"] for text in texts]
-    return [sorted({e["name"] for e in trace if e["name"].startswith("batch ")}) for trace in events]
+    return [sorted({e["name"] for e in trace if e["name"].startswith(prefix)}) for trace in events]
 
 
 @pytest.mark.api("2.15", "2.23")
@@ -93,6 +93,7 @@ def test_a_window_of_the_config_is_traced_also_after_a_resume(fit: Fit, host: Fa
 def test_an_enabled_window_has_ten_batches_after_the_first_ten(fit: Fit, host: FakeHost) -> None:
     fit(Marked, init=config(), max_length=Batch(30))
     assert traced(host.tensorboard_path) == [[f"batch {number}" for number in range(10, 20)]]
+    assert traced(host.tensorboard_path, "enumerate(DataLoader)") == [["enumerate(DataLoader)#next"]], "waits show"
 
 
 def test_a_window_that_is_not_enabled_is_not_traced(fit: Fit, host: FakeHost) -> None:

@@ -148,7 +148,7 @@ def test_ways_around_the_server(
         assert "DRAY_SERVER" not in os.environ  # `Experiment` would submit it
         raise KeyboardInterrupt("SIGINT")
 
-    monkeypatch.setitem(vars(package), "Experiment", SimpleNamespace(made_while_ray_starts=experiment))
+    monkeypatch.setitem(vars(package), "Experiment", SimpleNamespace(of_command=experiment))
     monkeypatch.setenv("DRAY_SERVER", up.url)
     assert dray("e", "create", config, *way).code == 130
     assert len(made) == 1

@@ -92,13 +92,13 @@ class TrainingMetrics:
 
     def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
         """Add what `train_batch` returned: a dict or a tensor, with the same names in each batch."""
-        if isinstance(metrics, torch.Tensor):
-            metrics = {"loss": metrics}
         if not isinstance(metrics, dict):
-            raise TypeError(
-                "train_batch() must return a dict of metrics or one tensor (the loss), "
-                f"got {metrics!r} of type {type(metrics).__name__}"
-            )
+            if not isinstance(metrics, torch.Tensor):
+                raise TypeError(
+                    "train_batch() must return a dict of metrics or one tensor (the loss), "
+                    f"got {metrics!r} of type {type(metrics).__name__}"
+                )
+            metrics = {"loss": metrics}
         columns = self._columns
         if metrics.keys() != columns.keys():
             if columns:
@@ -109,9 +109,16 @@ class TrainingMetrics:
             columns.update((name, Column()) for name in metrics)
         for name, value in metrics.items():
             column = columns[name]
-            if type(value) is torch.Tensor and value.is_cpu and value.dim() == 0 and value.is_floating_point():
-                # Fast path for most metrics: there is no device to wait for, and a number needs no copy and no detach.
-                column.fresh.append(value.item())
+            if type(value) is torch.Tensor and value.is_cpu:
+                # There is no device to wait for, and a number needs no copy. Not asked first how many elements it has:
+                # each method of torch's costs a microsecond here, where its code is not in the caches.
+                try:
+                    value = value.item()
+                except RuntimeError:
+                    column.is_number = False
+                    continue
+            if type(value) is float:
+                column.fresh.append(value)
             else:
                 column.add(value)
         if self.keep_times:
