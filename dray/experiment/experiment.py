@@ -44,6 +44,7 @@ from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
 from dray.records.mirror import Mirror, fetch_experiment
 from dray.records.numbering import take_number
+from dray.records.reader import ExperimentReader
 from dray.records.secrets import check_secrets, with_secrets
 from dray.storage.errors import is_full
 from searchers.events import DoneReason
@@ -371,6 +372,7 @@ class Experiment:
         else:
             announce()
         with contextlib.ExitStack() as stack:
+            reader = stack.enter_context(contextlib.closing(ExperimentReader(directory)))
             metrics = stack.enter_context(contextlib.closing(MetricsLog(directory.metrics)))
             stack.enter_context(display)
             try:
@@ -383,12 +385,14 @@ class Experiment:
                 with ThreadPoolExecutor(1) as pool:
                     # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                     modules = pool.submit(importlib.import_module, "dray.experiment.run")
+                    reading = pool.submit(reader.refresh)
                     cluster = stack.enter_context(
                         connect(self._address) if self.lent is None else self.lent.server.cluster()
                     )
                     run = modules.result()
+                    reading.result()
                 display.say(f"on {cluster.description}")
-                display.begin(opened.search)
+                display.begin(opened.search, reader.trials)
                 self.last_run = run.Run(
                     opened=opened,
                     records=run.Records(
