@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from dray.experiment.run import Lent
     from dray.pytorch import PyTorchTrial
     from dray.records.result import Result
+    from dray.records.trial_record import TrialRecord
 
 
 class Experiment:
@@ -372,7 +373,6 @@ class Experiment:
         else:
             announce()
         with contextlib.ExitStack() as stack:
-            reader = stack.enter_context(contextlib.closing(ExperimentReader(directory)))
             metrics = stack.enter_context(contextlib.closing(MetricsLog(directory.metrics)))
             stack.enter_context(display)
             try:
@@ -385,14 +385,12 @@ class Experiment:
                 with ThreadPoolExecutor(1) as pool:
                     # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                     modules = pool.submit(importlib.import_module, "dray.experiment.run")
-                    reading = pool.submit(reader.refresh)
                     cluster = stack.enter_context(
                         connect(self._address) if self.lent is None else self.lent.server.cluster()
                     )
                     run = modules.result()
-                    reading.result()
                 display.say(f"on {cluster.description}")
-                display.begin(opened.search, reader.trials)
+                display.begin(opened.search, _reported(directory))
                 self.last_run = run.Run(
                     opened=opened,
                     records=run.Records(
@@ -410,6 +408,13 @@ class Experiment:
                 display.interrupted()
                 print_no_traceback(stopped)
                 raise
+
+
+def _reported(directory: ExperimentDirectory) -> dict[int, TrialRecord]:
+    """The trials of earlier runs."""
+    with contextlib.closing(ExperimentReader(directory)) as reader:
+        reader.refresh()
+        return reader.trials
 
 
 def once_ready(announce: Callable[[], None], on_message: Callable[[Message], None] | None) -> Callable[[Message], None]:
