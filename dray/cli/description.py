@@ -75,7 +75,8 @@ def as_json(read: ReadExperiment) -> dict[str, Any]:
     from dray.records.logs import failure_fields
     from dray.records.rungs import rung_estimates
 
-    reader, records = read.reader, journal(read.stored)
+    reader = read.reader
+    records = journal(read.stored)[: reader.records]  # it may have grown since
     failures = [{**failure_fields(each), "time": show.iso(each.get("time"))} for each in reader.failures]
     seen, submitted = server.seen(reader.overview())
     return {
@@ -97,7 +98,8 @@ def describe(read: ReadExperiment) -> None:
     from dray.display.best_trials import best_trials
     from dray.records.rungs import rung_estimates
 
-    reader, records = read.reader, journal(read.stored)
+    reader = read.reader
+    records = journal(read.stored)[: reader.records]  # it may have grown since
     seen, submitted = server.seen(reader.overview())
     best, config, searcher = _best(read), reader.config, reader.config.searcher
     order = "smaller is better" if reader.sign == 1 else "larger is better"

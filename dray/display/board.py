@@ -81,9 +81,10 @@ class Board:
         self.share = ""
         """What each trial has of a slot that it shares with others, such as 1/4 GPU; "" if trials share none."""
 
-    def begin(self, search: Search) -> None:
-        """A run of the search begins."""
-        self._search = search
+    def begin(self, search: Search, trials: Mapping[int, TrialRecord]) -> None:
+        """A run of the search begins; earlier runs of it have reported these trials."""
+        self._search, self._trained = search, dict(trials)
+        self._diverged = {each.id for each in trials.values() if each.nan}
         # A user's own method could only be simulated, which would change its state.
         self._forecast = None if is_simulated(search.method) else Forecast(preview(search.method))
 

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -23,6 +23,7 @@ from searchers.search import Search
 if TYPE_CHECKING:
     from dray.display.counts import Counts
     from dray.records.reader import ExperimentReader
+    from dray.records.trial_record import TrialRecord
 
 PLAIN_EVERY_S = (10.0, 60.0)
 """How often a line is printed without a terminal: at first, and from half an hour on."""
@@ -88,9 +89,10 @@ class Display:
         if self._screen is not None:
             self._screen.draw(Text(f"{what} ...", "dim"))
 
-    def begin(self, search: Search) -> None:
+    def begin(self, search: Search, trials: Mapping[int, TrialRecord] = MappingProxyType({})) -> None:
+        """See `Board.begin`."""
         self._search = search
-        self._board.begin(search)
+        self._board.begin(search, trials)
         if any(view.hparams is not None for view in search.trials.values()):
             self.say(f"resuming: {_so_far(search)}")
 
@@ -178,7 +180,7 @@ class Display:
         """Print what failed, the table of the best trials, and where everything is stored."""
         # All at once, so that it is one output in a notebook.
         best = best_trials(reader, width=self._console.width)
-        took = duration(self._clock() - self._began)
+        took = duration(reader.overview().ran_s)
         named = self._named()
         failed = reader.failure_summary()
         hints = [f"inspect failures with: dray experiment describe {named}"] if failed else []

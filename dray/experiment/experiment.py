@@ -44,6 +44,7 @@ from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
 from dray.records.mirror import Mirror, fetch_experiment
 from dray.records.numbering import take_number
+from dray.records.reader import ExperimentReader
 from dray.records.secrets import check_secrets, with_secrets
 from dray.storage.errors import is_full
 from searchers.events import DoneReason
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from dray.experiment.run import Lent
     from dray.pytorch import PyTorchTrial
     from dray.records.result import Result
+    from dray.records.trial_record import TrialRecord
 
 
 class Experiment:
@@ -388,7 +390,7 @@ class Experiment:
                     )
                     run = modules.result()
                 display.say(f"on {cluster.description}")
-                display.begin(opened.search)
+                display.begin(opened.search, _reported(directory))
                 self.last_run = run.Run(
                     opened=opened,
                     records=run.Records(
@@ -406,6 +408,13 @@ class Experiment:
                 display.interrupted()
                 print_no_traceback(stopped)
                 raise
+
+
+def _reported(directory: ExperimentDirectory) -> dict[int, TrialRecord]:
+    """The trials of earlier runs."""
+    with contextlib.closing(ExperimentReader(directory)) as reader:
+        reader.refresh()
+        return reader.trials
 
 
 def once_ready(announce: Callable[[], None], on_message: Callable[[Message], None] | None) -> Callable[[Message], None]:

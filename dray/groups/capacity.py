@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dray.cluster.view import GPU_TYPE, HEAD, ClusterView
 from dray.errors import ConfigError
 from dray.groups.slots import Slots
+from dray.text import counted
 
 if TYPE_CHECKING:
     from dray.config.resources import Resources
@@ -96,8 +97,8 @@ def find_slots(view: ClusterView, asked: Resources, least: int, cluster: str) ->
         where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}.get(asked.placement_strategy, "")
         fault = (
             f"{asked.share or f'{least} slots'} requested{where}, "
-            f"but {cluster} has, or can grow to, {sum(most)} {kind} slots "
-            f"(with {asked.cpus_per_slot} CPUs each) on {sum(map(bool, most))} nodes; "
+            f"but {cluster} has, or can grow to, {counted(sum(most), f'{kind} slot')} "
+            f"(with {counted(asked.cpus_per_slot, 'CPU')} each) on {counted(sum(map(bool, most)), 'node')}; "
             f"request fewer, or {instead}"
         )
         raise ConfigError([("resources.slots_per_trial", fault)])

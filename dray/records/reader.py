@@ -53,6 +53,7 @@ class ExperimentReader:
     Attributes:
         is_running: whether a driver ran it when it was last read.
         version: grows with each change.
+        records: how many records of the journal were read.
         trials: by number.
         failures: the journal's records of failures, after each of which the trial was restarted or given up.
         metrics: kinds and names of metrics that were reported.
@@ -95,6 +96,7 @@ class ExperimentReader:
 
     def _begin(self, journal: GrowingJournal | None = None) -> None:
         self._journal = journal or GrowingJournal(self.directory.journal)
+        self.records = 0
         self.trials: dict[int, TrialRecord] = {}
         self.failures: list[Mapping[str, Any]] = []
         self.metrics: set[tuple[str, str]] = set()
@@ -138,6 +140,7 @@ class ExperimentReader:
         records, is_another = self._journal.new_records()
         if is_another:
             self._begin(self._journal)
+        self.records += len(records)
         for record in records:
             try:
                 self._happened(record)

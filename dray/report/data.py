@@ -46,6 +46,7 @@ class ReportData:
     Attributes:
         trials: `dray.Result.trials` by trial_id, with "best_batches", "score" (smaller is better) and "rung" (how many
             the trial reached).
+        records: how many records the journal had.
         validations: the searcher's metric, of all trials.
         ranked, eligible, best, failures: as of the reader, the trials as rows of `trials`.
         along: the x-axis of curves: epochs if the search counts in them and every validation has them, else batches.
@@ -57,6 +58,7 @@ class ReportData:
             self.directory, self.config, self.overview = reader.directory, reader.config, reader.overview()
             self.metric, self.sign, self.varying = reader.metric, reader.sign, reader.varying
             self.rungs, self.unit = reader.rungs, self.config.searcher.unit
+            self.records = reader.records
             self.along = "epochs" if self.unit == "epochs" and reader.has_epochs else "batches"
             records = reader.trials.values()
             self.trials = table_of(reader).set_index("trial_id", drop=False)

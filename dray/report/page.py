@@ -199,7 +199,7 @@ class _Page:
 
     def _rungs(self) -> str:
         report = self.report
-        found = rung_estimates(report.config, Journal.read(report.directory.journal))
+        found = rung_estimates(report.config, Journal.read(report.directory.journal)[: report.records])
         if not any(each.compared for each in found):
             return ""
         rows = [

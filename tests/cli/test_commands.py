@@ -18,7 +18,10 @@ import torch
 import typer
 
 from dray.cli import app, main
+from dray.cli.description import as_json
+from dray.cli.reader import opened
 from dray.records.directory import ExperimentDirectory
+from dray.records.listing import StoredExperiment
 from dray.records.metrics import TAIL
 from dray.records.result import Result
 from searchers.journal import Journal
@@ -291,6 +294,15 @@ def test_describe_says_how_well_each_rung_ranks(digits: ExperimentDirectory, dra
     assert (first["length"], first["trials"], first["continues"]) == (1, TRIALS, 0.25)
     assert (second["length"], second["trials"]) == (4, first["compared"])
     assert re.search(r"rungs +1 epoch: rank correlation with the next ", dray("e", "describe", "digits").out)
+
+
+def test_rungs_are_of_the_same_time_as_what_is_described_with_them(home: Path) -> None:
+    story = happened(home / "story")
+    read = opened(StoredExperiment.here(story))
+    with Journal(story.journal) as journal:
+        journal.append({"event": "reported", "trial": 7, "step": 30, "value": 0.1, "actions": []})
+    [then], [now] = as_json(read)["rungs"], as_json(opened(StoredExperiment.here(story)))["rungs"]
+    assert now["compared"] == then["compared"] + 1
 
 
 def test_where_every_trial_failed_only_a_number_names_one(home: Path, dray: Dray) -> None:

@@ -19,6 +19,7 @@ from dray.display.display import Display
 from dray.display.text import sparkline
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import StoredExperiment
+from dray.records.trial_record import TrialRecord
 from searchers.asha import ASHA
 from searchers.events import Event, Exited, Reported, Started
 from searchers.method import Method
@@ -117,7 +118,7 @@ def picture(
 ) -> list[str]:
     """The lines of a picture."""
     board = Board(name="digits", metric="error", smaller_is_better=smaller_is_better, unit="epochs", clock=Clock())
-    board.begin(made)
+    board.begin(made, {})
     for trial, reported in told.items():
         board.rows(trial, reported)
     board.update(groups)
@@ -391,6 +392,18 @@ def test_an_interrupted_run_reports_its_progress_and_the_next_run_that_it_resume
     assert again.text == "resuming: 1 trial ended, 1 to continue from the latest checkpoint\n"
 
 
+def test_a_resumed_run_shows_what_earlier_runs_reported() -> None:
+    made, screen = search(*ended(0, 0.5), Started(trial=1)), Screen()
+    before = {each: TrialRecord(each, Objectives((Metric(name="error"),))) for each in (0, 1)}
+    before[0].validated("error", 23, 1.0, 0.25, 0.0)  # the search decides at the end only
+    before[1].loss(("training", "loss"), 10, math.nan)
+    screen.display.begin(made, before)
+    for at in (0, 100):
+        screen.clock.now += at
+        screen.display.update(Counts(), 1, 1)
+        assert "1 diverged (NaN) · best error 0.25 (trial 0)" in screen.text.splitlines()[-1]
+
+
 TRACEBACK = "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n"
 
 
@@ -435,7 +448,7 @@ def test_end_says_what_failed_then_the_best_trials_and_where_they_are(tmp_path: 
         "    4     pruned       10             0.45         20    0.5           4    30",
         "(not shown: accuracy)",
         "9 trials (2 completed, 2 pruned, 1 errored, 1 paused, 1 with invalid hyperparameters, 1 running, 1 pending) "
-        f"in 0:00. Results: {LONG_PATH}",
+        f"in 0:30. Results: {LONG_PATH}",
         f"inspect failures with: dray experiment describe {LONG_PATH}",
         f"inspect with: dray report {LONG_PATH}",
         f"              dray trial list {LONG_PATH} --best",

@@ -124,7 +124,7 @@ def test_n_groups_fit_into_a_slot_that_they_share() -> None:
 @pytest.mark.parametrize(
     ("asked", "least", "fault"),
     [
-        ({"slots_per_trial": 5}, 5, "5 slots requested, but a cluster has, or can grow to, 4 cpu slots"),
+        ({"slots_per_trial": 5}, 5, r"4 cpu slots \(with 1 CPU each\) on 2 nodes"),
         # Neither kind sends the user to the other.
         ({"slots_per_trial": 5, "slot": "cpu"}, 5, "request fewer, or add nodes"),
         ({"slots_per_trial": 5, "slot": "gpu"}, 5, "request fewer, or add nodes"),

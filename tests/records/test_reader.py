@@ -55,6 +55,7 @@ def test_what_is_read_piece_by_piece_is_what_is_read_at_once(tmp_path: Path, sev
     expected.refresh()
     one, other = numbers(reader), numbers(expected)
     assert repr(one).replace("growing", "whole") == repr(other)
+    assert reader.records == expected.records == len(Journal.read(whole.journal))
 
 
 def test_a_line_that_did_not_reach_the_disk_whole_is_read_once_it_is_written_again(tmp_path: Path) -> None:
