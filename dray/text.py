@@ -93,3 +93,12 @@ def finite(value: Any) -> Any:
             return [finite(item) for item in value]
     # numpy's scalars, without importing numpy
     return finite(value.item()) if hasattr(value, "item") else str(value)
+
+
+def is_encodable(text: str) -> bool:
+    """Whether it is UTF-8: it has no halves of characters, as names of files with other bytes have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -110,7 +110,7 @@ class TrialResult:
     trial: int
     step: float | None = None
     value: float | None = None
-    metrics: Measured = ()
+    metrics: tuple[float | None, ...] = ()
     outcome: Reason | None = None  # the trial ends with this result
 
 

@@ -143,7 +143,7 @@ class Journal:
             # All at once takes half the time. If that fails, line by line finds the bad one.
             whole = data[: data.rfind(b"\n")].replace(b"\n", b",")
             records: list[Record] = json.loads(b"[%b]" % whole) if lines else []
-        except ValueError:
+        except (ValueError, RecursionError):
             records = []
         if len(records) == lines and all(isinstance(record, dict) for record in records):
             return records
@@ -174,7 +174,7 @@ def _parse(data: bytes, *, where: str) -> list[Record]:
 def _record(line: bytes) -> Record | None:
     try:
         record = json.loads(line)
-    except ValueError:  # also UnicodeDecodeError
+    except (ValueError, RecursionError):  # also UnicodeDecodeError
         return None
     return record if isinstance(record, dict) else None
 

@@ -206,11 +206,13 @@ class Listener:
     async def _prove(self, channel: Channel) -> None:
         self._unproven[channel] = None
         if len(self._unproven) > self._limits.max_unproven:
-            next(iter(self._unproven)).abort()
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]  # now: if many come at once, each ends another one
+            oldest.abort()
         try:
             await channel.prove()
         finally:
-            del self._unproven[channel]
+            self._unproven.pop(channel, None)
 
 
 class Session:

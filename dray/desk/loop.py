@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from dray.desk.connection import Call, Endpoint, Session, listen
+from dray.desk.wire import Malformed
+
+log = logging.getLogger(__name__)
 
 END_S = 1.0  # how long connections may take to end
 
@@ -16,7 +20,7 @@ class Decider(Protocol):
     """What an `EventLoop` calls, in its thread."""
 
     def take(self, call: Call) -> None:
-        """Another process has called."""
+        """Another process has called. `Malformed`, before anything has changed: none of ours calls this."""
 
     def lost(self, session: Session) -> None:
         """The connection with another process has ended, and is not resumed."""
@@ -56,7 +60,7 @@ class EventLoop:
             self._decider = decider
             early, self._early = self._early, []
             for call in early:
-                self.call(decider.take, call)
+                self._take(call)
 
         self._loop.call_soon_threadsafe(attach)
 
@@ -72,10 +76,12 @@ class EventLoop:
         self.post(lambda: self._loop.call_later(seconds, self.call, call, *args))
 
     def call(self, call: Callable[..., Any], *args: Any) -> None:
-        """Call this now. In the thread."""
+        """Call this now. In the thread. Raises `Malformed`: nothing has happened."""
         assert self._decider is not None
         try:
             call(*args)
+        except Malformed:
+            raise
         except BaseException as error:
             self._decider.failed(error)
         if not self._is_due:
@@ -108,8 +114,12 @@ class EventLoop:
     def _take(self, call: Call) -> None:
         if self._decider is None:
             self._early.append(call)
-        else:
+            return
+        try:
             self.call(self._decider.take, call)
+        except Malformed as error:
+            log.warning("ended a session that called what no client calls: %s", error)
+            call.session.end()
 
     def _lost(self, session: Session) -> None:
         if self._decider is not None:

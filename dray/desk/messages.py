@@ -10,8 +10,27 @@ from typing import Any, Literal
 from dray.desk.failure import Failure
 from dray.desk.wire import wire
 from dray.masking import hidden_text
+from dray.text import is_encodable
 
 Row = dict[str, Any]  # a metric: batches, epochs, kind, name, value, time
+
+
+def is_row(row: Any) -> bool:
+    """Whether what has come is a row that can be kept."""
+    match row:
+        case {
+            "batches": int(at),
+            "epochs": int() | float() | None,
+            "kind": str(kind),
+            "name": str(name),
+            "value": int() | float(),
+            "time": int() | float(),
+            **more,
+        }:
+            return type(at) is int and 0 <= at < 2**63 and not more and is_encodable(kind) and is_encodable(name)
+    return False
+
+
 Reply = Literal["continue", "stop", "pause", "interrupt", "fenced"]
 """What a trial is to do after a report: what the search decided; "interrupt": save and leave, to be resumed later;
 "fenced": drop everything, as its lease is over."""

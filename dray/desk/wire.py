@@ -6,8 +6,12 @@ None, bool, int (a float beyond 64 bits), float, str, bytes, list, tuple, dict, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from functools import cache
+from inspect import Parameter, signature
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -38,7 +42,8 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Decode a value; Malformed if it is not from `pack`, or of a dataclass that is unknown here."""
+    """Decode a value; Malformed if it is not from `pack`, or has a dataclass that is unknown here or has fields of
+    other types."""
     try:
         return msgpack.unpackb(
             data,
@@ -75,4 +80,66 @@ def _array_unpacked(array: tuple[Any, ...]) -> Any:
     if not array or type(array[0]) is not _Name:
         return array
     cls = _classes[array[0]]
-    return cls(**dict(zip(_fields[cls], array[1:], strict=True)))
+    values = dict(zip(_fields[cls], array[1:], strict=True))
+    for name, fits in _tests(cls).items():
+        if not fits(values[name]):
+            raise TypeError(f"the {name} of a {cls.__name__} is {values[name]!r:.80}")
+    return cls(**values)
+
+
+# ------------------------------------------------------------------------------------------------------------- types
+def checked(method: Callable[..., _T], *args: Any) -> _T:
+    """Call a method with what has come; Malformed, before it has begun, if it takes no such arguments."""
+    tests, least = _tests_of_call(method.__func__)  # type: ignore[attr-defined]
+    if not least <= len(args) <= len(tests):
+        raise Malformed(f"{method.__name__} with {len(args)} arguments")
+    for (name, fits), arg in zip(tests.items(), args, strict=False):
+        if not fits(arg):
+            raise Malformed(f"{method.__name__} with the {name} {arg!r:.80}")
+    return method(*args)
+
+
+@cache
+def _tests_of_call(function: Callable[..., Any]) -> tuple[dict[str, Callable[[Any], bool]], int]:
+    """Of each argument of a method, and how many it needs."""
+    parameters = list(signature(function).parameters.values())[1:]
+    tests = _tests(function)
+    needed = sum(each.default is Parameter.empty for each in parameters)
+    return {each.name: tests[each.name] for each in parameters}, needed
+
+
+@cache
+def _tests(annotated: Any) -> dict[str, Callable[[Any], bool]]:
+    return {name: _test(hint) for name, hint in get_type_hints(annotated).items()}
+
+
+_PLAIN = {int, float, bool, str, bytes, type(None)}
+
+
+def _test(hint: Any) -> Callable[[Any], bool]:
+    """Whether a value that has come is of a type."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if hint in (Any, Hashable):
+        return lambda value: True
+    options = set(inner) if kind in (Union, UnionType) else {hint}
+    if options <= _PLAIN:
+        options |= {int} if float in options else set()
+        return lambda value: type(value) in options
+    if kind in (Union, UnionType):
+        tests = [_test(each) for each in inner]
+        return lambda value: any(fits(value) for fits in tests)
+    if kind is Literal:
+        return lambda value: type(value) is str and value in inner
+    if kind is tuple and inner[-1] is not ...:
+        each_fits = [_test(each) for each in inner]
+        return lambda value: (
+            type(value) is tuple
+            and len(value) == len(inner)
+            and all(fits(each) for fits, each in zip(each_fits, value, strict=True))
+        )
+    if issubclass(kind, Mapping):
+        return lambda value: type(value) is dict
+    if issubclass(kind, Iterable) and kind not in (str, bytes):
+        fits = _test(inner[0])
+        return lambda value: type(value) in (tuple, list) and all(map(fits, value))
+    return lambda value: type(value) is kind

@@ -15,6 +15,7 @@ from dray.desk import messages
 from dray.desk.connection import Call
 from dray.desk.effects import Reply, Tell
 from dray.desk.messages import Message, TrialLeft
+from dray.desk.wire import checked
 from dray.experiment import driver, effects
 from dray.experiment.driver import ExperimentDriver
 from dray.experiment.open_search import OpenSearch
@@ -79,7 +80,7 @@ class RunCore:
     def take(self, call: Call) -> None:
         """A worker or Tune's handle calls."""
         if call.method in driver.CALLS:
-            getattr(self.driver, call.method)(call, *call.args)
+            checked(getattr(self.driver, call.method), call, *call.args)
         else:
             self.lender.take(call)
 

@@ -8,13 +8,15 @@ process dies, another one continues from the journal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dray.desk import messages
 from dray.desk.effects import Reply, Say
-from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Message, ReportReceived, TrialLeft
+from dray.desk.messages import CheckpointSaved, DeskReport, LeaseGranted, Message, ReportReceived, TrialLeft, is_row
+from dray.desk.wire import Malformed
 from dray.display.counts import Counts
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
@@ -124,6 +126,8 @@ class ExperimentDriver:
             self._emit(Reply(call, "fenced"))
             return
         trial, rows = state.trial, report.rows
+        if not (all(map(is_row, rows)) and 0 <= (report.step or 0) < math.inf):
+            raise Malformed(f"a report of trial {trial} with other rows than metrics, or at step {report.step}")
         self.has_trained = True
         self.counts.reports += 1
         if report.warning:
@@ -153,12 +157,14 @@ class ExperimentDriver:
         self, call: Hashable, trial: int, checkpoint: str, batches: int, value: float | None, seconds: float | None
     ) -> None:
         """The trial has committed this checkpoint, or resumed from it. Accepted from an ended lease too."""
+        self._check_trial(trial)
         self._restarts.saved(trial, batches)
         self.retention.saved(trial, batches, checkpoint, value)
         self._emit(CheckpointSaved(trial=trial, checkpoint=checkpoint, batches=batches, value=value, seconds=seconds))
 
     def damaged(self, call: Hashable, trial: int, checkpoint: str, why: str) -> None:
         """The trial has skipped a checkpoint."""
+        self._check_trial(trial)
         self.retention.damaged(trial, checkpoint, why)
 
     def improves(self, call: Hashable, lease: int, score: float) -> None:
@@ -179,6 +185,10 @@ class ExperimentDriver:
     def best(self, call: Hashable) -> None:
         """The best score of the trials so far, smaller is better; None if there is none."""
         self._emit(Reply(call, self._best))
+
+    def _check_trial(self, trial: int) -> None:
+        if trial not in self.search.trials:
+            raise Malformed(f"a checkpoint of trial {trial}, which does not exist")
 
     def _live(self, lease: int) -> _Lease | None:
         """The lease with this number, unless it is over or fenced off by a later one of the same trial."""

@@ -77,8 +77,7 @@ class Restarts:
             if kept is not None:
                 self._give_up(trial, error, "it raised InvalidHP", Failure(kind="error", where="InvalidHP"))
             return kept or "invalid_hp"
-        failure = left.failure
-        assert failure is not None, "an error is of some kind, unless it ends the search"
+        failure = left.failure or Failure(kind="error")
         if failure.kind == "node":
             failure = replace(failure, batches=self._saved[trial])
         elif failure.kind == "died":  # it could not say where: only how far the trial ever came is known

@@ -21,7 +21,7 @@ from dray.desk.desk import CALLS, Desk
 from dray.desk.effects import Tell
 from dray.desk.messages import Unfit, WorkerUnfit
 from dray.desk.shares import Demand, Shares, most_groups
-from dray.desk.wire import wire
+from dray.desk.wire import Malformed, checked, wire
 from dray.display.counts import Counts
 from dray.groups.capacity import most_slots
 from dray.groups.effects import GiveUp, GroupsEffect, GroupsEvent, LookAtCluster, NodesDrain, ProcessesEnded
@@ -166,9 +166,9 @@ class Lender:
     def take(self, call: Call) -> None:
         """A worker calls."""
         if call.method in CALLS:
-            self.send(call.method, call, *call.args)
+            checked(getattr(self.desk, call.method), call, *call.args)
         else:
-            call.fail(f"there is no method {call.method}")
+            raise Malformed(f"there is no method {call.method:.80}")
 
     def send(self, method: str, *args: Any) -> None:
         """Call a method of the desk."""

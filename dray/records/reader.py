@@ -149,13 +149,15 @@ class ExperimentReader:
                 raise JournalError(f"not a record of an experiment's journal: {record}") from None
         try:
             parts, rows = self._metrics.new_rows()
-        except (ValueError, OSError) as error:
-            raise ValueError(f"the metrics in {self.directory.metrics} can't be read: {one_line(error)}") from error
-        if parts is not None:
-            self._load(parts)
-        for row in rows:
-            if row["kind"] != SYSTEM:
-                self._reported(row)
+            if parts is not None:
+                self._load(parts)
+            for row in rows:
+                if row["kind"] != SYSTEM:
+                    self._reported(row)
+        except Exception as error:  # also of rows that dray does not write, with which anything may happen
+            self._begin()
+            why = f"{type(error).__name__}: {one_line(error)}"
+            raise ValueError(f"the metrics in {self.directory.metrics} can't be read: {why}") from error
         self.version += bool(records or rows or parts is not None)
 
     # ------------------------------------------------------------------ the journal

@@ -13,6 +13,7 @@ from dray.desk.connection import Call, Session
 from dray.desk.desk import CLIENT_CALLS
 from dray.desk.effects import Reply, Tell
 from dray.desk.messages import ClientLeft
+from dray.desk.wire import checked
 from dray.groups.lender import Lender
 from dray.serve import scheduler as effects
 from dray.serve.queue import Queue
@@ -40,13 +41,12 @@ class ServerCore:
     def take(self, call: Call) -> None:
         """An experiment's process, or a worker, calls."""
         if call.method == "add":
-            client, *_ = call.args
-            self._sessions[client] = call.session
-            self.lender.add(*call.args)
+            checked(self.lender.add, *call.args)
+            self._sessions[call.args[0]] = call.session
             call.answer()
         elif call.method in CLIENT_CALLS:
-            if call.args[0] in self.lender.desk.clients:
-                self.lender.send(call.method, *call.args)
+            if call.args and call.args[0] in self.lender.desk.clients:
+                checked(getattr(self.lender.desk, call.method), *call.args)
         else:
             self.lender.take(call)
 

@@ -302,6 +302,18 @@ def test_of_too_many_unproven_connections_the_oldest_ends() -> None:
     server.die()
 
 
+def test_of_many_unproven_connections_that_come_at_once_no_more_stay() -> None:
+    server = Server(Limits(max_unproven=2, handshake_s=60))
+    with contextlib.ExitStack() as stack:
+
+        def come() -> list[socket.socket]:  # while the listener can't accept any
+            return [stack.enter_context(connected(server.endpoint)) for _ in range(20)]
+
+        raws = server.run(come)
+        assert all(len(rest(raw)) <= 32 for raw in raws[:-2]), "before the time for a proof is over"
+        server.die()
+
+
 @pytest.mark.parametrize("frame", ["unknown method", "pickle", "no call", "too large", "impossible count"])
 def test_a_client_that_sends_what_none_sends_is_let_go(
     server: Server, desk: Connection, frame: str, caplog: pytest.LogCaptureFixture

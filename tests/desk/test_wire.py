@@ -10,7 +10,12 @@ from typing import Any
 import msgpack
 import pytest
 
-from dray.desk.wire import Malformed, pack, unpack, wire
+from dray.desk import wire as wire_module
+from dray.desk.desk import CALLS, CLIENT_CALLS, Desk
+from dray.desk.messages import Departure, DeskReport
+from dray.desk.wire import Malformed, checked, pack, unpack, wire
+from dray.experiment import driver
+from dray.groups.lender import Lender
 
 
 @wire
@@ -85,6 +90,8 @@ class Trap:
         foreign("Point"),
         foreign("Point", 1.0, (), None, "more"),
         foreign("Point", 13, (), None),
+        foreign("Point", "1", (), None),
+        foreign("Point", 1.0, ("one", 2), None),
         foreign("ü"),
         msgpack.packb(msgpack.ExtType(2, b"")),
         b"\x91\xc7\x00\xff",  # a time
@@ -92,7 +99,7 @@ class Trap:
         b"\x91" * 100_000,
         b"\xdd\xff\xff\xff\xff",
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_what_is_no_message_of_ours_is_refused(data: bytes) -> None:
     with pytest.raises(Malformed):
@@ -109,3 +116,43 @@ def test_endless_nesting_is_refused() -> None:
         inner = Point(x=1, inner=inner)
     with pytest.raises(ValueError, match="recursion limit"):
         pack(inner)
+
+
+class Clerk:
+    """Takes calls."""
+
+    def note(
+        self, call: Any, trial: int, share: float | None, report: DeskReport, where: tuple[str, int] = ("", 0)
+    ) -> Any:
+        return trial, where
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (1, 0.5),
+        (1, 0.5, DeskReport(), ("a", 1), 2),
+        ("1", 0.5, DeskReport()),
+        (True, 0.5, DeskReport()),
+        (1, "0.5", DeskReport()),
+        (1, 0.5, Departure(outcome="completed")),
+        (1, 0.5, DeskReport(), ("a",)),
+        (1, 0.5, DeskReport(), (1, "a")),
+        (1, 0.5, DeskReport(), 1),
+    ],
+)
+def test_a_method_is_not_called_with_what_it_does_not_take(args: tuple[Any, ...]) -> None:
+    clerk = Clerk()
+    assert checked(clerk.note, None, 1, None, DeskReport()) == (1, ("", 0))
+    assert checked(clerk.note, None, 1, 2, DeskReport(), ("a", 1)) == (1, ("a", 1))
+    with pytest.raises(Malformed, match=r"^note with"):
+        checked(clerk.note, None, *args)
+
+
+def test_the_types_of_all_that_is_called_and_sent_are_known() -> None:
+    for method in (*CALLS, *CLIENT_CALLS):
+        assert wire_module._tests_of_call(getattr(Desk, method))  # noqa: SLF001
+    for method in driver.CALLS:
+        assert wire_module._tests_of_call(getattr(driver.ExperimentDriver, method))  # noqa: SLF001
+    assert wire_module._tests_of_call(Lender.add)  # noqa: SLF001
+    assert all(wire_module._tests(each) for each in wire_module._classes.values())  # noqa: SLF001

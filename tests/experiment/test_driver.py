@@ -21,6 +21,7 @@ from dray.desk.messages import (
     Unfit,
     WorkerUnfit,
 )
+from dray.desk.wire import Malformed
 from dray.errors import ConfigError, ExperimentError, FoundInTraining
 from dray.experiment.driver import ExperimentDriver
 from dray.experiment.effects import Append, Bind, Effect, Fail, ShowFailure, ToDesk
@@ -295,3 +296,37 @@ def test_workers_that_can_run_no_trial_end_the_run(scene: Scene, trained: bool) 
 
 
 # -------------------------------------------------------------------------------------------------------- stop, resume
+
+
+ROW = {"batches": 4, "kind": "validation", "name": "loss", "value": 0.5, "epochs": 1.0, "time": 0.0}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ({**ROW, "batches": -1},),
+        ({**ROW, "batches": True},),
+        ({**ROW, "batches": 2**63},),
+        ({**ROW, "name": 3},),
+        ({**ROW, "name": "\ud800"},),
+        ({**ROW, "value": "nan"},),
+        ({**ROW, "trial_id": 1},),
+        ({"batches": 4},),
+    ],
+)
+def test_rows_that_can_not_be_kept_are_refused_before_anything_has_changed(scene: Scene, rows: Any) -> None:
+    before = scene.driver.counts.reports
+    with pytest.raises(Malformed):
+        scene.driver.report("call", 1, DeskReport(rows=rows), False)
+    assert (scene.effects, scene.driver.counts.reports) == ([], before)
+    scene.driver.report("call", 1, DeskReport(rows=(ROW,)), False)
+    assert scene.replies() == {"call": "continue"}
+
+
+@pytest.mark.parametrize("trial", [-1, 2, 10**12])
+def test_checkpoints_of_trials_that_do_not_exist_are_refused(scene: Scene, trial: int) -> None:
+    with pytest.raises(Malformed):
+        scene.driver.saved(None, trial, "checkpoint_4", 4, 0.5, None)
+    with pytest.raises(Malformed):
+        scene.driver.damaged(None, trial, "checkpoint_4", "it is empty")
+    assert scene.effects == []

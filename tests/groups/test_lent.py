@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from dray.desk.connection import Call, ConnectionLost
+from dray.desk.connection import Call, Connection, ConnectionLost
 from dray.desk.loop import EventLoop
+from dray.desk.wire import Malformed
 from dray.groups.lent import GroupServer, LentGroups
 from tests.ray.harness import wait_for
 
 
 class Answers:
     def take(self, call: Call) -> None:
+        if call.method == "nonsense":
+            raise Malformed(call.method)
         call.answer()
 
     def lost(self, session: Any) -> None:
@@ -55,3 +59,22 @@ def test_one_that_has_ended_has_lost_nothing(loop: EventLoop) -> None:
     groups.end()
     wait_for(lambda: groups._desk._stream.is_ending, "the end")  # noqa: SLF001
     groups.step()
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_client_that_calls_what_none_calls_is_let_go_with_one_line(
+    is_early: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = EventLoop("test-server")
+    loop.listen("127.0.0.1")
+    bad, good = Connection(loop.endpoint), Connection(loop.endpoint)
+    attach = partial(loop.attach, Answers())
+    for step in (bad.nonsense, attach) if is_early else (attach, bad.nonsense):
+        step()
+    wait_for(lambda: bad.is_lost, "the end of its session")
+    good.call("sense").result(30)
+    assert [record.getMessage() for record in caplog.records] == [
+        "ended a session that called what no client calls: nonsense"
+    ]
+    good.close()
+    loop.close()

@@ -7,12 +7,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dray.display.best_trials import best_trials
 from dray.errors import ExperimentError
 from dray.records.directory import ExperimentDirectory
-from dray.records.listing import StoredExperiment
+from dray.records.listing import StoredExperiment, list_experiments
 from dray.records.metrics import MetricsLog
 from dray.records.reader import ExperimentReader
 from dray.records.result import Result
@@ -69,15 +71,42 @@ def test_a_line_that_did_not_reach_the_disk_whole_is_read_once_it_is_written_aga
     assert reader.trials[6].state == "INVALID_HP"
 
 
-def test_a_damaged_journal_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["{}}", "[" * 100_000], ids=["a bracket", "deep nesting"])
+def test_a_damaged_journal_is_an_error_that_names_the_line(damage: str, tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")
     reader = StoredExperiment.here(directory).read()
     with directory.journal.open("a") as journal:
-        journal.write("{}}\n{}\n")
+        journal.write(f"{damage}\n{{}}\n")
     line = directory.journal.read_text().count("\n") - 1
     for _ in range(2):
         with pytest.raises(JournalError, match=f"line {line} is damaged"):
             reader.refresh()
+
+
+@pytest.mark.parametrize(
+    "row", [b"null", b"{}", b'{"trial_id": [], "kind": "x", "name": "y", "value": 1, "batches": 1}'], ids=range(3)
+)
+def test_metrics_that_dray_did_not_write_are_an_error_of_their_experiment_alone(row: bytes, tmp_path: Path) -> None:
+    bad, _ = happened(tmp_path / "bad"), happened(tmp_path / "good")
+    with (bad.metrics / "_tail.jsonl").open("ab") as tail:
+        tail.write(row + b"\n")
+    reader = StoredExperiment.here(bad).read
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^the metrics in .*bad/metrics can't be read: "):
+            reader()
+    listed = {each.name: each.why for each in list_experiments(str(tmp_path))}
+    assert (listed["good"], "can't be read" in listed["bad"]) == ("", True)
+
+
+@pytest.mark.parametrize("trial", [-1, 10**15])
+def test_a_part_with_a_trial_that_can_not_be_is_an_error(trial: int, tmp_path: Path) -> None:
+    directory = happened(tmp_path / "one")
+    part = sorted(directory.metrics.glob("part-*.parquet"))[0]
+    table = pq.read_table(part)
+    numbers = pa.array([trial] * table.num_rows, pa.int64())
+    pq.write_table(table.set_column(table.schema.get_field_index("trial_id"), "trial_id", numbers), part)
+    with pytest.raises(ValueError, match="can't be read: "):
+        StoredExperiment.here(directory).read()
 
 
 @pytest.mark.parametrize(

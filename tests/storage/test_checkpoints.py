@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def test_damage_is_named_in_the_error(tmp_path: Path, damage, says: str) -> None
     damage(damaged)
     with pytest.raises(CheckpointError, match=says):
         verify(damaged)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["a pipe", "a link to itself"])
+def test_what_is_no_file_is_missing(tmp_path: Path, put: Callable[[Path], object]) -> None:
+    store = CheckpointStore(tmp_path)
+    before, damaged = save(store, 6, content=""), save(store, 7, content="")
+    (damaged / "state-dict.pth").unlink()
+    put(damaged / "state-dict.pth")
+    assert store.latest() == str(before)
 
 
 def test_a_checkpoint_that_has_just_been_found_is_opened_without_another_verification(tmp_path: Path) -> None:

@@ -209,6 +209,7 @@ def test_metrics_become_plain_json() -> None:
     assert found == {"t": 1.5, "i": 3, "l": [1, 2], "a": [1.0, 1.0], "s": "x", "n": None}
     assert type(found["i"]) is int
     assert math.isnan(jsonable({"x": float("nan")}, source="")["x"])
+    assert jsonable({"of \udcff": 1.0}, source="") == {"of \\udcff": 1.0}, "which no file of metrics can hold"
 
 
 @pytest.mark.api("9.3b")

@@ -57,7 +57,11 @@ def detached(value: Any) -> Any:
 
 def jsonable(metrics: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """The metrics as plain numbers, strings, lists and dicts; a TypeError names one that is not JSON-serialisable."""
-    return {str(name): _plain(value, name=str(name), source=source) for name, value in metrics.items()}
+    plain = {}
+    for key, value in metrics.items():
+        name = str(key).encode(errors="backslashreplace").decode()  # that of a file may have bytes that are no UTF-8
+        plain[name] = _plain(value, name=name, source=source)
+    return plain
 
 
 def _plain(value: Any, *, name: str, source: str) -> Any:
