@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import shlex
 import signal
 import threading
@@ -133,9 +134,7 @@ def follow_log(server: Server, name: str, tail: int | None) -> None:
     while (news := server.events(name, after))["lines"]:
         lines += news["lines"]
         after = news["next"]
-    for line in lines if tail is None else lines[max(0, len(lines) - tail) :]:
-        typer.echo(line)
-    _print_log(server, name, after)
+    _print_log(server, name, after, lines if tail is None else lines[max(0, len(lines) - tail) :])
 
 
 def follow(server: Server, name: str, after: int = 0) -> None:
@@ -203,10 +202,10 @@ def delete(path: str) -> bool:
     return True
 
 
-def _print_log(server: Server, name: str, after: int) -> None:
-    """Print what is added to a log, until the experiment neither runs nor waits to, or Ctrl-C."""
+def _print_log(server: Server, name: str, after: int, lines: Sequence[str] = ()) -> None:
+    """Print these lines and what is added to a log, until the experiment neither runs nor waits to, or Ctrl-C."""
     try:
-        for line in server.follow(name, after, say=tell):
+        for line in itertools.chain(lines, server.follow(name, after, say=tell)):
             typer.echo(line)
     except KeyboardInterrupt:
         named = shlex.quote(name)

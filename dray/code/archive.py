@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import hashlib
 import io
 import os
@@ -22,6 +23,7 @@ from dray.storage.disk import locked
 from dray.text import one_line
 
 MAX_ARCHIVE_BYTES = MAX_CODE_BYTES + (16 << 20)  # of an archive, compressed
+SINCE = 1_000_000_000  # when files of an archive were changed, as far as it says: zip files know no time before 1980
 MAX_FILES = 20_000  # files, links and directories in an archive. Making one takes up to a millisecond
 
 
@@ -38,15 +40,23 @@ def _pack(code: Code) -> bytes:
         what = f"{_too_large()}; exclude what is not code in {code.root / IGNORE_FILES[-1]} (.gitignore syntax)"
         raise ConfigError([("model_dir", what)])
     packed = io.BytesIO()
-    # A network, or this machine, is faster than level 9; links to single files elsewhere are followed.
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1, dereference=True) as archive:
+    # A network, or this machine, is faster than level 9; links to single files elsewhere are followed. Equal code has
+    # equal archives, so that a node unpacks it once: without times and owners, also in gzip's header.
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", dereference=True) as archive,
+    ):
         for name in (*code.folders, *code.files):
-            archive.add(code.root / name, name, recursive=False)
+            archive.add(code.root / name, name, recursive=False, filter=_anonymous)
         for name, target in code.targets():
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, target
             archive.addfile(link)
     return packed.getvalue()
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    return member.replace(mtime=SINCE, uid=0, gid=0, uname="", gname="")
 
 
 def unpack(packed: BinaryIO, to: Path) -> list[str]:

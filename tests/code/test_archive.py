@@ -6,6 +6,7 @@ import gzip
 import io
 import multiprocessing
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -148,7 +149,10 @@ def test_workers_of_a_node_share_one_copy_of_the_code(tmp_path: Path, monkeypatc
     archived = Archived.of(code)
     place = archived.place()
     assert (place / "package" / "module.py").read_text() == "x = 1\n"
-    assert Archived.of(code).place() == place
+    again = shutil.copytree(code, tmp_path / "again")
+    os.utime(again / "package" / "module.py", (1, 1))
+    assert Archived.of(again) == archived
+    assert Archived.of(again).place() == place
     (code / "package" / "module.py").write_text("x = 2\n")
     assert Archived.of(code).place() != place
 
