@@ -245,7 +245,8 @@ def test_an_experiment_is_run_again_with_changes(site: Site) -> None:
     site.js(change, text.replace("divisor: 4", "divisor: 1"))
     assert "1 changed line." in site.texts("dialog [role=status]")
     site.click("Create the experiment", "dialog")
-    site.until(lambda: "searcher.divisor: must be > 1" in site.one("dialog .trouble").text)
+    told = "return document.querySelector('dialog .trouble')?.innerText ?? ''"
+    site.until(lambda: "searcher.divisor: must be > 1" in site.js(told))
     site.js(change, text.replace("max_trials: 64", "max_trials: 8").replace("name: simulated", "name: smaller"))
     site.click("Create the experiment", "dialog")
     site.until(lambda: "#/e/smaller" in site.browser.current_url)
