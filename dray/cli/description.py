@@ -192,6 +192,8 @@ def describe_local(run: LocalRun, overview: Overview) -> None:
     found = local_details(run)
     resumable = found["checkpoints"] and overview.state in ("STOPPED", "UNKNOWN")
     resume = f'fit(..., latest_checkpoint="{found["checkpoints"][0]["path"]}")' if resumable else ""
+    if resumable and run.searcher:  # it has a config; of a script it may be one of its own
+        resume = f"dray experiment create ... --local --path {run.path}\nin a script: {resume}"
     best = "" if run.best is None else f"{overview.metric} {shown(run.best[0])} after {run.best[1]} batches"
     show.fields(
         [

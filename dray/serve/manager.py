@@ -100,13 +100,16 @@ class Manager:
             self._loop.post(self._look)
             time.sleep(STEP_S)
 
-    def close(self) -> None:
-        """Have running trials save, and end all processes. The queue is kept for the next server."""
+    def stop(self) -> None:
+        """Have running trials save, and end the experiments' processes. The queue is kept for the next server."""
         self._spares.close()
         self._loop.post(self._scheduler.close)
         while self._processes:
             self._loop.post(self._look)
             time.sleep(STEP_S)
+
+    def close(self) -> None:
+        """End worker groups and the event loop, in which the verbs are carried out: none may be called any more."""
         self._watch.close()
         self._lending.end(at_once=True)
         self._loop.close()

@@ -242,7 +242,8 @@ class Scheduler:
             slots=sum(demand.has * demand.size for demand in demands),
             waiting=sum(demand.groups - demand.has for demand in demands),
             restarts=item.restarts,
-            error=item.error or (self.full if state in ACTIVE else ""),
+            # One that runs again is over its last death.
+            error=(item.error if state != "RUNNING" else "") or (self.full if state in ACTIVE else ""),
             tags=item.tags,
             notes=item.notes,
         )

@@ -54,9 +54,10 @@ def serve(host: str, port: int, address: str | None, idle_s: float, say: Callabl
                 try:
                     manager.run(over.is_set)
                     say("running trials save a checkpoint; press Ctrl-C again to end at once")
-                    manager.close()
+                    manager.stop()
                 finally:
                     with contextlib.suppress(OSError):  # a full disk: the file's process is gone anyway
                         addresses.remove(results)
+            manager.close()  # not before: a request waits for its event loop
     finally:
         restore_handlers(before)

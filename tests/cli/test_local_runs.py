@@ -127,6 +127,7 @@ def test_local_is_named_after_its_config_stopped_by_ctrl_c_and_resumed_by_the_co
     [run] = (home / "local").iterdir()
     assert re.fullmatch(r"one-weight-\d{8}-\d{6}-[0-9a-f]{4}", run.name)
     assert dray("e", "describe", "one", "--json").value["state"] == "STOPPED"
+    assert f"dray experiment create ... --local --path {run}\n" in dray("e", "describe", "one").out
     again = re.search(r"resume with: dray (.*)", caplog.text)
     assert again, caplog.text
     assert again[1].endswith(f"--config max_restarts=0 --local --path {run}")

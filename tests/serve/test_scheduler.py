@@ -219,3 +219,7 @@ def test_the_state_says_what_an_experiment_waits_for(scene: Scene) -> None:
     scene.scheduler.left("a-run")
     scene.step()
     assert scene.state("a") == "RESTARTING"
+    assert scene.scheduler.experiment("a").error == DIED.error
+    scene.demand("a", has=2, waits=0)
+    scene.step()
+    assert (scene.state("a"), scene.scheduler.experiment("a").error) == ("RUNNING", "")
