@@ -163,7 +163,7 @@ class Search:
         direction, other actions, hyperparameters that are not of the space) is a `JournalError`.
         """
         for line, record in enumerate(records, start=1):
-            if record.get("event") not in KINDS:
+            if str(record.get("event")) not in KINDS:
                 continue
             try:
                 actions = self._replay_one(record)

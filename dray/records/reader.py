@@ -84,7 +84,7 @@ class ExperimentReader:
             raw = _parsed(text)
             self._title, self._searcher = str(raw["name"]), raw["searcher"]
             self.objectives = compared_by(self._searcher)
-        except (yaml.YAMLError, KeyError, TypeError, AttributeError, FieldError) as error:
+        except (yaml.YAMLError, KeyError, TypeError, AttributeError, FieldError, RecursionError) as error:
             raise ValueError(f"its experiment.yaml can't be read: {one_line(error)}") from None
         self._names = frozenset(self.objectives.names)
         self.is_pareto = bool(self._searcher.get("metrics"))
@@ -429,7 +429,9 @@ def _sections(config: str) -> str:
 @functools.lru_cache(maxsize=64)
 def _parsed(sections: str) -> Any:
     """Many experiments of a list have the same."""
-    return yaml.load(sections, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    # The fast parser ends the process where values are nested some 50,000 deep; the other one raises an error.
+    is_flat = sum(map(sections.count, "[{-?:")) < 1000
+    return yaml.load(sections, getattr(yaml, "CSafeLoader", yaml.SafeLoader) if is_flat else yaml.SafeLoader)
 
 
 def nan_since_text(since: int | None) -> str:

@@ -98,6 +98,14 @@ def test_metrics_that_dray_did_not_write_are_an_error_of_their_experiment_alone(
     assert (listed["good"], "can't be read" in listed["bad"]) == ("", True)
 
 
+@pytest.mark.parametrize("deep", ["[", "- ", "{a: "])
+def test_a_config_that_is_nested_too_deeply_is_an_error(deep: str, tmp_path: Path) -> None:
+    directory = happened(tmp_path / "one")
+    directory.config_file.write_text(deep * 100_000)
+    with pytest.raises(ValueError, match=r"experiment\.yaml can't be read: "):
+        StoredExperiment.here(directory).read()
+
+
 @pytest.mark.parametrize("trial", [-1, 10**15])
 def test_a_part_with_a_trial_that_can_not_be_is_an_error(trial: int, tmp_path: Path) -> None:
     directory = happened(tmp_path / "one")

@@ -272,6 +272,7 @@ def test_records_of_unknown_events_are_skipped() -> None:
     begun(log)
     log.insert(3, {"event": "checkpoint", "trial": 0, "id": "x"})
     log.append({"note": "no event at all"})
+    log.append({"event": ["started"]})
     assert len(replayed(log).trials) == 2
 
 
