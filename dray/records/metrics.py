@@ -20,7 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dray.errors import ExperimentError
 from dray.records.by_trial import ByTrial
+from dray.text import one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,7 +195,10 @@ def _read(directory: Path, *, system: bool, trials: list[int] | None = None) -> 
     rows, _ = _whole(directory / TAIL)
     tail = _table([row for row in rows if trials is None or row.get("trial_id") in trials])
     wanted = None if trials is None else [("trial_id", "in", trials)]
-    parts = [pq.read_table(path, columns=SCHEMA.names, filters=wanted).cast(SCHEMA) for path in _parts(directory)]
+    try:
+        parts = [pq.read_table(path, columns=SCHEMA.names, filters=wanted).cast(SCHEMA) for path in _parts(directory)]
+    except pa.ArrowInvalid as error:
+        raise ExperimentError(f"the metrics in {directory} can't be read: {one_line(error)}") from error
     table = pa.concat_tables([*parts, tail])
     order = _latest(table)
     is_system = np.array(table["kind"].to_pylist(), object) == SYSTEM

@@ -11,6 +11,7 @@ import duckdb
 import pandas as pd
 import pytest
 
+from dray.errors import ExperimentError
 from dray.records import metrics as metrics_log
 from dray.records.metrics import TAIL, MetricsLog, read_metrics
 from tests.storage.power import Disk
@@ -200,6 +201,12 @@ def test_a_process_killed_while_packing_neither_loses_nor_repeats_rows(
     again.append(0, [row(3)])
     again.close()
     assert [found[1] for found in values(tmp_path)] == [1, 2, 3]
+
+
+def test_a_damaged_part_is_an_error_that_names_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "part-00001.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ExperimentError, match=r"^the metrics in .* can't be read: .*Parquet"):
+        read_metrics(tmp_path)
 
 
 def test_numbers_that_are_not_finite_come_back(tmp_path: Path) -> None:
