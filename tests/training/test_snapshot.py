@@ -69,12 +69,12 @@ TREES = st.recursive(
 
 def built(tree: Any, scene: Scene) -> Any:
     match tree:
+        case list():  # first: a list of a number and a text is no pair of a base and a view
+            return [built(item, scene) for item in tree]
         case (int(base), str(view)):
             return VIEWS[view](scene.bases[base])
         case "array":
             return np.arange(3.0)
-        case list():
-            return [built(item, scene) for item in tree]
         case dict():
             return OrderedDict((key, built(item, scene)) for key, item in tree.items())
     return tree
