@@ -51,7 +51,7 @@ class Loop(Process):
         """Call this in the loop, after what was posted before."""
         world = self.world
         self._posted_at = max(self._posted_at, world.now + world.delay())
-        world.at(self._posted_at - world.now, self.call, call, *args)
+        world.when(self._posted_at, self.call, call, *args)
 
     def later(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
         self.world.at(seconds, self.call, call, *args)

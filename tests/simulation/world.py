@@ -72,8 +72,12 @@ class World:
 
     def at(self, delay: float, call: Callable[..., object], *args: Any) -> None:
         """Call this in so many seconds."""
+        self.when(self.now + delay, call, *args)
+
+    def when(self, time: float, call: Callable[..., object], *args: Any) -> None:
+        """Call this at that time; of calls at one time, the first one first."""
         self._pushed += 1
-        heapq.heappush(self._heap, (self.now + delay, self._pushed, call, args))
+        heapq.heappush(self._heap, (time, self._pushed, call, args))
 
     def delay(self) -> float:
         """Of a message, or of a process that is about to run."""
@@ -237,7 +241,7 @@ class Channel:
             return
         self._sent_at, self._latest = world.now, [frame]
         self._arrives_at = max(self._arrives_at, world.now + world.delay())
-        world.at(self._arrives_at - world.now, self._arrive, self._latest)
+        world.when(self._arrives_at, self._arrive, self._latest)
 
     def _arrive(self, frames: list[bytes]) -> None:
         world, to = self._world, self._to
