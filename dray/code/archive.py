@@ -56,7 +56,8 @@ def _pack(code: Code) -> bytes:
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    return member.replace(mtime=SINCE, uid=0, gid=0, uname="", gname="")
+    member.mtime, member.uid, member.gid, member.uname, member.gname = SINCE, 0, 0, "", ""
+    return member
 
 
 def unpack(packed: BinaryIO, to: Path) -> list[str]:
