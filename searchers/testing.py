@@ -26,7 +26,7 @@ from searchers.space import parse
 Make = Callable[[], Method]
 
 OBJECTIVES = Objectives((Metric(name="loss"), Metric(name="size"), Metric(name="time", at_most=0.8)))
-"""Of a search with several metrics; it needs a method that ranks by losses."""
+"""The metrics of a search with several; it needs a method that ranks by losses."""
 _REASONS: tuple[Reason, ...] = ("completed", "stopped", "diverged", "errored", "invalid_hp", "canceled")
 _SPACE = parse({"x": {"type": "double", "minval": 0, "maxval": 1}})
 

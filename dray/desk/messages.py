@@ -47,7 +47,7 @@ class DeskReport:
     # step, value: the length and the metric that the search compares; None: there is nothing to compare
     step: float | None = None
     value: float | None = None
-    # Of a search with several, all of them, in its order; None for one that is missing
+    # all metrics of a search with several, in its order; None: one that is missing
     metrics: Sequence[float | None] = ()
     final: bool = False  # the trial has completed
     warning: str = ""  # to show to the user; "" if there is none

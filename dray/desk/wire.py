@@ -101,7 +101,7 @@ def checked(method: Callable[..., _T], *args: Any) -> _T:
 
 @cache
 def _tests_of_call(function: Callable[..., Any]) -> tuple[dict[str, Callable[[Any], bool]], int]:
-    """Of each argument of a method, and how many it needs."""
+    """The test of each argument of a method, and how many arguments it needs."""
     parameters = list(signature(function).parameters.values())[1:]
     tests = _tests(function)
     needed = sum(each.default is Parameter.empty for each in parameters)

@@ -91,6 +91,7 @@ class ExperimentDriver:
         self.retention.recover(records)
         for trial, reason in self._restarts.given_up.items():
             self._results.add(trial, outcome=reason)
+        self._hand_over()  # the handle of a server's process may wait before its run begins
         runnable = [each.id for each in trials if each.state in RUNNABLE and each.id not in self._restarts.given_up]
         self._to_desk("enqueue", runnable, False)
 

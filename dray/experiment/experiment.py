@@ -132,7 +132,7 @@ class Experiment:
         else:
             code = code or (Path(config).parent if isinstance(config, (str, os.PathLike)) else Path())
             where = checked.checkpoint_storage.location
-            # Of an experiment that can't be, nothing may stay: no file in a store, and none beside those of others.
+            # An experiment that can't be may leave nothing: no file in a store, and none beside those of others.
             self._leaves_import &= (where is None or where.is_local) and not self.path.exists()
             (check_entrypoint_file if self._leaves_import else check_entrypoint)(checked.entrypoint, code)
         self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)

@@ -49,9 +49,12 @@ class Scene:
     Args:
         records: of an earlier run.
         promotion: trials pause at the first rung, and the best continue; otherwise the others stop.
+        handle_waits: Tune's handle has asked for results before the run begins.
     """
 
-    def __init__(self, records: Sequence[Mapping[str, Any]] = (), *, promotion: bool = True) -> None:
+    def __init__(
+        self, records: Sequence[Mapping[str, Any]] = (), *, promotion: bool = True, handle_waits: bool = False
+    ) -> None:
         limits = {"max_trials": 2, "max_length": END, "num_rungs": 2, "divisor": 4, "max_concurrent_trials": 2}
         method = (PromotionASHA if promotion else ASHA)(**limits)  # type: ignore[arg-type]
         self.journal: list[Mapping[str, Any]] = [json.loads(json.dumps(each)) for each in records]
@@ -63,6 +66,8 @@ class Scene:
         self.fetched: list[TrialResult] = []
         opened = OpenSearch(search=search, config=load_config(CONFIG), records=list(self.journal))
         self.driver = ExperimentDriver(opened, self.effects.append, resume="resume it")
+        if handle_waits:
+            self.driver.fetch("early", 1)
         self.driver.begin(self.journal)
 
     def take(self, kind: type[M]) -> list[M]:
@@ -258,6 +263,17 @@ def test_a_failed_trial_restarts_first_in_the_queue_and_is_recorded_before(scene
     assert scene.take(Append)[0].record["event"] == "restarted"
     assert scene.to_desk() == [("enqueue", [0], True)]
     assert scene.driver.counts.restarts == {0: 1}
+
+
+def test_a_handle_that_waits_before_the_run_begins_hears_of_the_trials_that_were_given_up() -> None:
+    scene = Scene()
+    for lease in (1, 2, 3):
+        scene.grant(lease, 0)
+        scene.die(lease, 0)
+    scene.take(Append)
+    assert scene.journal[-1]["event"] == "gave_up"
+    [result] = Scene(scene.journal, handle_waits=True).replies()["early"]
+    assert (result.trial, result.outcome) == (0, "errored")
 
 
 def test_a_restarted_trial_that_waits_for_a_decision_is_stopped_with_its_first_report() -> None:

@@ -10,7 +10,7 @@ from tests.simulation.bugs import BUGS
 from tests.simulation.schedule import schedule_of
 from tests.simulation.simulation import failure_of
 
-FOUND = (22_640, 30_000, 30_272, 31_818, 58_795, 1_011_504)
+FOUND = (22_640, 30_000, 30_272, 31_818, 58_795, 1_011_504, 2_014_389)
 """Seeds that have failed."""
 
 
