@@ -74,6 +74,10 @@ def connect(address: str | None) -> Cluster:
     In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; the cluster that
     this process has kept, unless environment variables or the working directory have changed, or one of its processes
     has died; a new cluster on this machine. Never the cluster in Ray's address file, which may have died long ago.
+
+    Raises:
+        ConnectionError: there is no cluster at the address, or a new one does not start, or another user may know the
+            token that it would require.
     """
     global _kept
     address = address or os.environ.get("RAY_ADDRESS")

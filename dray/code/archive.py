@@ -61,13 +61,16 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def unpack(packed: BinaryIO, to: Path) -> list[str]:
-    """Unpack code into an empty directory, so that `code_of` finds all of it there. Returns the names of its links.
+    """Unpack code into an empty directory, so that `code_of` finds all of it there.
 
     Nothing is written outside of the directory. Links may lead out of it, as those of a model directory to its data
     do; they are made last, and not where there is something, so that nothing is written through them.
 
     Returns:
         The names of the links.
+
+    Raises:
+        BadArchive: it is none, is too large, or has something other than files, directories and links in it.
     """
     links: dict[str, str] = {}
     size = count = 0

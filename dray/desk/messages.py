@@ -83,7 +83,7 @@ class Unfit:
     """Why a process can't run any trial, for the user."""
 
     message: str = ""  # the error, if there are no faults
-    # Of the experiment file or the model's directory, each with its path; () if it is something else
+    # what is wrong in the experiment file or the model's directory, each with its path; () if it is something else
     faults: Sequence[tuple[str, str]] = ()
     source: str = "The experiment config"  # what has the faults, as of `dray.errors.ConfigError`
     resumable: bool = False  # the experiment can be resumed once that is mended

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dray.groups.lent import LentGroups
 
 OWN = (messages.WorkerArrived, messages.GroupReady, messages.GroupRetired, messages.GroupEnded)
-"""What the desk tells the owner of the groups; of a lease it tells him too, and the driver."""
+"""What the desk tells the owner of the groups alone; what concerns a lease it tells both the owner and the driver."""
 
 
 @dataclass(frozen=True, slots=True)

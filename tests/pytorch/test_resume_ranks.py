@@ -19,7 +19,7 @@ from tests.pytorch.resuming import KINDS, MOVING, assert_goes_on
 pytestmark = pytest.mark.slow
 
 CUTS = 1
-"""Of each kind: all kinds together are cut almost everywhere."""
+"""How often each kind is cut: all kinds together are cut almost everywhere."""
 
 
 def two(kind: str, directory: Path, **fit: Any) -> dict[str, Any]:

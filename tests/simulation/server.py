@@ -29,7 +29,7 @@ from tests.simulation.world import Call, Connection, Disk, DiskJournal, End, Fai
 LOOK_S = 15.0
 """How often users look at what they have submitted."""
 KINDS: dict[str, Any] = {"done": "COMPLETED", "stopped": "stopped"}
-"""Of the ends of processes; others have died."""
+"""What ends of processes mean; other processes have died."""
 
 
 class Lent(LentGroups):
