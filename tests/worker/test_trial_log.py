@@ -7,6 +7,7 @@ import datetime
 import logging
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -190,8 +191,11 @@ def test_a_killed_writer_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with redirect_output(tmp_path / "first"):
         print("one")
     [writer] = writers()
+    # A killed process has no environment any more before its sockets are closed; this waits for both.
+    end = os.pidfd_open(writer)
     os.kill(writer, signal.SIGKILL)
-    wait_for(lambda: not writers(), "its end")
+    assert select.select([end], [], [], 60)[0]
+    os.close(end)
     for name in ("second", "third"):
         with redirect_output(tmp_path / name):
             print(name)
