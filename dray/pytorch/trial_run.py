@@ -67,6 +67,10 @@ class TrialRun:
         self.mesh_shape = mesh_shape(asked if self.shards else None, self.peers.size)
         self.replicas, self.replica = self.mesh_shape.replicas, self.mesh_shape.replica(self.peers.rank)
         self.global_batch_size = global_batch_size(self.hparams, self.replicas)
+        given = (self.hparams or {}).get("global_batch_size")
+        if given != self.global_batch_size and self.peers.rank == 0:
+            log.warning("global_batch_size changed from %d to %d, to divide it equally among %d slots",
+                        given, self.global_batch_size, self.replicas)  # fmt: skip
         self.tensorboard = TensorBoard(self.host.tensorboard_path, self.enable_tensorboard_logging, self.hparams)
         averages = self.section("optimizations").get("average_aggregated_gradients", True)
         self.optimisation = Optimisation(Position(), self.aggregation_frequency, averages)

@@ -66,9 +66,10 @@ def test_the_global_batch_size_as_a_hyperparameter_warns(
 
 
 @pytest.mark.api("2.2")
-def test_the_batch_is_split_over_the_slots(host: FakeHost) -> None:
+def test_the_batch_is_split_over_the_slots(host: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
     two = make(host, hparams={"global_batch_size": 9}, peers=ranks(2))
     assert (two.get_per_slot_batch_size(), two.get_global_batch_size()) == (4, 8)
+    assert "from 9 to 8" in caplog.text
 
 
 @pytest.mark.api("2.4")
