@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from dray.code.archive import MAX_ARCHIVE_BYTES, BadArchive, unpack
@@ -85,7 +86,7 @@ class Api:
                 config = await _read_parts(request, packed)
             except BadInput:
                 raise
-            except ValueError as error:  # aiohttp's
+            except (ValueError, HttpProcessingError) as error:  # aiohttp's
                 raise BadInput(f"the form can't be read: {one_line(error)}") from None
             code.mkdir()
             submitted = await _call(self._submitters, self._submitted, config, packed, code)

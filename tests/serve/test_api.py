@@ -66,9 +66,16 @@ def test_bad_submissions_are_refused_in_words(served: Served, model: Path) -> No
     assert not any(served.results.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=b"])
-def test_a_form_that_is_none_is_bad_input(kind: str, served: Served) -> None:
-    reply = served.send("POST", "/api/v1/experiments", b"nothing", headers={**served.headers, "Content-Type": kind})
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", b"nothing"),
+        ("multipart/form-data; boundary=b", b"nothing"),
+        ("multipart/form-data; boundary=b", b"--b\r\nX: " + b"a" * 1_000_000 + b"\r\n\r\n\r\n--b--\r\n"),
+    ],
+)
+def test_an_unreadable_form_is_bad_input(kind: str, body: bytes, served: Served) -> None:
+    reply = served.send("POST", "/api/v1/experiments", body, headers={**served.headers, "Content-Type": kind})
     assert (reply.status, "form can't be read" in reply.json["error"]) == (400, True), reply.body
 
 
