@@ -1,7 +1,7 @@
-"""Where the server is, and its token: from the environment, or from a file that a server of the same user writes.
+"""The server's address and token, from the environment or from a file that a server of the same user writes.
 
-``DRAY_SERVER`` is its URL, and ``DRAY_SERVER_TOKEN`` its token, or the path of a file with it. Without them, or with
-``DRAY_SERVER=auto``, the file ``.server.json`` in the results directory leads to the server that is up on this machine.
+``DRAY_SERVER`` is the URL, and ``DRAY_SERVER_TOKEN`` the token, or the path of a file with it. Without them, or with
+``DRAY_SERVER=auto``, the file ``.server.json`` in the results directory names the server that is up on this machine.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MIN_TOKEN = 16  # fewest characters of a token, if other machines can reach the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server is."""
+    """The address of a server."""
 
     url: str
-    token: str  # "" if it is not known
-    pid: int = 0  # of its process, on ``machine``; 0 if that is not known, or it has ended
+    token: str  # "" if unknown
+    pid: int = 0  # the server's process on ``machine``; 0 if unknown, or if the server has ended
     machine: str = ""
 
 
 def find(results: Path, url: str | None = None) -> Address | None:
-    """The address of the server to use: what ``url``, or in its place ``DRAY_SERVER``, names; None if there is none."""
+    """The address of the server that ``url``, or else ``DRAY_SERVER``, names; None if there is no server."""
     written = read(results)
     if (url := url or os.environ.get(URL)) and url != AUTO:
         token = token_of_environment()
@@ -47,7 +47,7 @@ def find(results: Path, url: str | None = None) -> Address | None:
 
 
 def read(results: Path) -> Address | None:
-    """What a server of this user has written, perhaps long ago; None if there is no such file."""
+    """The address that a server of this user wrote, perhaps long ago; None if there is no such file."""
     try:
         descriptor = os.open(results / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -63,7 +63,7 @@ def read(results: Path) -> Address | None:
 
 
 def write(results: Path, url: str, token: str) -> None:
-    """Write where this process serves, for this user's commands on this machine."""
+    """Write the address of this process's server, for this user's commands on this machine."""
     _write(results, Address(url=url, token=token, pid=os.getpid(), machine=socket.gethostname()))
 
 
@@ -76,15 +76,14 @@ def _write(results: Path, address: Address) -> None:
 
 
 def remove(results: Path) -> None:
-    """Note that the server has ended, if the file is this process's; the token stays for the next one."""
+    """Note that the server has ended, if this process wrote the file; the next server reuses the token."""
     found = read(results)
     if found is not None and (found.pid, found.machine) == (os.getpid(), socket.gethostname()):
         _write(results, replace(found, pid=0))
 
 
 def token_of_environment() -> str:
-    """The token that ``DRAY_SERVER_TOKEN`` gives; "" if it gives none. A file that can't be read, or is empty, is a
-    `ConfigError`."""
+    """The token from ``DRAY_SERVER_TOKEN``; "" if it is not set. An unreadable or empty file is a `ConfigError`."""
     given = os.environ.get(TOKEN, "").strip()
     if not given.startswith(("/", "~")):
         return given
@@ -100,17 +99,17 @@ def token_of_environment() -> str:
 
 
 def token_for(host: str, results: Path) -> str:
-    """The token of a server that listens at ``host``: that of the environment, else that of the last server here,
-    else a new one. If other machines can reach it, no token in the environment, or a short one, is a `ConfigError`."""
+    """The token for a server that listens at ``host``: from the environment, else from the last server here, else new.
+    If other machines can reach it, the environment must give a long enough token, else it is a `ConfigError`."""
     given = token_of_environment()
     if given:
         if len(given) < MIN_TOKEN and not is_loopback(host):
-            what = f"has {len(given)} characters; at {host}, a token must not be guessed: give at least {MIN_TOKEN}"
+            what = f"has {len(given)} characters; at {host}, it must be hard to guess: give at least {MIN_TOKEN}"
             raise ConfigError([(TOKEN, what)], _HERE)
         return given
     if not is_loopback(host):
         what = (
-            f"missing: at {host}, other machines can reach the server, and who can use it can run code as you; export "
+            f"missing: at {host}, other machines can reach the server, and its users can run code as you; export "
             f"{TOKEN}=..., a long random text or the path of a file with one, here and for its users; or leave out "
             "--host, and use it through ssh -L"
         )
@@ -120,7 +119,7 @@ def token_for(host: str, results: Path) -> str:
 
 
 def _is_up(address: Address) -> bool:
-    """Whether its process is there; another process may have its number by now."""
+    """Whether the server's process exists; another process may have taken its number."""
     if address.machine != socket.gethostname() or address.pid <= 0:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Answers of the API: JSON, also for what goes wrong."""
+"""The API's responses: JSON, also for errors."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ log = logging.getLogger(__name__)
 
 
 class BadInput(ValueError):
-    """A request that can't be understood; the message is one line."""
+    """The request is malformed; the message is one line."""
 
 
 def answer(value: Any, *, status: int = 200) -> web.Response:
-    """A JSON answer; numbers must be finite."""
+    """A JSON response; numbers must be finite."""
     return web.json_response(value, status=status, dumps=_dumps)
 
 
 def number(request: web.Request, name: str, default: int = 0, *, most: int = 10**18) -> int:
-    """A whole number of a request's query, else `BadInput`."""
+    """A parameter of the query that is a whole number; anything else is `BadInput`."""
     text = request.query.get(name, str(default))
     if not text.isdecimal() or len(text) > 18 or int(text) > most:
         raise BadInput(f"{name} must be a whole number from 0 to {most}, got {text[:40]!r}")
@@ -39,7 +39,7 @@ def number(request: web.Request, name: str, default: int = 0, *, most: int = 10*
 
 
 def refuse(status: int, why: str, faults: Sequence[tuple[str, str]] = ()) -> web.Response:
-    """An error, with the faults of a config if it has some: pairs of a field and what is wrong with it."""
+    """An error response. `faults` are the errors of a config, as pairs of a field and a message."""
     return answer({"error": why, **({"faults": [list(fault) for fault in faults]} if faults else {})}, status=status)
 
 
@@ -57,7 +57,7 @@ def plain(value: Any) -> Any:
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors into answers: 400 for bad input, 404 for what does not exist, 409 for what can't be done now."""
+    """Turn exceptions into responses: 400 for bad input, 404 for unknown names, 409 for a wrong state."""
     try:
         return await handler(request)
     except web.HTTPException as error:

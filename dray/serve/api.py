@@ -1,4 +1,4 @@
-"""The part of the API that changes something, and what a follower reads: the server's state, an experiment's events."""
+"""The writing half of the API, and the two requests of a follower: the server's state and an experiment's events."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from dray.text import one_line
 T = TypeVar("T")
 
 SUBMITTERS = 8
-"""How many requests that can take minutes are performed at once: imports of models, deletions from an object store."""
-READERS = 4  # how many journals are read at once
-POLL_S = 0.1  # how often an experiment's events are looked for while somebody waits for them
-LONGEST_WAIT_S = 25.0  # how long a request for events waits at most: proxies cut off what takes a minute
+"""Most slow requests performed at once: imports of models, deletions from an object store."""
+READERS = 4  # most journals read at once
+POLL_S = 0.1  # how often the server looks for events while a request waits for them
+LONGEST_WAIT_S = 25.0  # the longest wait of a request for events: proxies cut off requests after a minute
 MAX_TAGS, MAX_TAG, MAX_NOTES = 50, 100, 100_000  # most tags, and most characters of a tag and of the notes
 
 
 class Api:
-    """What the API does with experiments in the results directory, by a `Control`."""
+    """The handlers of requests that change experiments in the results directory."""
 
     def __init__(self, control: Control, results: Path) -> None:
         self._control, self._results = control, results
-        # Pools of their own: the verbs, in asyncio's, must not wait for user code or for a slow disk.
+        # Separate pools: the verbs use asyncio's, and must not wait for user code or a slow disk.
         self._submitters = ThreadPoolExecutor(SUBMITTERS, "dray-submit")
         self._readers = ThreadPoolExecutor(READERS, "dray-events")
         self._ending = asyncio.Event()
 
     def routes(self) -> list[web.RouteDef]:
-        """The routes, for an application."""
+        """The routes of these requests."""
         one = f"{API}/experiments/{{name}}"
         return [
             web.get(f"{API}/status", self._status),
@@ -63,7 +63,7 @@ class Api:
         ]
 
     async def end_polls(self, app: web.Application) -> None:
-        """Answer all who wait for events, because the server ends; a signal of aiohttp's."""
+        """Answer the requests that wait for events, because the server is ending; an aiohttp signal."""
         self._ending.set()
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
@@ -91,7 +91,7 @@ class Api:
             code.mkdir()
             submitted = await _call(self._submitters, self._submitted, config, packed, code)
         finally:
-            await _call(self._submitters, stack.close)  # it removes thousands of files, say
+            await _call(self._submitters, stack.close)  # it may remove thousands of files
         return answer(asdict(submitted), status=201)
 
     def _submitted(self, config: str, packed: Path, code: Path) -> Submitted:
@@ -105,7 +105,7 @@ class Api:
         try:
             return self._control.submit(config, code)
         except ConfigError as error:
-            # The user does not know where the code is here.
+            # The path of the code on the server means nothing to the user.
             raise ConfigError([(field, _without(what, code)) for field, what in error.faults], error.source) from None
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
@@ -152,14 +152,14 @@ async def _call(pool: ThreadPoolExecutor, function: Callable[..., T], *given: An
 
 
 def _without(what: str, code: Path) -> str:
-    """A fault with paths of files relative to the model directory."""
+    """An error message, with paths made relative to the model directory."""
     for place in {str(code), str(code.resolve())}:
         what = what.replace(f"{place}/", "").replace(place, "the model directory")
     return what
 
 
 async def _read_parts(request: web.Request, packed: Path) -> str:
-    """The config's text; the code is written to a file."""
+    """The config's text; the code goes to the file `packed`."""
     config: str | None = None
     async for part in await request.multipart():
         if not isinstance(part, BodyPartReader) or part.name not in ("config", "code"):
@@ -188,10 +188,10 @@ async def _chunks(part: BodyPartReader, limit: int) -> AsyncIterator[bytes]:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    """The JSON object of a request."""
+    """A request's body, which must be a JSON object."""
     try:
         body = await request.json() if request.can_read_body else {}
-    except (ValueError, LookupError) as error:  # also if its charset is none
+    except (ValueError, LookupError) as error:  # LookupError: an unknown charset
         raise BadInput(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadInput("the body must be a JSON object")
@@ -199,8 +199,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 def _delete(control: Control, path: Path) -> None:
-    """Delete an experiment and its checkpoints, here and in its object store. If it runs, or waits to: `WrongState`;
-    if a driver that the server knows nothing of runs it: `JournalError`."""
+    """Delete an experiment and its checkpoints, here and in its object store. `WrongState` if it is active, and
+    `JournalError` if a driver outside of this server runs it."""
     with contextlib.suppress(NotSubmitted):
         state = control.experiment(path.name).state
         if state in ACTIVE:
@@ -209,8 +209,7 @@ def _delete(control: Control, path: Path) -> None:
 
 
 def _change_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The change that a request's body asks for, of `dray.serve.control.Share` and of tags and notes; else
-    `BadInput`."""
+    """The changes to `dray.serve.control.Share`, tags and notes in a request's body; `BadInput` if they are invalid."""
     known = ("priority", "weight", "max_slots", "tags", "notes")
     if unknown := [name for name in body if name not in known]:
         raise BadInput(f"{unknown[0][:40]} can't be changed; only {', '.join(known)} can")
@@ -234,7 +233,7 @@ def _change_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole(body: Mapping[str, Any], name: str, *, most: int = 1_000_000_000) -> int | None:
-    """A field that is an integer from 1, else `BadInput`; None if it is not given."""
+    """A field that must be a positive integer, or None if it is missing; `BadInput` if it is anything else."""
     if name not in body:
         return None
     value = body[name]

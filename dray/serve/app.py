@@ -1,4 +1,4 @@
-"""The server's HTTP side, put together: who may use it, the API, and the page; and listening for it."""
+"""The server's HTTP application: authentication, the API and the page; and the thread that serves it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dray.serve.answers import errors_as_json
 from dray.serve.control import Control
 
 MAX_BODY = 1 << 20
-"""Most bytes of a request's body; code is read in pieces, and has its own limit, see `dray.code.archive`."""
-PORT = 8600  # the first port that is tried, by default
-PORTS = 20  # how many ports are tried, from the given one on
-REQUEST_S = 20.0  # how long a connection may take to send the head of its first request, and of each further one
+"""Limit of a request's body in bytes; code is streamed, and has its own limit, see `dray.code.archive`."""
+PORT = 8600  # the first port to try, by default
+PORTS = 20  # the number of ports to try, beginning with the given one
+REQUEST_S = 20.0  # how long a connection may take to send the headers of each request
 
 
 def make_app(control: Control, results: Path, *, token: str, hosts: Collection[str]) -> web.Application:
-    """The application that serves the API and the page. `token`: not empty; `hosts`: as of
+    """The application that serves the API and the page. `token` must not be empty; `hosts` are the server's names, from
     `dray.serve.auth.host_names`."""
     app = web.Application(client_max_size=MAX_BODY, middlewares=[errors_as_json, auth.guard(token, hosts)])
     app.on_response_prepare.append(auth.add_headers)
@@ -40,8 +40,8 @@ def make_app(control: Control, results: Path, *, token: str, hosts: Collection[s
 
 @contextlib.contextmanager
 def listening(control: Control, results: Path, host: str, port: int, token: str) -> Iterator[str]:
-    """Answer HTTP, in a thread, within the block; yields the URL. If no port is free, or this machine has no such
-    host, that is an `ExperimentError`."""
+    """Answer HTTP requests in a thread within the block, and yield the URL. It is an `ExperimentError` if no port is
+    free or this machine has no such host."""
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(
         make_app(control, results, token=token, hosts=auth.host_names(host)),
@@ -66,7 +66,7 @@ def listening(control: Control, results: Path, host: str, port: int, token: str)
 
 def _shown(host: str) -> str:
     """The host of the server's URL."""
-    if host in ("0.0.0.0", "::", ""):  # all of this machine's
+    if host in ("0.0.0.0", "::", ""):  # all addresses of this machine
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
 

@@ -1,9 +1,9 @@
-"""Who may use the server: those who have its token.
+"""Authentication: only holders of the server's token may use it.
 
-Programs send it as ``Authorization: Bearer``. A browser gets a cookie for it from ``/login?token=...``. Other sites can
-make a browser send requests here, with that cookie if they are on the same host, so a request that changes something
-needs more than the cookie: the header ``X-Dray``, which a foreign page can't send without being allowed to, and the
-server's own ``Origin``. A site whose name leads to this machine (DNS rebinding) is refused by its name.
+Programs send the token as ``Authorization: Bearer``. A browser gets a cookie for it from ``/login?token=...``. Other
+sites can make a browser send requests here, including that cookie if they are on the same host, so a request that
+changes something needs more than the cookie: the header ``X-Dray``, which a foreign page can't send without permission,
+and the server's own ``Origin``. A site whose name resolves to this machine (DNS rebinding) is refused by its name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dray.serve.control import API
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE = ("GET", "HEAD")  # methods that change nothing
 HEADERS = {
-    # Scripts from here alone, none in a page; plotly sets styles in elements, and draws images of figures.
+    # Only scripts from this server, none inline; plotly sets styles on elements and draws images of figures.
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -37,17 +37,17 @@ HEADERS = {
 
 
 def host_names(host: str) -> frozenset[str]:
-    """The names that a server goes by that listens at ``host``: for `guard`."""
+    """The names under which a server that listens at ``host`` may be addressed, for `guard`."""
     if is_loopback(host):
         return LOOPBACK | {host}
     return LOOPBACK | {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
 
 
 def guard(token: str, hosts: Collection[str]) -> Middleware:
-    """A middleware that lets only those through who may use the server.
+    """A middleware that lets only authenticated requests through.
 
-    Pages and their scripts are for everybody, as they contain no data; the API is not. `hosts` are names that the
-    server goes by, without ports. An address is always one of them: no site can pretend that its name is an address.
+    Pages and their scripts contain no data, so they need no token; the API does. `hosts` are the server's names,
+    without ports. IP addresses are always accepted, because no site can make its name look like an address.
     """
     assert token, "a server without a token is open to everybody on the machine"
     cookie = _cookie_value(token)
@@ -55,7 +55,7 @@ def guard(token: str, hosts: Collection[str]) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not _is_named(request.host, hosts):
-            return refuse(403, f"this server does not go by the name {request.host[:100]!r}")
+            return refuse(403, f"{request.host[:100]!r} is not a name of this server")
         resource = request.match_info.route.resource
         is_open = request.method in SAFE and resource is not None and not resource.canonical.startswith("/api/")
         if is_open:
@@ -75,7 +75,7 @@ def guard(token: str, hosts: Collection[str]) -> Middleware:
 
 
 def login(token: str) -> web.RouteDef:
-    """``GET /login?token=...``, which gives a browser its cookie and leads to the page."""
+    """``GET /login?token=...``, which sets the browser's cookie and redirects to the page."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         if not _equal(request.query.get("token", ""), token):
@@ -88,7 +88,7 @@ def login(token: str) -> web.RouteDef:
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add what browsers need to know; a signal of aiohttp's."""
+    """Add security headers; an aiohttp signal."""
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     if request.path.startswith(API):
@@ -96,7 +96,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def _may_be_forged(request: web.Request) -> str:
-    """Why a request by cookie may come from another site's page; "" if it can't."""
+    """The reason why a request with a cookie may come from another site's page; "" if it can't."""
     if request.headers.get("X-Dray") != "1":
         return "a request by cookie needs the header X-Dray: 1"
     origin = request.headers.get("Origin")
@@ -118,12 +118,12 @@ def _is_named(host: str, hosts: Collection[str]) -> bool:
 
 
 def _cookie_name(request: web.Request) -> str:
-    # Cookies of all ports of a host are in one jar: two servers on a machine must not overwrite each other's.
+    # Browsers share cookies between all ports of a host: two servers on a machine must not overwrite each other's.
     return f"dray-{urlsplit(f'//{request.host}').port or 80}"
 
 
 def _cookie_value(token: str) -> str:
-    # Not the token: the browser sends cookies to all servers of this host, and programs may have the token written.
+    # Not the token itself: the browser sends cookies to all servers on this host.
     return hmac.new(token.encode(), b"dray cookie", hashlib.sha256).hexdigest()
 
 

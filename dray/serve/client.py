@@ -32,27 +32,27 @@ from dray.serve.control import (
 )
 from dray.text import one_line
 
-TIMEOUT_S = 30.0  # how long an answer may take
-SUBMIT_TIMEOUT_S = 300.0  # the same of a submission or a fork: the code may be large, and the model slow to import
-WAIT_S = 20  # how long a request for events waits for some
-PATIENCE_S = 600.0  # how long a follower waits for a server that does not answer: it may be restarting
+TIMEOUT_S = 30.0  # timeout of a response
+SUBMIT_TIMEOUT_S = 300.0  # timeout of a submission or a fork: the code may be large, and the model slow to import
+WAIT_S = 20  # how long the server holds a request for events while there are none
+PATIENCE_S = 600.0  # how long a follower waits for a server that does not answer, as it may be restarting
 RETRY_S = 1.0
 
 
 class Unreachable(ConnectionError):
-    """No server answers; the message is one line."""
+    """The server does not answer; the message is one line."""
 
 
 class Server:
-    """A server, with the verbs of `dray.serve.control.Control`, which raise the same errors.
+    """A client of a server, with the verbs of `dray.serve.control.Control`, which raise the same errors.
 
     Args:
         url: such as ``http://127.0.0.1:8600``.
-        is_here: whether its results directory is that of this process, too.
+        is_here: whether the server and this process share a results directory.
 
     All methods raise:
-        Unreachable: it does not answer.
-        Refused: it refuses the token, or the request.
+        Unreachable: the server does not answer.
+        Refused: the server refuses the token or the request.
     """
 
     def __init__(self, url: str, token: str, *, is_here: bool = False) -> None:
@@ -68,8 +68,8 @@ class Server:
     def find(cls, results: Path | None = None, *, url: str | None = None) -> Server | None:
         """The server to use, see `dray.serve.address`; None if there is none.
 
-        The one that ``DRAY_SERVER``, or `url` in its place, names is not asked whether it is up; that of the results
-        directory is.
+        A server that `url` or ``DRAY_SERVER`` names is returned without a check; one from the results directory only if
+        it answers.
         """
         if results is None:
             from dray.records.root import results_root
@@ -79,7 +79,7 @@ class Server:
         if found is None:
             return None
         written = addresses.read(results)
-        # Only its own results directory has the server's token, also where machines share a file system.
+        # Only the server's own results directory contains its token, even where machines share a file system.
         is_here = written is not None and bool(found.token) and written.token == found.token
         server = cls(found.url, found.token, is_here=is_here)
         if found.pid:
@@ -91,7 +91,7 @@ class Server:
 
     @property
     def page(self) -> str:
-        """The address of its page, which logs a browser in."""
+        """The URL of the page, with the token that logs a browser in."""
         return f"{self.url}/login?{urlencode({'token': self._token})}"
 
     # ------------------------------------------------------------------------------------------------------ the verbs
@@ -112,7 +112,7 @@ class Server:
         return found
 
     def named(self, experiment: str) -> str:
-        """The name of the experiment that a user means: by its number, name, a unique part of it, or ``latest``.
+        """The name of an experiment given by number, by name, by a unique part of the name, or as ``latest``.
         Raises `NoExperiment` if there is none, or several match."""
         from dray.records.lookup import names_of
 
@@ -135,7 +135,7 @@ class Server:
         return found
 
     def experiment(self, name: str) -> Submitted:
-        """One that was submitted."""
+        """An experiment that was submitted."""
         found = self._request("GET", _path(name)).get("submitted")
         if found is None:
             raise NotSubmitted(f"{name} was not submitted to the server")
@@ -168,19 +168,19 @@ class Server:
 
     # ------------------------------------------------------------------------------------------------------ following
     def events(self, name: str, after: int = 0, *, wait_s: int = 0) -> dict[str, Any]:
-        """An experiment's events after a place in its journal: ``lines``, ``next`` (place), ``state``, ``failed``."""
+        """Events after an offset in an experiment's journal: ``lines``, ``next`` (offset), ``state``, ``failed``."""
         query = urlencode({"after": after, "wait_s": wait_s})
         path = _path(name, "events")
         found: dict[str, Any] = self._request("GET", f"{path}?{query}", timeout_s=TIMEOUT_S + wait_s)
         return found
 
     def follow(self, name: str, after: int = 0, *, say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
-        """An experiment's event lines as they come, until it neither runs nor waits to.
+        """Yield an experiment's event lines as they arrive, until it is no longer active.
 
-        A server that does not answer is waited for, as it may be restarting: after ten minutes `Unreachable` is raised.
+        A server that stops answering may be restarting: `Unreachable` is raised only after ten minutes.
 
         Args:
-            after: a place in the journal, from `events`; 0: from the beginning.
+            after: an offset in the journal, from `events`; 0: from the beginning.
             say: called with a line when the server stops answering, and when it answers again.
         """
         lost_at: float | None = None
@@ -231,7 +231,7 @@ class Server:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         if data is not None:
             headers["Content-Type"] = kind
-        # No redirection is followed, and no proxy is asked: each could be given the token.
+        # Redirections and proxies are ignored: either could receive the token.
         make = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         connection = make(self._parts.hostname or "", self._parts.port, timeout=timeout_s)
         try:
@@ -249,7 +249,7 @@ class Server:
         try:
             value = json.loads(text) if text else None
         except ValueError:
-            raise Refused(f"what answers at {self.url} is no dray server: {text[:60]!r}") from None
+            raise Refused(f"the server at {self.url} is not a dray server: {text[:60]!r}") from None
         if status < 300:
             return value
         why = str(value.get("error", status)) if isinstance(value, dict) else str(status)

@@ -1,4 +1,4 @@
-"""What a server does with its experiments: the verbs and states behind its HTTP API, the command and the page."""
+"""The server's interface: the verbs and states behind its HTTP API, the command and the page."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from dray._version import __version__
 from dray.config import defaults
 
 API = "/api/v1"
-"""Where the HTTP API is. Fields are only added to it; what changes otherwise gets another number."""
+"""The path of the HTTP API. A version only gains fields; any other change gets a new version number."""
 
 ExperimentState = Literal[
     "QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING", "PAUSED", "STOPPED", "COMPLETED", "ERROR"
 ]
-"""QUEUED: it waits for its first slots. PREEMPTED: others have its slots; it continues when there are some.
-RESTARTING: its process has died, and it is started again. STOPPING: its trials save before it pauses or stops. PAUSED,
-STOPPED: until it is activated, also when the server restarts. COMPLETED, ERROR: its search has ended, as in
+"""QUEUED: waits for its first slots. PREEMPTED: other experiments have its slots; continues when slots are free.
+RESTARTING: its process died and is being restarted. STOPPING: trials save before it pauses or stops. PAUSED, STOPPED:
+until it is activated, also when the server restarts. COMPLETED, ERROR: its search has ended, as in
 `dray.records.overview`."""
 
 
 ACTIVE: tuple[ExperimentState, ...] = ("QUEUED", "RUNNING", "PREEMPTED", "RESTARTING", "STOPPING")
-"""States in which more events may come."""
+"""The states in which more events may follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What slots an experiment gets; in its config, ``resources``."""
+    """An experiment's claim to slots, from ``resources`` in its config."""
 
     priority: int = defaults.PRIORITY  # 1 to 99; smaller numbers go first, as in Determined
-    weight: float = 1.0  # of its share among those of the same priority; > 0
-    max_slots: int | None = None  # the most that it may have; None: no limit
+    weight: float = 1.0  # its share of the slots, relative to experiments of the same priority; > 0
+    max_slots: int | None = None  # the most slots at a time; None: no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
     """An experiment that was submitted to the server."""
 
-    name: str  # of its directory in the results directory; unique
+    name: str  # its directory in the results directory; unique
     state: ExperimentState
     submitted: float  # Unix time in s
-    share: Share  # what slots it gets
-    slots: float = 0  # that its trials have now; of shared slots, fractions
+    share: Share
+    slots: float = 0  # slots in use by its trials; fractional if trials share a slot
     waiting: int = 0  # trials that could run if there were slots
-    restarts: int = 0  # how often its process has died and was started again
-    # Why it is in ERROR, its process last died, or it can't continue now, as on a full disk; one line
+    restarts: int = 0  # how often its process has died and been restarted
+    # One line: why its state is ERROR, why its process last died, or why it can't continue now (a full disk)
     error: str = ""
-    tags: tuple[str, ...] = ()  # tags, notes: by the user
+    tags: tuple[str, ...] = ()  # set by the user, as notes are
     notes: str = ""
 
 
@@ -57,24 +57,24 @@ class Submitted:
 class Status:
     """The server and its cluster."""
 
-    version: str  # of dray
-    cluster: str  # which one it is, as text
+    version: str  # dray's version
+    cluster: str  # a description of the cluster
     results: str  # the results directory
     since: float  # Unix time in s of the server's start
-    slots: float  # of the cluster
-    busy: float  # slots that trials have
-    groups: int  # worker groups that are up, or start
-    experiments: Mapping[ExperimentState, int]  # how many are in each state
+    slots: float  # the cluster's slots
+    busy: float  # slots in use by trials
+    groups: int  # worker groups that are up or starting
+    experiments: Mapping[ExperimentState, int]  # number of experiments in each state
 
 
 def submitted_from(value: Mapping[str, Any]) -> Submitted:
-    """From its fields as JSON; fields of newer servers are ignored."""
+    """A `Submitted` from its JSON; unknown fields of newer servers are ignored."""
     share = Share(**_known(Share, value["share"]))
     return Submitted(**{**_known(Submitted, value), "share": share, "tags": tuple(value.get("tags", ()))})
 
 
 def status_from(value: Mapping[str, Any]) -> Status:
-    """The same of the server's state."""
+    """A `Status` from its JSON."""
     return Status(**_known(Status, value))
 
 
@@ -91,19 +91,20 @@ class NotSubmitted(LookupError):
 
 
 class WrongState(ValueError):
-    """The experiment can't do that in its state; the message is one line, and says what can be done."""
+    """The experiment's state does not allow this; the message is one line, and says what to do."""
 
 
 Verb = Literal["stop", "pause", "activate", "kill"]
-"""stop: have its running trials save a checkpoint, and end its process. pause: the same, also before it begins.
-activate: queue it again if it was paused or stopped, or its process died; it continues from its journal. kill: end its
-process at once; its trials continue from their last checkpoints if it is activated."""
+"""stop: let running trials save a checkpoint, and end the experiment's process. pause: like stop, also for queued
+experiments. activate: queue a paused, stopped or failed experiment again; it continues from its journal. kill: end the
+process at once; trials continue from their last checkpoints when the experiment is activated."""
 
 
 class Control(Protocol):
-    """A server's verbs. Thread-safe; each returns at once, and has been written to the disk when it returns.
+    """A server's verbs. They are thread-safe and return quickly; the change is on the disk when they return.
 
-    All that take a name raise `NotSubmitted` if there is no such experiment, and `WrongState` if it can't do that.
+    Verbs that take a name raise `NotSubmitted` if there is no such experiment, and `WrongState` if its state does not
+    allow them.
     """
 
     def submit(self, config: str, code: Path) -> Submitted:
@@ -111,19 +112,20 @@ class Control(Protocol):
         Raises `ConfigError` with every fault of the config."""
 
     def experiments(self) -> list[Submitted]:
-        """All that were submitted and not deleted, in the order of submission."""
+        """All experiments that were submitted and not deleted, in the order of submission."""
 
     def experiment(self, name: str) -> Submitted:
-        """One of them."""
+        """One experiment."""
 
     def act(self, name: str, verb: Verb) -> Submitted:
-        """Stop, pause, activate or kill it."""
+        """Stop, pause, activate or kill an experiment."""
 
     def extend(self, name: str, *, max_trials: int | None, max_length: int | None) -> Submitted:
-        """Queue one again, finished or not, with more trials or longer ones. Raises `ConfigError` if it can't be."""
+        """Queue an experiment again, finished or not, with more or longer trials. Raises `ConfigError` if the search
+        can't be extended."""
 
     def change(self, name: str, change: Mapping[str, Any]) -> Submitted:
-        """Change some of the fields of its share, from now on, its tags or its notes; the others stay."""
+        """Change some fields of an experiment's share, its tags or its notes; other fields keep their values."""
 
     def status(self) -> Status:
         """The server's state."""

@@ -1,7 +1,6 @@
-"""A server without what is around it: its experiments, the groups that it lends them, and who is connected.
+"""The server's decisions: its experiments, the worker groups that it lends to them, and their connections.
 
-Pure: `dray.serve.manager.Manager`, or a simulation, passes on what other processes say, and carries out what is for the
-world outside.
+Pure: `dray.serve.manager.Manager`, or a simulation, passes messages of other processes in and carries out the effects.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class ServerCore:
     """A `Scheduler` and a `Lender`.
 
     Args:
-        lend: makes the lender, which emits its effects to its argument.
-        perform: carries out an effect for the world outside.
+        lend: makes the lender from the function that takes its effects.
+        perform: carries out an effect that leaves this object, such as starting a process.
     """
 
     def __init__(
@@ -36,10 +35,10 @@ class ServerCore:
         self.lender = lend(self._effects.append)
         self.scheduler = Scheduler(queue, self._effects.append, is_preempted=self.lender.is_preempted)
         self._sessions: dict[str, Session] = {}
-        """The connections of experiments' runs."""
+        """The connections of the experiments' processes, by the name of the run."""
 
     def take(self, call: Call) -> None:
-        """An experiment's process, or a worker, calls."""
+        """Handle a call from an experiment's process or from a worker."""
         if call.method == "add":
             checked(self.lender.add, *call.args)
             self._sessions[call.args[0]] = call.session
@@ -51,19 +50,19 @@ class ServerCore:
             self.lender.take(call)
 
     def lost(self, session: Session) -> None:
-        """A process has ended. If it was an experiment's, the desk forgets its run once its trials have left."""
+        """Handle the end of a process. The desk forgets an experiment's run once its trials have left."""
         for run in [run for run, each in self._sessions.items() if each is session]:
             self.lender.desk.remove(run)
 
     def settle(self) -> None:
-        """Carry out what was decided."""
+        """Decide what is due, and carry out all effects."""
         self.lender.step()
         self.scheduler.step(self.lender.demands, self.lender.slots())
-        while self._effects:  # if one can't be carried out, the others are the next time
+        while self._effects:  # if one fails, the rest are carried out by the next call
             self.carry_out(self._effects.pop(0))
 
     def carry_out(self, effect: Any) -> None:
-        """Pass on an effect, or have it performed."""
+        """Carry out one effect."""
         match effect:
             case Reply():
                 effect.send()

@@ -1,4 +1,4 @@
-"""The experiments of a results directory, read as they grow and kept while somebody looks at them."""
+"""The experiments of a results directory, read as they grow and kept in memory while they are viewed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dray.serve.trials import other_curves
 from dray.text import one_line
 from searchers.errors import JournalError
 
-SCAN_S = 5.0  # how often the directory is searched for new experiments, and those that nobody runs are looked at
-FRESH_S = 1.0  # what was looked at this lately is not looked at again
-FORGET_S = 120.0  # for so long an experiment stays in memory that does not run, and that nobody looks at
-VIEW_S = 0.5  # what somebody looks at is read this often at most
-LOOKED_AT_S = 30.0
+SCAN_S = 5.0  # how often the directory is searched for new experiments, and experiments that do not run are checked
+FRESH_S = 1.0  # how often a running experiment is checked for the list
+FORGET_S = 120.0  # how long an experiment that neither runs nor is viewed stays in memory
+VIEW_S = 0.5  # how often a viewed experiment is read at most
+VIEWED_S = 30.0  # how long after a request an experiment counts as viewed
 FOLLOW_S = 2.5
-"""How often metrics of experiments that are looked at are read at least: after more than five seconds their writer may
-have moved them twice, and then all would be read again."""
+"""How often the metrics of viewed experiments are read at least: after more than five seconds their writer may have
+moved them twice, and then all would be read again."""
 PATIENCE_S = 1.0  # how long the list waits for experiments that are read for the first time
 
 
@@ -39,12 +39,12 @@ class _Entry:
     """An experiment, or a local run."""
 
     path: Path
-    reader: ExperimentReader | None = None  # while it runs, or is looked at
-    overview: Overview | None = None  # as it was last read; None: never
-    is_local: bool = False  # it is a local run
-    size: int = -1  # of its journal then, or its metrics, in bytes
-    read_at: float = 0.0  # when it was last checked for changes
-    viewed_at: float = -math.inf  # when somebody last looked at it alone
+    reader: ExperimentReader | None = None  # while it runs or is viewed
+    overview: Overview | None = None  # as last read; None: never read
+    is_local: bool = False
+    size: int = -1  # bytes of its journal, or of a local run's metrics, when last read
+    read_at: float = 0.0  # time of the last check for changes
+    viewed_at: float = -math.inf  # time of the last request for this experiment
 
     @property
     def is_running(self) -> bool:
@@ -73,8 +73,8 @@ class Experiments:
 
     # ------------------------------------------------------------------ the list
     def overviews(self, also: Iterable[str] = ()) -> tuple[dict[str, Overview], int]:
-        """By name, in the order of creation; and how many are still to be read. `also`: names that exist, though
-        they may not have been found yet."""
+        """The overviews by name, in the order of creation; and the number of experiments still to be read. `also`:
+        names of existing experiments that the scan may not have found yet."""
         with self._list_lock:
             now = time.monotonic()
             if now - self._scanned > SCAN_S:
@@ -102,7 +102,7 @@ class Experiments:
         self._local = [known.get(path) or _Entry(path, is_local=True) for path in local_runs(self.results)]
 
     def _entry(self, name: str) -> _Entry:
-        """An experiment's entry, perhaps a new one. If there is none, or no longer: `NoExperiment`."""
+        """An experiment's entry, perhaps a new one. If the experiment does not exist any more: `NoExperiment`."""
         with self._lock:
             try:
                 path = experiment_path(self.results, name)
@@ -140,7 +140,7 @@ class Experiments:
         return reader
 
     def overview(self, name: str) -> Overview:
-        """One of them. If there is none: `NoExperiment`."""
+        """The overview of one experiment. If there is none of this name: `NoExperiment`."""
         entry = self._entry(name)
         with self._list_lock:
             if entry.overview is None or time.monotonic() - entry.read_at > FRESH_S:
@@ -150,12 +150,12 @@ class Experiments:
 
     # ------------------------------------------------------------------ one of them
     def open(self, name: str) -> ExperimentReader:
-        """One of them, as it is now.
+        """An experiment as it is now.
 
         Raises:
-            NoExperiment: there is none.
+            NoExperiment: there is none of this name.
             JournalError: its journal is damaged.
-            ExperimentError: another of its files is.
+            ExperimentError: another of its files is damaged.
         """
         entry = self._entry(name)
         entry.viewed_at = time.monotonic()
@@ -171,7 +171,7 @@ class Experiments:
             raise ExperimentError(f"{name} can't be read: {one_line(error)}") from error
 
     def _follow(self) -> None:
-        """Read what is new as long as somebody looks."""
+        """Read new records of viewed experiments, until none is viewed."""
         while True:
             time.sleep(FOLLOW_S)
             with self._lock:
@@ -180,11 +180,11 @@ class Experiments:
                     self._follower = None
                     return
             for entry in viewed:
-                with suppress(ValueError, OSError):  # who asks for it is told
+                with suppress(ValueError, OSError):  # the next request reports it
                     self._refreshed(entry, max_age_s=VIEW_S)
 
     def _forget(self, entry: _Entry) -> None:
-        """Keep no more than its overview if it does not run, and nobody looks at it."""
+        """Drop the reader of an experiment that neither runs nor is viewed."""
         with self._lock:
             if not entry.is_running and time.monotonic() - entry.viewed_at > FORGET_S:
                 self._release(entry)
@@ -197,12 +197,12 @@ class Experiments:
             del self._made[key]
 
     def figures(self, name: str, kind: str, *, now: bool = False) -> tuple[bytes, float]:
-        """Figures of an experiment, of one of `figures.KINDS`; made again if they are old enough for what they cost,
-        or in any case (`now`). And for how many seconds they will not be."""
+        """Figures of one of `figures.KINDS`, remade if their cost allows it or `now` demands it; and the seconds until
+        they may be remade."""
         return self._paced(name, kind, lambda reader: figures_of(reader, kind), now=now)
 
     def curves(self, name: str, metric: tuple[str, str]) -> tuple[bytes, float]:
-        """The curves of another metric than the searcher's, by its kind and name; paced as `figures`."""
+        """The curves of a metric other than the searcher's, given by kind and name; paced like `figures`."""
         return self._paced(name, " ".join(metric), lambda reader: other_curves(reader, *metric))
 
     def _paced(
@@ -214,19 +214,19 @@ class Experiments:
             made = self._made[key] = cached(reader, lambda: make(reader))
         return made.body, made.wait_s
 
-    def looked_at(self) -> int:
-        """How many experiments are looked at now."""
+    def viewed(self) -> int:
+        """The number of viewed experiments, at least 1."""
         now = time.monotonic()
         with self._lock:
-            return max(1, sum(now - entry.viewed_at < LOOKED_AT_S for entry in self._entries.values()))
+            return max(1, sum(now - entry.viewed_at < VIEWED_S for entry in self._entries.values()))
 
 
 def experiment_path(results: Path, name: str) -> Path:
-    """The directory of an experiment, by a decoded name from a URL. If there is none of this name, in particular one
-    with a slash, or a hidden one: `NoExperiment`."""
+    """The directory of an experiment, by the decoded name from a URL. Unknown and hidden names, and names with a
+    slash, are `NoExperiment`."""
     path = results / name
     if name and not name.startswith(".") and "/" not in name and "\0" not in name:
-        # Links are those that `link_into_results` makes, to a directory of the same name.
+        # `link_into_results` makes links to directories of the same name.
         is_ours = not path.is_symlink() or Path(os.readlink(path)).name == name
         if is_ours and (path / "experiment.yaml").is_file():
             return path.resolve()

@@ -1,4 +1,4 @@
-"""The report's figures of an experiment that runs, made again as often as their cost allows."""
+"""The report's figures of a running experiment, remade as often as their cost allows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dray.report import figures, front, html, slot_time
 from dray.report.data import ReportData
 from dray.report.figures import Figure
 
-CPU_SHARE = 0.0005  # average share of a core for making the figures of a kind again while they are looked at
+CPU_SHARE = 0.0005  # average share of a core spent on remaking the figures of a kind while they are viewed
 LEAST_S = 2.0
 
 
@@ -19,7 +19,7 @@ KINDS = ("history", "front", "parallel", "slices", "importance", "slots")
 
 
 def _made(report: ReportData, kind: str) -> dict[str, Figure]:
-    """The figures of a kind, by name, with a note on the trials that they leave out."""
+    """The figures of a kind, by name, with a note about trials that they omit."""
     objectives, found = report.config.searcher.objectives, dict[str, Figure]()
     match kind:
         case "importance":
@@ -48,16 +48,16 @@ def _made(report: ReportData, kind: str) -> dict[str, Figure]:
 class CachedFigures:
     """Figures of one kind, or curves."""
 
-    # As JSON: ``figures`` by name, ``at`` (Unix time in s), ``version`` of the experiment, and ``error`` if they can't
-    # be made. Or curves, see `dray.serve.trials.curves`.
+    # JSON: ``figures`` by name, ``at`` (Unix time in s), ``version`` of the experiment, and ``error`` if they can't be
+    # made. Or curves, see `dray.serve.trials.curves`.
     body: bytes
-    version: int  # of the experiment then
-    cost_s: float  # of the CPU's time
-    at: float  # when, by the monotonic clock
+    version: int  # the reader's version they were made from
+    cost_s: float  # CPU time
+    at: float  # time of their making, by the monotonic clock
 
     @property
     def wait_s(self) -> float:
-        """How long they are not made again, for what that costs."""
+        """Seconds until their cost allows to remake them."""
         return max(0.0, self.at + max(LEAST_S, self.cost_s / CPU_SHARE) - time.monotonic())
 
 
@@ -72,6 +72,6 @@ def figures_of(reader: ExperimentReader, kind: str) -> bytes:
 
 
 def cached(reader: ExperimentReader, make: Callable[[], bytes]) -> CachedFigures:
-    """What ``make`` returns, with what it has cost this thread."""
+    """The result of ``make``, with its cost in this thread."""
     began, version = time.thread_time(), reader.version
     return CachedFigures(make(), version, time.thread_time() - began, time.monotonic())

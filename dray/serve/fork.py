@@ -1,4 +1,4 @@
-"""A new experiment with another one's code, and its config with some changes."""
+"""Forking: a new experiment with the code of another one, and its config with some changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dray.storage.disk import scratch
 
 
 def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submitted:
-    """Submit the experiment of this directory again.
+    """Submit the experiment in a directory again, as a new one.
 
     Args:
         config: fields to change, such as ``{"searcher.max_trials": 8}``, or the text of a whole YAML file.
@@ -32,7 +32,7 @@ def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submi
     directory = ExperimentDirectory.open(path)
     with code_of(directory) as code:
         if not isinstance(config, str):
-            # JSON is YAML; characters as they are, because YAML knows no surrogates.
+            # JSON is YAML, but YAML has no surrogate pairs, so characters are not escaped.
             texts = {field: json.dumps(value, ensure_ascii=False) for field, value in config.items()}
             content = changed(directory, [f"{field}={text}" for field, text in texts.items()])
             config = yaml.safe_dump(content, sort_keys=False)
@@ -41,7 +41,7 @@ def fork(control: Control, path: Path, config: Mapping[str, Any] | str) -> Submi
 
 @contextmanager
 def code_of(directory: ExperimentDirectory) -> Iterator[Path]:
-    """A copy of an experiment's code, within the block. If it has none, that is `BadInput`."""
+    """A copy of an experiment's code, within the block. An experiment without one is `BadInput`."""
     if not directory.has_code:
         raise BadInput(f"{directory.path.name} has no copy of its code, so nothing else can run it")
     with scratch("fork") as code:
@@ -50,7 +50,7 @@ def code_of(directory: ExperimentDirectory) -> Iterator[Path]:
 
 
 def by_field(changes: Sequence[str]) -> dict[str, Any]:
-    """Changes such as ``searcher.max_trials=8`` by field, as `fork` takes them."""
+    """Changes such as ``searcher.max_trials=8`` as a mapping from fields to values, for `fork`."""
     with_changes({}, changes)
     pairs = [change.partition("=")[::2] for change in changes]
     return {field.strip(): with_changes({}, [f"value={text}"])["value"] for field, text in pairs}

@@ -1,4 +1,4 @@
-"""Text that grows, asked for by where the last piece ended: an experiment's events, and its trials' output."""
+"""Growing text, read in pieces from an offset: an experiment's events and its trials' output."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from dray.storage.disk import scratch_until_exit
 from dray.storage.logs import EVERY_S, NAME, fetch_logs
 from searchers.journal import Journal
 
-MAX_READ = 1 << 20  # most bytes of a journal that are read at once
-TAIL_BYTES = 64 << 10  # how much of a rank's output the first piece has
-MOST_BYTES = 256 << 10  # the most of a rank's output that a piece has
+MAX_READ = 1 << 20  # most bytes of a journal read at once
+TAIL_BYTES = 64 << 10  # bytes of a rank's output in the first piece
+MOST_BYTES = 256 << 10  # most bytes of a rank's output in a piece
 
 
 # ---------------------------------------------------------------------------------------------------------- events
 def events_after(control: Control, path: Path, after: int) -> dict[str, Any]:
-    """The events after a place in the journal; some of them, if there are many.
+    """The events after an offset in the journal, or the first of them if there are many.
 
-    ``lines``, as ``dray experiment logs`` prints them; ``next``: where in the journal they end, in bytes; the
-    experiment's ``state``, and its ``error`` if it was submitted; ``failed``: how many of its trials have failed, null
-    while it is active, or before all lines have been read.
+    ``lines``, as ``dray experiment logs`` prints them; ``next``: the offset of their end in the journal, in bytes; the
+    experiment's ``state``, and its ``error`` if it was submitted; ``failed``: the number of failed trials, null while
+    the experiment is active or lines are left to read.
     """
     directory = ExperimentDirectory(path)
-    # Before the journal is read: the records that were written before the state changed are then read too.
+    # Before the journal is read, so that all records from before the change of state are read too.
     state, error = _state(control, directory)
     lines: list[str] = []
     after = min(after, _size(directory.journal))
@@ -54,7 +54,7 @@ def _size(journal: Path) -> int:
 
 
 def _lines_from(journal: Path, start: int) -> bytes:
-    """Its whole lines from there on, up to a limit."""
+    """The complete lines of a journal from an offset on, up to a limit."""
     try:
         with journal.open("rb") as file:
             file.seek(start)
@@ -82,16 +82,16 @@ def _config(path: Path, modified_ns: int) -> ExperimentConfig:
 
 # ---------------------------------------------------------------------------------------------------------- output
 def piece(places: list[Path], after: str, *, whole: bool = False) -> dict[str, Any]:
-    """The output of a trial's ranks since a place, sorted by time; with several ranks, each line begins with its rank.
-    `after`: ``next`` of the piece before; "" for the end of the output. `whole`: from the beginning, all of it.
+    """New output of a trial's ranks, sorted by time; with several ranks, each line begins with its rank.
+    `after`: ``next`` of the previous piece; "" for the end of the output. `whole`: all output from the beginning.
 
     Returns:
-        ``lines``; ``next``; and ``skipped``, how many bytes before the first line are left out.
+        ``lines``; ``next``; and ``skipped``, the number of bytes left out before the first line.
     """
     starts, skipped = _parsed(after), 0
     for path in (path for place in places for path in place.glob("rank_*.log") if NAME.fullmatch(path.name)):
         size = path.stat().st_size
-        if starts.get(path.name, 0) > size:  # it was begun anew
+        if starts.get(path.name, 0) > size:  # the file was replaced
             starts[path.name] = 0
         elif not after and not whole and size > TAIL_BYTES:
             with path.open("rb") as file:  # not from the middle of a line
@@ -104,7 +104,7 @@ def piece(places: list[Path], after: str, *, whole: bool = False) -> dict[str, A
 
 
 class FetchedLogs:
-    """Logs of trials that ran on other machines, copied from the object store; again every ten seconds at most."""
+    """Logs of trials that ran on other machines, copied from the object store every ten seconds at most."""
 
     def __init__(self) -> None:
         self._directory = scratch_until_exit("logs")
@@ -112,7 +112,7 @@ class FetchedLogs:
         self._lock = threading.Lock()
 
     def places(self, directory: ExperimentDirectory, trial: int) -> list[Path]:
-        """The directories that have logs of a trial, for `piece`."""
+        """The directories with logs of a trial, for `piece`."""
         here = directory.trial(trial) / "logs"
         if directory.storage.is_local:
             return [here]
@@ -134,6 +134,6 @@ def _parsed(after: str) -> dict[str, int]:
     for part in after.split(",") if after not in ("", "-") else []:
         name, _, number = part.rpartition(":")
         if not NAME.fullmatch(name) or not number.isdecimal() or len(number) > 18:
-            raise BadInput(f"after={after[:80]}: must be `next` of the piece before")
+            raise BadInput(f"after={after[:80]}: must be `next` of the previous piece")
         starts[name] = int(number)
     return starts

@@ -1,6 +1,6 @@
 """Runs the experiments that were submitted to a server: their queue, their processes, and the groups they borrow.
 
-All is decided in one thread, by `dray.serve.core.ServerCore`; this shell carries out what follows.
+`dray.serve.core.ServerCore` makes all decisions, in one thread; this shell carries them out.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ from searchers.journal import Journal
 log = logging.getLogger(__name__)
 
 STATE = ".server"
-"""In the results directory: the server's own files."""
+"""The directory of the server's own files, in the results directory."""
 STEP_S = 0.25
-"""How often the server looks at what is due, if nothing happens."""
+"""How often the server decides what is due while nothing happens."""
 LOOK_S = 5.0
-"""How often the server looks for experiments that were deleted, and whether its spare process is up."""
+"""How often the server looks for deleted experiments and checks its spare process."""
 
 T = TypeVar("T")
 
 
 class Manager:
     """A server's verbs, see `Control`, and the shell that carries them out. Another server in the results directory
-    is a `JournalError`. `idle_s`: after this time, groups end that no experiment needs."""
+    is a `JournalError`. `idle_s`: how long a group may be idle before it ends."""
 
     def __init__(self, cluster: Cluster, *, idle_s: float, say: Callable[[str], None]) -> None:
         self._cluster, self._say = cluster, say
         self._results = results_root().resolve()
         self._directory = self._results / STATE
         self._results.mkdir(parents=True, exist_ok=True)
-        private.make_directory(self._directory)  # who can write the queue can have code run
+        private.make_directory(self._directory)  # write access to the queue means running code
         self._journal = Journal(self._directory / "queue.jsonl")
-        for left in (self._results / commands.TUNE, *self._directory.glob("config-*")):  # by what was killed
+        for left in (self._results / commands.TUNE, *self._directory.glob("config-*")):  # by a killed server
             shutil.rmtree(left, ignore_errors=True)
         self._since = time.time()
         self._fault = ""
@@ -95,13 +95,13 @@ class Manager:
 
     # ------------------------------------------------------------------ the thread of the caller
     def run(self, over: Callable[[], bool]) -> None:
-        """Serve until ``over``."""
+        """Serve until ``over`` returns True."""
         while not over():
             self._loop.post(self._look)
             time.sleep(STEP_S)
 
     def stop(self) -> None:
-        """Have running trials save, and end the experiments' processes. The queue is kept for the next server."""
+        """Let running trials save, and end the experiments' processes. The queue is kept for the next server."""
         self._spares.close()
         self._loop.post(self._scheduler.close)
         while self._processes:
@@ -109,7 +109,7 @@ class Manager:
             time.sleep(STEP_S)
 
     def close(self) -> None:
-        """End worker groups and the event loop, in which the verbs are carried out: none may be called any more."""
+        """End the worker groups and the event loop. No verb may be called any more."""
         self._watch.close()
         self._lending.end(at_once=True)
         self._loop.close()
@@ -117,15 +117,15 @@ class Manager:
 
     # ------------------------------------------------------------------ in the event loop
     def take(self, call: Call) -> None:
-        """An experiment's process, or a worker, calls."""
+        """Handle a call from an experiment's process or from a worker."""
         self._core.take(call)
 
     def lost(self, session: Session) -> None:
-        """A process has ended."""
+        """Handle the end of a process."""
         self._core.lost(session)
 
     def failed(self, error: BaseException) -> None:
-        """Something could not be done, such as writing to a full disk: what was accepted is on it."""
+        """Handle an error, such as a full disk. Everything that was accepted is on the disk already."""
         fault = one_line(error)
         if isinstance(error, OSError):
             fault = f"can't write to {self._directory}: {fault}; trying again"
@@ -136,7 +136,7 @@ class Manager:
         self._fault = fault
 
     def settle(self) -> None:
-        """Carry out what was decided."""
+        """Decide what is due, and carry it out."""
         self._core.settle()
 
     def _perform(self, effect: Any) -> None:
@@ -144,7 +144,7 @@ class Manager:
             case effects.StartProcess(name, path, extension):
                 self._start(name, commands.Open(path=path, **extension))
             case effects.SignalProcess(name, number):
-                if (process := self._processes.get(name)) is not None:  # it may just have ended
+                if (process := self._processes.get(name)) is not None:  # else it has just ended
                     process.signal(number)
             case Say(line):
                 self._say(line)
@@ -156,17 +156,17 @@ class Manager:
     def _start(self, name: str, command: commands.Open) -> None:
         try:
             process = self._processes[name] = self._spares.take()
-        except OSError:  # no memory for it, say: tried again
+        except OSError:  # out of memory, for example; the scheduler tries again
             self._scheduler.ended(name, ProcessEnd(kind="stopped"))
             raise
         process.path = command.path
         process.send(command)
         process.send(commands.RUN)
-        if process.exit_code is not None:  # it ended before it was known whose it is
+        if process.exit_code is not None:  # it ended before it was assigned to the experiment
             self._ended(process)
 
     def _look(self) -> None:
-        """What is looked at now and then: the disk, deleted experiments, and the spare process."""
+        """Check the disk and, less often, the deleted experiments and the spare process."""
         self._scheduler.disk(why_full(self._results))
         if time.monotonic() >= self._looked_at + LOOK_S:
             self._looked_at, self._fault = time.monotonic(), ""
@@ -174,7 +174,7 @@ class Manager:
             self._spares.replace_ended()
 
     def _ended(self, process: ExperimentProcess) -> None:
-        """An experiment's process has ended. Called in a thread."""
+        """Handle the end of an experiment's process. Called in a thread."""
         if process.path is not None:
             end = _end_of(process, process.path)
             self._loop.post(self._note_end, process, end)
@@ -219,7 +219,7 @@ class Manager:
             raise
 
     def _accept(self, process: ExperimentProcess, path: Path, share: Share) -> Submitted:
-        # If the process has ended, another one opens the experiment.
+        # If this process has ended, another one will open the experiment.
         submitted, runs = self._scheduler.submit(path, share, has_process=process.exit_code is None)
         if runs:
             self._processes[submitted.name] = process
@@ -263,7 +263,7 @@ class Manager:
 
 
 def _end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
-    """How an experiment's process has ended."""
+    """The end of an experiment's process, as its files and its exit code tell it."""
     failure = process.failure
     message = "" if failure is None else failure.message
     try:
@@ -281,16 +281,16 @@ def _end_of(process: ExperimentProcess, path: Path) -> ProcessEnd:
 
 
 def why_full(results: Path) -> str:
-    """What to do before experiments can run, if the disk of the results directory is full; "" if it is not."""
+    """The error if the disk of the results directory is full, with its remedy; "" if it is not."""
     free, least = shutil.disk_usage(results).free, MIN_FREE_BYTES
     return "" if free >= least else f"the disk is full: {free >> 20} MiB are free in {results}; free {least >> 20} MiB"
 
 
 class _Lines:
-    """What `Lending` needs of a display: a server has no screen to show what groups wait for."""
+    """The display that `Lending` needs, without a screen."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
 
     def waits(self, status: str) -> None:
-        """Nobody sees it."""
+        """No-op: a server has no line for this."""

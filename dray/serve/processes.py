@@ -1,6 +1,6 @@
-"""The processes of experiments: each is the driver of one, forked from a template that has imported what drivers need.
+"""The processes of experiments: each drives one, and is forked from a template that has imported the driver's modules.
 
-One waits, connected to Ray, for the next experiment: imports take seconds, and a connection to Ray half of one. A
+A spare one waits for the next experiment, connected to Ray: imports take seconds, and the connection half a second. A
 process dies with its server; the next server finds the experiment in its queue, and resumes it from its journal.
 
 The server sends `Create` or `Open`, and later `RUN`; the process sends `BEGUN`, `Opened`, and `ENDED` or `Failed`.
@@ -27,7 +27,7 @@ from typing import Any
 import ray
 
 import dray
-import dray.core  # what models import
+import dray.core  # models import these two
 import dray.pytorch
 import dray.report.data  # pandas and pyarrow
 from dray.cluster.connection import join
@@ -41,17 +41,18 @@ from dray.storage.errors import is_full
 from searchers.ray_tune import TuneDriver
 
 START_S = 120.0  # how long a process may take to open an experiment
-MAX_SPARES = 3  # how many processes in a row may end before they have begun with an experiment
+MAX_SPARES = 3  # how many processes in a row may end before they begin with an experiment
 RUN = "run"  # run the experiment to its end
-BEGUN = "begun"  # the process has its experiment: what happens to it from now on may be the experiment's fault
+BEGUN = "begun"  # the process has its experiment, which may be the cause of any later failure
 ENDED = "ended"  # the experiment has ended, and this process is about to
-OUTPUT = "driver.log"  # in an experiment's directory: what its process prints
-STOPPED = 75  # the exit code of a process that was stopped by a signal, and whose trials have saved
+OUTPUT = "driver.log"  # the output of the process, in the experiment's directory
+STOPPED = 75  # the exit code of a process that was stopped by a signal, after its trials have saved
 FULL = 74  # the exit code of a process that could not write to a full disk
-TUNE = ".server/tune"  # in the results directory: what Tune writes for experiments' processes, which is never read
+TUNE = ".server/tune"  # Tune's files of experiments' processes, in the results directory; never read
 BURST_S = 0.5
-"""When many experiments are submitted at once, most only join the queue, in processes that need no handle."""
-LEAVE_S = 2.0  # how long Ray may take to pass on the last metrics; usually a third of a second
+"""How long a process waits for its experiment before it starts Tune's handle. Of many experiments that are submitted at
+once, most only join the queue, in processes that need no handle."""
+LEAVE_S = 2.0  # how long Ray may take to flush its metrics; usually a third of a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Open the experiment in this directory, extended to these, and wait for `RUN`."""
+    """Open the experiment in a directory, extend it to these numbers, and wait for `RUN`."""
 
     path: Path
     max_trials: int | None = None
@@ -73,7 +74,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The experiment is created, or opened, in this directory; what slots its config asks for."""
+    """The experiment has been created or opened."""
 
     path: Path
     share: Share
@@ -81,8 +82,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It can't be created or opened, or its search has failed: another process would fail too. `message` is for the
-    user."""
+    """The experiment can't be created or opened, or its search has failed, and another process would fail too.
+    `message` is for the user."""
 
     message: str
     faults: tuple[Fault, ...] = ()
@@ -90,23 +91,23 @@ class Failed:
 
 # ---------------------------------------------------------------------------------------------------- the server's side
 class ExperimentProcess:
-    """An experiment's process. `ended` is called, in a thread, when the experiment has ended, and again when the
-    process has."""
+    """An experiment's process. `ended` is called in a thread when the experiment ends, and again when the process
+    does."""
 
     def __init__(self, server: GroupServer, home: str, ended: Callable[[ExperimentProcess], None]) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([drive.__module__])
-        self._connection, its = context.Pipe()
-        self._process = context.Process(target=drive, args=(its, server, home), name="dray-experiment", daemon=True)
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=drive, args=(theirs, server, home), name="dray-experiment", daemon=True)
         self._ended = ended
         self._answered = threading.Event()
-        self.path: Path | None = None  # of the experiment that it is to open, or has created
-        self.has_begun = False  # it has received the experiment
+        self.path: Path | None = None  # the experiment's directory
+        self.has_begun = False  # the process has received the experiment
         self.opened: Opened | None = None
-        self.failure: Failed | None = None  # why the experiment can't be opened, or its search has failed
+        self.failure: Failed | None = None
         self.exit_code: int | None = None  # negative for a signal; None while it runs
         self._process.start()
-        its.close()
+        theirs.close()
         threading.Thread(target=self._receive, name="dray-experiment", daemon=True).start()
 
     def send(self, command: object) -> None:
@@ -115,7 +116,7 @@ class ExperimentProcess:
             self._connection.send(command)
 
     def wait_until_opened(self) -> Failed | None:
-        """Wait until the experiment is created or opened. Returns why it can't be; None if it is."""
+        """Wait until the experiment is created or opened. Returns the failure, or None."""
         if not self._answered.wait(START_S):
             return _import_failed(f"importing the model takes longer than {START_S:.0f} s")
         if self.failure is None and self.opened is None:
@@ -127,7 +128,7 @@ class ExperimentProcess:
 
     @property
     def how_ended(self) -> str:
-        """Its exit code, or the signal that killed it, in words."""
+        """The exit code, or the signal that killed the process, in words."""
         code = self.exit_code or 0
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -172,14 +173,14 @@ class Spares:
         self._waiting = start()
 
     def take(self) -> ExperimentProcess:
-        """The process that waits; the next one starts."""
+        """The spare process; the next one starts."""
         with self._lock:
             taken = self._waiting if self._waiting.exit_code is None else self._start()
             self._waiting = self._start()
             return taken
 
     def replace_ended(self) -> None:
-        """Start another process if the one that waits has ended."""
+        """Replace the spare process if it has ended."""
         with self._lock:
             if self._waiting.exit_code is not None and not self._closed:
                 self._waiting = self._start()
@@ -188,8 +189,8 @@ class Spares:
         """Create an experiment in a process, which then waits for `RUN`.
 
         Raises:
-            ConfigError: with every fault of the config, or because its model can't be imported.
-            ExperimentError: for reasons that are not the experiment's.
+            ConfigError: with every fault of the config, or because the model can't be imported.
+            ExperimentError: for reasons that have nothing to do with the experiment.
         """
         for _ in range(MAX_SPARES):
             process = self.take()
@@ -216,7 +217,7 @@ class Spares:
         )
 
     def close(self) -> None:
-        """End the process that waits, and those that are creating experiments."""
+        """End the spare process, and those that are creating experiments."""
         with self._lock:
             self._closed = True
             for process in (self._waiting, *self._opening):
@@ -225,7 +226,7 @@ class Spares:
 
 # --------------------------------------------------------------------------------------------------- the process itself
 def drive(connection: Connection, server: GroupServer, home: str) -> None:
-    """Serve one experiment. When the connection to the server closes, that has ended, and this process ends at once."""
+    """Serve one experiment. A closed connection means that the server has ended, and this process ends at once."""
     os.setsid()  # Ctrl-C in the server's terminal is for the server, which lets trials save
     os.environ["DRAY_HOME"] = home
     os.environ.pop("DRAY_SERVER", None)  # this is the server
@@ -241,7 +242,7 @@ def drive(connection: Connection, server: GroupServer, home: str) -> None:
         tune = tune_driver(loop, files, local=server.local)
         code = _serve(connection, commands, Lent(server=server, loop=loop, tune=tune))
         shutil.rmtree(files, ignore_errors=True)
-        if code == 0:  # otherwise a thread may still wait for Ray, and crash at its shutdown
+        if code == 0:  # otherwise a thread may be waiting for Ray, which would crash at Ray's shutdown
             connection.send(ENDED)
             _leave_ray()
     except KeyboardInterrupt as interrupt:
@@ -254,7 +255,7 @@ def drive(connection: Connection, server: GroupServer, home: str) -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):  # a full disk
                 stream.flush()
-        os._exit(code)  # all is on the disk; Ray's own exit can take seconds, or hang
+        os._exit(code)  # everything is on the disk, and Ray's exit handlers can take seconds, or hang
 
 
 def _receive(connection: Connection, commands: queue.SimpleQueue[Any]) -> None:
@@ -292,14 +293,14 @@ def _serve(connection: Connection, commands: queue.SimpleQueue[Any], lent: Lent)
 
 
 def _leave_ray() -> None:
-    """Disconnect from Ray, which passes on the metrics since its last report then."""
+    """Disconnect from Ray, which then flushes its metrics."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     leaving.join(LEAVE_S)
 
 
 def _first(commands: queue.SimpleQueue[Any], tune: TuneDriver) -> Any:
-    """The first command. If there is none yet, the handle starts before it, as that takes seconds."""
+    """The first command. Tune's handle takes seconds to start, so it starts while there is no command."""
     try:
         return commands.get(timeout=BURST_S)
     except queue.Empty:

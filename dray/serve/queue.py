@@ -1,6 +1,6 @@
-"""The experiments that were submitted to a server, in a journal: one that is killed and started again has them all.
+"""The experiments that were submitted to a server, in a journal that survives the server.
 
-Only what users want of each is recorded here, and how it ended. Where its search is, its own journal says.
+It records only the user's wishes for each experiment, and how it ended. The experiment's own journal has its progress.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from dray.serve.control import NotSubmitted, Share, WrongState
 
 ItemState = Literal["run", "pause", "stop", "COMPLETED", "ERROR"]
-"""What its user wants of an experiment, or how its search has ended."""
+"""The state that the user wants for an experiment, or the outcome of its search."""
 
 _ALL: tuple[ItemState, ...] = get_args(ItemState)
 TRANSITIONS: Mapping[ItemState, tuple[ItemState, ...]] = {
@@ -30,22 +30,21 @@ TRANSITIONS: Mapping[ItemState, tuple[ItemState, ...]] = {
 class Item:
     """An experiment that was submitted."""
 
-    name: str  # of its directory
+    name: str  # its directory's name
     path: Path
     submitted: float  # Unix time in s
     share: Share
     state: ItemState = "run"
-    error: str = ""  # why it has ended, or its process last died; one line
-    restarts: int = 0  # how often its process has died in a row
-    # To extend it to, when it starts next: max_trials, max_length
+    error: str = ""  # one line: why it has ended, or its process last died
+    restarts: int = 0  # how often in a row its process has died
+    # The new max_trials or max_length, applied at its next start
     extension: dict[str, int] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     notes: str = ""
 
 
 class Queue:
-    """The items, in the order of submission. `append` writes a record to the journal; if it raises, nothing has
-    changed."""
+    """The items, in the order of submission. `append` writes a record to the journal; if it raises, nothing changes."""
 
     def __init__(
         self,
@@ -60,13 +59,13 @@ class Queue:
             self._apply(record)
 
     def add(self, path: Path, share: Share) -> Item:
-        """Add an experiment, which is to run."""
+        """Add an experiment, in the state "run"."""
         self._note({"event": "submitted", "path": str(path), "time": self._clock(), "share": asdict(share)}, path.name)
         return self._items[path.name]
 
     def move(self, name: str, state: ItemState, error: str = "") -> None:
-        """Its user wants this of it, or its search has ended like this. Once it is to run, its last error and earlier
-        deaths are forgotten. What is not allowed in its state is a `WrongState`, and changes nothing."""
+        """Move an experiment to the state that its user wants, or that its search has ended in. "run" clears its error
+        and its restarts. A move that `TRANSITIONS` does not allow raises `WrongState` and changes nothing."""
         before = self.item(name).state
         if state not in TRANSITIONS[before]:
             how = "completed; to train it for longer, extend it"
@@ -77,20 +76,20 @@ class Queue:
             self._note({"event": "wanted", "wanted": state}, name)
 
     def died(self, name: str, error: str, *, has_trained: bool) -> None:
-        """Its process has died, by this error (one line); `has_trained`: since its last start."""
+        """Record the death of an experiment's process. `has_trained`: since the process started."""
         self._note({"event": "died", "error": error, "has_trained": has_trained}, name)
 
     def extend(self, name: str, extension: Mapping[str, int]) -> None:
-        """It is to run again, extended."""
+        """Queue an experiment again, with more or longer trials."""
         self._note({"event": "extended", "extension": dict(extension)}, name)
 
     def opened(self, name: str) -> None:
-        """It has been opened, with its extension. To extend it again in the same way changes nothing."""
+        """Record that a process has applied the experiment's extension. Applying it twice would change nothing."""
         if self._items[name].extension:
             self.extend(name, {})
 
     def change(self, name: str, change: Mapping[str, Any]) -> None:
-        """Change some of its fields: those of its share, tags, notes."""
+        """Change fields of an experiment's share, its tags or its notes."""
         item = self.item(name)
         share = asdict(item.share)
         if not share.keys().isdisjoint(change):
@@ -101,18 +100,18 @@ class Queue:
             self._note({"event": "annotated", **words}, name)
 
     def remove(self, name: str) -> None:
-        """Forget it: its directory was deleted."""
+        """Forget an experiment whose directory was deleted."""
         self._note({"event": "removed"}, name)
 
     def item(self, name: str) -> Item:
-        """The item of this name; raises `NotSubmitted`."""
+        """The item of this name; `NotSubmitted` if there is none."""
         try:
             return self._items[name]
         except KeyError:
             raise NotSubmitted(f"experiment {name} was not submitted to this server") from None
 
     def items(self) -> list[Item]:
-        """All, in the order of submission."""
+        """All items, in the order of submission."""
         return list(self._items.values())
 
     def _note(self, record: dict[str, Any], name: str) -> None:

@@ -1,7 +1,7 @@
-"""What a server decides about its experiments: which has a process, what each one's state is, and what users may do.
+"""The server's scheduler: decides which experiments have a process, and implements the verbs of its users.
 
-Pure: what follows from a call is passed to `emit`, and `dray.serve.manager` carries it out. What users want is written
-down by the queue's `append` before anything acts on it.
+Pure: it passes effects to `emit`, and `dray.serve.manager` carries them out. The queue's `append` records every request
+of a user before anything acts on it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dray.serve.control import ACTIVE, ExperimentState, Share, Submitted, Verb, 
 from dray.serve.queue import Item, Queue
 
 MAX_DEATHS = 3  # an experiment fails when its process dies this often in a row without training in between
-MAX_PROCESSES = 64  # the most experiments that run at the same time
+MAX_PROCESSES = 64  # most experiments that run at the same time
 
 
 # ---------------------------------------------------------------------------------------------------------- effects
 @dataclass(frozen=True, slots=True)
 class StartProcess:
-    """Start a process for an experiment, with this extension."""
+    """Start a process for an experiment and apply its extension."""
 
     name: str
     path: Path
@@ -42,7 +42,7 @@ class SignalProcess:
 
 @dataclass(frozen=True, slots=True)
 class SetShare:
-    """Have the desk give a run these slots: GPUs or CPUs."""
+    """Set a run's claim to GPUs or CPUs at the desk."""
 
     run: str
     priority: int
@@ -52,7 +52,7 @@ class SetShare:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRun:
-    """Have the desk forget a run once its trials have left; then `Scheduler.left`."""
+    """Let the desk forget a run once its trials have left, and then call `Scheduler.left`."""
 
     run: str
 
@@ -64,27 +64,27 @@ SchedulerEffect = StartProcess | SignalProcess | SetShare | RemoveRun | Say
 class ProcessEnd:
     """How an experiment's process ended."""
 
-    # COMPLETED, ERROR: its search has ended so, as its directory says. failed: another process would fail too. stopped:
+    # COMPLETED, ERROR: the outcome of the search, from its directory. failed: another process would fail too. stopped:
     # by a signal. died: anything else.
     kind: Literal["COMPLETED", "ERROR", "failed", "stopped", "died"]
-    error: str = ""  # why, one line
+    error: str = ""  # the reason, in one line
 
 
 @dataclass(slots=True)
 class _Process:
-    """An experiment's process that is up; whether it has trained, and whether the disk was full while it ran."""
+    """A running process of an experiment."""
 
-    had_slots: bool = False
-    met_full_disk: bool = False
+    had_slots: bool = False  # it has trained
+    met_full_disk: bool = False  # the disk was full at some time while it ran
 
 
 class Scheduler:
     """The experiments of a server.
 
     Args:
-        queue: what users want of them.
+        queue: the experiments, with the states that users want.
         emit: called with each effect.
-        is_preempted: whether others have the slots of a group that is waited for.
+        is_preempted: tells whether other runs have the slots that a demand waits for.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Scheduler:
     ) -> None:
         self._queue, self._emit, self._is_preempted = queue, emit, is_preempted
         self._processes: dict[str, _Process] = {}
-        self._leaving: set[str] = set()  # runs whose process has ended, and whose trials have not all left
-        self.closing = False  # the server ends
-        self.full = ""  # why no process may start, as the disk is full
-        self.slots = 0.0  # of the cluster
-        self.demands: Mapping[str, Demand] = {}  # what each run had and asked for at the last look, by its name
+        self._leaving: set[str] = set()  # runs whose process has ended, but not all of their trials
+        self.closing = False  # the server is ending
+        self.full = ""  # the reason why no process may start, if the disk is full
+        self.slots = 0.0  # slots of the cluster
+        self.demands: Mapping[str, Demand] = {}  # by run, as of the last step
 
     # ------------------------------------------------------------------ events
     def step(self, demands: Mapping[str, Demand], slots: float) -> None:
-        """Take a look at what the desk knows; start processes that are due, as many as may run."""
+        """Update the desk's shares from its demands, and start the processes that are due."""
         self.demands, self.slots = demands, slots
         for run, demand in demands.items():
             name = experiment_of(run)
@@ -120,8 +120,8 @@ class Scheduler:
             self._start(item)
 
     def disk(self, full: str) -> None:
-        """The disk of the results is full, for this reason; "": it is not. Then no process starts: it would end at
-        once."""
+        """Note whether the disk of the results is full: the reason, or "". While it is, no process starts, as it would
+        end at once."""
         was_full = self.full
         self.full = f"{full}: experiments that wait, or could not write, then continue by themselves" if full else ""
         if self.full and not was_full:
@@ -132,27 +132,27 @@ class Scheduler:
             process.met_full_disk = True
 
     def deleted(self, names: Collection[str]) -> None:
-        """The directories of these experiments are gone, deleted by the command or by hand."""
+        """Forget experiments whose directories were deleted, by the command or by hand."""
         for name in names:
             if not self._is_up(name):
                 self._queue.remove(name)
 
     def left(self, run: str) -> None:
-        """The desk has forgotten a run."""
+        """Note that the desk has forgotten a run."""
         self._leaving.discard(run)
 
     def ended(self, name: str, end: ProcessEnd) -> None:
-        """An experiment's process has ended. If that can't be written down, it is opened, and ends, again."""
+        """Handle the end of a process. If it can't be recorded, the experiment starts, and ends, again."""
         process = self._processes.pop(name)
         for run in [run for run in self.demands if experiment_of(run) == name]:
             self._remove(run)
         item = self._queue.item(name)
-        if end.kind not in ("died", "stopped"):  # these may have come before it was opened
+        if end.kind not in ("died", "stopped"):  # either can happen before the extension is applied
             self._queue.opened(name)
         if end.kind in ("COMPLETED", "ERROR"):
             self._queue.move(name, end.kind, end.error)
         elif process.met_full_disk:
-            pass  # whatever it died of, perhaps after there was room again: it starts again once there is
+            pass  # the disk is taken to be the cause: it starts again once there is room
         elif end.kind == "failed":
             self._queue.move(name, "ERROR", end.error)
         elif end.kind == "died" and item.state == "run" and not self.closing:
@@ -170,7 +170,7 @@ class Scheduler:
         return name in self._processes or any(experiment_of(run) == name for run in self._leaving)
 
     def _may_start(self, priority: int) -> bool:
-        """Whether another experiment may have a process: one more than slots, or if one that runs has to yield."""
+        """Whether another experiment may start: at most one more than the slots, unless it preempts a running one."""
         if self.closing or self.full:
             return False
         most = min(MAX_PROCESSES, int(self.slots) + 1)
@@ -182,15 +182,14 @@ class Scheduler:
         self._emit(StartProcess(item.name, item.path, dict(item.extension)))
 
     def close(self) -> None:
-        """The server ends: running trials save, and all processes end. The queue is kept for the next server."""
+        """End all processes; running trials save first. The queue is kept for the next server."""
         self.closing = True
         for name in self._processes:
             self._emit(SignalProcess(name, signal.SIGTERM))
 
     # ------------------------------------------------------------------ the verbs, see `dray.serve.control.Control`
     def submit(self, path: Path, share: Share, *, has_process: bool) -> tuple[Submitted, bool]:
-        """Accept an experiment that was created here. Returns it, and whether the process that created it, if that
-        is up, is to run it."""
+        """Accept a new experiment. Returns it, and whether the process that created it, if it is still up, runs it."""
         item = self._queue.add(path, share)
         runs = has_process and self._may_start(share.priority)
         if runs:
@@ -224,7 +223,7 @@ class Scheduler:
         return self.experiment(name)
 
     def counts(self) -> dict[ExperimentState, int]:
-        """How many experiments are in each state."""
+        """The number of experiments in each state."""
         return dict(Counter(self._state(item, self._demands_of(item.name)) for item in self._queue.items()))
 
     # ------------------------------------------------------------------ what is known
@@ -242,7 +241,7 @@ class Scheduler:
             slots=sum(demand.has * demand.size for demand in demands),
             waiting=sum(demand.groups - demand.has for demand in demands),
             restarts=item.restarts,
-            # One that runs again is over its last death.
+            # A running experiment has recovered from its last death.
             error=(item.error if state != "RUNNING" else "") or (self.full if state in ACTIVE else ""),
             tags=item.tags,
             notes=item.notes,
@@ -258,12 +257,12 @@ class Scheduler:
         had_slots = process is not None and process.had_slots
         waits = any(demand.groups for demand in demands)
         if any(demand.has for demand in demands) or (had_slots and not waits):
-            return "RUNNING"  # without trials it decides what is next, or ends
-        if had_slots:  # if others do not have its slots, its processes have died
+            return "RUNNING"  # without trials it is deciding on the next ones, or ending
+        if had_slots:  # either other runs have its slots, or its workers have died
             return "PREEMPTED" if any(map(self._is_preempted, demands)) else "RESTARTING"
         return "RESTARTING" if item.restarts else "QUEUED"
 
 
 def experiment_of(run: str) -> str:
-    """The name of a run's experiment; a run's name is unique at the desk."""
+    """The name of a run's experiment. The name of a run has a suffix, which makes it unique at the desk."""
     return run.rpartition("-")[0]

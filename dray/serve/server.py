@@ -15,16 +15,16 @@ from dray.serve import address as addresses
 from dray.serve.app import listening
 from dray.serve.manager import Manager, why_full
 
-IDLE_S = 600.0  # by default, after this time, worker groups end that no experiment needs
+IDLE_S = 600.0  # how long a worker group may be idle before it ends, by default
 
 
 def serve(host: str, port: int, address: str | None, idle_s: float, say: Callable[[str], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP: then running trials save, and the queue is kept for the next server.
 
     Args:
-        host, port: of the HTTP server; ports in use are skipped.
-        address: of a Ray cluster; None: that of ``RAY_ADDRESS``, or a new one on this machine.
-        idle_s: after this time, worker groups end that no experiment needs.
+        host, port: the HTTP server's; ports in use are skipped.
+        address: the Ray cluster's; None: ``RAY_ADDRESS``, or a new cluster on this machine.
+        idle_s: how long a worker group may be idle before it ends.
 
     Raises:
         ConfigError: other machines can reach the host, and there is no token.
@@ -58,6 +58,6 @@ def serve(host: str, port: int, address: str | None, idle_s: float, say: Callabl
                 finally:
                     with contextlib.suppress(OSError):  # a full disk: the file's process is gone anyway
                         addresses.remove(results)
-            manager.close()  # not before: a request waits for its event loop
+            manager.close()  # only now: HTTP requests wait for its event loop
     finally:
         restore_handlers(before)

@@ -1,4 +1,4 @@
-"""What the server has without data: the page's files, which anybody may have, and the API's description."""
+"""The server's static content: the page's files, which need no token, and the API's description."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ONE_DAY = "max-age=86400"
 
 
 def routes() -> list[web.RouteDef]:
-    """The page and its files, and the API's description, for an application."""
+    """The routes of the page, its files, and the API's description."""
     return [
         web.get("/", _file),
         web.get(PLOTLY, _plotly),
@@ -53,7 +53,7 @@ async def _file(request: web.Request) -> web.StreamResponse:
 
 
 async def _plotly(request: web.Request) -> web.StreamResponse:
-    """plotly's own JavaScript, out of its Python package."""
+    """plotly's JavaScript, from its Python package."""
     try:
         tag = f'"plotly-{version("plotly")}"'
         headers = {"ETag": tag, "Cache-Control": _ONE_DAY, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}

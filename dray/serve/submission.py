@@ -1,4 +1,4 @@
-"""An experiment on its way to the server: sent, followed, and its result read."""
+"""Submitting an experiment to a server, following it, and reading its result."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from dray.records.result import Result
 
 _PLACES = ("checkpoint_storage", "searcher.source_trial_id", "searcher.source_checkpoint_uuid")
-"""Fields that may be relative to the working directory."""
+"""Fields whose paths may be relative to the working directory."""
 
 
 def submit_file(server: Server, config: Path, changes: Sequence[str], code: Path) -> tuple[Submitted, ExperimentConfig]:
     """Submit the experiment of a config file, with `changes` to its fields as for `load_config`.
 
-    The server checks it as a command does without one, with the modules that it has imported already. Meanwhile it is
-    loaded here, for its warnings and for what is shown of it; it is loaded before that only if something in it depends
-    on this process.
+    The server checks the config as a local run would, in a process that has imported dray already. Meanwhile this
+    process loads it too, for its warnings and for the display. It loads it first only if a field depends on this
+    process's environment or working directory.
     """
     content = with_changes(read_mapping(config), changes)
     if not code.is_dir():
@@ -65,14 +65,14 @@ def _has(content: Mapping[Any, Any], field: str) -> bool:
 
 
 def prepared(config: ExperimentConfig, code: Path) -> tuple[str, bytes]:
-    """What is sent of an experiment: its config as YAML, with its secrets, and its code, packed.
+    """The experiment as it is sent: its config as YAML, with its secrets, and its code, packed.
 
-    Places that are relative to the working directory, or come from this process's environment, are made absolute. The
-    model is not imported: that takes seconds, and the server has it done by the experiment's own process.
+    Paths that are relative to the working directory, or come from this process's environment, are made absolute. The
+    model is not imported here: imports take seconds, and the experiment's own process on the server does it.
 
     Raises:
-        ConfigError: a fault that needs the disk to see: no such module or script, no such source checkpoint, too much
-            code.
+        ConfigError: the entrypoint's module or script, or the source checkpoint, does not exist; or the code is too
+            large.
     """
     from dray.code.load import check_entrypoint_file
     from dray.experiment.checkpoint_source import with_source, with_storage
@@ -97,12 +97,12 @@ def run_on_server(
 ) -> Result:
     """Submit an experiment, follow it to its end, and read its result: `dray.Experiment.run` with a server.
 
-    If this is interrupted, the experiment continues. `say` is called with each line of its log, `begun` with its name
-    once it is submitted.
+    The experiment continues if this call is interrupted. `say` is called with each line of its log, `begun` with its
+    name after the submission.
 
     Raises:
         ConfigError: with every fault of the config.
-        ExperimentError: it failed, or was stopped or paused; or its results are on the server's machine alone.
+        ExperimentError: it failed, or was stopped or paused; or its results are only on the server's machine.
         ConnectionError: the server does not answer.
     """
     name = server.submit(*prepared(config, code)).name
@@ -119,7 +119,7 @@ def run_on_server(
 
 
 def why_failed(server: Server, name: str) -> str:
-    """Why an experiment that has left the queue has no complete result; "" if it has one."""
+    """The reason why an experiment that has left the queue has no complete result; "" if it has one."""
     found = server.events(name, _END)
     match found["state"]:
         case "COMPLETED" | "PARTLY_FAILED":
@@ -130,12 +130,12 @@ def why_failed(server: Server, name: str) -> str:
             return f"{name} is {state}; continue it with: dray experiment activate {name}"
 
 
-_END = 1 << 59  # a place behind every journal's end: no lines are asked for
+_END = 1 << 59  # an offset beyond every journal's end: no lines are wanted
 
 
 def reject_objects(**given: object) -> None:
-    """Raise a `ConfigError` for what only this process has, such as ``trial``, ``method`` or ``sampler``: those that
-    are not None."""
+    """Raise a `ConfigError` for arguments that exist only in this process, such as ``trial``, ``method`` or
+    ``sampler``, unless they are None."""
     what = "can't be sent to a server: put it into a module of model_dir, and name it in the config"
     if faults := [(name, what) for name, value in given.items() if value is not None]:
         raise ConfigError(faults, "The experiment")

@@ -1,4 +1,4 @@
-"""An experiment's trials as the page shows them: a table that can be sorted and searched, and learning curves."""
+"""An experiment's trials for the page: a table that can be sorted and searched, and learning curves."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dray.report.scale import scaled
 from dray.serve.answers import BadInput, plain
 from dray.text import shown
 
-MAX_ROWS = 500  # most rows of a page of the table
+MAX_ROWS = 500  # most rows in a page of the table
 MAX_CURVES = 200
-AXIS_S = 15.0  # how long an axis stays as it is while the best value and the number of trials do
+AXIS_S = 15.0  # how long an axis is kept while the best value and the number of trials stay the same
 HPARAMS = "hparams."
 _FIELDS: dict[str, Callable[[TrialRecord], Any]] = {"trial": lambda trial: trial.id} | {
     name: operator.attrgetter(name)
@@ -44,12 +44,12 @@ def row(trial: TrialRecord) -> bytes:
 def find(
     trials: Iterable[TrialRecord], *, sort: str = "trial", descending: bool = False, search: str = ""
 ) -> list[TrialRecord]:
-    """All trials that a search finds, sorted.
+    """The trials that match a search, sorted.
 
     Args:
-        sort: a field, or "hparams." and the dotted name of a hyperparameter. What has no value comes last either way.
+        sort: a field, or "hparams." and the dotted name of a hyperparameter. Missing values come last in both orders.
         descending: the largest first.
-        search: words, all of which a trial must have in its number, state or hyperparameters; or conditions such as
+        search: words that a trial's number, state or hyperparameters must all contain, or conditions such as
             ``lr<0.01``, ``state=running`` and ``best_metric<=0.3``.
     """
     found = list(trials)
@@ -70,7 +70,7 @@ def find(
             (numbers if value == value else missing).append(trial)
         else:
             (missing if value is None else texts).append(trial)
-    # By a key without pairs: so many new ones make Python look for garbage. Rows of equal value stay in their order.
+    # The keys are no tuples: so many new ones would start Python's garbage collector. Sorting is stable.
     numbers.sort(key=get, reverse=descending)
     texts.sort(key=lambda trial: str(get(trial)), reverse=descending)
     return [*texts, *numbers, *missing] if descending else [*numbers, *texts, *missing]
@@ -81,7 +81,7 @@ def _hparam(name: str) -> Callable[[TrialRecord], Any]:
 
 
 def _text(trial: TrialRecord) -> str:
-    """What a search looks through, in lower case."""
+    """The text of a trial that a search looks through, in lower case."""
     if "text" not in trial.derived:
         trial.derived["text"] = f"{trial.id} {trial.state} {shown(trial.hparams)}".lower()
     found: str = trial.derived["text"]
@@ -89,7 +89,7 @@ def _text(trial: TrialRecord) -> str:
 
 
 def _matcher(word: str) -> Callable[[TrialRecord], bool]:
-    """Whether a trial has a word, or meets a condition."""
+    """A predicate for trials: they contain the word, or meet the condition."""
     match = _CONDITION.fullmatch(word)
     if match is None:
         text = word.lower()
@@ -102,14 +102,14 @@ def _matcher(word: str) -> Callable[[TrialRecord], bool]:
         limit = None
     if sign in _COMPARE:
         compare = _COMPARE[sign]
-        if limit is None:  # not yet typed to its end
+        if limit is None:  # still being typed
             return lambda trial: True
         return lambda trial: isinstance(value := get(trial), int | float) and compare(value, limit)
 
     def equal(trial: TrialRecord) -> bool:
         value = get(trial)
         if limit is not None and isinstance(value, int | float) and not isinstance(value, bool):
-            return math.isclose(value, limit, rel_tol=1e-4)  # as it is shown
+            return math.isclose(value, limit, rel_tol=1e-4)  # to the digits that the table shows
         return shown(value).lower() == wanted.lower()
 
     return equal if sign == "=" else lambda trial: not equal(trial)
@@ -136,7 +136,7 @@ def curves(reader: ExperimentReader) -> bytes:
 
 
 def other_curves(reader: ExperimentReader, kind: str, name: str) -> bytes:
-    """The curves of another metric, of the same trials. Reads them from the disk."""
+    """The curves of another metric for the same trials, read from the disk."""
     with reader.lock:
         chosen, along = _chosen(reader), _along(reader)
     rows = read_trials(reader.directory.metrics, [trial.id for trial in chosen])
@@ -173,9 +173,10 @@ def _encoded(
 ) -> bytes:
     """Curves as JSON.
 
-    ``shown`` of ``of`` trials that have validated, and ``how`` they were chosen, in words; ``groups``: how far trials
-    got, with name and colour; ``curves``: best first, each with its trial, ``x``, ``y``, of how many points they are,
-    and in ``group_of`` its group; ``scales`` and ``scale``: see `dray.report.scale.scaled`.
+    ``shown`` of ``of`` trials that have validated, and ``how`` they were chosen, in words; ``groups`` by the highest
+    rung reached, with name and colour; ``curves``, best first, each with its trial, ``x``, ``y`` and its number of
+    points before thinning, and in ``group_of`` the index of its group; ``scales`` and ``scale``: see
+    `dray.report.scale.scaled`.
     """
     of, searcher, rungs = len(reader.ranked()), reader.config.searcher, reader.rungs
     groups = [rungs_reached(rungs, trial.last_step) for trial in chosen]

@@ -1,4 +1,4 @@
-"""The part of the API that reads: experiments, trials, curves, figures, logs. Files are read in threads."""
+"""The reading half of the API: experiments, trials, curves, figures, logs. Threads read the files."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from dray.serve.experiments import Experiments
 from dray.storage import StorageError
 
 Read = Callable[[web.Request], bytes | tuple[bytes, float]]
-"""Returns JSON; perhaps also for how many seconds it will stay the same."""
+"""Returns JSON, or JSON and the seconds for which it stays the same."""
 THREADS = 4
-PACE_S = 2.5  # how often a page should ask for its experiment
+PACE_S = 2.5  # how often a page should poll its experiment
 PACE_EACH_S = 1.0
-"""The same for each experiment that is looked at, if that is more: many open pages must not cost the server much."""
+"""The pace is at least this, times the number of viewed experiments: many open pages must not cost the server much."""
 
 
 def routes(control: Control, results: Path) -> list[web.RouteDef]:
-    """The reading routes, for an application."""
+    """The routes that read."""
     views = Views(control, results)
     one = f"{API}/experiments/{{name}}"
     reads: dict[str, Read] = {
@@ -58,17 +58,17 @@ def routes(control: Control, results: Path) -> list[web.RouteDef]:
 
 
 class Views:
-    """What is read, in threads."""
+    """The handlers of the routes that read; each runs in a thread."""
 
     def __init__(self, control: Control, results: Path) -> None:
         self._control, self._all = control, Experiments(results)
         self._threads = ThreadPoolExecutor(THREADS, "dray-views")
-        # Threads of their own, one for each kind: a forest takes seconds.
+        # One thread for each kind of figure: fitting a random forest takes seconds.
         self._figures = {kind: ThreadPoolExecutor(1, f"dray-{kind}") for kind in figures.KINDS}
         self._fetched = logs.FetchedLogs()
 
     def answering(self, read: Read) -> Handler:
-        """Answers with the JSON that a method returns; or with 304 if the browser has it already."""
+        """A handler that responds with the JSON of a method, or with 304 if the browser has it already."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
             pool = self._figures.get(request.match_info.get("kind", ""), self._threads)
@@ -84,7 +84,7 @@ class Views:
         return answer
 
     def experiments(self, request: web.Request) -> bytes:
-        """``experiments``: see `overview_fields`; ``status``: the server's; ``unread``: how many are missing yet."""
+        """``experiments``: see `overview_fields`; ``status``: the server's; ``unread``: the number still missing."""
         submitted = {each.name: each for each in self._control.experiments()}
         found, unread = self._all.overviews(also=submitted)
         rows = [
@@ -94,7 +94,7 @@ class Views:
         return _encoded({"experiments": rows, "unread": unread, "status": asdict(self._control.status())})
 
     def experiment(self, request: web.Request) -> bytes:
-        """As in ``experiments``, with what its page needs to know to ask for more."""
+        """An entry of ``experiments``, with further fields for the experiment's page."""
         name = request.match_info["name"]
         try:
             submitted = self._control.experiment(name)
@@ -108,17 +108,17 @@ class Views:
             return _encoded(overview_fields(name, None, submitted))
         reader, row = self._all.open(name), overview_fields(name, overview, submitted)
         with reader.lock:
-            pace = max(PACE_S, PACE_EACH_S * self._all.looked_at())
+            pace = max(PACE_S, PACE_EACH_S * self._all.viewed())
             return _encoded({**row, **about_fields(reader), "pace": pace, "status": asdict(self._control.status())})
 
     def config(self, request: web.Request) -> bytes:
-        """The text of its experiment.yaml: ``config``."""
+        """``config``: the text of experiment.yaml."""
         reader = self._all.open(request.match_info["name"])
         return _encoded({"config": reader.directory.config_file.read_text()})
 
     def trials(self, request: web.Request) -> bytes:
-        """``trials``: the rows that were asked for, see `trials.find`; ``found``: how many there are; ``of``: without
-        a search."""
+        """``trials``: the rows of a page of the table, see `trials.find`; ``found``: the number of matches; ``of``: the
+        number of trials."""
         offset, limit = number(request, "offset"), number(request, "limit", 50, most=trials.MAX_ROWS)
         reader = self._all.open(request.match_info["name"])
         with reader.lock:
@@ -183,7 +183,7 @@ class Views:
         return self._all.curves(name, (kind, metric))
 
     def figures(self, request: web.Request) -> tuple[bytes, float]:
-        """Figures of the report: see `figures.CachedFigures`; made anew with ``now=1``."""
+        """Figures of the report, see `figures.CachedFigures`; ``now=1`` makes them anew."""
         name, kind = request.match_info["name"], request.match_info["kind"]
         if kind not in figures.KINDS:
             raise BadInput(f"{kind[:40]}: there are no such figures; there are {', '.join(figures.KINDS)}")
@@ -241,7 +241,7 @@ def overview_fields(name: str, overview: Overview | None, submitted: Submitted |
 
 
 def about_fields(reader: ExperimentReader) -> dict[str, Any]:
-    """What the page of an experiment shows beside `overview_fields`."""
+    """The fields of an experiment's page that `overview_fields` does not have."""
     best, config, searcher = reader.best(), reader.config, reader.config.searcher
     return {
         "version": reader.version,
